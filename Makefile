@@ -1,0 +1,25 @@
+# Everything a newcomer needs. `make serve` and `make test` set up .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?=
+
+.PHONY: serve test check bench
+
+serve: $(VENV)/.serve
+	$(BIN)/kiln serve $(MODEL)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/kiln bench serving --baseline transformers --output benchmarks
+
+$(VENV)/.serve $(VENV)/.dev: pyproject.toml constraints.txt tools/setup_venv.sh
+	PYTHON=$(PYTHON) sh tools/setup_venv.sh $(VENV) $(if $(filter %.dev,$@),dev,serve)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Bytes on disk, and the environment. Standard library only."""

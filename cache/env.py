@@ -1,0 +1,142 @@
+"""Every environment variable that Kiln reads: the only file that touches ``os.environ``.
+
+``read`` is called once, at start-up; the frozen result is passed down. A misspelt or malformed
+``KILN_`` variable stops the program. Each kernel family adds a toggle of its own name: the caller
+passes the families' names, so that a new family needs no edit here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+PREFIX = "KILN_"
+KernelChoice = Literal["auto", "jit", "triton", "torch"]
+CpuKernels = Literal["torch", "host", "host-check"]
+
+
+class EnvError(ValueError):
+    """An environment variable is unknown or malformed."""
+
+
+def _var(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """One attribute a variable: ``KILN_`` plus the attribute's name in capitals."""
+
+    kernel_cache_dir: Path | None = _var(
+        None, "Folder of compiled kernels; default $XDG_CACHE_HOME/kiln/kernels or ~/.cache/…."
+    )
+    kernel_arch: str | None = _var(None, "Compile for this target, such as sm_90a.")
+    cpu_kernels: CpuKernels = _var(
+        "torch", "Kernels on a CPU: torch, or Kiln's own sources, plain or checked."
+    )
+    jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
+    host_compiler: str = _var("g++", "C++ compiler of the host toolchain: g++ or clang++.")
+    kernels: Mapping[str, KernelChoice] = field(
+        default_factory=lambda: MappingProxyType({}), metadata={"toggles": True}
+    )
+
+    def kernel_choice(self, family: str) -> KernelChoice:
+        """Return the toggle of a kernel family: "auto" where nothing was set."""
+        return self.kernels.get(family, "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One row of the documentation: name, accepted values, default, value now, and help."""
+
+    name: str
+    values: str
+    default: str
+    value: str
+    help: str
+
+
+def _own_fields() -> list[Any]:
+    return [f for f in fields(Env) if "toggles" not in f.metadata]
+
+
+def _parse(name: str, kind: Any, text: str) -> Any:
+    if get_origin(kind) is Literal:
+        if text in get_args(kind):
+            return text
+        raise EnvError(f"{name}={text!r}: choose one of {', '.join(get_args(kind))}")
+    if kind is int:
+        if text.isascii() and text.isdigit():
+            return int(text)
+        raise EnvError(f"{name}={text!r}: write a whole number, 0 or more")
+    if not text:
+        raise EnvError(f"{name} is empty: give it a value or unset it")
+    return Path(text).expanduser() if kind == Path | None else text
+
+
+def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> Env:
+    """Return the environment as typed values.
+
+    ``families`` are the kernel families, each of which has a toggle. Raises EnvError on an
+    unknown ``KILN_`` name, with the nearest known one, and on a value that cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    kinds = get_type_hints(Env)
+    known: dict[str, tuple[str, Any]] = {
+        PREFIX + f.name.upper(): (f.name, kinds[f.name]) for f in _own_fields()
+    }
+    toggles = {PREFIX + family.upper(): family for family in families}
+    values: dict[str, Any] = {}
+    choices: dict[str, KernelChoice] = {}
+    for name, text in environ.items():
+        if name in toggles:
+            choices[toggles[name]] = cast(KernelChoice, _parse(name, KernelChoice, text))
+        elif name in known:
+            attribute, kind = known[name]
+            values[attribute] = _parse(name, kind, text)
+        elif name.startswith(PREFIX):
+            near = get_close_matches(name, [*known, *toggles], 1)
+            hint = f"; did you mean {near[0]}?" if near else "; `kiln env` lists them"
+            raise EnvError(f"{name} is not a Kiln variable{hint}")
+    return Env(**values, kernels=MappingProxyType(choices))
+
+
+def describe(families: Iterable[str], env: Env) -> list[Variable]:
+    """Return every variable in the order of declaration, the families' toggles last."""
+    kinds = get_type_hints(Env)
+    rows = []
+    for f in _own_fields():
+        choices = (
+            " | ".join(get_args(kinds[f.name])) if get_origin(kinds[f.name]) is Literal else ""
+        )
+        default = "" if f.default is None else str(f.default)
+        value = getattr(env, f.name)
+        shown = "" if value is None else str(value)
+        rows.append(Variable(PREFIX + f.name.upper(), choices, default, shown, f.metadata["help"]))
+    for family in families:
+        rows.append(
+            Variable(
+                PREFIX + family.upper(),
+                " | ".join(get_args(KernelChoice)),
+                "auto",
+                env.kernel_choice(family),
+                f"Implementation of the {family} kernels on a GPU.",
+            )
+        )
+    return rows
+
+
+def user_cache_home() -> Path | None:
+    """Return the user's cache folder, or None where there is no usable home."""
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg):
+        return Path(xdg)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # no HOME, and a uid without a passwd entry
+        return None

@@ -1,0 +1,87 @@
+"""What to serve: frozen settings that flags fill in. Which kernel runs is a toggle, not a flag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kiln.engine.errors import ConfigError
+
+DType = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "dummy"]
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def _require(fine: bool, name: str, value: object, wanted: str) -> None:
+    if not fine:
+        raise ConfigError(f"{name}={value!r}: must be {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model. ``model`` is a folder in Hugging Face format or a hub id."""
+
+    model: str
+    dtype: DType = "auto"
+    device: str = "auto"
+    load_format: LoadFormat = "auto"
+    max_model_len: int | None = None  # tokens, prompt and output; None: the model's own
+    served_model_name: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the choices. Raises ConfigError."""
+        device = self.device.partition(":")[0]
+        _require(device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
+        dtypes = ("auto", "float32", "float16", "bfloat16")
+        _require(self.dtype in dtypes, "dtype", self.dtype, f"one of {', '.join(dtypes)}")
+        formats = ("auto", "dummy")
+        _require(self.load_format in formats, "load_format", self.load_format, "auto or dummy")
+        if self.max_model_len is not None:
+            _require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """The KV pool. ``num_blocks`` None sizes it from ``memory_utilization`` (GPU) or
+    ``memory_gib`` (CPU)."""
+
+    block_size: int = 16  # tokens
+    num_blocks: int | None = None
+    memory_utilization: float = 0.9  # share of the GPU's memory that Kiln may use in all
+    memory_gib: float = 1.0  # GiB for the pool on a CPU
+
+    def __post_init__(self) -> None:
+        """Check the ranges. Raises ConfigError."""
+        _require(1 <= self.block_size <= 256, "block_size", self.block_size, "1 to 256 tokens")
+        if self.num_blocks is not None:
+            _require(self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
+        share = self.memory_utilization
+        _require(0 < share <= 1, "memory_utilization", share, "above 0 and at most 1")
+        _require(self.memory_gib > 0, "memory_gib", self.memory_gib, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The budget of one step, and how much may wait."""
+
+    max_num_seqs: int = 64  # requests running at once
+    max_num_batched_tokens: int = 2048  # tokens computed in one step
+    max_chunk_tokens: int | None = None  # tokens of one prompt in one step; None: the budget
+    max_waiting: int = 1024  # requests queued before new ones are refused
+
+    def __post_init__(self) -> None:
+        """Check the ranges. Raises ConfigError."""
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        chunk = self.max_chunk_tokens
+        _require(chunk is None or chunk >= 1, "max_chunk_tokens", chunk, "1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine needs, as small parts that each own their settings."""
+
+    model: ModelConfig
+    kv: KVConfig = field(default_factory=KVConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -1,0 +1,39 @@
+"""The engine's error tree.
+
+KilnError
+├── ConfigError      a flag, a folder or a model's file asks for what cannot be served
+│   └── ModelError   the model folder is missing, incomplete, corrupt or of an unknown kind
+├── RequestError     one request is invalid; it never reaches the engine
+│   └── QueueFullError   the request is fine, but too many wait already
+└── EngineDeadError  the engine process is gone or frozen
+"""
+
+from __future__ import annotations
+
+
+class KilnError(Exception):
+    """Base of every error that Kiln raises on purpose; its message is fit to show to a user."""
+
+
+class ConfigError(KilnError):
+    """A setting is out of range or does not fit the others."""
+
+
+class ModelError(ConfigError):
+    """A model folder is missing, half-downloaded, corrupt, or of an unknown architecture."""
+
+
+class RequestError(KilnError):
+    """One request is invalid. ``param`` names the field that is to blame, if one is."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class QueueFullError(RequestError):
+    """Too many requests wait already; the same request may be accepted later."""
+
+
+class EngineDeadError(KilnError):
+    """The engine process died or stopped making progress; requests in flight are lost."""

@@ -1,0 +1,1 @@
+"""A kernel from template to launch."""

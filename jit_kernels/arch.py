@@ -1,0 +1,31 @@
+"""GPU architectures as compilation targets."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from kiln.jit_kernels.errors import KernelError
+
+# Each generation that Kiln serves; ``kiln warmup --arch all`` builds for these.
+ALL_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+_ARCH = re.compile(r"sm_(\d{2,3})[af]?")
+
+
+def compute_capability(arch: str) -> int:
+    """Return the number in a target: 90 for ``sm_90a``. Raises KernelError on other text."""
+    match = _ARCH.fullmatch(arch)
+    if match is None or int(match[1]) < 75:
+        raise KernelError(f"{arch!r} is not a target; write one such as {', '.join(ALL_ARCHS)}")
+    return int(match[1])
+
+
+def device_arch(device: torch.device) -> str:
+    """Return the target of a CUDA device.
+
+    Hopper and data-centre Blackwell take the ``a`` form, which alone has their own instructions.
+    """
+    major, minor = torch.cuda.get_device_capability(device)
+    suffix = "a" if major in (9, 10, 11) else ""
+    return f"sm_{major}{minor}{suffix}"

@@ -1,0 +1,61 @@
+"""What runs when an operator is called, on each device."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from kiln.jit_kernels.choose import choice
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import KernelSpec
+
+
+def run_reference(spec: KernelSpec, *arguments: Any) -> None:
+    """Write the reference's results into the arguments that the operator mutates."""
+    named = dict(zip(spec.argument_names, arguments, strict=True))
+    results = spec.reference(*arguments)
+    for name, result in zip(spec.mutates, results, strict=True):
+        named[name].copy_(result)
+
+
+def run_on_cpu(spec: KernelSpec, *arguments: Any) -> None:
+    """Run the reference, or the kernel's own source where ``KILN_CPU_KERNELS`` asks for it."""
+    _cpu_runner()(spec, *arguments)
+
+
+def run_on_cuda(spec: KernelSpec, *arguments: Any) -> None:
+    """Run the implementation that was chosen for the spec's family."""
+    _cuda_runner(spec.family, spec.name)(spec, *arguments)
+
+
+@cache
+def _cpu_runner() -> Callable[..., None]:
+    mode = settings().cpu_kernels
+    if mode == "torch":
+        return run_reference
+    host = importlib.import_module("kiln.jit_kernels.toolchains.host")
+
+    def run(spec: KernelSpec, *arguments: Any) -> None:
+        host.run(spec, arguments, checked=mode == "host-check", env=settings())
+
+    return run
+
+
+@cache
+def _cuda_runner(family: str, name: str) -> Callable[..., None]:
+    implementation = choice(family).implementation
+    if implementation == "torch":
+        return run_reference
+    if implementation == "triton":
+        function = triton_function(family, name)
+        return lambda spec, *arguments: function(*arguments)
+    launch = importlib.import_module("kiln.jit_kernels.launch")
+    return lambda spec, *arguments: launch.launch(spec, arguments)
+
+
+def triton_function(family: str, name: str) -> Callable[..., None]:
+    """Return the Triton form of an operator: same arguments, written in place."""
+    module = importlib.import_module(f"kiln.jit_kernels.triton_ops.{family}")
+    return getattr(module, name)  # type: ignore[no-any-return]

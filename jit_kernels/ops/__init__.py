@@ -1,0 +1,1 @@
+"""One module per kernel family: its specs and its public functions."""

@@ -1,0 +1,14 @@
+"""The toggles, read once a process."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from kiln.cache.env import Env, read
+from kiln.jit_kernels.registry import families
+
+
+@cache
+def settings() -> Env:
+    """Return the environment as typed values. Raises EnvError on a bad ``KILN_`` variable."""
+    return read(families())

@@ -1,0 +1,1 @@
+"""Compilers of translation units: NVRTC for GPUs, the host compiler for CPUs."""

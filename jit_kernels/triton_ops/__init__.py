@@ -1,0 +1,1 @@
+"""Triton implementations that a toggle can choose, one module per family."""

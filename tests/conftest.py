@@ -1,0 +1,20 @@
+"""What every test shares: no kernel cache but its own, and a seed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+# Before anything imports Kiln: one cache for the whole run, away from the user's, so that a
+# kernel is compiled once and a test cannot pass on what an earlier version left behind.
+_CACHE = tempfile.TemporaryDirectory(prefix="kiln-tests-")
+os.environ.setdefault("KILN_KERNEL_CACHE_DIR", _CACHE.name)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    import torch
+
+    torch.manual_seed(1234)

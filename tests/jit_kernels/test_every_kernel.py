@@ -1,0 +1,141 @@
+"""What must hold for every kernel; a new kernel is covered by being declared."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from kiln.cache.store import Store
+from kiln.jit_kernels.arch import ALL_ARCHS, compute_capability
+from kiln.jit_kernels.compile.build import build
+from kiln.jit_kernels.compile.template import render
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.spec import DTYPES, label
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "kernel_sources"
+SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
+CASES = [
+    pytest.param(spec, variant, id=label(spec, variant))
+    for spec in all_specs().values()
+    for variant in spec.variants()
+]
+MAX_CPU_SECONDS = 0.25
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return Store(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.mark.parametrize("arch", ALL_ARCHS)
+@pytest.mark.parametrize(("spec", "variant"), CASES)
+def test_compiles_for_every_target_in_milliseconds_and_only_once(spec, variant, arch, store):
+    assert compute_capability(arch) >= spec.min_arch
+    # The smallest of three: a busy machine's interference only ever adds CPU time.
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        built = build(spec, variant, arch, Store(None))
+        seconds.append(time.process_time() - start)
+        if seconds[-1] <= MAX_CPU_SECONDS:
+            break
+    assert min(seconds) <= MAX_CPU_SECONDS
+    assert built.cubin.startswith(b"\x7fELF")
+    assert spec.entry.encode() in built.cubin
+    assert not built.hit
+    assert build(spec, variant, arch, store).cubin == built.cubin, "a build must be reproducible"
+    assert build(spec, variant, arch, store).hit
+
+
+@pytest.mark.parametrize(("spec", "variant"), CASES)
+def test_uses_no_header_but_our_own(spec, variant):
+    unit = render(spec, variant)
+    assert unit.headers
+    assert all(name.startswith("kiln/") for name in unit.headers)
+    everything = "".join([unit.text, *unit.headers.values()])
+    assert not re.search(r"#\s*include\s*<", everything)
+
+
+@pytest.mark.parametrize(("spec", "variant"), CASES)
+def test_declaration_is_coherent(spec, variant):
+    for sizes in [*spec.sizes, *spec.bench_sizes[:2]]:
+        arguments = spec.make_inputs(variant, sizes, "cpu")
+        bound = spec.bind(*arguments)
+        assert dict(bound.variant) == dict(variant)
+        assert {key: sizes[key] for key in bound.sizes} == dict(bound.sizes)
+        assert len(bound.values) == len(spec.arguments)
+        for kind, value in zip(spec.arguments, bound.values, strict=True):
+            assert isinstance(value, torch.Tensor) == (kind == "pointer")
+            assert isinstance(value, float) == (kind == "float")
+        geometry = spec.geometry(variant, bound.sizes)
+        threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
+        assert 32 <= threads <= 1024
+        assert threads % 32 == 0
+        assert max(geometry.grid[1:]) < 65536
+        _check_cost(spec, variant, sizes, arguments)
+
+
+def _check_cost(spec, variant, sizes, arguments):
+    """A cost below the bytes that its tensors hold would flatter the roofline."""
+    named = dict(zip(spec.argument_names, arguments, strict=True))
+    outputs = {name for name in spec.mutates if name.startswith("out")}
+    moved = sum(
+        tensor.numel() * tensor.element_size() * (2 if name in spec.mutates else 1)
+        for name, tensor in named.items()
+        if isinstance(tensor, torch.Tensor) and name not in outputs and "table" not in name
+    )
+    moved += sum(named[name].numel() * named[name].element_size() for name in outputs)
+    rest = sizes.get("rest", 0)  # dimensions that the kernel leaves alone
+    assert rest or spec.cost(variant, sizes).bytes >= moved
+
+
+@pytest.mark.parametrize(("spec", "variant"), CASES)
+def test_reference_agrees_with_itself_in_float64(spec, variant):
+    dtype = DTYPES[variant["scalar_t"]]
+    for sizes in spec.sizes:
+        arguments = spec.make_inputs(variant, sizes, "cpu")
+        wide = [
+            a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+            for a in arguments
+        ]
+        for got, want in zip(spec.reference(*arguments), spec.reference(*wide), strict=True):
+            assert got.dtype == dtype
+            error = (got.double() - want).abs() / want.abs().clamp(min=1)
+            assert error.numel() == 0 or error.max() <= spec.tolerance[dtype]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_operator_is_well_formed_for_torch_compile(spec):
+    variant = next(iter(spec.variants()))
+    arguments = spec.make_inputs(variant, spec.sizes[2], "cpu")
+    operator = getattr(torch.ops.kiln, spec.name).default
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_describes_itself(spec):
+    assert spec.paper
+    assert spec.mutates
+    first, second, *_ = (SOURCES / spec.source).read_text().splitlines()
+    assert first.startswith("// ")
+    assert second.startswith("//")
+
+
+def test_every_template_has_a_spec():
+    used = {spec.source for spec in all_specs().values()}
+    have = {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu")}
+    assert used == have
+
+
+def test_templates_leave_compilers_and_assembly_to_one_header():
+    for path in [*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cuh")]:
+        if path.name == "ptx.cuh":
+            continue
+        text = re.sub(r"//.*", "", path.read_text())
+        assert not re.search(r"\b(asm|volatile)\b|#\s*ifdef|__CUDA", text), path

@@ -1,0 +1,38 @@
+"""Kiln: an LLM inference engine that compiles its own kernels.
+
+The public names load on first use, so that ``import kiln`` costs milliseconds and no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kiln.engine.llm import LLM
+    from kiln.engine.request import RequestOutput
+    from kiln.engine.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "kiln.engine.llm",
+    "RequestOutput": "kiln.engine.request",
+    "SamplingParams": "kiln.engine.sampling_params",
+}
+
+# In a checkout the four folders stand at the repository's root; the links beside this file only
+# serve builds and static tools. Found there first, modules carry their real paths in tracebacks.
+_ROOT = Path(__file__).resolve().parents[3]
+if (_ROOT / "kernel_sources").is_dir() and (_ROOT / "tools" / "import_root").is_dir():
+    __path__.insert(0, str(_ROOT))
+
+
+def __getattr__(name: str) -> object:
+    """Import the home of a public name. Raises AttributeError on any other name."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kiln' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
