@@ -43,8 +43,10 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVConfig:
-    """The KV pool. ``num_blocks`` None sizes it from ``memory_utilization`` (GPU) or
-    ``memory_gib`` (CPU)."""
+    """The KV pool.
+
+    ``num_blocks`` None sizes it from ``memory_utilization`` (GPU) or ``memory_gib`` (CPU).
+    """
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None

@@ -86,6 +86,15 @@ class SamplingParams:
         """The stop strings as a tuple."""
         return tuple(self.stop or ())
 
+    def for_answer(self, index: int) -> SamplingParams:
+        """Return the settings of one of the ``n`` answers: alone, with the seed plus ``index``."""
+        if self.n == 1:
+            return self
+        seed = self.seed
+        if seed is not None:  # the sum wraps round within the range of seeds
+            seed = (seed + index + MAX_SEED) % (2 * MAX_SEED + 1) - MAX_SEED
+        return self.replace(n=1, seed=seed)
+
     def replace(self, **changes: object) -> SamplingParams:
         """Return a copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

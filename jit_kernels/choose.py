@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 import torch
 
-from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.launch import load_kernels
+from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
+from kiln.jit_kernels.errors import KernelError, ToolchainMissing
+from kiln.jit_kernels.launch import kernel_store, load_kernels, target_arch
 from kiln.jit_kernels.registry import all_specs, families
 from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.triton_forms import has_triton
+
+log = logging.getLogger(__name__)
 
 Implementation = Literal["jit", "triton", "torch"]
 
@@ -40,7 +46,7 @@ def choice(family: str) -> Choice:
         reason = f"{name}={toggle}"
         if toggle == "jit" and torch.cuda.is_available():
             _load(family)
-        if toggle == "triton" and not _has_triton(family):
+        if toggle == "triton" and not has_triton(family):
             raise KernelError(f"{reason}, but there is no Triton here for {family}")
         return Choice(family, toggle, reason)
     if not torch.cuda.is_available():
@@ -48,25 +54,46 @@ def choice(family: str) -> Choice:
     try:
         _load(family)
     except KernelError as error:
-        if _has_triton(family):
+        if has_triton(family):
             return Choice(family, "triton", f"Kiln's kernels are out: {error}")
         return Choice(family, "torch", f"Kiln's kernels are out and no Triton here: {error}")
     return Choice(family, "jit", "compiled by NVRTC and loaded")
 
 
-def prepare() -> list[Choice]:
-    """Decide for every family, loading what was chosen; call before the KV pool is sized."""
+def prepare(
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> list[Choice]:
+    """Decide for every family, building and loading what was chosen, before the KV pool is sized.
+
+    ``progress`` hears of (stage, done, total) while kernels are built. Raises KernelError when a
+    toggle names what cannot run.
+    """
+    wanted = [
+        spec
+        for spec in all_specs().values()
+        if settings().kernel_choice(spec.family) in ("auto", "jit")
+    ]
+    if wanted and torch.cuda.is_available():
+        _build_in_parallel(wanted, progress)
     return [choice(family) for family in families()]
+
+
+def _build_in_parallel(specs: list[KernelSpec], progress: Callable[[str, int, int], None]) -> None:
+    """Fill the kernel cache with all cores, so that loading one by one finds everything there."""
+    jobs = jobs_for(specs, [target_arch(torch.device("cuda", torch.cuda.current_device()))])
+    done = 0
+
+    def tell(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        progress("kernels", done, len(jobs))
+
+    try:
+        warm_up(jobs, kernel_store(), settings().jit_jobs, tell)
+    except ToolchainMissing as error:  # loading says it again, as the reason of a choice
+        log.warning("%s", error)
 
 
 def _load(family: str) -> None:
     specs = [spec for spec in all_specs().values() if spec.family == family]
     load_kernels(specs, torch.device("cuda", torch.cuda.current_device()))
-
-
-def _has_triton(family: str) -> bool:
-    module = f"kiln.jit_kernels.triton_ops.{family}"
-    return (
-        importlib.util.find_spec("triton") is not None
-        and importlib.util.find_spec(module) is not None
-    )

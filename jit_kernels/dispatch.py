@@ -10,14 +10,14 @@ from typing import Any
 from kiln.jit_kernels.choose import choice
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.triton_forms import triton_form
 
 
 def run_reference(spec: KernelSpec, *arguments: Any) -> None:
     """Write the reference's results into the arguments that the operator mutates."""
-    named = dict(zip(spec.argument_names, arguments, strict=True))
     results = spec.reference(*arguments)
-    for name, result in zip(spec.mutates, results, strict=True):
-        named[name].copy_(result)
+    for position, result in zip(spec.mutated_positions, results, strict=True):
+        arguments[position].copy_(result)
 
 
 def run_on_cpu(spec: KernelSpec, *arguments: Any) -> None:
@@ -49,13 +49,7 @@ def _cuda_runner(family: str, name: str) -> Callable[..., None]:
     if implementation == "torch":
         return run_reference
     if implementation == "triton":
-        function = triton_function(family, name)
+        function = triton_form(family, name)
         return lambda spec, *arguments: function(*arguments)
     launch = importlib.import_module("kiln.jit_kernels.launch")
     return lambda spec, *arguments: launch.launch(spec, arguments)
-
-
-def triton_function(family: str, name: str) -> Callable[..., None]:
-    """Return the Triton form of an operator: same arguments, written in place."""
-    module = importlib.import_module(f"kiln.jit_kernels.triton_ops.{family}")
-    return getattr(module, name)  # type: ignore[no-any-return]

@@ -103,8 +103,7 @@ def load_kernels(
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     loaded, driver = _loaded(index), _driver()
-    arch = settings().kernel_arch or device_arch(torch.device("cuda", index))
-    store = Store(cache_root(settings()))
+    arch, store = target_arch(torch.device("cuda", index)), kernel_store()
     with torch.cuda.device(index):
         torch.cuda.synchronize()  # make torch's own context current before the driver loads
         for spec in specs:
@@ -115,6 +114,17 @@ def load_kernels(
                     function = _load(driver, name, built.cubin, spec.entry)
                     loaded[name] = LoadedKernel(name, function, spec.arguments)
                     on_built(name, built)
+
+
+def target_arch(device: torch.device) -> str:
+    """Return what to compile for: ``KILN_KERNEL_ARCH``, else what the device is."""
+    return settings().kernel_arch or device_arch(device)
+
+
+@cache
+def kernel_store() -> Store:
+    """Return the kernel cache of this process."""
+    return Store(cache_root(settings()))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -89,20 +90,30 @@ class KernelSpec:
         return self.source.partition("/")[0]
 
     @property
-    def argument_names(self) -> list[str]:
+    def argument_names(self) -> tuple[str, ...]:
         """The op's argument names, in order."""
-        return [part.split()[-1].split("=")[0] for part in self._schema_arguments()]
+        return _parse(self.schema)[0]
 
     @property
-    def mutates(self) -> list[str]:
+    def mutates(self) -> tuple[str, ...]:
         """The names of the arguments that the op writes, in order."""
-        return [part.split()[-1] for part in self._schema_arguments() if "!" in part]
+        return tuple(self.argument_names[position] for position in self.mutated_positions)
 
-    def _schema_arguments(self) -> list[str]:
-        inside = re.fullmatch(r"\((.*)\) -> \(\)", self.schema)
-        if inside is None:
-            raise ValueError(f"{self.name}: schema {self.schema!r} must read '(…) -> ()'")
-        return [part.strip() for part in inside[1].split(",")]
+    @property
+    def mutated_positions(self) -> tuple[int, ...]:
+        """Where the arguments that the op writes stand among all."""
+        return _parse(self.schema)[1]
+
+
+@cache
+def _parse(schema: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return a schema's argument names, and the positions of those it mutates."""
+    inside = re.fullmatch(r"\((.*)\) -> \(\)", schema)
+    if inside is None:
+        raise ValueError(f"schema {schema!r} must read '(…) -> ()'")
+    parts = [part.strip() for part in inside[1].split(",")]
+    names = tuple(part.split()[-1].split("=")[0] for part in parts)
+    return names, tuple(i for i, part in enumerate(parts) if "!" in part)
 
 
 def label(spec: KernelSpec, variant: Variant) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows
 from kiln.jit_kernels.spec import (
@@ -62,14 +63,10 @@ def fused_add_rms_norm(
     call(_FUSED, rows, sums, weight.contiguous(), eps)
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = _wide(x)
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale).to(x.dtype) * weight
+    if x.dtype in (torch.float32, torch.float64):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
 
 
 def _rms_norm_reference(

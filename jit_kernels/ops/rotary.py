@@ -60,16 +60,19 @@ def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torc
     """x: [tokens, heads, head_dim]; cosines, sines: [tokens, 1, rotary_dim / 2]."""
     half = cosines.shape[-1]
     wide = x if x.dtype == torch.float64 else x.float()
-    a, b = wide[..., :half], wide[..., half : 2 * half]
-    rotated = torch.cat((a * cosines - b * sines, b * cosines + a * sines), dim=-1)
-    return torch.cat((rotated.to(x.dtype), x[..., 2 * half :]), dim=-1)
+    a, b, rest = wide[..., :half], wide[..., half : 2 * half], x[..., 2 * half :]
+    turned = (a * cosines).addcmul_(b, sines, value=-1), (b * cosines).addcmul_(a, sines)
+    if rest.shape[-1]:
+        return torch.cat((torch.cat(turned, dim=-1).to(x.dtype), rest), dim=-1)
+    return torch.cat(turned, dim=-1).to(x.dtype)
 
 
 def _reference(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_table: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the new query and key."""
-    cosines, sines = cos_sin_table[positions].unsqueeze(1).chunk(2, dim=-1)
+    rows = cos_sin_table.index_select(0, positions)
+    cosines, sines = rows.unsqueeze(1).chunk(2, dim=-1)
     return _rotate(query, cosines, sines), _rotate(key, cosines, sines)
 
 

@@ -52,7 +52,7 @@ def test_auto_falls_back_and_says_why(monkeypatch, triton, falls_to):
         raise LaunchError("the driver refused the cubin")
 
     monkeypatch.setattr(choose, "_load", refuse)
-    monkeypatch.setattr(choose, "_has_triton", lambda family: triton)
+    monkeypatch.setattr(choose, "has_triton", lambda family: triton)
     chosen = choose.choice("norm")
     assert chosen.implementation == falls_to
     assert "the driver refused the cubin" in chosen.reason
@@ -62,7 +62,7 @@ def test_a_toggle_is_obeyed_or_refused_never_bent(monkeypatch):
     set_toggle(monkeypatch, "triton", cuda=True)
     assert choose.choice("norm").implementation == "triton"
     choose.choice.cache_clear()
-    monkeypatch.setattr(choose, "_has_triton", lambda family: False)
+    monkeypatch.setattr(choose, "has_triton", lambda family: False)
     with pytest.raises(KernelError, match="KILN_NORM=triton"):
         choose.choice("norm")
     set_toggle(monkeypatch, "jit", cuda=True)
@@ -82,9 +82,7 @@ def test_the_chosen_implementation_is_what_runs(monkeypatch):
     dispatch._cuda_runner.cache_clear()
     ran = []
     monkeypatch.setattr(dispatch, "choice", lambda family: choose.Choice(family, "triton", ""))
-    monkeypatch.setattr(
-        dispatch, "triton_function", lambda family, name: lambda *a: ran.append(name)
-    )
+    monkeypatch.setattr(dispatch, "triton_form", lambda family, name: lambda *a: ran.append(name))
     dispatch._cuda_runner("norm", "rms_norm")(None, 1, 2)
     assert ran == ["rms_norm"]
     dispatch._cuda_runner.cache_clear()

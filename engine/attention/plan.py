@@ -1,0 +1,129 @@
+"""What torch's attention computes once a step for all layers of one window: slots and masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.attention.metadata import AttentionMetadata
+
+_SHORT = 128  # tokens: below it, one padded gather costs less than one more group
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Requests with one token in this step, of similar length: one gather, one product.
+
+    ``slots`` repeats a request's own first visible slot past its end, so that padding never
+    reads what another request wrote: masked NaN is still NaN.
+    """
+
+    tokens: torch.Tensor  # [num_rows] int64: which tokens of the step they are
+    slots: torch.Tensor  # [num_rows * length] int64
+    mask: torch.Tensor  # [num_rows, 1, 1, length]: 0 where visible, else -inf
+    num_rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """One request with several tokens in this step."""
+
+    first: int  # its tokens are first ... last - 1
+    last: int
+    slots: torch.Tensor  # [num_keys] int64: what its tokens may see, the new tokens included
+    mask: torch.Tensor | None  # [last - first, num_keys] bool; None: causal from the first key
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """All of a step's attention under one window."""
+
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[PrefillChunk, ...]
+
+    @property
+    def is_one_group(self) -> bool:
+        """Whether one group holds every token of the step, in order."""
+        return len(self.groups) == 1 and not self.chunks
+
+
+def plan_attention(
+    metadata: AttentionMetadata, window: int | None, dtype: torch.dtype
+) -> AttentionPlan:
+    """Plan a step. ``window`` is how many keys a token sees, itself included; None: all."""
+    spans = [length if window is None else min(length, window) for length in metadata.kv_lens]
+    decodes = [row for row, tokens in enumerate(metadata.query_lens) if tokens == 1]
+    decodes.sort(key=lambda row: spans[row])
+    firsts = _firsts(metadata.query_lens)
+    groups = []
+    while decodes:
+        limit = max(2 * spans[decodes[0]], _SHORT)  # at most half of a gather is padding
+        rows = [row for row in decodes if spans[row] <= limit]
+        decodes = decodes[len(rows) :]
+        groups.append(_group(metadata, sorted(rows), firsts, spans, dtype))
+    chunks = [
+        _chunk(metadata, row, firsts[row], window)
+        for row, tokens in enumerate(metadata.query_lens)
+        if tokens > 1
+    ]
+    return AttentionPlan(tuple(groups), tuple(chunks))
+
+
+def _firsts(query_lens: tuple[int, ...]) -> list[int]:
+    firsts, total = [], 0
+    for tokens in query_lens:
+        firsts.append(total)
+        total += tokens
+    return firsts
+
+
+def _group(
+    metadata: AttentionMetadata,
+    rows: list[int],
+    firsts: list[int],
+    spans: list[int],
+    dtype: torch.dtype,
+) -> DecodeGroup:
+    device = metadata.block_table.device
+    length = max(spans[row] for row in rows)
+    ends = torch.tensor(
+        [[metadata.kv_lens[row], spans[row]] for row in rows], dtype=torch.int64, device=device
+    )
+    span = ends[:, 1:]
+    offsets = torch.arange(length, device=device)
+    hidden = offsets >= span  # [num_rows, length]
+    positions = ends[:, :1] - span + offsets.masked_fill(hidden, 0)
+    table = metadata.block_table
+    if len(rows) < len(metadata.query_lens):
+        table = table[torch.tensor(rows, device=device)]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    return DecodeGroup(
+        tokens=torch.tensor([firsts[row] for row in rows], device=device),
+        slots=_slots(table, positions, metadata.block_size).flatten(),
+        mask=mask.masked_fill_(hidden, float("-inf")).view(len(rows), 1, 1, length),
+        num_rows=len(rows),
+        length=length,
+    )
+
+
+def _chunk(metadata: AttentionMetadata, row: int, first: int, window: int | None) -> PrefillChunk:
+    tokens, length = metadata.query_lens[row], metadata.kv_lens[row]
+    device = metadata.block_table.device
+    start = 0 if window is None else max(length - tokens + 1 - window, 0)
+    keys = torch.arange(start, length, device=device)
+    mask = None
+    if length > tokens or (window is not None and window < tokens):
+        queries = torch.arange(length - tokens, length, device=device).unsqueeze(1)
+        mask = keys <= queries
+        if window is not None:
+            mask &= keys > queries - window
+    slots = _slots(metadata.block_table[row : row + 1], keys.unsqueeze(0), metadata.block_size)
+    return PrefillChunk(first, first + tokens, slots.flatten(), mask)
+
+
+def _slots(block_table: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Map positions [num_rows, length] to slots through block_table [num_rows, max_blocks]."""
+    blocks = block_table.long().gather(1, positions // block_size)
+    return blocks * block_size + positions % block_size

@@ -1,0 +1,33 @@
+"""Memory that attention gathers keys and values into, kept from step to step."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Workspace:
+    """Two buffers that grow to the largest gather so far.
+
+    Fresh memory costs a CPU one page fault per 4 KiB, several times what the gather itself takes.
+    Layers run one after the other, so one pair serves all of them.
+    """
+
+    def __init__(self) -> None:
+        self._keys = torch.empty(0)
+        self._values = torch.empty(0)
+
+    def gather(
+        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of the slots' keys and values, [num_slots, num_kv_heads, head_dim] each.
+
+        They are valid until the next call.
+        """
+        count = slots.shape[0]
+        if count > self._keys.shape[0]:
+            self._keys = keys.new_empty((count, *keys.shape[1:]))
+            self._values = values.new_empty((count, *values.shape[1:]))
+        return (
+            torch.index_select(keys, 0, slots, out=self._keys[:count]),
+            torch.index_select(values, 0, slots, out=self._values[:count]),
+        )

@@ -1,0 +1,108 @@
+"""Render a chat as the text that the model was trained on, with the model's own template."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kiln.engine.errors import ModelError, RequestError
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """A model's Jinja template, in a sandbox, with what transformers offers to templates.
+
+    ``special_tokens`` (``bos_token`` …) are variables of the template.
+    Raises ModelError when the template does not parse.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._special_tokens = special_tokens
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the chat template, line {error.lineno}: {error.message}") from error
+
+    def render(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **variables: object,
+    ) -> str:
+        """Return the text of a chat. ``variables`` are for the template (``enable_thinking`` …).
+
+        Raises RequestError when there is no message, or when the template refuses the messages.
+        """
+        if not messages:
+            raise RequestError("messages is empty: give at least one", "messages")
+        if not all(isinstance(message, dict) for message in messages):
+            raise RequestError("messages must be objects with a role and content", "messages")
+        try:
+            return self._template.render(
+                messages=[_without_nulls(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special_tokens, **variables},
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+            raise RequestError(
+                f"the model's chat template does not accept these messages: {error}", "messages"
+            ) from error
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks the assistant's tokens for training; the text is unchanged."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja wants a plain set)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Return the nodes inside the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _without_nulls(message: Message) -> Message:
+    """Drop null fields, which many templates would print, and name the reasoning as they do."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = kept.get("reasoning_content", kept.get("thinking", kept.get("reasoning")))
+    if reasoning is not None:
+        kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+    return kept
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Dump JSON as it is: Jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,166 @@
+"""The engine in one process: requests in, one step at a time, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kiln.engine.batch import Batch, StepOutput
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import RequestError
+from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.model_folder import eos_token_ids, resolve_model_folder
+from kiln.engine.request import NewRequest, TokenOutput
+from kiln.engine.scheduler import Scheduler
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
+
+
+class Runner(Protocol):
+    """What the core needs of a model: its limits, and one forward pass."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens, prompt and output."""
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks of the KV pool."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model can draw."""
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Compute a batch, and draw a token for each row that samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How busy the engine is, and what it has done since it started."""
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    preemptions: int
+    prompt_tokens: int  # of requests whose first token was drawn
+    generated_tokens: int
+    steps: int
+
+
+class EngineCore:
+    """A model and its scheduler; one thread calls it.
+
+    ``runner`` and ``eos`` stand in for the model that ``config`` names, for tests.
+    Raises ConfigError or ModelError when the model cannot be served.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        *,
+        runner: Runner | None = None,
+        eos: frozenset[int] | None = None,
+    ) -> None:
+        self.config = config
+        self.runner = _load(config, progress) if runner is None else runner
+        if eos is None:
+            eos = eos_token_ids(resolve_model_folder(config.model.model))
+        self.scheduler = Scheduler(
+            config.scheduler,
+            BlockPool(self.runner.num_blocks),
+            block_size=config.kv.block_size,
+            max_model_len=self.runner.max_model_len,
+            eos_token_ids=eos,
+            seed=config.model.seed,
+        )
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt and output together, in tokens, that the model can hold."""
+        return self.runner.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.scheduler.has_work
+
+    def check(self, new: NewRequest) -> None:
+        """Refuse a request that can never be served. Raises RequestError."""
+        length, context = len(new.prompt_token_ids), self.runner.max_model_len
+        if length == 0:
+            raise RequestError("the prompt is empty: give at least one token", "prompt")
+        if length >= context:
+            raise RequestError(
+                f"the prompt has {length} tokens, the context holds {context} with at least one "
+                "for the answer: shorten it",
+                "prompt",
+            )
+        self._check_vocabulary(new.prompt_token_ids, "prompt")
+        self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")
+        self.scheduler.check(new)
+
+    def add(self, new: NewRequest) -> None:
+        """Queue a request. Raises RequestError, or QueueFullError when too many wait."""
+        self.check(new)
+        self.scheduler.add(new)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request at once and free its blocks. An unknown id does nothing."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[TokenOutput]:
+        """Compute one batch and return what it gave each request, finished ones included.
+
+        What the runner raises goes through; the requests then still stand as before the step.
+        """
+        batch = self.scheduler.schedule()
+        if not batch.requests:
+            return []
+        outputs = self.scheduler.commit(batch, self.runner.run(batch))
+        self._count(batch, outputs)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Return the current load and the totals."""
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_blocks_used=scheduler.pool.num_held,
+            kv_blocks_total=scheduler.pool.num_blocks,
+            preemptions=scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=self._steps,
+        )
+
+    def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:
+        self._steps += 1
+        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        for row in batch.requests:
+            if row.samples and row.num_output_tokens == 0:
+                self._prompt_tokens += row.num_computed_tokens + len(row.token_ids)
+
+    def _check_vocabulary(self, token_ids: Sequence[int], name: str) -> None:
+        size = self.runner.vocab_size
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < size):
+            wrong = next(token for token in token_ids if not 0 <= token < size)
+            raise RequestError(
+                f"{name} has token id {wrong}, the vocabulary is 0 to {size - 1}", name
+            )
+
+
+def _load(config: EngineConfig, progress: Progress | None) -> Runner:
+    """Load the model that a config names."""
+    # Imported here so that everything else about the core can be used, and tested, without torch.
+    from kiln.engine.runner.model_runner import ModelRunner
+
+    runner: Runner = ModelRunner(config, progress=progress)
+    return runner

@@ -1,0 +1,1 @@
+"""The KV pool: blocks of keys and values, and who holds them."""

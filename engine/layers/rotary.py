@@ -1,0 +1,20 @@
+"""Rotary position embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.jit_kernels.ops.rotary import apply_rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """``table`` [max_model_len, rotary_dim] float32: cosines then sines of every position."""
+
+    table: torch.Tensor
+
+    def __call__(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
+        """Rotate query and key [num_tokens, heads, head_dim] in place by their positions."""
+        apply_rotary(positions, query, key, self.table)

@@ -1,0 +1,69 @@
+"""Find a model's folder and read the small JSON files in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kiln.engine.errors import ModelError
+from kiln.engine.hub import download
+
+
+def resolve_model_folder(model: str) -> Path:
+    """Return the local folder of a model: itself, or the hub's copy of an id like ``org/name``.
+
+    A hub id is downloaded if it is not on this machine yet. Raises ModelError naming what is
+    missing and what to do.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    looks_like_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
+    if folder.exists() or looks_like_path:
+        raise ModelError(f"model {model!r}: there is no such folder, and it is not a hub id")
+    return download(model)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file; empty when there is no file. Raises ModelError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: holds a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def eos_token_ids(folder: Path) -> frozenset[int]:
+    """Return the tokens that end an answer: the model's, and the tokenizer's own.
+
+    The model's are those of generation_config.json, else of config.json. A fine-tuned model's
+    tokenizer may name another, the end of a turn, which no file of the model repeats.
+    """
+    found = {_tokenizer_eos(folder)}
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            found |= set(ids if isinstance(ids, list) else [ids])
+            break
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def _tokenizer_eos(folder: Path) -> int | None:
+    """Return the id of the tokenizer's ``eos_token``, without loading the tokenizer."""
+    config = read_json(folder / "tokenizer_config.json")
+    token = config.get("eos_token") or read_json(folder / "special_tokens_map.json").get(
+        "eos_token"
+    )
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is None:
+        return None
+    for token_id, added in config.get("added_tokens_decoder", {}).items():
+        if added.get("content") == text:
+            return int(token_id)
+    added_tokens = read_json(folder / "tokenizer.json").get("added_tokens", [])
+    return next((added["id"] for added in added_tokens if added.get("content") == text), None)

@@ -1,0 +1,1 @@
+"""Model folders in Hugging Face format, read, checked and built."""

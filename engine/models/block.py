@@ -1,0 +1,33 @@
+"""One layer of a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.layers.mlp import GatedMLP
+from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.models.self_attention import SelfAttention
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderBlock:
+    """Attention and MLP, each behind a norm, on the residual stream."""
+
+    attention_norm: RMSNorm
+    attention: SelfAttention
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(
+        self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor:
+        """Add x to the residual in place, and return what comes next to be added.
+
+        positions: [num_tokens]; x, residual: [num_tokens, hidden_size].
+        """
+        self.attention_norm.add(x, residual)
+        x = self.attention(positions, x)
+        self.mlp_norm.add(x, residual)
+        return self.mlp(x)

@@ -1,0 +1,102 @@
+"""Build a decoder's layers from a config and a source of weights, by Hugging Face's names."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.engine.layers.embedding import Embedding
+from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.mlp import GATES, GatedMLP
+from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.rotary import Rotary
+from kiln.engine.models.block import DecoderBlock
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.self_attention import SelfAttention
+from kiln.engine.models.weights import Weights
+from kiln.jit_kernels.rotary_table import rotary_table
+
+
+class Builder:
+    """Makes layers; each method raises ModelError when a tensor is missing or misshapen."""
+
+    def __init__(
+        self, config: HFConfig, weights: Weights, max_model_len: int, device: torch.device
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        rope = config.rope
+        table = rotary_table(rope.rotary_dim, max_model_len, rope.theta, rope.scaling)
+        self._rotary = Rotary(table.to(device))
+
+    def embedding(self) -> Embedding:
+        """Build the token embedding."""
+        sizes = (self._config.vocab_size, self._config.hidden_size)
+        return Embedding(self._weights.tensor("model.embed_tokens.weight", *sizes))
+
+    def head(self, embedding: Embedding) -> Linear:
+        """Build the projection to logits, or tie it to the embedding."""
+        if self._config.tie_word_embeddings:
+            self._weights.ignore("lm_head.weight")
+            return Linear(embedding.weight)
+        return self._linear("", ("lm_head",), (self._config.vocab_size,), self._config.hidden_size)
+
+    def norm(self, name: str, size: int) -> RMSNorm:
+        """Build one norm over ``size`` dimensions."""
+        return RMSNorm(self._weights.tensor(f"{name}.weight", size), self._config.norm_eps)
+
+    def block(self, layer: int) -> DecoderBlock:
+        """Build one layer of the stack."""
+        prefix, hidden = f"model.layers.{layer}.", self._config.hidden_size
+        return DecoderBlock(
+            self.norm(prefix + "input_layernorm", hidden),
+            self._attention(prefix + "self_attn.", layer),
+            self.norm(prefix + "post_attention_layernorm", hidden),
+            self._mlp(prefix + "mlp."),
+        )
+
+    def _attention(self, prefix: str, layer: int) -> SelfAttention:
+        config, traits = self._config, self._config.traits
+        size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        names, rows = ("q_proj", "k_proj", "v_proj"), (size, kv_size, kv_size)
+        norms = [
+            self.norm(prefix + name, config.head_dim) if traits.qk_norm else None
+            for name in ("q_norm", "k_norm")
+        ]
+        return SelfAttention(
+            layer=layer,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            qkv=self._linear(prefix, names, rows, config.hidden_size, traits.qkv_bias),
+            query_norm=norms[0],
+            key_norm=norms[1],
+            rotary=self._rotary,
+            output=self._linear(
+                prefix, ("o_proj",), (config.hidden_size,), size, traits.output_bias
+            ),
+            window=config.windows[layer],
+        )
+
+    def _mlp(self, prefix: str) -> GatedMLP:
+        hidden, inner = self._config.hidden_size, self._config.intermediate_size
+        bias = self._config.traits.mlp_bias
+        return GatedMLP(
+            self._linear(prefix, ("gate_proj", "up_proj"), (inner, inner), hidden, bias),
+            GATES[self._config.activation],
+            self._linear(prefix, ("down_proj",), (hidden,), inner, bias),
+        )
+
+    def _linear(
+        self,
+        prefix: str,
+        names: tuple[str, ...],
+        rows: tuple[int, ...],
+        width: int,
+        bias: bool = False,
+    ) -> Linear:
+        """Build one projection [sum(rows), width] of several tensors below each other."""
+        parts = [prefix + name for name in names]
+        weight = self._weights.stacked([f"{part}.weight" for part in parts], rows, width)
+        if not bias:
+            return Linear(weight)
+        return Linear(weight, self._weights.stacked([f"{part}.bias" for part in parts], rows))

@@ -1,0 +1,49 @@
+"""The dense decoder that Llama, Mistral and Qwen share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kiln.engine.models.build import Builder
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.weights import Weights
+
+
+class Decoder:
+    """A stack of blocks between the embedding and the head."""
+
+    def __init__(
+        self,
+        config: HFConfig,
+        weights: Weights,
+        max_model_len: int,
+        device: torch.device,
+        on_layer: Callable[[int], None],
+    ) -> None:
+        """Take every tensor from ``weights``; ``on_layer`` hears how many layers are done.
+
+        Raises ModelError.
+        """
+        build = Builder(config, weights, max_model_len, device)
+        self.embedding = build.embedding()
+        self.blocks = []
+        for layer in range(config.num_layers):
+            self.blocks.append(build.block(layer))
+            on_layer(layer + 1)
+        self.norm = build.norm("model.norm", config.hidden_size)
+        self.head = build.head(self.embedding)
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the last hidden states [num_tokens, hidden_size] of tokens at positions."""
+        x = self.embedding(token_ids)
+        residual = torch.zeros_like(x)
+        for block in self.blocks:
+            x = block(positions, x, residual)
+        self.norm.add(x, residual)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""
+        return self.head(hidden)

@@ -1,0 +1,16 @@
+"""Llama 2 and 3: biases only where config.json says so."""
+
+from __future__ import annotations
+
+from kiln.engine.models.family import Family
+from kiln.engine.models.fields import Fields
+from kiln.engine.models.hf_config import Traits
+
+
+def traits(fields: Fields) -> Traits:
+    """Read what differs from the plain decoder. Raises ModelError."""
+    bias = fields.flag("attention_bias", False)
+    return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+
+
+FAMILY = Family(architectures=("LlamaForCausalLM",), traits=traits)

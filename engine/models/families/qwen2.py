@@ -1,0 +1,16 @@
+"""Qwen2 and Qwen2.5: biases on query, key and value; windows only where switched on."""
+
+from __future__ import annotations
+
+from kiln.engine.models.family import Family
+from kiln.engine.models.fields import Fields
+from kiln.engine.models.hf_config import Traits
+from kiln.engine.models.windows import switched_windows
+
+
+def traits(fields: Fields) -> Traits:
+    """Read what differs from the plain decoder. Raises ModelError."""
+    return Traits(qkv_bias=True, windows=switched_windows(fields))
+
+
+FAMILY = Family(architectures=("Qwen2ForCausalLM",), traits=traits)

@@ -1,0 +1,37 @@
+"""What a family of models must declare to be served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kiln.engine.models.decoder import Decoder
+from kiln.engine.models.fields import Fields
+from kiln.engine.models.hf_config import HFConfig, Traits
+from kiln.engine.models.weights import Weights
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the last hidden states [num_tokens, hidden_size]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""
+
+
+OnLayer = Callable[[int], None]
+Build = Callable[[HFConfig, Weights, int, torch.device, OnLayer], Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family: the ``architectures`` of config.json it answers to, and what differs in it."""
+
+    architectures: tuple[str, ...]
+    traits: Callable[[Fields], Traits]
+    build: Build = Decoder  # (config, weights, max_model_len, device, on_layer) -> model

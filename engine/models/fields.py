@@ -1,0 +1,84 @@
+"""Typed reading of config.json: every complaint names the file, the field and its value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kiln.engine.errors import ModelError
+
+_REQUIRED = object()
+
+
+class Fields:
+    """The fields of one JSON object. ``null`` counts as absent, as transformers treats it."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+        self._values = values
+        self._path = path
+        self._prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def mentions(self, name: str) -> bool:
+        """Whether a field stands there, be it as ``null``."""
+        return name in self._values
+
+    def error(self, name: str, problem: str) -> ModelError:
+        """Return a ModelError about one field."""
+        value = repr(self._values.get(name))[:80]
+        return ModelError(f"{self._path}: {self._prefix}{name} is {value}, {problem}")
+
+    def text(self, name: str, default: Any = _REQUIRED) -> str:
+        """Return a string. Raises ModelError."""
+        return self._typed(name, str, "want a string", default)  # type: ignore[no-any-return]
+
+    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
+        """Return a boolean. Raises ModelError."""
+        return self._typed(name, bool, "want true or false", default)  # type: ignore[no-any-return]
+
+    def count(self, name: str, default: Any = _REQUIRED, least: int = 1) -> int:
+        """Return an integer of at least ``least``. Raises ModelError."""
+        value = self._typed(name, int, "want an integer", default)
+        if isinstance(value, bool) or value < least:
+            raise self.error(name, f"want an integer of {least} or more")
+        return value  # type: ignore[no-any-return]
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        """Return a finite number above 0. Raises ModelError."""
+        value = self._typed(name, (int, float), "want a number", default)
+        if isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.error(name, "want a number above 0")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a finite number above 0, or None where there is none. Raises ModelError."""
+        return self.number(name) if name in self else None
+
+    def optional_count(self, name: str) -> int | None:
+        """Return an integer of at least 1, or None where there is none. Raises ModelError."""
+        return self.count(name) if name in self else None
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of strings, empty where there is none. Raises ModelError."""
+        value = self._typed(name, list, "want a list of strings", [])
+        if not all(isinstance(item, str) for item in value):
+            raise self.error(name, "want a list of strings")
+        return value  # type: ignore[no-any-return]
+
+    def group(self, name: str) -> Fields | None:
+        """Return the fields of an object within, or None where there is none or an empty one."""
+        value = self._typed(name, dict, "want an object", {})
+        return Fields(value, self._path, f"{self._prefix}{name}.") if value else None
+
+    def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise ModelError(f"{self._path}: {self._prefix}{name} is missing, {wanted}")
+            return default
+        if not isinstance(value, kind):
+            raise self.error(name, wanted)
+        return value

@@ -1,0 +1,49 @@
+"""Build a model and fill it with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kiln.engine.config import LoadFormat
+from kiln.engine.models.dummy_weights import DummyWeights
+from kiln.engine.models.family import Family, Model
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.safetensors_weights import SafetensorsWeights
+from kiln.engine.models.weights import Weights
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+
+def load_model(
+    family: Family,
+    config: HFConfig,
+    weights: Weights,
+    max_model_len: int,
+    device: torch.device,
+    progress: Progress,
+) -> Model:
+    """Build a model; ``progress`` hears of each layer as stage "weights".
+
+    Raises ModelError when the weights are missing, corrupt or do not fit the config.
+    """
+    total = config.num_layers
+    progress("weights", 0, total)
+
+    def on_layer(done: int) -> None:
+        progress("weights", done, total)
+
+    model = family.build(config, weights, max_model_len, device, on_layer)
+    weights.finish()
+    return model
+
+
+def open_weights(
+    folder: Path, load_format: LoadFormat, seed: int, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Return the source of weights that a load format names. Raises ModelError."""
+    if load_format == "dummy":
+        return DummyWeights(seed, dtype, device)
+    return SafetensorsWeights(folder, dtype, device)

@@ -1,0 +1,42 @@
+"""Find the family of a model folder: every module of ``families`` declares one."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from kiln.engine.errors import ModelError
+from kiln.engine.model_folder import read_json
+from kiln.engine.models import families
+from kiln.engine.models.family import Family
+from kiln.engine.models.fields import Fields
+from kiln.engine.models.hf_config import HFConfig, read_config
+
+
+@cache
+def known_families() -> MappingProxyType[str, Family]:
+    """Return the family of each architecture that Kiln serves."""
+    known: dict[str, Family] = {}
+    for module in sorted(found.name for found in pkgutil.iter_modules(families.__path__)):
+        family: Family = importlib.import_module(f"{families.__name__}.{module}").FAMILY
+        known.update(dict.fromkeys(family.architectures, family))
+    return MappingProxyType(known)
+
+
+def read_model(folder: Path) -> tuple[Family, HFConfig]:
+    """Read a model folder's config.json.
+
+    Raises ModelError when it is missing, malformed, or names no architecture that Kiln serves.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{path} is missing: {folder} is not a model in Hugging Face format")
+    fields = Fields(read_json(path), path)
+    for architecture in fields.texts("architectures"):
+        family = known_families().get(architecture)
+        if family is not None:
+            return family, read_config(fields, architecture, family.traits(fields))
+    raise fields.error("architectures", f"Kiln serves {', '.join(sorted(known_families()))}")

@@ -1,0 +1,86 @@
+"""The rotary part of config.json, in the layouts of transformers 4 and 5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiln.engine.errors import ModelError
+from kiln.engine.models.fields import Fields
+from kiln.jit_kernels.rotary_table import RopeScaling
+
+_DEFAULT_THETA = 10_000.0  # what transformers takes where config.json has none
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embeddings of a model. ``rotary_dim`` of each head's dimensions are rotated."""
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | None
+    max_positions: int  # tokens the embedding reaches, stretching included
+
+
+def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
+    """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
+
+    Raises ModelError on an unknown rope type or a malformed field.
+    """
+    rope = fields.group("rope_parameters") or fields.group("rope_scaling")
+    max_positions = fields.count("max_position_embeddings")
+    theta = fields.number("rope_theta", _DEFAULT_THETA)
+    share = fields.number("partial_rotary_factor", 1.0)
+    scaling = None
+    if rope is not None:
+        theta = rope.number("rope_theta", theta)
+        share = rope.number("partial_rotary_factor", share)
+        scaling = _read_scaling(rope, max_positions)
+    rotary_dim = int(head_dim * share)
+    if share > 1 or rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"partial_rotary_factor {share} rotates {rotary_dim} of {head_dim} dimensions of a "
+            f"head, want an even number of at least 2 and at most head_dim"
+        )
+    return RopeConfig(theta, rotary_dim, scaling, _reach(scaling, max_positions))
+
+
+def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
+    name = "rope_type" if "rope_type" in rope else "type"
+    kind = rope.text(name, "default")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", rope.number("factor"))
+    original = rope.count("original_max_position_embeddings", max_positions)
+    if kind == "llama3":
+        return RopeScaling(
+            "llama3",
+            rope.number("factor"),
+            original,
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return RopeScaling(
+            "yarn",
+            rope.number("factor", max_positions / original),
+            original,
+            beta_fast=rope.number("beta_fast", 32.0),
+            beta_slow=rope.number("beta_slow", 1.0),
+            attention_factor=rope.optional_number("attention_factor"),
+            mscale=rope.optional_number("mscale"),
+            mscale_all_dim=rope.optional_number("mscale_all_dim"),
+            truncate=rope.flag("truncate", True),
+        )
+    raise rope.error(name, "Kiln knows default, linear, llama3 and yarn")
+
+
+def _reach(scaling: RopeScaling | None, max_positions: int) -> int:
+    """Return how many positions a model reaches.
+
+    ``max_position_embeddings`` counts the stretching in all but some of yarn's checkpoints, which
+    keep it at what they were trained on.
+    """
+    if scaling is None or scaling.kind != "yarn":
+        return max_positions
+    return max(max_positions, int(scaling.original_max_position_embeddings * scaling.factor))

@@ -1,0 +1,118 @@
+"""Weights from safetensors files, one or sharded, memory-mapped."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kiln.engine.errors import ModelError
+from kiln.engine.model_folder import read_json
+from kiln.engine.models.weights import Weights
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_UNUSED = (".rotary_emb.inv_freq",)  # buffers that old exports hold; Kiln computes its own table
+
+
+class SafetensorsWeights(Weights):
+    """The tensors of a model folder.
+
+    Raises ModelError when a file is missing, half-downloaded or corrupt, here or in ``fill``.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self._open_files = ExitStack()
+        self._files: dict[Path, Any] = {}
+        self._homes = self._find(folder)
+        self._used: set[str] = set()
+
+    def fill(self, name: str, out: torch.Tensor) -> None:
+        """Copy a tensor from its file. Raises ModelError naming the file and the tensor."""
+        path = self._homes.get(name)
+        if path is None:
+            raise ModelError(f"{self._where()}: tensor {name} is missing: is the model complete?")
+        try:
+            part = self._files[path].get_slice(name)
+            shape, dtype = list(part.get_shape()), part.get_dtype()
+            if shape != list(out.shape) or dtype not in _DTYPES:
+                raise ModelError(
+                    f"{path}: tensor {name} is {dtype} {shape}, config.json makes it "
+                    f"{list(out.shape)} of {' or '.join(_DTYPES)}"
+                )
+            out.copy_(part[:])
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: tensor {name} cannot be read ({error})") from error
+        self._used.add(name)
+
+    def ignore(self, name: str) -> None:
+        """Accept that a tensor may be there though the model does not use it."""
+        self._used.add(name)
+
+    def finish(self) -> None:
+        """Close the files. Raises ModelError when tensors are left over: config.json is wrong."""
+        self._open_files.close()
+        left = sorted(n for n in set(self._homes) - self._used if not n.endswith(_UNUSED))
+        if left:
+            raise ModelError(
+                f"{self._where()}: the architecture of config.json has no place for {len(left)} "
+                f"tensors, such as {', '.join(left[:3])}"
+            )
+
+    def _where(self) -> str:
+        return str(next(iter(self._files)).parent)
+
+    def _find(self, folder: Path) -> dict[str, Path]:
+        """Open every file and return the path that holds each tensor."""
+        index = folder / _INDEX
+        if not index.exists():
+            path = folder / _SINGLE
+            return dict.fromkeys(self._open(path), path)
+        homes = _read_index(index)
+        held = {path: self._open(path) for path in sorted(set(homes.values()))}
+        for name, path in homes.items():
+            if name not in held[path]:
+                raise ModelError(
+                    f"{path}: tensor {name} is missing, though {_INDEX} places it here"
+                )
+        return homes
+
+    def _open(self, path: Path) -> frozenset[str]:
+        if not path.is_file():
+            raise ModelError(_missing(path))
+        try:
+            self._files[path] = self._open_files.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{path}: not a whole safetensors file ({error}): download it again"
+            ) from error
+        return frozenset(self._files[path].keys())
+
+
+def _read_index(index: Path) -> dict[str, Path]:
+    """Return the file of each tensor. Raises ModelError."""
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise ModelError(f"{index}: weight_map is missing or empty: download it again")
+    for name, file in placed.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelError(f"{index}: tensor {name} is in {file!r}, want a file beside the index")
+    return {name: index.parent / file for name, file in placed.items()}
+
+
+def _missing(path: Path) -> str:
+    """Say what is missing, and what there is instead."""
+    others = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".safetensors", ".bin"))
+    if path.name != _SINGLE:
+        return f"{path}: this shard is missing: the download is incomplete"
+    if not others:
+        return f"{path.parent}: there are no weights, want {_SINGLE} or {_INDEX} with its shards"
+    return (
+        f"{path.parent}: there is neither {_SINGLE} nor {_INDEX}, only {', '.join(others[:3])}: "
+        f"download the safetensors files of the model"
+    )

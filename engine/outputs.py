@@ -1,0 +1,118 @@
+"""Assemble the tokens of one answer into what its user sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kiln.engine.detokenizer import Detokenizer
+from kiln.engine.request import CompletionOutput, FinishReason, Logprob, TokenLogprobs, TokenOutput
+from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """What one ``TokenOutput`` adds to an answer.
+
+    ``text`` may be shorter or longer than the text of ``token_ids``: an incomplete character, or
+    what may become a stop string, waits for the next delta. ``message`` explains an error.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    message: str | None = None
+
+
+class CompletionStream:
+    """One answer as it grows; ``completion`` is all of it so far.
+
+    A stop string is found here, not in the core, which knows no text: when ``stopped_early`` turns
+    true the caller aborts the request in the core and pushes no more. Without a tokenizer the text
+    stays empty.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] = (),
+        index: int = 0,
+    ) -> None:
+        self.completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        self.stopped_early = False
+        self._params = params
+        self._tokenizer = tokenizer
+        self._text: list[str] = []
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                stop=params.stop_strings,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                context=prompt_token_ids,
+            )
+
+    def push(self, output: TokenOutput) -> CompletionDelta:
+        """Add what a step gave and return what is new; the completion's text is set at its end."""
+        text, stopped_by = self._decode(output)
+        reason, stop_reason = output.finish_reason, output.stop_reason
+        if stopped_by is not None:
+            self.stopped_early = reason is None
+            reason, stop_reason = "stop", None
+        delta = CompletionDelta(
+            text=text,
+            token_ids=output.token_ids,
+            logprobs=self._logprobs(output.logprobs),
+            finish_reason=reason,
+            stop_reason=stop_reason if stopped_by is None else stopped_by,
+            message=output.message,
+        )
+        self._append(delta)
+        return delta
+
+    def _decode(self, output: TokenOutput) -> tuple[str, str | None]:
+        """Return the new text, and the stop string that ended it."""
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return "", None
+        shown = output.token_ids
+        if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+            shown = shown[:-1]  # the stop token is in token_ids, but it is no text
+        text = detokenizer.push(shown)
+        if output.finish_reason is not None:
+            text += detokenizer.finish()
+        return text, detokenizer.stopped_by
+
+    def _append(self, delta: CompletionDelta) -> None:
+        completion = self.completion
+        self._text.append(delta.text)
+        completion.token_ids += delta.token_ids
+        if completion.logprobs is not None:
+            completion.logprobs += delta.logprobs or []
+        completion.finish_reason = delta.finish_reason
+        completion.stop_reason = delta.stop_reason
+        completion.error = delta.message
+        if delta.finish_reason is not None:
+            completion.text = "".join(self._text)
+
+    def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[dict[int, Logprob]] | None:
+        """Return vLLM's form: for each position, the drawn token and the most likely ones."""
+        if logprobs is None:
+            return None
+        return [
+            {
+                token_id: Logprob(logprob, rank, self._token_text(token_id))
+                for token_id, logprob, rank in [(at.token_id, at.logprob, at.rank), *at.top]
+            }
+            for at in logprobs
+        ]
+
+    def _token_text(self, token_id: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.token_text(token_id)

@@ -1,0 +1,1 @@
+"""From a Batch to its tokens: inputs, forward pass, sampling."""

@@ -1,0 +1,41 @@
+"""Where a model runs and in which dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.engine.config import DType
+from kiln.engine.errors import ConfigError
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of a flag; "auto" is CUDA where there is one, else the CPU.
+
+    Raises ConfigError when the device is not there.
+    """
+    there = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if there else "cpu"
+    kind, _, index = name.partition(":")
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not there:
+        raise ConfigError(
+            f"device={name!r}: torch {torch.__version__} sees no CUDA device; "
+            f"use device cpu, or install a driver and a CUDA build of torch"
+        )
+    number = int(index) if index.isdigit() else 0
+    if (index and not index.isdigit()) or number >= there:
+        raise ConfigError(f"device={name!r}: there are {there} CUDA devices, numbered from 0")
+    return torch.device("cuda", number)
+
+
+def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of a flag; "auto" is the checkpoint's on a GPU, float32 on a CPU.
+
+    CPUs compute float32 faster than the checkpoint's 16 bits.
+    """
+    named = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if name != "auto":
+        return named[name]
+    return torch.float32 if device.type == "cpu" else checkpoint

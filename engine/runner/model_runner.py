@@ -1,0 +1,101 @@
+"""The model on its device: a Batch in, its tokens out."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.engine.attention.context import AttentionContext, attention_context
+from kiln.engine.attention.plan import plan_attention
+from kiln.engine.attention.workspace import Workspace
+from kiln.engine.batch import Batch, StepOutput
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import ConfigError
+from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.sizing import size_pool
+from kiln.engine.model_folder import resolve_model_folder
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.loader import Progress, load_model, open_weights
+from kiln.engine.models.registry import read_model
+from kiln.engine.runner.device import resolve_device, resolve_dtype
+from kiln.engine.runner.inputs import make_inputs
+from kiln.engine.runner.sampler import sample
+from kiln.jit_kernels.choose import prepare
+
+
+class ModelRunner:
+    """A loaded model with its KV pool. One thread calls it.
+
+    ``progress`` hears of (stage, done, total). Raises ConfigError or ModelError when the model
+    cannot be served as configured, KernelError when a toggle names a kernel that cannot run.
+    """
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        wanted, report = config.model, progress or _silent
+        self.device = resolve_device(wanted.device)
+        folder = resolve_model_folder(wanted.model)
+        family, self.model_config = read_model(folder)
+        self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
+        self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
+        if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
+            torch.cuda.set_device(self.device)
+            prepare(report)
+        with torch.inference_mode():
+            weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype, self.device)
+            self._model = load_model(
+                family, self.model_config, weights, self.max_model_len, self.device, report
+            )
+            self._pool = self._make_pool(config)
+        self._workspace = Workspace()
+        self._windows = sorted(set(self.model_config.windows), key=str)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model can draw."""
+        return self.model_config.vocab_size
+
+    @property
+    def num_blocks(self) -> int:
+        """The blocks of the KV pool."""
+        return self._pool.num_blocks
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> StepOutput:
+        """Compute every token of a batch, and draw one for each request that samples."""
+        inputs = make_inputs(batch, self._pool.block_size, self.device)
+        plans = {
+            window: plan_attention(inputs.metadata, window, self.dtype) for window in self._windows
+        }
+        context = AttentionContext(inputs.metadata, self._pool, plans, self._workspace)
+        with attention_context(context):
+            hidden = self._model.forward(inputs.token_ids, inputs.positions)
+        sampling = [request for request in batch.requests if request.samples]
+        if not sampling:
+            return StepOutput(())
+        logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
+        return StepOutput(sample(logits, sampling))
+
+    def _make_pool(self, config: EngineConfig) -> KVPool:
+        hf = self.model_config
+        shape = KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.dtype)
+        num_blocks = size_pool(config.kv, shape, self.device, self.max_model_len)
+        try:
+            return KVPool(shape, num_blocks, config.kv.block_size, self.device)
+        except RuntimeError as error:  # torch.OutOfMemoryError too
+            size = num_blocks * config.kv.block_size * shape.bytes_per_token / 2**30
+            raise ConfigError(
+                f"the KV pool of {size:.1f} GiB does not fit in memory: lower num_kv_blocks, "
+                f"memory_gib or memory_utilization"
+            ) from error
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+def _max_model_len(wanted: int | None, config: HFConfig) -> int:
+    if wanted is not None and wanted > config.max_positions:
+        raise ConfigError(
+            f"max_model_len={wanted}: the model reaches {config.max_positions} tokens "
+            f"(max_position_embeddings and rope scaling of its config.json)"
+        )
+    return wanted or config.max_positions

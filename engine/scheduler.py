@@ -1,0 +1,239 @@
+"""Decide what each step computes, under one token budget and one pool of blocks.
+
+There is one rule and there are no phases: ``num_computed_tokens`` of a request chases its tokens.
+A decode is a request one token behind; a chunk of a long prompt is one that is far behind; a
+request that was preempted starts again from nothing, with what it had generated as prompt.
+
+    running first      every running request computes at least one token in every step
+    blocks run out     the newest running request gives up its own
+    admission          first come, first served, on what is left; never in a step that preempted
+
+The first holds because a request is admitted only when those before it left budget over, and the
+most that one can take, the lesser of a chunk and what it is behind, never grows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.config import SchedulerConfig
+from kiln.engine.errors import QueueFullError, RequestError
+from kiln.engine.finish import banned_token_ids, finish_reason, stop_reason, stop_token_ids
+from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.request import NewRequest, Request, TokenOutput
+
+SEED_BITS = 63
+
+
+class Scheduler:
+    """The requests in flight, their blocks, and the choice of what runs next.
+
+    ``max_model_len`` is the context in tokens; the pool bounds it too, since a request must be
+    able to finish when it runs alone. ``seed`` makes the seeds of requests that name none
+    reproducible.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        seed: int = 0,
+    ) -> None:
+        self.config = config
+        self.pool = pool
+        self.block_size = block_size
+        self.eos_token_ids = eos_token_ids
+        self.capacity = pool.num_blocks * block_size  # tokens
+        # The last token of an answer is never computed, so it needs no slot.
+        self.max_total_tokens = min(max_model_len, self.capacity + 1)
+        self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # oldest first
+        self.num_preemptions = 0
+        self._requests: dict[str, Request] = {}
+        self._in_flight: list[Request] = []  # the rows of the batch that runs now
+        self._seeds = random.Random(seed)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._requests)
+
+    def check(self, new: NewRequest) -> None:
+        """Refuse a request that could never run. Raises RequestError."""
+        if new.request_id in self._requests:
+            raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
+        prompt = len(new.prompt_token_ids)
+        if prompt > self.capacity:
+            raise RequestError(
+                f"the prompt has {prompt} tokens, the KV pool holds {self.capacity} "
+                f"({self.pool.num_blocks} blocks of {self.block_size}): shorten it, or serve with "
+                "more blocks",
+                "prompt",
+            )
+
+    def add(self, new: NewRequest) -> None:
+        """Queue a request. Raises RequestError, or QueueFullError when too many wait."""
+        self.check(new)
+        if len(self.waiting) >= self.config.max_waiting:
+            raise QueueFullError(
+                f"{len(self.waiting)} requests are waiting, the queue holds "
+                f"{self.config.max_waiting}: try again later"
+            )
+        params, prompt = new.params, len(new.prompt_token_ids)
+        total = self.max_total_tokens
+        if params.max_tokens is not None:
+            total = min(total, prompt + params.max_tokens)
+        request = Request(
+            request_id=new.request_id,
+            token_ids=list(new.prompt_token_ids),
+            num_prompt_tokens=prompt,
+            params=params,
+            seed=self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed,
+            max_total_tokens=total,
+            stop_token_ids=stop_token_ids(params, self.eos_token_ids),
+        )
+        self._requests[new.request_id] = request
+        self.waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request and free its blocks, wherever it is. An unknown id does nothing."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self._release(request)
+
+    def schedule(self) -> Batch:
+        """Choose what the next step computes; an empty batch when there is nothing to do."""
+        self._in_flight = []
+        rows: list[ScheduledRequest] = []
+        budget = self.config.max_num_batched_tokens
+        preemptions = self.num_preemptions
+        index = 0
+        while index < len(self.running):  # shrinks from its end when somebody is preempted
+            row = self._advance(self.running[index], budget)
+            if row is not None:
+                budget -= len(row.token_ids)
+                rows.append(row)
+                index += 1
+        if self.num_preemptions == preemptions:
+            rows += self._admit(budget)
+        return Batch(tuple(rows))
+
+    def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
+        """Record what a step gave: append tokens, finish requests, free their blocks.
+
+        A request that was aborted since the batch was made is passed over.
+        """
+        sampled = {token.request_id: token for token in output.tokens}
+        in_flight, self._in_flight = self._in_flight, []
+        outputs = []
+        for row, request in zip(batch.requests, in_flight, strict=True):
+            if self._requests.get(row.request_id) is not request:
+                continue
+            request.num_computed_tokens += len(row.token_ids)
+            if row.samples:
+                outputs.append(self._accept(request, sampled[row.request_id]))
+        return outputs
+
+    def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
+        """Give a running request its share of a step, at most ``allowance`` tokens.
+
+        Preempts the newest while not one token fits the pool. None if that was this request.
+        """
+        while (row := self._row(request, allowance)) is None:
+            newest = self.running[-1]
+            self._preempt(newest)
+            if newest is request:
+                return None
+        return row
+
+    def _admit(self, budget: int) -> list[ScheduledRequest]:
+        """Start waiting requests, in order, while budget, rows and blocks last."""
+        rows: list[ScheduledRequest] = []
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            # All of its tokens must fit now, though only a chunk of them takes blocks, and each
+            # running request keeps a spare: else it would be preempted before it drew a token.
+            wanted = self._blocks_for(len(request.token_ids)) + len(self.running)
+            if self.running and wanted > self.pool.num_free:
+                break
+            row = self._row(request, budget)
+            assert row is not None, "at least one block is free, as checked or as nobody runs"
+            budget -= len(row.token_ids)
+            rows.append(row)
+            self.running.append(self.waiting.popleft())
+        return rows
+
+    def _row(self, request: Request, allowance: int) -> ScheduledRequest | None:
+        """Describe a request's share of the step and take its blocks; None if no token fits."""
+        start, length = request.num_computed_tokens, len(request.token_ids)
+        count = min(length - start, allowance, self.max_chunk_tokens)
+        room = len(request.block_ids) * self.block_size - start
+        if count > room:
+            count = min(count, room + self.pool.num_free * self.block_size)
+            missing = self._blocks_for(start + count) - len(request.block_ids)
+            blocks = self.pool.allocate(missing) if count > 0 else None
+            if blocks is None:
+                return None
+            request.block_ids += blocks
+        self._in_flight.append(request)
+        return ScheduledRequest(
+            request_id=request.request_id,
+            token_ids=request.token_ids[start : start + count],
+            num_computed_tokens=start,
+            block_ids=request.block_ids,
+            samples=start + count == length,
+            num_output_tokens=length - request.num_prompt_tokens,
+            params=request.params,
+            seed=request.seed,
+            banned_token_ids=banned_token_ids(request),
+        )
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _preempt(self, request: Request) -> None:
+        """Send the newest running request back to the head of the queue, without its blocks."""
+        self.running.remove(request)
+        self._free_blocks(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    def _accept(self, request: Request, sampled: SampledToken) -> TokenOutput:
+        """Append a drawn token to its request and finish the request if it is the last."""
+        if sampled.error is not None:
+            self._release(request)
+            return TokenOutput(request.request_id, [], "error", message=sampled.error)
+        request.token_ids.append(sampled.token_id)
+        reason = finish_reason(request)
+        if reason is not None:
+            self._release(request)
+        return TokenOutput(
+            request_id=request.request_id,
+            token_ids=[sampled.token_id],
+            finish_reason=reason,
+            stop_reason=stop_reason(request, self.eos_token_ids) if reason == "stop" else None,
+            logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+        )
+
+    def _release(self, request: Request) -> None:
+        """Drop a request that is over, and free its blocks."""
+        del self._requests[request.request_id]
+        if request in self.running:
+            self.running.remove(request)
+        self._free_blocks(request)
+
+    def _free_blocks(self, request: Request) -> None:
+        self.pool.free(request.block_ids)
+        request.block_ids = []  # a new list: the batch that runs now still reads the old one

@@ -1,0 +1,214 @@
+"""Text to tokens and back, and chats to tokens, as the model's own tokenizer does it.
+
+``tokenizer.json`` is read with the tokenizers library itself: the same Rust code that transformers
+calls, without the two seconds that importing transformers takes. Folders with only an older form
+go through transformers once, which converts it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from kiln.engine.chat_template import ChatTemplate, Message
+from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.model_folder import eos_token_ids, read_json
+from kiln.engine.token_bytes import piece_decoder
+
+_OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class Tokenizer:
+    """A model's tokenizer: encode, decode, and its chat template."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: dict[str, str] | None = None,
+        chat_templates: dict[str, str] | None = None,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.special_tokens = special_tokens or {}
+        self.eos_token_ids = eos_ids
+        self._templates = {
+            name: ChatTemplate(source, self.special_tokens)
+            for name, source in (chat_templates or {}).items()
+        }
+        self._piece = piece_decoder(backend)
+        self._bytes: dict[tuple[int, bool], bytes] = {}
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Load the tokenizer of a model folder. Raises ModelError when missing or unreadable."""
+        config = read_json(folder / "tokenizer_config.json")
+        legacy = read_json(folder / "special_tokens_map.json")
+        special = _special_tokens(config if "added_tokens_decoder" in config else config | legacy)
+        backend = _backend(folder)
+        _add_missing_tokens(backend, config, special)
+        return cls(
+            backend,
+            special_tokens=special,
+            chat_templates=_chat_templates(folder, config),
+            eos_ids=eos_token_ids(folder),
+        )
+
+    @classmethod
+    def load_if_present(cls, folder: Path) -> Tokenizer | None:
+        """Load a folder's tokenizer; None for a folder without one, served by token ids alone."""
+        present = any((folder / name).exists() for name in ("tokenizer.json", *_OLDER_FORMS))
+        return cls.load(folder) if present else None
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that ``skip_special_tokens`` leaves out of the text."""
+        added = self.backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it knows, added ones included; a model's own table may be larger."""
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be rendered."""
+        return bool(self._templates)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, with the model's BOS (and the like) unless told otherwise."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of ids; ids that it does not know are left out."""
+        text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int, first: bool = False) -> bytes | None:
+        """Return the bytes that one token adds to a text; None for an unfamiliar decoder.
+
+        ``first`` is for the token that begins the text, whose space some decoders drop.
+        """
+        if self._piece is None:
+            return None
+        known = self._bytes.get((token_id, first))
+        if known is None:
+            form = self.backend.id_to_token(token_id)
+            known = b"" if form is None else self._piece(form, first)
+            self._bytes[token_id, first] = known
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as text, with its leading space; U+FFFD for part of a character."""
+        known = self.token_bytes(token_id)
+        if known is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        return known.decode("utf-8", errors="replace")
+
+    def render_chat(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **variables: object,
+    ) -> str:
+        """Return a chat as text. Raises RequestError when the model has no template for it."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise RequestError(
+                "the model has no chat template: send a prompt to completions instead", "messages"
+            )
+        return self._templates[name].render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+
+    def apply_chat_template(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        **variables: object,
+    ) -> list[int]:
+        """Return a chat as ids: rendered and encoded once, so that BOS is there once."""
+        text = self.render_chat(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+        return self.encode(text, add_special_tokens=False)
+
+
+def _backend(folder: Path) -> Backend:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return _converted(folder)
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the Rust library raises plain Exception
+        raise ModelError(f"{path}: cannot be read ({error}): is it complete?") from error
+
+
+def _converted(folder: Path) -> Backend:
+    """Convert an older form of tokenizer with transformers."""
+    if not any((folder / name).exists() for name in _OLDER_FORMS):
+        raise ModelError(
+            f"{folder}: no tokenizer (tokenizer.json or an older form): copy it from the original "
+            "model, or use prompts of token ids"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{folder}: transformers cannot load its tokenizer: {error}") from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Backend):
+        raise ModelError(f"{folder}: its tokenizer {type(tokenizer).__name__} has no fast form")
+    return backend
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the named special tokens: ``bos_token`` and so on, to their text."""
+    found = {}
+    for name in (f"{name}_token" for name in _SPECIAL_NAMES):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _add_missing_tokens(backend: Backend, config: dict[str, Any], special: dict[str, str]) -> None:
+    """Add what tokenizer_config.json adds to tokenizer.json, in the order of the ids."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    for _, token in listed:
+        if token["content"] not in known:
+            known.add(token["content"])
+            backend.add_tokens([AddedToken(**token)])
+    for text in special.values():
+        if text not in known:
+            known.add(text)
+            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+
+
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return the templates by name; files of their own come before the one in the config."""
+    files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    if (folder / "chat_template.jinja").exists():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    template = config.get("chat_template")
+    if isinstance(template, str):
+        return {"default": template}
+    return {entry["name"]: entry["template"] for entry in template or []}

@@ -1,0 +1,130 @@
+"""The host toolchain: a kernel's own source compiled by g++ or clang++ and run on the CPU.
+
+The plain form is for correctness and for CPU machines; the checked form also finds data races by
+scope, accesses out of bounds, misaligned vectors and uninitialised shared memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kiln.cache.env import Env
+from kiln.cache.root import cache_root
+from kiln.jit_kernels.compile.template import Unit, read_source, render
+from kiln.jit_kernels.spec import KernelSpec, Variant, label
+from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
+from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime
+from kiln.jit_kernels.toolchains.host_world import HostKernel, World
+
+_ENTRY = "kiln_host_entry"
+# DWARF 4: binutils before 2.42 takes the first file of g++'s version 5 tables for main.cpp.
+_FLAGS = (
+    *("-std=c++20", "-fPIC", "-shared", "-nostdlib", "-fvisibility=hidden", "-g1", "-gdwarf-4"),
+    *("-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-Wno-unknown-pragmas"),
+)
+# -nostdlib keeps the sanitizers' own runtimes out: ours answers their calls.
+_CHECKED = ("-O1", "-fsanitize=thread,bounds,alignment,shift,integer-divide-by-zero")
+_PLAIN = ("-O2",)
+
+
+def load(spec: KernelSpec, variant: Variant, *, checked: bool, env: Env) -> HostKernel:
+    """Return a variant, ready to run; it is compiled when it is not on disk.
+
+    Raises CompileError and ToolchainMissing.
+    """
+    items = tuple(sorted(variant.items()))
+    return _load(spec, items, checked, env.host_compiler, cache_root(env))
+
+
+def prepare(work: Iterable[tuple[KernelSpec, Variant]], *, checked: bool, env: Env) -> None:
+    """Load many variants, some at once: a compiler is a process of its own."""
+    jobs = env.jit_jobs or min(os.cpu_count() or 1, 8)
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda item: load(*item, checked=checked, env=env), work))
+
+
+def build(
+    unit: Unit, entry: str, arguments: Sequence[str], *, name: str, checked: bool, env: Env
+) -> HostKernel:
+    """Compile any translation unit whose kernel is ``extern "C"`` and named ``entry``.
+
+    ``arguments`` are the C types of its parameters. Raises CompileError and ToolchainMissing.
+    """
+    return _build(unit, entry, tuple(arguments), name, checked, env.host_compiler, cache_root(env))
+
+
+def run(
+    spec: KernelSpec, arguments: Sequence[Any], *, checked: bool = False, seed: int = 0, env: Env
+) -> None:
+    """Run a spec's kernel on the operator's arguments, CPU tensors, which it writes in place.
+
+    Raises CompileError, ToolchainMissing, LaunchError, and HostFault when the kernel misbehaves.
+    """
+    bound = spec.bind(*arguments)
+    launch(load(spec, bound.variant, checked=checked, env=env), spec, arguments, seed=seed)
+
+
+def launch(kernel: HostKernel, spec: KernelSpec, arguments: Sequence[Any], *, seed: int = 0) -> int:
+    """Run a loaded kernel as ``run`` does; return how often threads were switched."""
+    bound = spec.bind(*arguments)
+    world = World(seed=seed, checked=kernel.checked)
+    world.enqueue(0, kernel, spec.geometry(bound.variant, bound.sizes), bound.values)
+    return world.run()
+
+
+@cache
+def _load(
+    spec: KernelSpec,
+    items: tuple[tuple[str, str], ...],
+    checked: bool,
+    compiler: str,
+    root: Path | None,
+) -> HostKernel:
+    variant = dict(items)
+    unit, name = render(spec, variant), label(spec, variant)
+    return _build(unit, spec.entry, tuple(spec.arguments), name, checked, compiler, root)
+
+
+def _build(
+    unit: Unit,
+    entry: str,
+    arguments: tuple[str, ...],
+    name: str,
+    checked: bool,
+    compiler: str,
+    root: Path | None,
+) -> HostKernel:
+    # The thunk's line numbers belong to main.cpp again, not to the template.
+    thunk = (
+        f'\n#line 1 "main.cpp"\nextern "C" CUDA_HOST_API void {_ENTRY}(void** parameters) '
+        f"{{ cuda_host::Entry<&{entry}>::call(parameters); }}\n"
+    )
+    files = {f"kernel_sources/include/{name}": text for name, text in unit.headers.items()}
+    files |= {f"kernel_sources/{header}": read_source(header) for header in HEADERS}
+    recipe = Recipe(
+        f"{name} (host{', checked' if checked else ''})",
+        unit.text + thunk,
+        files,
+        ("kernel_sources/include", "kernel_sources/host"),
+        (*_FLAGS, *_only_gcc(compiler), *(_CHECKED if checked else _PLAIN)),
+    )
+    loaded = runtime(compiler, root)  # first: the kernel's symbols resolve against it
+    library = load_library(recipe, compiler, root, ctypes.RTLD_LOCAL)
+    address = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
+    assert address is not None
+    return HostKernel(name, address, arguments, checked, loaded)
+
+
+def _only_gcc(compiler: str) -> tuple[str, ...]:
+    # g++ marks the statics of template functions as unique in the process: two kernels would
+    # share __shared__ variables of one name. And it turns loops into calls of memset, which no
+    # hook sees. clang does neither, and does not know the options.
+    if find_compiler(compiler).is_clang:
+        return ()
+    return ("-fno-gnu-unique", "-fno-tree-loop-distribute-patterns")

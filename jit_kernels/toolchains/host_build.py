@@ -1,0 +1,104 @@
+"""C++ text to a shared library: built once per content, loaded only when it may be trusted."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+from kiln.cache.keys import content_key, digest_of
+from kiln.jit_kernels.errors import CompileError, ToolchainMissing
+
+_OUTPUT = "library.so"
+_SECONDS = 300  # a compile that takes longer hangs
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A host compiler: its path, and the text by which builds of it are told apart."""
+
+    path: str
+    version: str
+
+    @property
+    def is_clang(self) -> bool:
+        """Whether this is clang, which lacks a few of g++'s options."""
+        return "clang" in self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A library to build: ``main`` is compiled and may include ``files`` by name."""
+
+    name: str  # for messages
+    main: str
+    files: Mapping[str, str]  # path below the build folder -> text
+    include_folders: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    def key(self, compiler: Compiler) -> str:
+        """Return the content key: all that can change the library, and no path of this machine."""
+        fields = [
+            ("kind", b"host library"),
+            ("compiler", compiler.path.encode()),
+            ("version", compiler.version.encode()),
+            *(("flag", flag.encode()) for flag in self.flags),
+            *(("include", folder.encode()) for folder in self.include_folders),
+            ("main", digest_of(self.main.encode())),
+        ]
+        for name, text in sorted(self.files.items()):
+            fields += [("file", name.encode()), ("file-text", digest_of(text.encode()))]
+        return content_key(fields)
+
+
+@cache
+def find_compiler(name: str) -> Compiler:
+    """Return the host compiler of this name. Raises ToolchainMissing."""
+    path = shutil.which(name)
+    if path is None:
+        raise ToolchainMissing(
+            f"the host toolchain needs {name!r}, which is not on PATH: apt-get install g++ (or "
+            "clang), or name another compiler in KILN_HOST_COMPILER"
+        )
+    try:
+        answer = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolchainMissing(f"{path} --version fails ({error}): reinstall it") from None
+    return Compiler(path, answer.stdout)
+
+
+def compile_library(recipe: Recipe, compiler: Compiler) -> bytes:
+    """Return the bytes of the library. Raises CompileError with the compiler's log.
+
+    Compiled in a folder of its own that holds exactly the recipe's files: nothing else can be
+    included by accident, and no path of this machine ends up in the library.
+    """
+    with tempfile.TemporaryDirectory(prefix="kiln-host-") as text:
+        folder = Path(text)
+        for name, content in {**recipe.files, "main.cpp": recipe.main}.items():
+            path = folder / PurePosixPath(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        command = [
+            compiler.path,
+            *recipe.flags,
+            *(f"-I{include}" for include in recipe.include_folders),
+            f"-ffile-prefix-map={folder}=.",
+            *("main.cpp", "-o", _OUTPUT, "-lm", "-lc"),
+        ]
+        try:
+            result = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompileError(f"{recipe.name}: {compiler.path} did not run: {error}") from None
+        if result.returncode:
+            version = compiler.version.partition("\n")[0]
+            raise CompileError(f"{recipe.name} does not compile with {version}:\n{result.stderr}")
+        return (folder / _OUTPUT).read_bytes()

@@ -1,0 +1,183 @@
+"""Launches on the host runtime: one world of ranks, run to its end or to a report."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from kiln.jit_kernels.errors import HostFault, LaunchError
+from kiln.jit_kernels.launch import ArgumentBlock
+from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.toolchains.host_report import readable
+from kiln.jit_kernels.toolchains.host_runtime import Runtime
+
+Value = torch.Tensor | int | float
+
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_MAX_THREADS = 1024
+_MAX_TOTAL = 2**31  # threads of a launch: more would take a CPU hours
+_MAX_SHARED = 227 * 1024  # bytes of a block on Hopper, the largest there is
+_MAX_ROWS = 4096  # a view of more rows is allowed as one range, gaps included
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostKernel:
+    """A kernel compiled for this machine's CPU. ``checked``: it reports what it touches."""
+
+    name: str
+    entry: int  # address of its void(void**)
+    arguments: tuple[str, ...]
+    checked: bool
+    runtime: Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    rank: int
+    kernel: HostKernel
+    geometry: LaunchGeometry
+    block: ArgumentBlock
+    address: int
+    values: tuple[Value, ...]  # kept alive until the run
+
+
+class World:
+    """Stream queues of some ranks: a rank's launches run in order, ranks interleave freely.
+
+    Seed 0 takes turns among threads; any other seed is another interleaving, the same each time.
+    Checked, a run reports data races, accesses outside the launches' tensors (and what ``allow``
+    adds), misaligned vectors and reads of shared memory that nobody wrote. ``resident``: how many
+    blocks of a rank run at the same time. ``seconds``: after which a run counts as hanging.
+    """
+
+    def __init__(
+        self,
+        ranks: int = 1,
+        *,
+        seed: int = 0,
+        checked: bool = False,
+        resident: int | None = None,
+        seconds: float = 20.0,
+    ) -> None:
+        self.ranks, self.seed, self.checked, self.seconds = ranks, seed, checked, seconds
+        # One block after the other is fastest; what can go wrong between blocks needs several.
+        alone = ranks == 1 and seed == 0
+        self.resident = resident or (1 if alone else 64 if ranks > 1 else 4)
+        self._launches: list[_Launch] = []
+        self._allowed: list[torch.Tensor] = []
+
+    def allow(self, tensor: torch.Tensor) -> None:
+        """Let kernels touch a tensor that is no argument of theirs, such as a peer's buffer."""
+        self._allowed.append(tensor)
+
+    def enqueue(
+        self, rank: int, kernel: HostKernel, geometry: LaunchGeometry, values: Sequence[Value]
+    ) -> None:
+        """Queue a launch on a rank; an empty grid queues nothing.
+
+        Raises LaunchError for a geometry that no GPU would take, ValueError for a rank that does
+        not exist, a tensor that is not on the CPU, and a plain kernel in a checked world, which
+        would check nothing.
+        """
+        if not 0 <= rank < self.ranks:
+            raise ValueError(f"rank {rank} of {self.ranks}: ranks count from 0")
+        if self.checked and not kernel.checked:
+            raise ValueError(f"{kernel.name} was built without checks; load it with checked=True")
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                raise ValueError(f"{kernel.name} runs on the CPU; a tensor is on {value.device}")
+        _check_geometry(kernel.name, geometry)
+        if 0 in geometry.grid:
+            return
+        block = ArgumentBlock(kernel.arguments)
+        address = block.pack(values)
+        self._launches.append(_Launch(rank, kernel, geometry, block, address, tuple(values)))
+
+    def run(self) -> int:
+        """Run what was queued and return how often threads were switched.
+
+        Raises HostFault with every report, and LaunchError for too much shared memory.
+        """
+        if not self._launches:
+            return 0
+        runtime = self._launches[0].kernel.runtime
+        with runtime.lock:
+            runtime.begin(self.ranks, self.seed, self.resident, self.checked, self.seconds)
+            if self.checked:
+                for begin, end in self._regions():
+                    runtime.region(begin, end - begin)
+            for launch in self._launches:
+                self._enqueue(runtime, launch)
+            failed = runtime.run()
+            switches = int(runtime.switches())
+            report = runtime.report().decode() if failed else ""
+        names = ", ".join(dict.fromkeys(launch.kernel.name for launch in self._launches))
+        self._launches.clear()
+        if failed:
+            raise HostFault(f"{names} with seed {self.seed}: {readable(report).strip()}")
+        return switches
+
+    def _regions(self) -> list[tuple[int, int]]:
+        """Return [begin, end) of all that may be touched, ascending, overlaps merged."""
+        values = [value for launch in self._launches for value in launch.values]
+        tensors = [value for value in (*values, *self._allowed) if isinstance(value, torch.Tensor)]
+        regions: list[tuple[int, int]] = []
+        for begin, end in sorted(region for tensor in tensors for region in touchable(tensor)):
+            if regions and begin < regions[-1][1]:
+                regions[-1] = (regions[-1][0], max(regions[-1][1], end))
+            else:
+                regions.append((begin, end))
+        return regions
+
+    @staticmethod
+    def _enqueue(runtime: Runtime, launch: _Launch) -> None:
+        geometry, dims = launch.geometry, ctypes.c_uint * 3
+        grid, block = dims(*geometry.grid), dims(*geometry.block)
+        shared = runtime.enqueue(
+            launch.rank, launch.kernel.entry, grid, block, geometry.shared_bytes, launch.address
+        )
+        if shared > _MAX_SHARED:
+            raise LaunchError(
+                f"{launch.kernel.name}: {shared} bytes of shared memory in a block; no GPU has "
+                f"more than {_MAX_SHARED}"
+            )
+
+
+def touchable(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Yield [begin, end) of what a view covers: row by row, without the gaps between rows."""
+    if tensor.numel() == 0:
+        return
+    dense = tensor.element_size()
+    steps: list[list[int]] = []  # of each dimension that leaves gaps
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        step = stride * tensor.element_size()
+        if not steps and step <= dense:  # this dimension lies dense, or repeats
+            dense += step * (size - 1)
+        elif size > 1:
+            steps.append([step * index for index in range(size)])
+    if math.prod(len(offsets) for offsets in steps) > _MAX_ROWS:
+        last = tensor.data_ptr() + sum(offsets[-1] for offsets in steps)
+        yield tensor.data_ptr(), last + dense
+        return
+    for offsets in product(*steps):
+        begin = tensor.data_ptr() + sum(offsets)
+        yield begin, begin + dense
+
+
+def _check_geometry(name: str, geometry: LaunchGeometry) -> None:
+    threads = math.prod(geometry.block)
+    fits = all(0 <= n <= most for n, most in zip(geometry.grid, _MAX_GRID, strict=True))
+    fits &= all(0 < n <= most for n, most in zip(geometry.block, _MAX_BLOCK, strict=True))
+    if not fits or threads > _MAX_THREADS:
+        raise LaunchError(
+            f"{name}: no GPU takes {geometry}; a grid is at most {_MAX_GRID}, a block "
+            f"{_MAX_BLOCK} and {_MAX_THREADS} threads"
+        )
+    if math.prod(geometry.grid) * threads >= _MAX_TOTAL:
+        raise LaunchError(f"{name}: {geometry} has too many threads to run on a CPU")

@@ -1,0 +1,27 @@
+"""The Triton implementations that a toggle can choose; a family may go without."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+
+
+def has_triton(family: str) -> bool:
+    """Return whether Triton is installed and the family has Triton forms, importing neither."""
+    return (
+        importlib.util.find_spec("triton") is not None
+        and importlib.util.find_spec(_module(family)) is not None
+    )
+
+
+def triton_form(family: str, name: str) -> Callable[..., None]:
+    """Return the Triton form of an operator: same arguments, written in place.
+
+    Raises ImportError when the family has none.
+    """
+    return getattr(importlib.import_module(_module(family)), name)  # type: ignore[no-any-return]
+
+
+def _module(family: str) -> str:
+    return f"kiln.jit_kernels.triton_ops.{family}"

@@ -1,0 +1,166 @@
+// CUDA C++ on a CPU: the language surface. A template that reaches this header through kiln/ptx.cuh
+// compiles with g++ or clang++ and runs on the fibers of this folder. No toolkit header, and no C++
+// standard header: every kernel pays for what is included here on every compile.
+#pragma once
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // libstdc++: the C math.h alone; <cmath> costs 0.1 s
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <stdint.h>
+
+struct uint3 { unsigned x, y, z; };
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+namespace cuda_host {
+struct Site { const char* file; int line; };  // where a kernel called in, for reports
+enum Scope : int { cta, gpu, sys };
+enum Order : int { relaxed, acquire, release, acq_rel };
+enum Op : int { load, store, add, sub, exch, cas, max_, min_, and_, or_, xor_, add_float };
+enum WarpOp : int { warp_sync, warp_shuffle, warp_ballot };
+
+#define CUDA_HOST_API __attribute__((visibility("default")))
+#define CUDA_HOST_CONST __attribute__((visibility("default"), const))  // one value for one thread
+CUDA_HOST_CONST uint3 thread_idx();
+CUDA_HOST_CONST uint3 block_idx();
+CUDA_HOST_CONST dim3 block_dim();
+CUDA_HOST_CONST dim3 grid_dim();
+CUDA_HOST_CONST int lane();
+CUDA_HOST_CONST void* dynamic_shared();           // 16-byte aligned
+CUDA_HOST_API int barrier(bool vote, Site site);  // returns the block's votes
+// Meet the lanes of `mask`. `value`: a shuffle's source lane, a ballot's predicate. A shuffle
+// replaces the `bytes` at `data` by the source lane's; a ballot returns the votes.
+CUDA_HOST_API unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site site);
+CUDA_HOST_API uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare,
+                              Order order, Scope scope, Site site);
+CUDA_HOST_API void fence(Scope scope);
+
+template <class To, class From> inline To copy_bits(const From& from) {
+  To to{};
+  __builtin_memcpy(&to, &from, sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
+  return to;
+}
+template <class T> inline uint64_t bits(T v) { return copy_bits<uint64_t>(v); }
+template <class T> inline T unbits(uint64_t b) { return copy_bits<T>(b); }
+template <class T> inline T shuffle(unsigned mask, T v, int source, Site site) {
+  static_assert(sizeof(T) <= 16, "a shuffle moves at most 16 bytes");
+  warp(warp_shuffle, mask, source, &v, sizeof v, site);
+  return v;
+}
+
+// One access of sizeof(V) bytes, as on the GPU. A plain struct copy is split into small accesses,
+// which would hide a misaligned vector and report races of the wrong size.
+template <int N> struct Raw { typedef char type __attribute__((vector_size(N), may_alias)); };
+template <class V> inline V load_vector(const void* p) {
+  const typename Raw<sizeof(V)>::type raw = *static_cast<const typename Raw<sizeof(V)>::type*>(p);
+  return copy_bits<V>(raw);
+}
+template <class V> inline void store_vector(void* p, const V& v) {
+  *static_cast<typename Raw<sizeof(V)>::type*>(p) = copy_bits<typename Raw<sizeof(V)>::type>(v);
+}
+
+// Entry<&kernel>::call unpacks parameters given as cuLaunchKernel takes them: pointers to values.
+template <int...> struct Indices {};
+template <auto Kernel> struct Entry;
+template <class... A, void (*Kernel)(A...)> struct Entry<Kernel> {
+  template <int... I> __attribute__((no_sanitize("thread")))
+  static void go(void** p, Indices<I...>) { Kernel(*static_cast<A*>(p[I])...); }
+  template <int... I> static void call(void** p, Indices<I...> indices = {}) {
+    if constexpr (sizeof...(I) == sizeof...(A)) go(p, indices);
+    else call(p, Indices<I..., int(sizeof...(I))>{});
+  }
+};
+}  // namespace cuda_host
+
+#ifndef CUDA_HOST_RUNTIME  // the runtime itself wants none of CUDA's names
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+// A module's __shared__ variables become its thread-local segment, which the runtime saves and
+// restores when it switches blocks. Section attributes would not work inside templates.
+#define __shared__ static thread_local
+#define __align__(n) __attribute__((aligned(n)))
+#define threadIdx (cuda_host::thread_idx())
+#define blockIdx (cuda_host::block_idx())
+#define blockDim (cuda_host::block_dim())
+#define gridDim (cuda_host::grid_dim())
+#define warpSize 32
+#define CUDA_HOST_SITE cuda_host::Site site = {__builtin_FILE(), __builtin_LINE()}
+
+#define CUDA_HOST_VECTORS(T, name)                           \
+  struct alignas(2 * sizeof(T)) name##2 { T x, y; };         \
+  struct alignas(4 * sizeof(T)) name##4 { T x, y, z, w; };   \
+  inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
+  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+CUDA_HOST_VECTORS(int, int)
+CUDA_HOST_VECTORS(unsigned, uint)
+CUDA_HOST_VECTORS(float, float)
+
+inline void __syncthreads(CUDA_HOST_SITE) { cuda_host::barrier(false, site); }
+inline int __syncthreads_count(int p, CUDA_HOST_SITE) { return cuda_host::barrier(p, site); }
+inline int __syncthreads_or(int p, CUDA_HOST_SITE) { return cuda_host::barrier(p, site) != 0; }
+inline int __syncthreads_and(int p, CUDA_HOST_SITE) { return cuda_host::barrier(!p, site) == 0; }
+inline void __syncwarp(unsigned mask = ~0u, CUDA_HOST_SITE) {
+  cuda_host::warp(cuda_host::warp_sync, mask, 0, nullptr, 0, site);
+}
+inline unsigned __ballot_sync(unsigned mask, int p, CUDA_HOST_SITE) {
+  return cuda_host::warp(cuda_host::warp_ballot, mask, p != 0, nullptr, 0, site);
+}
+inline int __any_sync(unsigned m, int p, CUDA_HOST_SITE) { return __ballot_sync(m, p, site) != 0; }
+inline int __all_sync(unsigned m, int p, CUDA_HOST_SITE) { return __ballot_sync(m, !p, site) == 0; }
+template <class T> inline T __shfl_sync(unsigned m, T v, int source, int w = 32, CUDA_HOST_SITE) {
+  return cuda_host::shuffle(m, v, (cuda_host::lane() & -w) | (source & (w - 1)), site);
+}
+template <class T> inline T __shfl_xor_sync(unsigned m, T v, int x, int w = 32, CUDA_HOST_SITE) {
+  const int lane = cuda_host::lane(), source = lane ^ x;
+  return cuda_host::shuffle(m, v, source >= (lane & -w) + w ? lane : source, site);
+}
+template <class T> inline T __shfl_down_sync(unsigned m, T v, int d, int w = 32, CUDA_HOST_SITE) {
+  const int lane = cuda_host::lane(), source = lane + d;
+  return cuda_host::shuffle(m, v, source >= (lane & -w) + w ? lane : source, site);
+}
+template <class T> inline T __shfl_up_sync(unsigned m, T v, int d, int w = 32, CUDA_HOST_SITE) {
+  const int lane = cuda_host::lane(), source = lane - d;
+  return cuda_host::shuffle(m, v, source < (lane & -w) ? lane : source, site);
+}
+
+// CUDA's own atomics are relaxed. For min and max, `compare` says whether T is signed.
+#define CUDA_HOST_ATOMIC(name, op, scope_)                                                        \
+  template <class T> inline T name(T* p, T v, CUDA_HOST_SITE) {                                   \
+    using namespace cuda_host;                                                                    \
+    return unbits<T>(atomic(op, p, sizeof(T), bits(v), T(-1) < T(0), relaxed, scope_, site));     \
+  }
+#define CUDA_HOST_ATOMICS(_, scope)                                                               \
+  CUDA_HOST_ATOMIC(atomicAdd##_, T(0.5f) != T(0) ? add_float : add, scope)                        \
+  CUDA_HOST_ATOMIC(atomicSub##_, sub, scope) CUDA_HOST_ATOMIC(atomicExch##_, exch, scope)         \
+  CUDA_HOST_ATOMIC(atomicMax##_, max_, scope) CUDA_HOST_ATOMIC(atomicMin##_, min_, scope)         \
+  CUDA_HOST_ATOMIC(atomicAnd##_, and_, scope) CUDA_HOST_ATOMIC(atomicXor##_, xor_, scope)         \
+  CUDA_HOST_ATOMIC(atomicOr##_, or_, scope)                                                       \
+  template <class T> inline T atomicCAS##_(T* p, T compare, T v, CUDA_HOST_SITE) {                \
+    using namespace cuda_host;                                                                    \
+    return unbits<T>(atomic(cas, p, sizeof(T), bits(v), bits(compare), relaxed, scope, site));    \
+  }
+CUDA_HOST_ATOMICS(, gpu)
+CUDA_HOST_ATOMICS(_block, cta)
+CUDA_HOST_ATOMICS(_system, sys)
+inline void __threadfence_block() { cuda_host::fence(cuda_host::cta); }
+inline void __threadfence() { cuda_host::fence(cuda_host::gpu); }
+inline void __threadfence_system() { cuda_host::fence(cuda_host::sys); }
+
+#define __expf(x) expf(x)  // macros, because glibc declares functions of these names
+#define __logf(x) logf(x)
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+template <class T> inline T __ldg(const T* p) { return *p; }
+inline unsigned __float_as_uint(float x) { return unsigned(cuda_host::bits(x)); }
+inline float __uint_as_float(unsigned x) { return cuda_host::unbits<float>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+template <class T> inline T max(T a, T b) { return a < b ? b : a; }
+template <class T> inline T min(T a, T b) { return b < a ? b : a; }
+#endif

@@ -1,0 +1,150 @@
+// What the runtime's files share. Every CUDA thread is a fiber; one OS thread runs them all, in an
+// order that the seed decides, so that a run can be repeated. Ranks are stream queues: the launches
+// of one rank run in order, those of different ranks interleave freely.
+#pragma once
+#include <stdlib.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#define CUDA_HOST_RUNTIME
+#include "cuda_host.h"
+
+namespace cuda_host {
+
+// What a thread is ordered after: of every thread id, the epochs up to this one. The threads of the
+// own block stand apart: barriers change only those, and so cost a block's size and not a grid's.
+using Epochs = std::vector<uint32_t>;
+struct Clock {
+  unsigned first = 0;  // id of the block's thread 0
+  Epochs own;
+  std::shared_ptr<const Epochs> others;  // every id; stale for the own block
+  uint32_t operator[](unsigned id) const {
+    return id - first < own.size() ? own[id - first] : (*others)[id];
+  }
+  void merge(const Clock& from);
+};
+using ClockRef = std::shared_ptr<const Clock>;
+struct Publication { ClockRef clock; unsigned id; Scope scope; };  // what a release left behind
+using Publications = std::unordered_map<const void*, std::vector<Publication>>;
+
+enum class Kind { read, write, update };
+struct Access {  // epoch 0: an empty slot; scope -1: not atomic
+  uint32_t id, epoch;
+  const void* pc;
+  uint8_t mask;
+  int8_t scope;
+  bool write;
+};
+struct Word { Access slots[6]; uint8_t written; };  // shadow of 8 bytes; all zero: never touched
+struct Freed { void operator()(void* p) const { free(p); } };
+struct Region { uintptr_t begin = 0, end = 0; std::unique_ptr<Word, Freed> words; };
+struct Segment { char* begin; size_t size; };  // a kernel library's thread-local variables
+
+struct Launch {
+  void (*entry)(void**);
+  void** parameters;
+  dim3 grid, shape;
+  size_t dynamic_bytes;
+  Segment shared;
+  unsigned blocks, started = 0;
+};
+struct Block;
+struct Fiber {
+  void* stack_pointer = nullptr;  // null until it first runs
+  char* stack = nullptr;
+  Block* block = nullptr;
+  uint3 thread{};
+  unsigned index = 0, id = 0;  // within the block; within the clocks
+  bool done = false, waiting = false, at_barrier = false;
+  const char* what = "";  // what it waits for, and where
+  Site site{"", 0};
+  bool polled = false;  // its last act was to load a flag
+  const void* polled_at = nullptr;
+  uint64_t polled_value = 0;
+  WarpOp op{};  // how it wants to meet other lanes
+  unsigned mask = 0, votes = 0;
+  int value = 0;
+  char data[16];
+  uint32_t epoch = 1;  // from here on, the checked form only
+  ClockRef clock, released;
+  std::vector<Publication> seen;  // by loads without acquire; a later fence acquires them
+};
+struct Block {
+  Launch* launch;
+  unsigned rank, number;  // `number`: the index as one number
+  uint3 index;
+  std::vector<Fiber> fibers;
+  std::vector<char> shared, dynamic;    // `shared`: its static variables while others run
+  Region regions[2];                    // static and dynamic
+  Publications publications;            // in shared memory
+  std::vector<unsigned> waiting_lanes;  // by warp
+  unsigned live, arrived = 0;
+  int votes = 0, result = 0;
+};
+struct Rank {
+  std::deque<Launch> queue;  // the front one runs
+  std::vector<std::unique_ptr<Block>> resident;
+  unsigned first = 0, threads = 0;       // its ids in the clocks
+  std::shared_ptr<const Epochs> before;  // what the running launch is ordered after
+  Epochs after;                          // what every retired block did or knew
+};
+struct Owner { unsigned rank, block, thread; };
+struct Victim { unsigned rank, warp; const Block* block; uint64_t until; };
+struct Run {  // everything that belongs to one run; beginning a run replaces it
+  uint64_t seed = 0, random = 1;
+  unsigned resident = 1;  // blocks of a rank that run at the same time
+  bool check = false, stopped = false;
+  double seconds = 0;  // of processor time, before a run counts as hanging
+  uint64_t idle = 0, switches = 0, accesses = 0;
+  std::vector<Rank> ranks;
+  std::vector<Owner> owners;  // by id in the clocks; checked form only
+  std::deque<Fiber*> ready;
+  Block* shared_owner = nullptr;  // whose variables the thread-local segment holds
+  Victim victim{};                // whom the seed has frozen
+  std::vector<Region> regions;    // memory that kernels may touch
+  Publications publications;      // in global memory
+  std::vector<std::string> reports;
+  std::set<std::pair<const void*, const void*>> reported;
+};
+extern Run run;
+extern Fiber* current;  // null while the scheduler runs
+constexpr size_t kStackBytes = 256 << 10;
+
+// fiber.cpp
+void resume(Fiber& fiber);
+void back_to_scheduler();
+void release_stack(Fiber& fiber);
+struct FaultGuard { FaultGuard(); ~FaultGuard(); };  // memory faults become reports meanwhile
+// scheduler.cpp
+uint64_t random_bits();
+bool too_long();
+void schedule();
+void fiber_main();
+void wake(Fiber& fiber);
+void yield();
+// sync.cpp
+void complete_barrier(Block& block);
+void lane_exited(const Fiber& fiber);
+// check.cpp
+void raise(Epochs& to, unsigned at, const Epochs& from);
+void learn(Fiber& fiber, const Clock& clock);
+ClockRef release_clock(Fiber& fiber);
+void order_all(const std::vector<Fiber*>& fibers);
+bool covers(Scope scope, unsigned a, unsigned b);
+// Check one access; return whether it was to the block's shared memory.
+bool check(const void* address, size_t bytes, Kind kind, int scope, const void* pc);
+// api.cpp
+std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
+[[noreturn]] void fail(const std::string& report);
+void report_once(const void* a, const void* b, const std::string& report);
+std::string where(const Fiber& fiber, const void* pc = nullptr);  // thread and source line
+std::string at(const void* pc);
+void describe_stuck(const std::string& why);
+
+}  // namespace cuda_host

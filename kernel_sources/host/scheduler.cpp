@@ -1,0 +1,169 @@
+// The scheduler: blocks start and retire, and a seeded choice decides which thread runs next.
+#include <time.h>
+
+#include "runtime.h"
+
+namespace cuda_host {
+
+Run run;
+static constexpr char kPoison = '\xff';
+
+uint64_t random_bits() {
+  run.random ^= run.random << 13;
+  run.random ^= run.random >> 7;
+  return run.random ^= run.random << 17;
+}
+
+bool too_long() { return double(clock()) / CLOCKS_PER_SEC > run.seconds; }
+
+void wake(Fiber& fiber) {
+  fiber.waiting = fiber.at_barrier = false;
+  run.ready.push_back(&fiber);
+  run.idle = 0;
+}
+
+void yield() {
+  run.ready.push_back(current);
+  back_to_scheduler();
+}
+
+void fiber_main() {
+  Block& block = *current->block;
+  block.launch->entry(block.launch->parameters);
+  current->done = true;
+  block.live--;
+  run.idle = 0;
+  lane_exited(*current);
+  if (block.live && block.arrived == block.live) complete_barrier(block);
+  back_to_scheduler();
+  __builtin_unreachable();  // a finished thread is never resumed
+}
+
+// The threads know what the launch is ordered after; their first epoch is one that nobody knows.
+static void start_checking(Block& block, const Rank& rank) {
+  const unsigned first = block.fibers[0].id;
+  const auto from = rank.before->begin() + first;
+  const auto clock = std::make_shared<const Clock>(
+      Clock{first, {from, from + long(block.fibers.size())}, rank.before});
+  for (Fiber& fiber : block.fibers) {
+    run.owners[fiber.id] = {block.rank, block.number, fiber.index};
+    fiber.clock = clock;
+    fiber.epoch = clock->own[fiber.index] + 1;
+  }
+  const uintptr_t fixed = uintptr_t(block.launch->shared.begin);
+  const uintptr_t dynamic = uintptr_t(block.dynamic.data());
+  block.regions[0] = {fixed, fixed + block.shared.size(), nullptr};
+  block.regions[1] = {dynamic, dynamic + block.dynamic.size(), nullptr};
+}
+
+static void start_block(Rank& rank, Launch& launch) {
+  const unsigned n = launch.started++;
+  const dim3 grid = launch.grid, shape = launch.shape;
+  const unsigned threads = shape.x * shape.y * shape.z;
+  auto block = std::make_unique<Block>();
+  block->launch = &launch;
+  block->rank = unsigned(&rank - run.ranks.data());
+  block->number = n;
+  block->index = {n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
+  block->shared.assign(launch.shared.size, kPoison);  // no zeros to rely on
+  block->dynamic.assign(launch.dynamic_bytes, kPoison);
+  block->waiting_lanes.assign((threads + 31) / 32, 0);
+  block->live = threads;
+  block->fibers = std::vector<Fiber>(threads);
+  for (unsigned i = 0; i < threads; i++) {
+    Fiber& fiber = block->fibers[i];
+    fiber.block = block.get();
+    fiber.thread = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
+    fiber.index = i;
+    fiber.id = rank.first + n * threads + i;
+    run.ready.push_back(&fiber);
+  }
+  if (run.check) start_checking(*block, rank);
+  rank.resident.push_back(std::move(block));
+}
+
+// The rank's next launch is ordered after everything that this block did or knew.
+static void remember(Rank& rank, const Block& block) {
+  const Clock* last = nullptr;
+  for (const Fiber& fiber : block.fibers) {
+    if (fiber.clock.get() != last) {
+      last = fiber.clock.get();
+      raise(rank.after, last->first, last->own);
+      if (last->others != rank.before) raise(rank.after, 0, *last->others);
+    }
+    rank.after[fiber.id] = fiber.epoch;
+  }
+}
+
+// Drop finished blocks and launches, admit new blocks.
+static void advance(Rank& rank) {
+  for (size_t i = rank.resident.size(); i-- > 0;) {
+    Block& block = *rank.resident[i];
+    if (block.live) continue;
+    if (run.check) remember(rank, block);
+    if (run.shared_owner == &block) run.shared_owner = nullptr;
+    rank.resident.erase(rank.resident.begin() + long(i));
+  }
+  while (!rank.queue.empty()) {
+    Launch& launch = rank.queue.front();
+    while (launch.started < launch.blocks && rank.resident.size() < run.resident)
+      start_block(rank, launch);
+    if (!rank.resident.empty()) return;
+    rank.queue.pop_front();
+    if (run.check) rank.before = std::make_shared<const Epochs>(rank.after);
+  }
+}
+
+static bool is_victim(const Fiber& fiber) {
+  const Victim& v = run.victim;
+  return fiber.block->rank == v.rank && (!v.block || fiber.block == v.block) &&
+         (v.warp == ~0u || fiber.index / 32 == v.warp);
+}
+
+// Seed 0 takes turns. Other seeds choose at random, and now and then freeze a rank, a block or a
+// warp for up to 16384 steps: uniform choice alone almost never lets one rank get far ahead.
+static Fiber& pick() {
+  const size_t n = run.ready.size();
+  if (run.seed) {
+    size_t i = random_bits() % n;
+    if (run.switches >= run.victim.until && random_bits() % 64 == 0) {
+      const Fiber& f = *run.ready[i];
+      const uint64_t kind = random_bits() % 3, steps = 16ull << random_bits() % 11;
+      run.victim = {f.block->rank, kind == 2 ? f.index / 32 : ~0u,
+                    kind ? f.block : nullptr, run.switches + steps};
+    }
+    if (run.switches < run.victim.until && run.idle < 4 * n)
+      for (int tries = 0; tries < 32 && is_victim(*run.ready[i]); tries++) i = random_bits() % n;
+    std::swap(run.ready.front(), run.ready[i]);
+  }
+  Fiber& fiber = *run.ready.front();
+  run.ready.pop_front();
+  return fiber;
+}
+
+static void step() {
+  Fiber& fiber = pick();
+  if (!(++run.switches & 0xffff) && too_long()) return describe_stuck("time limit");
+  resume(fiber);
+  if (run.stopped) return;
+  if (fiber.done) {
+    release_stack(fiber);
+    if (!fiber.block->live) advance(run.ranks[fiber.block->rank]);
+  } else if (fiber.polled && ++run.idle > 64 * run.ready.size() + 4096) {
+    describe_stuck("deadlock: every thread waits, or polls a flag that nobody will set");
+  }
+}
+
+void schedule() {
+  const FaultGuard guard;
+  run.seconds += double(clock()) / CLOCKS_PER_SEC;
+  for (Rank& rank : run.ranks) advance(rank);
+  while (!run.stopped && !run.ready.empty()) step();
+  for (Rank& rank : run.ranks) {
+    if (!run.stopped && !rank.resident.empty()) describe_stuck("deadlock: nobody can go on");
+    for (auto& block : rank.resident)
+      for (Fiber& fiber : block->fibers) release_stack(fiber);
+  }
+}
+
+}  // namespace cuda_host

@@ -1,0 +1,165 @@
+"""Stand-ins for a model that the tests of the control side share."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+
+from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.request import TokenLogprobs
+
+
+class FakeRunner:
+    """Draws a token that depends on every token before it, read back from a fake KV pool.
+
+    What a row computes is written to the slots of its blocks, and its next token is a hash of what
+    those slots hold: a block given to two requests, or a prefix never computed, changes it.
+    """
+
+    def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.batches: list[Batch] = []
+        self.fail_with: dict[str, str] = {}  # request id to the error of its next row
+
+    def run(self, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        for row in batch.requests:
+            end = row.num_computed_tokens + len(row.token_ids)
+            assert end <= len(row.block_ids) * self.block_size
+            for position, token in enumerate(row.token_ids, row.num_computed_tokens):
+                self.slots[self._slot(row, position)] = token
+        return StepOutput(tuple(self._draw(row) for row in batch.requests if row.samples))
+
+    def _slot(self, row: ScheduledRequest, position: int) -> int:
+        return row.block_ids[position // self.block_size] * self.block_size + (
+            position % self.block_size
+        )
+
+    def _draw(self, row: ScheduledRequest) -> SampledToken:
+        if row.request_id in self.fail_with:
+            return SampledToken(row.request_id, 0, error=self.fail_with[row.request_id])
+        end = row.num_computed_tokens + len(row.token_ids)
+        prefix = [self.slots[self._slot(row, position)] for position in range(end)]
+        salt = row.seed if row.params.temperature > 0 else 0
+        token = zlib.crc32(repr((prefix, salt)).encode()) % self.vocab_size
+        while token in row.banned_token_ids:
+            token = (token + 1) % self.vocab_size
+        if row.params.logprobs is None:
+            return SampledToken(row.request_id, token)
+        top = [((token + i) % self.vocab_size, -1.0 - i, i + 1) for i in range(row.params.logprobs)]
+        return SampledToken(row.request_id, token, TokenLogprobs(token, -1.0, 1, top))
+
+
+@pytest.fixture
+def fake_runner():
+    """The class, for tests that choose its sizes."""
+    return FakeRunner
+
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. Hello, world! 1234 + 5678 = 6912.",
+    "Größe, naïve café, Ελληνικά, русский текст, 日本語のテキスト, 中文, 한국어, עברית",
+    "emoji: 😀 👩‍👩‍👧 🇩🇪 é (combining) \t tabs\n\nnew lines   spaces",
+    "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": None}  # comment",
+] * 4
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' "
+    "+ message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def _byte_level():
+    """A tokenizer like Qwen's: bytes, no BOS."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+
+
+def _llama(metaspace_decoder):
+    """A tokenizer like Llama 2's: ▁ for spaces, bytes for what it does not know, a BOS."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=560,
+        special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
+        limit_alphabet=90,
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    # The trainer marks the bytes special, which no such model does.
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in special]
+    backend = Tokenizer.from_str(json.dumps(state))
+    backend.decoder = (
+        decoders.Metaspace()
+        if metaspace_decoder
+        else decoders.Sequence(
+            [
+                decoders.Replace("▁", " "),
+                decoders.ByteFallback(),
+                decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return backend, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def _wordpiece():
+    """A tokenizer whose decoder looks at neighbours: the general path."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend, {"eos_token": "[SEP]", "unk_token": "[UNK]"}
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folders(tmp_path_factory):
+    """Folders of four kinds of tokenizer, by name; each has a chat template."""
+    from transformers import PreTrainedTokenizerFast
+
+    folders = {}
+    made = {
+        "byte-level": _byte_level(),
+        "llama": _llama(metaspace_decoder=False),
+        "metaspace": _llama(metaspace_decoder=True),
+        "wordpiece": _wordpiece(),
+    }
+    for name, (backend, special) in made.items():
+        folder = tmp_path_factory.mktemp(name)
+        fast = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+        fast.chat_template = CHATML
+        fast.save_pretrained(str(folder))
+        folders[name] = folder
+    return folders

@@ -1,0 +1,71 @@
+"""The KV pool's tensors and their size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kiln.engine.config import KVConfig
+from kiln.engine.errors import ConfigError
+from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.sizing import size_pool
+
+CPU = torch.device("cpu")
+SHAPE = KVShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.float16)
+
+
+def test_a_token_takes_keys_and_values_in_every_layer():
+    assert SHAPE.bytes_per_token == 2 * 3 * 2 * 8 * 2
+
+
+def test_slots_and_blocks_are_two_views_of_zeroed_memory():
+    pool = KVPool(SHAPE, 5, 4, CPU)
+    key, value = torch.randn(2, 2, 2, 8).half().unbind()
+    pool.store(1, torch.tensor([6, 19]), key, value)
+    for index, blocks in enumerate(pool.blocks(1)):
+        assert blocks.shape == (5, 4, 2, 8)
+        assert torch.equal(blocks[1, 2], (key, value)[index][0])
+        assert torch.equal(blocks[4, 3], (key, value)[index][1])
+        assert blocks.count_nonzero() == 2 * 2 * 8
+    assert not pool.layer(0)[0].any()
+    assert not pool.layer(2)[1].any()
+
+
+def test_a_set_number_of_blocks_is_taken():
+    assert size_pool(KVConfig(block_size=4, num_blocks=7), SHAPE, CPU, 28) == 7
+
+
+def test_memory_on_a_cpu_becomes_blocks():
+    config = KVConfig(block_size=4, memory_gib=1.0)
+    assert size_pool(config, SHAPE, CPU, 100) == 2**30 // (4 * SHAPE.bytes_per_token)
+
+
+@pytest.mark.parametrize(
+    ("config", "flag"),
+    [
+        (KVConfig(block_size=4, num_blocks=7), "raise num_kv_blocks"),
+        (KVConfig(block_size=4, memory_gib=0.000006), "raise memory_gib"),
+    ],
+)
+def test_a_pool_too_small_for_one_request_says_which_length_fits(config, flag):
+    with pytest.raises(ConfigError, match=flag) as caught:
+        size_pool(config, SHAPE, CPU, 1000)
+    blocks = config.num_blocks or int(config.memory_gib * 2**30) // (4 * SHAPE.bytes_per_token)
+    assert f"set max_model_len to {4 * blocks} or less" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("share", "blocks"), [(0.9, (0.9 * 1000 - 400)), (1.0, 600)], ids=["most", "all"]
+)
+def test_memory_on_a_gpu_is_the_share_less_what_is_taken(monkeypatch, share, blocks):
+    block_bytes = 4 * SHAPE.bytes_per_token
+    free, total = 600 * block_bytes, 1000 * block_bytes
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    config = KVConfig(block_size=4, memory_utilization=share)
+    assert size_pool(config, SHAPE, torch.device("cuda", 0), 100) == int(blocks)
+
+
+def test_weights_that_leave_no_room_are_a_config_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 1000))
+    with pytest.raises(ConfigError, match=r"use a smaller model, or raise memory_utilization"):
+        size_pool(KVConfig(), SHAPE, torch.device("cuda", 0), 100)

@@ -1,0 +1,40 @@
+"""The layers do what their formulas say, on the kernels' public functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.mlp import GATES, GatedMLP
+from kiln.engine.layers.norm import RMSNorm
+
+FORMULAS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def test_every_activation_is_checked_here():
+    assert set(GATES) == set(FORMULAS)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_mlp_gates_with_the_first_half(name):
+    gate_up, down, x = torch.randn(12, 8), torch.randn(8, 6), torch.randn(5, 8)
+    mlp = GatedMLP(Linear(gate_up, torch.ones(12)), GATES[name], Linear(down))
+    gate, up = (x @ gate_up.T + 1).chunk(2, dim=-1)
+    torch.testing.assert_close(mlp(x), FORMULAS[name](gate) * up @ down.T)
+
+
+def test_adding_to_the_residual_is_a_sum_and_its_norm():
+    x, residual, weight = torch.randn(4, 16), torch.randn(4, 16), torch.randn(16)
+    norm = RMSNorm(weight, 0.01)
+    total = x + residual
+    wanted = total / (total.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight
+    torch.testing.assert_close(norm(total), wanted)
+    norm.add(x, residual)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(x, wanted)

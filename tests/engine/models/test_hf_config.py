@@ -1,0 +1,214 @@
+"""config.json in the layouts that are out there, and a complaint that names the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from kiln.engine.errors import ModelError
+from kiln.engine.models.registry import known_families, read_model
+from kiln.jit_kernels.rotary_table import RopeScaling
+
+BASE = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 1000,
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(architecture="Llama", **fields):
+        content = {**BASE, "architectures": [f"{architecture}ForCausalLM"], **fields}
+        content = {name: value for name, value in content.items() if value != "absent"}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        return read_model(tmp_path)[1]
+
+    return read
+
+
+def test_the_defaults_are_those_of_transformers(read):
+    config = read()
+    assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (8, 8, 1e-6)
+    assert (config.activation, config.tie_word_embeddings) == ("silu", False)
+    assert (config.rope.theta, config.rope.rotary_dim, config.rope.scaling) == (10_000.0, 8, None)
+    assert config.windows == (None, None, None)
+    assert config.max_positions == 1000
+    assert config.dtype == torch.float32
+
+
+def test_null_counts_as_absent(read):
+    nulls = dict.fromkeys(
+        ["head_dim", "num_key_value_heads", "rope_scaling", "rms_norm_eps", "quantization_config"]
+    )
+    assert read(**nulls) == read()
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"torch_dtype": "float16"}, torch.float16),
+        ({"torch_dtype": "torch.bfloat16"}, torch.bfloat16),
+    ],
+)
+def test_the_dtype_has_two_names(read, fields, dtype):
+    assert read(**fields).dtype == dtype
+
+
+def test_rope_of_transformers_4_and_5_reads_the_same(read):
+    llama3 = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 500,
+    }
+    new = read(rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **llama3})
+    old = read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **llama3})
+    assert new == old
+    assert new.rope.theta == 5e5
+    assert new.rope.scaling == RopeScaling("llama3", 8.0, 500, 1.0, 4.0)
+    older = read(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2})
+    assert older.rope.scaling == RopeScaling("linear", 2.0)
+
+
+def test_a_default_rope_may_stand_in_rope_parameters(read):
+    rope = read(rope_parameters={"rope_type": "default", "rope_theta": 77}).rope
+    assert (rope.theta, rope.scaling) == (77.0, None)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "reach"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, 1000),
+        ({"rope_type": "yarn", "factor": 4.0}, 4000),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 500}, 2000),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 500}, 1000),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4},
+            1000,
+        ),
+    ],
+    ids=str,
+)
+def test_the_reach_counts_stretching_once(read, scaling, reach):
+    assert read(rope_scaling=scaling).max_positions == reach
+
+
+def test_yarn_reads_every_field_it_has(read):
+    fields = {
+        "factor": 4.0,
+        "original_max_position_embeddings": 250,
+        "beta_fast": 20,
+        "beta_slow": 2,
+        "attention_factor": 1.5,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.8,
+        "truncate": False,
+    }
+    scaling = read(rope_scaling={"rope_type": "yarn", **fields}).rope.scaling
+    assert {name: getattr(scaling, name) for name in fields} == fields
+
+
+def test_a_part_of_each_head_may_be_rotated(read):
+    assert read(head_dim=16, partial_rotary_factor=0.5).rope.rotary_dim == 8
+    with pytest.raises(ModelError, match="rotates 3 of 16 dimensions"):
+        read(head_dim=16, partial_rotary_factor=0.2)
+
+
+def test_heads_may_be_wider_than_the_hidden_size_gives(read):
+    assert read(head_dim=128).head_dim == 128
+    assert read(num_attention_heads=7, num_key_value_heads=7, head_dim=10).head_dim == 10
+    with pytest.raises(ModelError, match=r"hidden_size is 64, want a multiple of 7 heads"):
+        read(num_attention_heads=7, num_key_value_heads=7)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2", "Qwen3"])
+def test_qwen_ignores_its_window_unless_switched_on(read, architecture):
+    window = {"sliding_window": 32, "max_window_layers": 1}
+    assert read(architecture, **window).windows == (None, None, None)
+    on = {"use_sliding_window": True, **window}
+    assert read(architecture, **on).windows == (None, 32, 32)
+    silent = {"use_sliding_window": True, "max_window_layers": 2}
+    assert read(architecture, **silent).windows == (None, None, 4096)
+    assert read(architecture, **{**on, "max_window_layers": 0}).windows == (32, 32, 32)
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    assert read(architecture, **on, layer_types=types).windows == (32, None, None)
+    with pytest.raises(ModelError, match="layer_types"):
+        read(architecture, **on, layer_types=types[:2])
+
+
+def test_mistral_slides_in_every_layer_where_it_has_a_window(read):
+    assert read("Mistral", sliding_window=16).windows == (16, 16, 16)
+    assert read("Mistral", sliding_window=None).windows == (None, None, None)
+    assert read("Mistral").windows == (4096, 4096, 4096)  # transformers' default
+    with pytest.raises(ModelError, match="layer_types"):
+        read("Mistral", sliding_window=16, layer_types=["full_attention"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"vocab_size": 0}, "vocab_size is 0, want an integer of 1 or more"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers is '3', want an integer"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, want a divisor of 8"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1, want a number above 0"),
+        ({"tie_word_embeddings": "yes"}, "want true or false"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', Kiln knows silu"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            r"rope_scaling\.rope_type is 'longrope', Kiln knows default, linear, llama3 and yarn",
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling\.type is 'dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            r"architectures is \['GPT2LMHeadModel'\], Kiln se",
+        ),
+        ({"architectures": "absent"}, "architectures is None"),
+        ({"architectures": "Llama"}, "architectures is 'Llama', want a list"),
+    ],
+    ids=str,
+)
+def test_a_field_that_cannot_be_served_is_named_with_its_file(read, tmp_path, fields, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        read(**fields)
+    assert str(tmp_path) in str(caught.value) or "dimensions" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_config_is_not_a_model(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        read_model(tmp_path)
+
+
+def test_every_promised_family_is_there():
+    promised = {"Llama", "Mistral", "Qwen2", "Qwen3"}
+    assert {f"{name}ForCausalLM" for name in promised} <= set(known_families())
+
+
+def test_a_new_family_is_one_new_file(read, tmp_path, monkeypatch):
+    from kiln.engine.models import families
+
+    (tmp_path / "trial.py").write_text(
+        '"""A trial."""\n'
+        "from kiln.engine.models.family import Family\n"
+        "from kiln.engine.models.hf_config import Traits\n"
+        'FAMILY = Family(("TrialForCausalLM",), lambda fields: Traits(qk_norm=True))\n'
+    )
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    known_families.cache_clear()
+    try:
+        assert read("Trial").traits.qk_norm
+    finally:
+        known_families.cache_clear()

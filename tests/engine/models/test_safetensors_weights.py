@@ -1,0 +1,151 @@
+"""Weights on disk: whole, sharded, and broken in every way that a download breaks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kiln.engine.errors import ModelError
+from kiln.engine.models.safetensors_weights import SafetensorsWeights
+
+CPU = torch.device("cpu")
+TENSORS = {
+    "a.weight": torch.arange(6.0).view(2, 3),
+    "b.weight": torch.arange(12.0).view(4, 3) + 100,
+    "norm": torch.ones(5, dtype=torch.bfloat16) * 3,
+}
+
+
+@pytest.fixture
+def single(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    names = list(TENSORS)
+    files = {"model-1-of-2.safetensors": names[:1], "model-2-of-2.safetensors": names[1:]}
+    for file, held in files.items():
+        save_file({name: TENSORS[name] for name in held}, tmp_path / file)
+    placed = {name: file for file, held in files.items() for name in held}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    return tmp_path
+
+
+def load(folder, dtype=torch.float32):
+    return SafetensorsWeights(folder, dtype, CPU)
+
+
+@pytest.mark.parametrize("layout", ["single", "sharded"])
+def test_one_file_and_shards_give_the_same(layout, request):
+    weights = load(request.getfixturevalue(layout))
+    stacked = weights.stacked(["a.weight", "b.weight"], [2, 4], 3)
+    assert torch.equal(stacked, torch.cat([TENSORS["a.weight"], TENSORS["b.weight"]]))
+    norm = weights.tensor("norm", 5)
+    assert norm.dtype == torch.float32
+    assert torch.equal(norm, TENSORS["norm"].float())
+    weights.finish()
+
+
+def test_tensors_do_not_depend_on_the_file_once_read(single):
+    weights = load(single)
+    taken = weights.tensor("a.weight", 2, 3)
+    (single / "model.safetensors").write_bytes(b"\0" * 10)
+    assert torch.equal(taken, TENSORS["a.weight"])
+
+
+def test_a_missing_tensor_is_named(single):
+    with pytest.raises(ModelError, match=r"tensor c\.weight is missing"):
+        load(single).tensor("c.weight", 2)
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 4), (2, 3, 1)])
+def test_another_shape_is_refused_with_both_shapes(single, shape):
+    wanted = r"model\.safetensors: tensor a\.weight is F32 \[2, 3\], config\.json makes it"
+    with pytest.raises(ModelError, match=wanted) as caught:
+        load(single).tensor("a.weight", *shape)
+    assert str(list(shape)) in str(caught.value)
+
+
+def test_an_integer_tensor_is_refused(tmp_path):
+    save_file({"a": torch.ones(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"tensor a is I8 \[4\]"):
+        load(tmp_path).tensor("a", 4)
+
+
+def test_leftover_tensors_show_that_the_config_is_wrong(single):
+    weights = load(single)
+    weights.tensor("a.weight", 2, 3)
+    weights.ignore("norm")
+    with pytest.raises(ModelError, match=r"no place for 1 tensors, such as b\.weight"):
+        weights.finish()
+
+
+def test_buffers_of_old_exports_are_no_leftovers(tmp_path):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file({name: torch.ones(4)}, tmp_path / "model.safetensors")
+    load(tmp_path).finish()
+
+
+def test_a_missing_shard_is_named(sharded):
+    (sharded / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-2-of-2\.safetensors: this shard is missing"):
+        load(sharded)
+
+
+def test_a_shard_without_the_tensor_that_the_index_places_there_is_named(sharded):
+    save_file({"other": torch.ones(1)}, sharded / "model-1-of-2.safetensors")
+    with pytest.raises(ModelError, match=r"model-1-of-2\.safetensors: tensor a\.weight is missing"):
+        load(sharded)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 7, 30, -1])
+def test_a_truncated_file_is_named(single, keep):
+    path = single / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"model\.safetensors: not a whole safetensors file"):
+        load(single)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", b"\xff" * 100, b"<html>"],
+    ids=["lfs-pointer", "ff", "html"],
+)
+def test_another_file_under_that_name_is_named(single, content):
+    (single / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        load(single)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": "../x"}}',
+        '{"weight_map": {"a": 3}}',
+    ],
+)
+def test_a_broken_index_is_named(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+        load(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path):
+    with pytest.raises(ModelError, match="there are no weights"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["pytorch_model.bin", "model-00001-of-00002.safetensors"])
+def test_weights_in_another_form_are_mentioned(tmp_path, other):
+    (tmp_path / other).write_bytes(b"")
+    with pytest.raises(ModelError, match=other):
+        load(tmp_path)

@@ -1,0 +1,162 @@
+"""The runner: log-probabilities of transformers, sharded and dummy weights, refusals in words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from kiln.engine.batch import Batch, ScheduledRequest
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.runner.model_runner import ModelRunner
+from kiln.engine.sampling_params import SamplingParams
+
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+FAMILIES = {
+    "Llama": {"hidden_act": "gelu", "rms_norm_eps": 0.01},
+    "Mistral": {"head_dim": 10, "sliding_window": 6},
+    "Qwen2": {"tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
+    "Qwen3": {"head_dim": 16},
+}
+
+
+def save(folder, family, **save_options):
+    config = getattr(transformers, f"{family}Config")(**SIZES, **FAMILIES[family])
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    model.save_pretrained(folder, **save_options)
+    return model
+
+
+def runner(folder, progress=None, kv=None, **settings):
+    kv = kv or KVConfig(block_size=3, num_blocks=50)
+    model = ModelConfig(str(folder), **{"device": "cpu", **settings})
+    return ModelRunner(EngineConfig(model, kv), progress)
+
+
+def run(made, tokens, before=0, **params):
+    settings = SamplingParams(**{"temperature": 0, "logprobs": 20, **params})
+    row = ScheduledRequest(
+        "r", tokens, before, list(range(40, 20, -1)), True, 0, settings, 0, frozenset()
+    )
+    return made.run(Batch((row,))).tokens[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_are_those_of_transformers(tmp_path, family):
+    model, tokens = save(tmp_path, family), torch.randint(0, 20, (11,)).tolist()
+    made = runner(tmp_path)
+    run(made, tokens[:4])
+    top = run(made, tokens[4:], before=4).logprobs.top
+    with torch.inference_mode():
+        wanted = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    found = torch.tensor([logprob for _, logprob, _ in sorted(top)])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_are_close_to_float32(tmp_path, dtype):
+    save(tmp_path, "Qwen3")
+    tokens = list(range(15))
+    exact, rounded = runner(tmp_path), runner(tmp_path, dtype=dtype)
+    assert rounded.dtype == getattr(torch, dtype)
+    run(rounded, tokens[:7])
+    pairs = zip(
+        sorted(run(exact, tokens).logprobs.top),
+        sorted(run(rounded, tokens[7:], before=7).logprobs.top),
+        strict=True,
+    )
+    assert max(abs(a[1] - b[1]) for a, b in pairs) < 0.5
+
+
+def test_shards_and_one_file_give_the_same_tokens(tmp_path):
+    torch.manual_seed(0)
+    save(tmp_path / "one", "Llama")
+    torch.manual_seed(0)
+    save(tmp_path / "many", "Llama", max_shard_size="10KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 3
+    one, many = runner(tmp_path / "one"), runner(tmp_path / "many")
+    assert run(one, [1, 2, 3]) == run(many, [1, 2, 3])
+
+
+def test_dummy_weights_need_no_more_than_a_config(tmp_path):
+    config = {"architectures": ["Qwen3ForCausalLM"], **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    first, again = (runner(tmp_path, load_format="dummy") for _ in range(2))
+    other = runner(tmp_path, load_format="dummy", seed=1)
+    assert run(first, [1, 2]) == run(again, [1, 2]) != run(other, [1, 2])
+    with pytest.raises(ModelError, match="there are no weights"):
+        runner(tmp_path)
+
+
+def test_a_step_without_a_last_token_draws_nothing(tmp_path):
+    save(tmp_path, "Llama")
+    row = ScheduledRequest("r", [1, 2], 0, [0], False, 0, SamplingParams(), 0, frozenset())
+    assert runner(tmp_path).run(Batch((row,))).tokens == ()
+
+
+def test_nan_weights_are_an_error_of_the_row_not_of_the_step(tmp_path):
+    model = save(tmp_path, "Llama")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    made = runner(tmp_path)
+    rows = tuple(
+        ScheduledRequest(
+            str(t), [t], 0, [b], True, 0, SamplingParams(temperature=0), 0, frozenset()
+        )
+        for b, t in enumerate((1, 3, 4))
+    )
+    assert [bool(token.error) for token in made.run(Batch(rows)).tokens] == [False, True, False]
+
+
+def test_loading_reports_every_layer(tmp_path):
+    save(tmp_path, "Llama")
+    heard = []
+    runner(tmp_path, progress=lambda *call: heard.append(call))
+    assert heard == [("weights", 0, 2), ("weights", 1, 2), ("weights", 2, 2)]
+
+
+def test_the_limits_come_from_the_model_and_the_flags(tmp_path):
+    save(tmp_path, "Llama")
+    made = runner(tmp_path)
+    assert (made.max_model_len, made.num_blocks, made.vocab_size) == (64, 50, 20)
+    assert (made.device, made.dtype) == (torch.device("cpu"), torch.float32)
+    assert runner(tmp_path, max_model_len=30).max_model_len == 30
+
+
+def test_auto_is_float32_on_a_cpu_whatever_the_checkpoint(tmp_path):
+    model = save(tmp_path, "Llama")
+    model.bfloat16().save_pretrained(tmp_path)
+    made = runner(tmp_path)
+    assert made.model_config.dtype == torch.bfloat16
+    assert made.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_model_len": 65}, "max_model_len=65: the model reaches 64 tokens"),
+        ({"device": "cuda"}, "sees no CUDA device"),
+        ({"kv": KVConfig(block_size=3, num_blocks=4)}, "set max_model_len to 12 or less"),
+        ({"kv": KVConfig(num_blocks=2**40)}, "does not fit in memory"),
+    ],
+    ids=["too-long", "no-gpu", "small-pool", "huge-pool"],
+)
+def test_what_cannot_be_served_is_a_config_error(tmp_path, monkeypatch, settings, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    save(tmp_path, "Llama")
+    with pytest.raises(ConfigError, match=message):
+        runner(tmp_path, **settings)

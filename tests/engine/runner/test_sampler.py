@@ -1,0 +1,194 @@
+"""Sampling: exact filters, the right distribution, and draws that ignore their neighbours."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+from kiln.engine.batch import ScheduledRequest
+from kiln.engine.runner.filters import filter_logits
+from kiln.engine.runner.sampler import sample
+from kiln.engine.sampling_params import SamplingParams
+
+INF, NAN = math.inf, math.nan
+
+
+def request(name="r", seed=0, position=0, banned=(), **params):
+    settings = SamplingParams(**params)
+    return ScheduledRequest(name, [1], 0, [0], True, position, settings, seed, frozenset(banned))
+
+
+def kept(logits, **params):
+    row = filter_logits(torch.tensor([logits]), [SamplingParams(**params)])[0]
+    return [token for token, logit in enumerate(row.tolist()) if logit > -INF]
+
+
+LOGITS = [0.0, 3.0, 1.0, 2.0, 3.0, -1.0]
+
+
+def test_top_k_keeps_exactly_k_the_lower_id_first_among_equals():
+    assert kept(LOGITS, top_k=1) == [1]
+    assert kept(LOGITS, top_k=2) == [1, 4]
+    assert kept(LOGITS, top_k=3) == [1, 3, 4]
+    for everything in (0, -1, 6, 600):
+        assert kept(LOGITS, top_k=everything) == [0, 1, 2, 3, 4, 5]
+    assert kept([1.0, *[2.0] * 20_000], top_k=4) == [1, 2, 3, 4]
+
+
+def test_top_p_keeps_the_likeliest_until_they_hold_that_mass():
+    logits = [math.log(p) for p in (0.1, 0.5, 0.15, 0.25)]
+    assert kept(logits, top_p=0.01) == [1]
+    assert kept(logits, top_p=0.49) == [1]
+    assert kept(logits, top_p=0.51) == [1, 3]
+    assert kept(logits, top_p=0.76) == [1, 2, 3]
+    assert kept(logits, top_p=0.95) == [0, 1, 2, 3]
+
+
+def test_top_p_measures_the_mass_that_top_k_left():
+    logits = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
+    assert kept(logits, top_p=0.6) == [0, 1]
+    assert kept(logits, top_k=3, top_p=0.43) == [0]
+    assert kept(logits, top_k=3, top_p=0.46) == [0, 1]
+
+
+def test_min_p_keeps_those_likely_enough_beside_the_likeliest():
+    logits = [math.log(p) for p in (0.5, 0.26, 0.14, 0.1)]
+    assert kept(logits, min_p=1.0) == [0]
+    assert kept(logits, min_p=0.5) == [0, 1]
+    assert kept(logits, min_p=0.21) == [0, 1, 2]
+    assert kept(logits, min_p=0.0) == [0, 1, 2, 3]
+
+
+def test_filters_of_one_row_leave_the_next_alone():
+    params = [SamplingParams(top_k=1), SamplingParams(), SamplingParams(min_p=1.0)]
+    rows = filter_logits(torch.tensor([LOGITS] * 3), params)
+    assert torch.equal(rows[1], torch.tensor(LOGITS))
+    assert (rows > -INF).sum(-1).tolist() == [1, 6, 2]
+
+
+def test_top_p_1_keeps_every_token_of_a_large_vocabulary():
+    logits = torch.randn(2, 50_000) * 3
+    params = [SamplingParams(top_p=1.0), SamplingParams(top_p=0.5)]
+    assert torch.equal(filter_logits(logits, params)[0], logits[0])
+
+
+@pytest.mark.parametrize(
+    ("params", "shares"),
+    [
+        ({}, [0.4, 0.3, 0.2, 0.1]),
+        ({"temperature": 0.5}, [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
+        ({"top_k": 2}, [4 / 7, 3 / 7, 0, 0]),
+        ({"top_p": 0.75}, [4 / 9, 3 / 9, 2 / 9, 0]),
+        ({"min_p": 0.6}, [4 / 7, 3 / 7, 0, 0]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("by", ["seed", "position"])
+def test_draws_follow_the_filtered_distribution(params, shares, by):
+    count = 4000
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(count, 4)
+    requests = [request(**{by: number}, **params) for number in range(count)]
+    drawn = torch.tensor([token.token_id for token in sample(logits, requests)])
+    seen = drawn.bincount(minlength=4)
+    wanted = torch.tensor(shares) * count
+    assert seen[wanted == 0].sum() == 0
+    chi_square = ((seen - wanted).square() / wanted)[wanted > 0].sum().item()
+    assert chi_square < 20  # one in five thousand at three degrees of freedom
+
+
+def test_a_draw_ignores_neighbours_order_and_batch_size():
+    logits = torch.randn(6, 40) * 2
+    settings = [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0},
+        {"temperature": 1.3, "top_k": 5, "logprobs": 2},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 1.0, "banned": range(1, 20)},
+    ]
+    rows = [request(str(i), seed=i * 7, position=i, **s) for i, s in enumerate(settings)]
+    together = sample(logits, rows)
+    backwards = sample(logits.flip(0), rows[::-1])[::-1]
+    alone = [sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(6)]
+    ids = [token.token_id for token in together]
+    assert ids == [token.token_id for token in backwards]
+    assert ids == [token.token_id for token in alone]
+    assert [token.request_id for token in together] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_another_seed_or_position_draws_anew():
+    logits = torch.zeros(1, 1000)
+    base = sample(logits, [request()])[0].token_id
+    assert sample(logits, [request()])[0].token_id == base
+    assert sample(logits, [request(seed=1)])[0].token_id != base
+    assert sample(logits, [request(position=1)])[0].token_id != base
+    assert sample(logits, [request(seed=-1)])[0].token_id != base
+
+
+def test_greedy_takes_the_lowest_id_among_equals_even_beside_random_rows():
+    logits = torch.tensor([LOGITS, LOGITS, LOGITS])
+    rows = [request(temperature=0), request(temperature=5.0), request(temperature=0)]
+    drawn = sample(logits, rows)
+    assert drawn[0].token_id == drawn[2].token_id == 1
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_banned_tokens_are_never_drawn(temperature):
+    logits = torch.tensor([[9.0, 8.0, 0.0, 7.0]])
+    for seed in range(20):
+        rows = [request(seed=seed, temperature=temperature, banned=(0, 1, 3))]
+        assert sample(logits, rows)[0].token_id == 2
+
+
+def test_logprobs_are_of_the_raw_logits_before_bans_temperature_and_filters():
+    logits = torch.tensor([[2.0, 1.0, 0.0, 1.5]])
+    row = request(temperature=0.1, top_k=1, banned=(0,), logprobs=2)
+    logprobs = sample(logits, [row])[0].logprobs
+    wanted = logits[0].log_softmax(0)
+    assert logprobs.token_id == 3
+    assert logprobs.rank == 2
+    assert logprobs.logprob == pytest.approx(wanted[3].item())
+    assert [(token, rank) for token, _, rank in logprobs.top] == [(0, 1), (3, 2)]
+    assert logprobs.top[0][1] == pytest.approx(wanted[0].item())
+
+
+def test_each_row_gets_the_logprobs_it_asked_for():
+    logits = torch.randn(4, 6)
+    rows = [request(temperature=0, logprobs=wanted) for wanted in (None, 0, 3, 20)]
+    found = [token.logprobs for token in sample(logits, rows)]
+    assert found[0] is None
+    assert [len(logprobs.top) for logprobs in found[1:]] == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("broken", "word"),
+    [([1.0, NAN, 2.0], "NaN"), ([-INF, -INF, -INF], "no finite"), ([1.0, INF, 2.0], r"\+inf")],
+    ids=["nan", "none", "overflow"],
+)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_broken_row_is_an_error_and_its_neighbours_are_not(broken, word, temperature):
+    logits = torch.tensor([[0.0, 5.0, 0.0], broken, [9.0, 0.0, 0.0]])
+    rows = [request(str(i), seed=i, temperature=temperature, logprobs=1) for i in range(3)]
+    first, error, last = sample(logits, rows)
+    assert re.search(word, error.error)
+    assert error.logprobs is None
+    assert first.error is None
+    assert last.error is None
+    whole = sample(logits[[0, 2]], [rows[0], rows[2]])
+    assert (first, last) == whole
+
+
+def test_banning_everything_is_an_error_of_that_row():
+    drawn = sample(torch.zeros(2, 3), [request(banned=(0, 1, 2)), request()])
+    assert "no finite" in drawn[0].error
+    assert drawn[1].error is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_logits_are_sampled_in_float32(dtype):
+    logits = torch.randn(3, 50).to(dtype)
+    rows = [request(seed=i, top_p=0.9, logprobs=1) for i in range(3)]
+    assert sample(logits, rows) == sample(logits.float(), rows)

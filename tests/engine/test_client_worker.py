@@ -1,0 +1,303 @@
+"""The process boundary: nothing is lost, nothing is left behind, and a death is told to all."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kiln
+from kiln.engine.client import EngineClient
+from kiln.engine.config import EngineConfig, ModelConfig
+from kiln.engine.errors import ConfigError, EngineDeadError, ModelError, RequestError
+from kiln.engine.process import EngineProcess
+from kiln.engine.request import NewRequest
+from kiln.engine.sampling_params import SamplingParams
+
+ROOT = Path(kiln.__file__).parents[1]
+FAKE = Path(__file__).with_name("fake_worker.py")
+COMMAND = [
+    *(sys.executable, "-P", "-c"),
+    f"import sys, runpy; sys.path.append({str(ROOT)!r}); "
+    f"sys.exit(runpy.run_path({str(FAKE)!r})['main'](sys.argv[1:]))",
+]
+REFUSE, CRASH, SLEEP, DIE = 1001, 1002, 1003, 1004  # as in fake_worker.py
+
+
+def spawn(model="fake", command=COMMAND):
+    return EngineProcess.spawn(EngineConfig(ModelConfig(model)), command)
+
+
+def request(name, *prompt, **params):
+    return NewRequest(name, list(prompt), SamplingParams(**{"max_tokens": 4, **params}))
+
+
+def with_client(test, **options):
+    """Run an async test with a ready client; afterwards no process and no folder is left."""
+
+    async def run():
+        process = spawn(**options)
+        async with asyncio.timeout(30):
+            async with EngineClient(process) as client:
+                await client.wait_ready()
+                result = await test(client, process)
+        assert process.exit_code is not None
+        assert not process.folder.exists()
+        return result
+
+    return asyncio.run(run())
+
+
+async def collect(stream):
+    return [output async for output in stream]
+
+
+def cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def is_running(pid):
+    """Neither gone nor a zombie that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition, seconds=1.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not within the time"
+        await asyncio.sleep(0.01)
+
+
+def test_the_model_is_described_when_it_is_ready():
+    async def test(client, process):
+        info = client.model_info
+        assert (info.max_model_len, info.vocab_size) == (512, 2000)
+        assert (info.dtype, info.device, info.kernels) == ("float32", "cpu", {"norm": "torch"})
+        assert client.is_ready
+        assert client.is_alive
+
+    with_client(test)
+
+
+def test_tokens_arrive_in_order_and_a_stream_ends_with_its_requests():
+    async def test(client, process):
+        stream = client.stream(request("a", 1, 5), request("b", 1, 50, max_tokens=2))
+        outputs = await collect(stream)
+        tokens = {name: [o.token_ids for o in outputs if o.request_id == name] for name in "ab"}
+        assert tokens == {"a": [[6], [7], [8], [9]], "b": [[51], [52]]}
+        assert [o.request_id for o in outputs if o.finish_reason == "length"] == ["b", "a"]
+        assert client.num_in_flight == 0
+
+    with_client(test)
+
+
+def test_every_field_of_the_parameters_crosses_the_boundary():
+    async def test(client, process):
+        stops = request("a", 1, 5, max_tokens=50, stop_token_ids=[8], stop=["x"], seed=2**62)
+        outputs = await collect(client.stream(stops))
+        assert [o.token_ids for o in outputs] == [[6], [7], [8]]
+        assert outputs[-1].finish_reason == "stop"
+
+    with_client(test)
+
+
+@pytest.mark.parametrize("how", ["close", "break", "cancel"])
+def test_a_stream_that_is_left_is_aborted_in_the_engine_within_a_second(how):
+    async def test(client, process):
+        endless = request("a", 1, 5, max_tokens=500)
+        if how == "cancel":
+            task = asyncio.create_task(collect_within(client.stream(endless)))
+            await until(lambda: client.stats().get("running") == 1)
+            task.cancel()
+        else:
+            async with client.stream(endless) as stream:
+                await anext(stream)
+                await until(lambda: client.stats().get("running") == 1)
+                if how == "close":
+                    await stream.aclose()
+        await until(lambda: client.stats()["running"] == 0)
+        assert client.num_in_flight == 0
+
+    with_client(test)
+
+
+async def collect_within(stream):
+    async with stream:
+        return await collect(stream)
+
+
+def test_dropping_one_request_leaves_its_sisters_running():
+    async def test(client, process):
+        stream = client.stream(request("a", 5, max_tokens=9), request("b", 50, max_tokens=9))
+        seen = []
+        async for output in stream:
+            seen.append(output.request_id)
+            if seen.count("a") == 2:
+                stream.drop("a")
+        assert (seen.count("a"), seen.count("b")) == (2, 9)
+
+    with_client(test)
+
+
+def test_a_refused_request_fails_alone():
+    async def test(client, process):
+        good = client.stream(request("good", 5, max_tokens=30))
+        with pytest.raises(RequestError, match="the prompt is refused") as caught:
+            await collect(client.stream(request("bad", REFUSE), request("sister", 7)))
+        assert caught.value.param == "prompt"
+        assert len(await collect(good)) == 30
+        await until(lambda: client.stats()["running"] == 0)
+        assert client.is_ready
+
+    with_client(test)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [(CRASH, "the step broke"), (DIE, "signal 9")])
+def test_a_dead_engine_ends_every_stream_within_a_second(prompt, words):
+    async def test(client, process):
+        others = [
+            asyncio.create_task(collect(client.stream(request(f"o{i}", SLEEP, max_tokens=500))))
+            for i in range(3)
+        ]
+        await until(lambda: client.stats().get("running") == 3)
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match=words):
+            await collect(client.stream(request("fatal", prompt)))
+        for other in others:
+            with pytest.raises(EngineDeadError):
+                await other
+        assert time.monotonic() - begun < 1.0
+        assert not client.is_ready
+        assert not client.is_alive
+        with pytest.raises(EngineDeadError):
+            client.stream(request("later", 1))
+
+    with_client(test)
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_as_it_was_raised():
+    async def test():
+        process = spawn(model="missing")
+        async with EngineClient(process) as client:
+            with pytest.raises(ModelError, match="there is no such folder"):
+                await client.wait_ready()
+        assert not process.folder.exists()
+
+    asyncio.run(test())
+
+
+def test_progress_is_told_while_loading():
+    async def test():
+        told = []
+        async with EngineClient(spawn(), lambda p: told.append((p.stage, p.done, p.total))) as client:
+            await client.wait_ready()
+        assert told == [("loading", 0, 2), ("loading", 2, 2)]
+
+    asyncio.run(test())
+
+
+def test_an_idle_engine_sleeps():
+    async def test(client, process):
+        await asyncio.sleep(0.2)
+        before = cpu_seconds(process.child.pid)
+        await asyncio.sleep(1.0)
+        assert cpu_seconds(process.child.pid) - before <= 0.05
+
+    with_client(test)
+
+
+def test_signals_of_the_terminal_do_not_reach_the_engine():
+    async def test(client, process):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(process.child.pid, number)
+        assert os.getpgid(process.child.pid) != os.getpgid(0)
+        assert len(await collect(client.stream(request("a", 5)))) == 4
+
+    with_client(test)
+
+
+def test_the_sockets_are_in_a_private_folder():
+    async def test(client, process):
+        assert process.folder.stat().st_mode & 0o777 == 0o700
+        assert {path.name for path in process.folder.iterdir()} == {"requests", "outputs"}
+
+    with_client(test)
+
+
+def test_a_stopped_engine_leaves_at_once_with_code_0():
+    async def test(client, process):
+        return process
+
+    begun = time.monotonic()
+    assert with_client(test).exit_code == 0
+    assert time.monotonic() - begun < 5
+
+
+PARENT = """
+import asyncio, sys
+sys.path.append({root!r})
+from kiln.engine.client import EngineClient
+from kiln.engine.config import EngineConfig, ModelConfig
+from kiln.engine.process import EngineProcess
+
+async def main():
+    process = EngineProcess.spawn(EngineConfig(ModelConfig("fake")), {command!r})
+    async with EngineClient(process) as client:
+        await client.wait_ready()
+        print(process.child.pid, process.folder, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_whose_parent_was_killed_leaves_by_itself():
+    code = PARENT.format(root=str(ROOT), command=COMMAND)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        pid, folder = parent.stdout.readline().split()
+        assert is_running(pid)
+        parent.kill()
+    asyncio.run(until(lambda: not is_running(pid), 5.0))
+    assert not Path(folder).exists()
+
+
+def test_a_program_that_cannot_be_started_is_a_config_error():
+    with pytest.raises(ConfigError, match="cannot start the engine process /nowhere"):
+        spawn(command=["/nowhere"])
+
+
+def test_a_loading_engine_is_ended_at_once():
+    async def test():
+        forever = [sys.executable, "-c", "import time; time.sleep(60)"]
+        process = spawn(command=forever)
+        begun = time.monotonic()
+        async with EngineClient(process) as client:
+            assert not client.is_ready
+            with pytest.raises(EngineDeadError, match="loading"):
+                client.stream(request("a", 1))
+        assert time.monotonic() - begun < 1.5
+        assert process.exit_code == -signal.SIGKILL
+
+    asyncio.run(test())
+
+
+def test_an_engine_with_work_and_no_progress_is_noticed():
+    async def test(client, process):
+        assert client.seconds_without_progress == 0
+        stream = client.stream(request("a", SLEEP, max_tokens=500))
+        await anext(stream)
+        os.kill(process.child.pid, signal.SIGSTOP)
+        await until(lambda: client.seconds_without_progress > 0.4, 3.0)
+        os.kill(process.child.pid, signal.SIGCONT)
+        await until(lambda: client.seconds_without_progress < 0.3)
+        await stream.aclose()
+
+    with_client(test)

@@ -1,0 +1,134 @@
+"""The core: what it refuses, what it counts, and that a step is schedule, run, commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.core import EngineCore
+from kiln.engine.errors import QueueFullError, RequestError
+from kiln.engine.request import NewRequest
+from kiln.engine.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+
+
+def make_core(runner, eos=frozenset(), **scheduler):
+    config = EngineConfig(
+        ModelConfig("fake"), KVConfig(block_size=runner.block_size), SchedulerConfig(**scheduler)
+    )
+    return EngineCore(config, runner=runner, eos=eos)
+
+
+def run_to_end(core, limit=10_000):
+    outputs = {}
+    for _ in range(limit):
+        if not core.has_work:
+            return outputs
+        for output in core.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    raise AssertionError("the engine did not finish")
+
+
+def test_a_request_runs_to_its_last_token(fake_runner):
+    core = make_core(fake_runner())
+    core.add(NewRequest("a", [1, 2, 3], GREEDY))
+    outputs = run_to_end(core)["a"]
+    assert [len(output.token_ids) for output in outputs] == [1] * 5
+    assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
+    assert not core.has_work
+    assert core.step() == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message", "field"),
+    [
+        ([], {}, "the prompt is empty", "prompt"),
+        ([1] * 512, {}, "the prompt has 512 tokens, the context holds 512", "prompt"),
+        ([1] * 300, {}, "the prompt has 300 tokens, the KV pool holds 256", "prompt"),
+        ([1, 50], {}, "token id 50, the vocabulary is 0 to 49", "prompt"),
+        ([1, -1], {}, "token id -1, the vocabulary is 0 to 49", "prompt"),
+        ([1], {"stop_token_ids": [99]}, "stop_token_ids has token id 99", "stop_token_ids"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused(fake_runner, prompt, params, message, field):
+    core = make_core(fake_runner())
+    with pytest.raises(RequestError, match=message) as caught:
+        core.add(NewRequest("a", prompt, SamplingParams(**params)))
+    assert caught.value.param == field
+    assert not core.has_work
+
+
+def test_a_request_id_in_use_is_refused_and_may_be_used_again_later(fake_runner):
+    core = make_core(fake_runner())
+    core.add(NewRequest("a", [1], GREEDY))
+    with pytest.raises(RequestError, match="'a' is already in use"):
+        core.add(NewRequest("a", [2], GREEDY))
+    run_to_end(core)
+    core.add(NewRequest("a", [2], GREEDY))
+
+
+def test_a_full_queue_refuses_and_takes_more_when_it_has_room(fake_runner):
+    core = make_core(fake_runner(), max_waiting=2)
+    core.add(NewRequest("a", [1], GREEDY))
+    core.add(NewRequest("b", [1], GREEDY))
+    with pytest.raises(QueueFullError, match="2 requests are waiting, the queue holds 2"):
+        core.add(NewRequest("c", [1], GREEDY))
+    core.step()
+    core.add(NewRequest("c", [1], GREEDY))
+    assert set(run_to_end(core)) == {"b", "a", "c"}
+
+
+def test_a_prompt_as_long_as_the_context_less_one_gets_one_token(fake_runner):
+    core = make_core(fake_runner(max_model_len=16))
+    core.add(NewRequest("a", [1] * 15, GREEDY))
+    outputs = run_to_end(core)["a"]
+    assert [output.finish_reason for output in outputs] == ["length"]
+
+
+def test_a_prompt_that_fills_the_pool_gets_one_token(fake_runner):
+    core = make_core(fake_runner(num_blocks=2))
+    core.add(NewRequest("a", [1] * 8, GREEDY))
+    assert [output.finish_reason for output in run_to_end(core)["a"]] == ["length"]
+
+
+def test_an_error_of_the_runner_goes_through_and_leaves_the_requests_as_they_were(fake_runner):
+    runner = fake_runner()
+    core, healthy = make_core(runner), make_core(fake_runner())
+    for each in (core, healthy):
+        each.add(NewRequest("a", [1, 2, 3], GREEDY))
+    core.step()
+    works, runner.run = runner.run, lambda batch: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        core.step()
+    runner.run = works
+    rest = run_to_end(core)["a"]
+    assert [o.token_ids for o in rest] == [o.token_ids for o in run_to_end(healthy)["a"]][1:]
+    core.scheduler.pool.check_integrity()
+    assert core.scheduler.pool.num_held == 0
+
+
+def test_stats_count_what_happened(fake_runner):
+    core = make_core(fake_runner(num_blocks=16), max_num_seqs=1)
+    core.add(NewRequest("a", [1] * 6, GREEDY))
+    core.add(NewRequest("b", [2] * 3, GREEDY))
+    core.step()
+    stats = core.stats()
+    assert (stats.running, stats.waiting) == (1, 1)
+    assert (stats.kv_blocks_used, stats.kv_blocks_total) == (2, 16)
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.steps) == (6, 1, 1)
+    run_to_end(core)
+    stats = core.stats()
+    assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.steps) == (9, 10, 10)
+    assert stats.preemptions == 0
+
+
+def test_stats_count_each_prompt_once_though_it_is_computed_again(fake_runner):
+    core = make_core(fake_runner(num_blocks=5))
+    for name in "ab":
+        core.add(NewRequest(name, [1] * 4, SamplingParams(temperature=0, max_tokens=12)))
+    run_to_end(core)
+    stats = core.stats()
+    assert stats.preemptions > 0
+    assert (stats.prompt_tokens, stats.generated_tokens) == (8, 24)

@@ -1,0 +1,197 @@
+"""Greedy tokens are those of transformers' generate, in float32, however the work is cut up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kiln
+from kiln import LLM, SamplingParams
+
+NUM_TOKENS = 12
+LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 21, 30, 31, 33, 48, 64, 70)  # 17: one and 16 others
+CONTEXT = max(LENGTHS) + NUM_TOKENS
+COMMON = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+STRETCHED = {"rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-mha-biases": (
+        "Llama",
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama-one-kv-head-tied-gelu": (
+        "Llama",
+        {"num_key_value_heads": 1, "tie_word_embeddings": True, "hidden_act": "gelu"},
+    ),
+    "llama-rope-llama3": (
+        "Llama",
+        {
+            "rope_parameters": {
+                **STRETCHED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            },
+        },
+    ),
+    "llama-rope-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}},
+    ),
+    "llama-rope-yarn": (
+        "Llama",
+        {"rope_parameters": {**STRETCHED, "rope_type": "yarn"}, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "mistral-wide-heads": ("Mistral", {"head_dim": 32, "sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 10, "num_hidden_layers": 3}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-windows-from-layer-1": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "qwen3-tied-biases": (
+        "Qwen3",
+        {"head_dim": 32, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on disk, prompts, and what transformers answers to each of them alone."""
+
+    folder: Path
+    prompts: list[list[int]]
+    answers: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    @cache
+    def make(name: str) -> Case:
+        import transformers
+
+        torch.manual_seed(3)
+        family, extra = MODELS[name]
+        config = getattr(transformers, f"{family}Config")(**{**COMMON, **extra})
+        model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+        for parameter in model.parameters():  # biases and norms too, which start out plain
+            torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder)
+        prompts = [torch.randint(0, 300, (length,)).tolist() for length in LENGTHS]
+        return Case(folder, prompts, [answer(model, prompt) for prompt in prompts])
+
+    return make
+
+
+def answer(model: Any, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+def load(folder: Path, **settings: Any) -> LLM:
+    sizes = {"max_model_len": CONTEXT, "num_kv_blocks": 512, **settings}
+    return LLM(str(folder), device="cpu", dtype="float32", **sizes)
+
+
+def tokens(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_prompt_alone(case, name):
+    made = case(name)
+    llm = load(made.folder, block_size=7)
+    picked = slice(None, None, 4)
+    alone = [tokens(llm, [prompt])[0] for prompt in made.prompts[picked]]
+    assert alone == made.answers[picked]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, None])
+@pytest.mark.parametrize("name", MODELS)
+def test_batched_with_16_others(case, name, chunk):
+    made = case(name)
+    llm = load(made.folder, max_chunk_tokens=chunk)
+    assert tokens(llm, made.prompts) == made.answers
+    assert llm.core.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, None])
+@pytest.mark.parametrize("name", MODELS)
+def test_with_one_block_of_headroom(case, name, chunk):
+    made = case(name)
+    blocks = -(-CONTEXT // 5) + 1
+    llm = load(made.folder, block_size=5, num_kv_blocks=blocks, max_chunk_tokens=chunk)
+    assert tokens(llm, made.prompts) == made.answers
+    assert llm.core.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("budget", [1, 20])
+def test_with_a_small_budget_of_tokens_a_step(case, budget):
+    made = case("llama")
+    llm = load(made.folder, max_num_batched_tokens=budget, max_num_seqs=5, block_size=1)
+    picked = slice(None, None, 2)
+    assert tokens(llm, made.prompts[picked]) == made.answers[picked]
+
+
+PROGRAM = """
+import json, sys
+from kiln import LLM, SamplingParams
+folder, prompts = sys.argv[1], json.loads(sys.argv[2])
+llm = LLM(folder, device="cpu", dtype="float32", num_kv_blocks=64)
+outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4))
+print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
+"""
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-rope-yarn"])
+def test_on_the_kernels_own_source_run_on_the_cpu(case, name):
+    made = case(name)
+    root = Path(kiln.__file__).resolve().parents[1]
+    command = [sys.executable, "-c", PROGRAM, str(made.folder), json.dumps(made.prompts[3:6])]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "KILN_CPU_KERNELS": "host", "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [ids[:4] for ids in made.answers[3:6]]
+
+
+def test_the_demo_model():
+    import transformers
+
+    folder = Path(kiln.__file__).resolve().parents[3] / "engine" / "demo"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    vocabulary = model.config.vocab_size
+    prompts = [torch.randint(0, vocabulary, (length,)).tolist() for length in LENGTHS]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    outputs = load(folder, max_chunk_tokens=7).generate(prompts, params)
+    wanted = [answer(model, prompt) for prompt in prompts]
+    assert [list(output.outputs[0].token_ids) for output in outputs] == wanted

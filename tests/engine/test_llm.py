@@ -1,0 +1,236 @@
+"""The offline API, over a fake model and a real tokenizer."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from kiln.engine import core as core_module
+from kiln.engine.errors import ConfigError, ModelError, RequestError
+from kiln.engine.llm import LLM
+from kiln.engine.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def runner(fake_runner, monkeypatch):
+    made = fake_runner(num_blocks=128, vocab_size=400)
+    monkeypatch.setattr(core_module, "_load", lambda config, progress: made)
+    return made
+
+
+@pytest.fixture
+def llm(runner, tokenizer_folders):
+    return LLM(str(tokenizer_folders["byte-level"]), block_size=4)
+
+
+def is_idle(llm):
+    llm.core.scheduler.pool.check_integrity()
+    return not llm.core.has_work and llm.core.stats().kv_blocks_used == 0
+
+
+def only(outputs):
+    (output,) = outputs
+    (completion,) = output.outputs
+    return completion
+
+
+def test_every_form_of_a_prompt_is_the_same_prompt(llm):
+    ids = llm.tokenizer.encode("Hello, world")
+    forms = ["Hello, world", {"prompt": "Hello, world"}, ids, tuple(ids), {"prompt_token_ids": ids}]
+    forms.append(numpy.array(ids))
+    outputs = llm.generate(forms, GREEDY)
+    assert [output.prompt_token_ids for output in outputs] == [ids] * 6
+    assert [output.prompt for output in outputs] == ["Hello, world"] * 2 + [None] * 4
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    for form in forms[:5]:
+        assert only(llm.generate(form, GREEDY)).token_ids == outputs[0].outputs[0].token_ids
+
+
+def test_results_come_in_the_order_of_the_prompts_whatever_ends_first(llm):
+    prompts = [[index, 1, 2] for index in range(20)]
+    params = [GREEDY.replace(max_tokens=20 - index) for index in range(20)]
+    outputs = llm.generate(prompts, params)
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(20, 0, -1))
+    assert [int(output.request_id) for output in outputs] == list(range(20))
+    assert all(output.finished for output in outputs)
+    assert is_idle(llm)
+
+
+def test_the_text_is_what_the_tokens_decode_to(llm):
+    completion = only(llm.generate("Hello", GREEDY))
+    assert completion.text == llm.tokenizer.decode(completion.token_ids)
+    assert completion.finish_reason == "length"
+    assert completion.logprobs is None
+
+
+def test_vllms_defaults_apply_when_no_settings_are_given(llm, runner):
+    completion = only(llm.generate("Hello"))
+    assert len(completion.token_ids) <= 16
+    assert runner.batches[0].requests[0].params == SamplingParams()
+
+
+def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm, runner):
+    whole = only(llm.generate("Hello", GREEDY))
+    stop = whole.text[3:5]
+    steps = len(runner.batches)
+    completion = only(llm.generate("Hello", GREEDY.replace(stop=[stop])))
+    assert completion.text == whole.text[: whole.text.find(stop)]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    assert len(runner.batches) - steps == len(completion.token_ids) < len(whole.token_ids)
+    assert is_idle(llm)
+    params = GREEDY.replace(stop=[stop], include_stop_str_in_output=True)
+    included = only(llm.generate("Hello", params))
+    assert included.text == whole.text[: whole.text.find(stop) + len(stop)]
+
+
+def test_a_stop_token_is_in_the_tokens_and_not_in_the_text(llm):
+    whole = only(llm.generate("Hello", GREEDY))
+    stop = whole.token_ids[4]
+    first = whole.token_ids.index(stop)
+    completion = only(llm.generate("Hello", GREEDY.replace(stop_token_ids=[stop])))
+    assert completion.token_ids == whole.token_ids[: first + 1]
+    assert completion.text == llm.tokenizer.decode(whole.token_ids[:first])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+
+
+def test_the_models_own_end_token_stops_with_no_reason_given(llm, runner):
+    (end,) = llm.tokenizer.eos_token_ids
+    runner.vocab_size = end + 1  # three tokens to draw from: the end comes soon
+    completion = only(llm.generate([1], SamplingParams(temperature=0, max_tokens=100)))
+    assert completion.token_ids[-1] == end
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    assert len(completion.token_ids) < 100
+
+
+@pytest.mark.parametrize("seed", [10, -2])
+def test_n_answers_differ_and_their_seeds_follow_each_other(llm, seed):
+    params = SamplingParams(n=3, seed=seed, max_tokens=6, ignore_eos=True)
+    (output,) = llm.generate([[1, 2]], params)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    answers = [completion.token_ids for completion in output.outputs]
+    assert len({tuple(answer) for answer in answers}) == 3
+    for index, answer in enumerate(answers):
+        single = SamplingParams(seed=seed + index, max_tokens=6, ignore_eos=True)
+        assert only(llm.generate([[1, 2]], single)).token_ids == answer
+
+
+def test_a_seedless_batch_is_reproducible_in_a_new_engine(runner, tokenizer_folders):
+    def answers(seed):
+        llm = LLM(str(tokenizer_folders["byte-level"]), block_size=4, seed=seed)
+        params = SamplingParams(n=2, max_tokens=5, ignore_eos=True)
+        outputs = llm.generate([[1, 2], [3]], params)
+        return [answer.token_ids for output in outputs for answer in output.outputs]
+
+    assert answers(1) == answers(1)
+    assert answers(1) != answers(2)
+
+
+def test_logprobs_hold_the_drawn_token_and_the_likeliest_with_their_text(llm):
+    completion = only(llm.generate("Hello", GREEDY.replace(logprobs=2)))
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == len(completion.token_ids) == 12
+    for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert next(iter(entry)) == token
+        assert (len(entry), entry[token].rank) == (2, 1)
+        assert all(each.decoded_token == llm.tokenizer.token_text(id) for id, each in entry.items())
+    chosen_alone = only(llm.generate("Hello", GREEDY.replace(logprobs=0))).logprobs
+    assert chosen_alone is not None
+    assert all(len(entry) == 1 for entry in chosen_alone)
+
+
+def test_a_chat_goes_through_the_template(llm):
+    messages = [{"role": "user", "content": "Hello"}]
+    (output,) = llm.chat(messages, GREEDY)
+    assert output.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_token_ids == llm.tokenizer.apply_chat_template(messages)
+    outputs = llm.chat([messages, messages], GREEDY)
+    assert [each.outputs[0].token_ids for each in outputs] == [output.outputs[0].token_ids] * 2
+    (plain,) = llm.chat(messages, GREEDY, add_generation_prompt=False)
+    assert output.prompt.startswith(plain.prompt)
+    assert plain.prompt.endswith("<|im_end|>\n")
+
+
+def test_an_error_of_one_answer_is_its_own(llm, runner):
+    runner.fail_with["0-0"] = "the logits hold NaN"
+    bad, good = llm.generate([[1], [2]], GREEDY)
+    assert (bad.outputs[0].finish_reason, bad.outputs[0].error) == ("error", "the logits hold NaN")
+    assert (good.outputs[0].finish_reason, good.outputs[0].error) == ("length", None)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ([[1], []], GREEDY, "prompt 1: the prompt is empty"),
+        ([[1], [400]], GREEDY, "prompt 1: prompt has token id 400"),
+        ([[1] * 600], GREEDY, "prompt 0: the prompt has 600 tokens, the context holds 512"),
+        ([[1], "fine", 5], GREEDY, "prompt 2 is '5'"),
+        ([[1], [1.5]], GREEDY, r"prompt 1 is '\[1.5\]'"),
+        ([["a"]], GREEDY, "must be a text or a list of token ids"),
+        ([None], GREEDY, "prompt 0 is 'None'"),
+        (5, GREEDY, "prompts is a int"),
+        ([{"text": "x"}], GREEDY, r"prompt 0 has the keys \['text'\]"),
+        ([{"prompt": "x", "prompt_token_ids": [1]}], GREEDY, "give one of"),
+        ([[1], [2]], [GREEDY], "1 sampling_params for 2 prompts"),
+        ([[1]], {"temperature": 0}, "must be SamplingParams"),
+        ([[1], [2]], [GREEDY, GREEDY.replace(stop_token_ids=[999])], "prompt 1: stop_token_ids"),
+    ],
+)
+def test_a_batch_with_one_bad_request_is_refused_whole(llm, runner, prompts, params, message):
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompts, params)
+    assert runner.batches == []
+    assert is_idle(llm)
+
+
+def test_no_prompts_give_no_results(llm):
+    assert llm.generate([]) == []
+
+
+def test_an_interrupted_batch_leaves_nothing_behind(llm, runner):
+    works, steps = runner.run, iter(range(3))
+
+    def interrupted(batch):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return works(batch)
+
+    runner.run = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1], [2], [3]], GREEDY)
+    assert is_idle(llm)
+    runner.run = works
+    assert len(only(llm.generate([[1]], GREEDY)).token_ids) == 12
+
+
+def test_more_prompts_than_a_server_would_queue_are_taken(llm):
+    outputs = llm.generate([[1]] * 1500, GREEDY.replace(max_tokens=1))
+    assert len(outputs) == 1500
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_alone(runner, tmp_path):
+    llm = LLM(str(tmp_path), block_size=4)
+    completion = only(llm.generate([[1, 2]], GREEDY.replace(logprobs=1)))
+    assert (len(completion.token_ids), completion.text) == (12, "")
+    assert completion.logprobs is not None
+    assert {entry.decoded_token for at in completion.logprobs for entry in at.values()} == {None}
+    with pytest.raises(RequestError, match="no tokenizer: give token ids"):
+        llm.generate(["text"])
+    with pytest.raises(RequestError, match="no tokenizer: give token ids"):
+        llm.chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(RequestError, match="stop needs a tokenizer: use stop_token_ids"):
+        llm.generate([[1]], SamplingParams(stop="x"))
+
+
+def test_bad_settings_are_named(tokenizer_folders, runner):
+    model = str(tokenizer_folders["byte-level"])
+    with pytest.raises(TypeError, match="gpu_memory"):
+        LLM(model, gpu_memory=0.9)
+    with pytest.raises(ConfigError, match="dtype='float8'"):
+        LLM(model, dtype="float8")
+    with pytest.raises(ModelError, match="no such folder"):
+        LLM("/no/such/model")
+    with pytest.raises(RequestError, match="with at least one"):
+        LLM(model).chat([])

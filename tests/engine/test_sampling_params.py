@@ -1,0 +1,70 @@
+"""Sampling settings: every range is checked, and the field at fault is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln.engine.errors import RequestError
+from kiln.engine.sampling_params import MAX_SEED, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("n", 0),
+        ("n", 9),
+        ("n", True),
+        ("max_tokens", 0),
+        ("max_tokens", 1.0),
+        ("min_tokens", -1),
+        ("min_tokens", 17),  # more than max_tokens
+        ("seed", MAX_SEED + 1),
+        ("seed", "7"),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("stop", ["x"] * 17),
+        ("stop", [""]),
+        ("stop", ["x" * 257]),
+        ("stop", [5]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["1"]),
+        ("stop_token_ids", [True]),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field, value):
+    with pytest.raises(RequestError, match=f"^{field} must be") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+    assert len(str(caught.value)) < 200
+
+
+def test_the_edges_of_the_ranges_are_inside():
+    SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, n=8, max_tokens=None, min_tokens=99)
+    SamplingParams(seed=-MAX_SEED, logprobs=20, stop=["x" * 256] * 16, max_tokens=1, min_tokens=1)
+    SamplingParams(seed=MAX_SEED, logprobs=0, stop_token_ids=[0], temperature=100)
+
+
+def test_one_stop_string_is_a_list_of_one():
+    assert SamplingParams(stop="ab").stop_strings == ("ab",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert SamplingParams().stop_strings == ()
+
+
+def test_each_answer_has_a_seed_of_its_own_within_the_range():
+    params = SamplingParams(n=3, seed=5)
+    assert [params.for_answer(i).seed for i in range(3)] == [5, 6, 7]
+    assert {params.for_answer(i).n for i in range(3)} == {1}
+    assert SamplingParams(n=2, seed=MAX_SEED).for_answer(1).seed == -MAX_SEED
+    assert SamplingParams(n=2, seed=-3).for_answer(0).seed == -3
+    assert SamplingParams(n=2).for_answer(1).seed is None

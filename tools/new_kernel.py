@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Write the two files of a new kernel: a template and its spec. Nothing else needs an edit.
+
+    python tools/new_kernel.py scale_rows
+
+makes kernel_sources/scale_rows/scale_rows.cu and jit_kernels/ops/scale_rows.py: a kernel that
+works (out = x * factor) and passes every generic test, with a remark at each place to change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TEMPLATE = """\
+// out[i] = x[i] * factor      x, out: [size]
+//
+// Say here what may be assumed of shapes and alignment. Compile-time parameters: SCALAR_T.
+#include "kiln/ptx.cuh"
+
+#ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
+#define SCALAR_T kiln::bf16
+#endif
+
+extern "C" __global__ void __launch_bounds__(256)
+NAME(SCALAR_T* out, const SCALAR_T* x, int64_t size, float factor) {
+  const int64_t step = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < size; i += step)
+    kiln::from_float(kiln::to_float(x[i]) * factor, out[i]);
+}
+"""
+
+SPEC = '''\
+"""NAME: say what the family does."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.shapes import check_dtype
+from kiln.jit_kernels.spec import (
+    DTYPES,
+    SCALARS,
+    Bound,
+    Cost,
+    KernelSpec,
+    LaunchGeometry,
+    Sizes,
+    Variant,
+)
+from kiln.jit_kernels.torch_ops import call, define
+
+_THREADS = 256
+
+
+def NAME(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return x * factor. x: any shape. Raises TypeError on a dtype other than bf16, fp16, fp32."""
+    check_dtype("NAME", x=x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call(_SPEC, out, x.contiguous(), factor)
+    return out
+
+
+def _reference(out: torch.Tensor, x: torch.Tensor, factor: float) -> tuple[torch.Tensor]:
+    """Pure torch, in float32 or in float64 on float64 inputs: the oracle and the CPU operator."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return ((wide * factor).to(x.dtype),)
+
+
+def _bind(out: torch.Tensor, x: torch.Tensor, factor: float) -> Bound:
+    values = (out, x, x.numel(), factor)  # the kernel's parameters, in order
+    return Bound({"scalar_t": SCALARS[x.dtype]}, {"size": x.numel()}, values)
+
+
+def _geometry(variant: Variant, sizes: Sizes) -> LaunchGeometry:
+    return LaunchGeometry((-(-sizes["size"] // _THREADS), 1, 1), (_THREADS, 1, 1))
+
+
+def _cost(variant: Variant, sizes: Sizes) -> Cost:
+    return Cost(2 * sizes["size"] * DTYPES[variant["scalar_t"]].itemsize, sizes["size"])
+
+
+def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[object, ...]:
+    x = torch.randn(sizes["size"], device=device).to(DTYPES[variant["scalar_t"]])
+    return torch.empty_like(x), x, 1.5
+
+
+_SPEC = KernelSpec(
+    name="NAME",
+    source="NAME/NAME.cu",
+    entry="NAME",
+    schema="(Tensor(a!) out, Tensor x, float factor) -> ()",
+    arguments=("pointer", "pointer", "int64", "float"),
+    params={"scalar_t": list(DTYPES)},
+    bind=_bind,
+    geometry=_geometry,
+    cost=_cost,
+    reference=_reference,
+    make_inputs=_inputs,
+    sizes=[{"size": size} for size in (0, 1, 255, 1000)],
+    bench_sizes=[{"size": 1 << bits} for bits in (12, 20, 26)],
+    tolerance={torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3},
+    paper="where the algorithm comes from",
+)
+SPECS = [_SPEC]
+define(SPECS)
+'''
+
+
+def main() -> None:
+    """Write the files. Exits with a message when the name is taken or no identifier."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="lower-case identifier; also the family and the toggle")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")
+    args = parser.parse_args()
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", args.name):
+        raise SystemExit(f"error: {args.name!r}: write lower-case letters, digits and _")
+    files = {
+        args.root / "kernel_sources" / args.name / f"{args.name}.cu": TEMPLATE,
+        args.root / "jit_kernels" / "ops" / f"{args.name}.py": SPEC,
+    }
+    for path in files:
+        if path.exists():
+            raise SystemExit(f"error: {path} exists already")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("NAME", args.name))
+        print(path.relative_to(args.root))
+
+
+if __name__ == "__main__":
+    main()
