@@ -149,7 +149,7 @@ def _driver() -> ModuleType:
         from cuda.bindings import driver
     except ImportError as error:
         raise ToolchainMissing(
-            f"cuda-bindings cannot be loaded ({error}); pip install 'kiln[cuda]'"
+            f"cuda-bindings cannot be loaded ({error}); pip install cuda-bindings"
         ) from None
     return driver  # type: ignore[no-any-return]
 

@@ -4,7 +4,7 @@
 # package's requirement pulls gigabytes of CUDA libraries onto a machine that cannot use them.
 set -eu
 folder=$1 purpose=$2
-pip="$folder/bin/python -m pip --disable-pip-version-check -q"
+pip="$folder/bin/python -m pip --disable-pip-version-check"
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "error: $PYTHON is older than 3.11; run: make PYTHON=python3.12 …" >&2

@@ -17,7 +17,7 @@ from kiln.jit_kernels.compile.template import Unit
 from kiln.jit_kernels.errors import CompileError, ToolchainMissing
 from kiln.jit_kernels.toolchains.elf import build_id
 
-INSTALL_HINT = "pip install 'kiln[cuda]' (or: pip install cuda-bindings nvidia-cuda-nvrtc)"
+INSTALL_HINT = "pip install cuda-bindings nvidia-cuda-nvrtc (Kiln's extra [cuda] has both)"
 _WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")
 
 

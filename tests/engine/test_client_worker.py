@@ -197,7 +197,9 @@ def test_a_model_that_cannot_be_loaded_is_reported_as_it_was_raised():
 def test_progress_is_told_while_loading():
     async def test():
         told = []
-        async with EngineClient(spawn(), lambda p: told.append((p.stage, p.done, p.total))) as client:
+        async with EngineClient(
+            spawn(), lambda p: told.append((p.stage, p.done, p.total))
+        ) as client:
             await client.wait_ready()
         assert told == [("loading", 0, 2), ("loading", 2, 2)]
 
@@ -261,12 +263,33 @@ asyncio.run(main())
 
 def test_an_engine_whose_parent_was_killed_leaves_by_itself():
     code = PARENT.format(root=str(ROOT), command=COMMAND)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         pid, folder = parent.stdout.readline().split()
         assert is_running(pid)
         parent.kill()
     asyncio.run(until(lambda: not is_running(pid), 5.0))
     assert not Path(folder).exists()
+
+
+def test_start_serves_the_real_engine():
+    demo = Path(__file__).parents[2] / "engine" / "demo"
+
+    async def test():
+        config = EngineConfig(ModelConfig(str(demo), device="cpu"))
+        async with asyncio.timeout(60), EngineClient.start(config) as client:
+            assert client.model_info.max_model_len == 2048
+            assert set(client.model_info.kernels) >= {"activation", "norm", "rotary"}
+            long = request("a", 5, 6, 7, max_tokens=9, ignore_eos=True, logprobs=1)
+            outputs = await collect(client.stream(long))
+            assert len(outputs) == 9
+            assert all(len(output.logprobs) == 1 for output in outputs)
+            with pytest.raises(RequestError, match="2048") as caught:
+                await collect(client.stream(request("b", *([5] * 3000))))
+            assert caught.value.param == "prompt"
+
+    asyncio.run(test())
 
 
 def test_a_program_that_cannot_be_started_is_a_config_error():

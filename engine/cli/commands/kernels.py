@@ -35,10 +35,14 @@ def _list() -> int:
 
     from kiln.jit_kernels.registry import all_specs
 
-    table = Table("kernel", "family", "variants", "template", "source")
+    table = Table(title="templates stand in kernel_sources/", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("variants", justify="right")
+    table.add_column("template", no_wrap=True)
+    table.add_column("source")
     for spec in all_specs().values():
         count = str(len(list(spec.variants())))
-        table.add_row(spec.name, spec.family, count, f"kernel_sources/{spec.source}", spec.paper)
+        table.add_row(spec.name, count, spec.source, spec.paper.removeprefix("https://"))
     Console().print(table)
     return 0
 

@@ -1,0 +1,138 @@
+"""The two ends that ``kiln chat`` can talk to: a server by its URL, or an engine of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kiln.engine.cli.progress import LoadingDisplay
+from kiln.engine.client import EngineClient
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import KilnError, RequestError
+from kiln.engine.outputs import CompletionStream
+from kiln.engine.process import EngineProcess
+from kiln.engine.prompts import read_chats
+from kiln.engine.request import NewRequest
+from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.server.protocol import Defaults
+from kiln.engine.server.serving import read_defaults
+from kiln.engine.tokenizer import Tokenizer
+
+Message = dict[str, str]
+
+
+class ServerError(KilnError):
+    """A server cannot be reached, or refused a message."""
+
+
+class ServerChat:
+    """A server, Kiln's or another that speaks OpenAI's API."""
+
+    def __init__(self, url: str, api_key: str | None, options: dict[str, Any]) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._http = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(10.0, read=None))
+        self._options = options
+        self.name = ""
+
+    async def open(self) -> None:
+        """Ask for the model's name. Raises ServerError."""
+        try:
+            answer = await self._http.get(f"{self._url}/v1/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerError(
+                f"cannot reach {self._url}: {error or type(error).__name__}"
+            ) from error
+        if answer.status_code != 200:
+            raise ServerError(f"{self._url} answered {answer.status_code}: {_reason(answer.text)}")
+        self.name = answer.json()["data"][0]["id"]
+
+    async def reply(self, messages: list[Message]) -> AsyncIterator[str]:
+        """Yield the answer as it is made. Raises ServerError."""
+        body = {"model": self.name, "messages": messages, "stream": True, **self._options}
+        url = f"{self._url}/v1/chat/completions"
+        try:
+            async with self._http.stream("POST", url, json=body) as answer:
+                if answer.status_code != 200:
+                    raise ServerError(_reason((await answer.aread()).decode(errors="replace")))
+                async for line in answer.aiter_lines():
+                    data = line.removeprefix("data: ")
+                    if data and data != "[DONE]":
+                        yield _text_of(json.loads(data))
+        except httpx.HTTPError as error:
+            raise ServerError(f"the connection to {self._url} broke: {error!r}") from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+class EngineChat:
+    """An engine of one's own, in a process beside this one."""
+
+    def __init__(self, config: EngineConfig, folder: Path, options: dict[str, Any]) -> None:
+        self._process = EngineProcess.spawn(config)
+        self._display = LoadingDisplay()
+        self._tokenizer = Tokenizer.load_if_present(folder)
+        self._params = _params(read_defaults(folder), options)
+        self._client: EngineClient | None = None
+        self._count = 0
+        self.name = folder.name
+
+    async def open(self) -> None:
+        """Load the model. Raises what loading raises."""
+        self._client = await EngineClient(self._process, self._display).__aenter__()
+        try:
+            await self._client.wait_ready()
+        finally:
+            self._display.close()
+
+    async def reply(self, messages: list[Message]) -> AsyncIterator[str]:
+        """Yield the answer as it is made. Raises RequestError or EngineDeadError."""
+        assert self._client is not None, "open first"
+        (prompt,) = read_chats(messages, self._tokenizer)
+        self._count += 1
+        new = NewRequest(f"chat-{self._count}", prompt.token_ids, self._params)
+        answer = CompletionStream(self._tokenizer, self._params, prompt_token_ids=prompt.token_ids)
+        async with self._client.stream(new) as outputs:
+            async for output in outputs:
+                delta = answer.push(output)
+                if delta.finish_reason == "error":
+                    raise RequestError(delta.message or "the engine could not go on")
+                yield delta.text
+                if answer.stopped_early:
+                    break
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        self._display.close()
+        if self._client is not None:
+            await self._client.__aexit__(None, None, None)
+        self._process.stop()
+
+
+Chat = ServerChat | EngineChat
+
+
+def _params(defaults: Defaults, options: dict[str, Any]) -> SamplingParams:
+    """Return the model's own settings with the user's over them. Raises RequestError."""
+    own = {"temperature": defaults.temperature, "top_p": defaults.top_p, "top_k": defaults.top_k}
+    return SamplingParams(**{**own, "min_p": defaults.min_p, "max_tokens": None, **options})
+
+
+def _text_of(chunk: dict[str, Any]) -> str:
+    if "error" in chunk:
+        raise ServerError(chunk["error"]["message"])
+    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+
+def _reason(body: str) -> str:
+    """Return an error's message, from OpenAI's envelope or as it is."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.strip()[:200] or "no reason given"

@@ -1,0 +1,1 @@
+"""One module a command; each is found by its place in this folder."""

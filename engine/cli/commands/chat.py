@@ -1,0 +1,105 @@
+"""Chat in the terminal, with a model loaded for it or with a server.
+
+Each line is a message. /reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an
+answer. From a pipe, each line is answered in turn: echo "What is 17 + 25?" | kiln chat
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kiln.engine.cli.options import add_engine_arguments
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from kiln.engine.cli.chatting import Chat, Message
+
+NAME = "chat"
+HELP = "chat in the terminal"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the chat to those of the engine."""
+    add_engine_arguments(parser)
+    chat = parser.add_argument_group("chat")
+    chat.add_argument("--url", help="talk to this server instead of loading MODEL")
+    chat.add_argument("--api-key", metavar="KEY", help="of the server")
+    chat.add_argument("--system", metavar="TEXT", help="a system message")
+    chat.add_argument("--temperature", type=float, help="default: the model's own")
+    chat.add_argument("--max-tokens", type=int, help="of an answer; default: to the context")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Chat until the input ends."""
+    import asyncio
+
+    with asyncio.Runner() as runner:
+        chat = _make(args)
+        try:
+            runner.run(chat.open())
+            _talk(runner, chat, args.system)
+        finally:
+            runner.run(chat.close())
+    return 0
+
+
+def _make(args: argparse.Namespace) -> Chat:
+    from kiln.engine.cli.chatting import EngineChat, ServerChat
+    from kiln.engine.cli.options import engine_config, find_model
+
+    given = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if args.url is not None:
+        return ServerChat(args.url, args.api_key, options)
+    folder = find_model(args)
+    return EngineChat(engine_config(args, folder), folder, options)
+
+
+def _talk(runner: asyncio.Runner, chat: Chat, system: str | None) -> None:
+    """Read messages and print answers until the input ends."""
+    from kiln.engine.errors import KilnError
+
+    start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    history = list(start)
+    terminal = sys.stdin.isatty()
+    if terminal:
+        print(f"{chat.name}. A line is a message; /reset, /quit, Ctrl-C to stop an answer.")
+    while (line := _read(terminal)) is not None:
+        if line == "/quit":
+            return
+        if line == "/reset":
+            history = list(start)
+        elif line:
+            history.append({"role": "user", "content": line})
+            said: list[str] = []
+            try:
+                runner.run(_answer(chat, history, said))
+            except KeyboardInterrupt:
+                print(" …")
+            except KilnError as error:
+                if not terminal:
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+            if said:
+                history.append({"role": "assistant", "content": "".join(said)})
+            else:
+                history.pop()  # a question without an answer would confuse the next one
+
+
+def _read(terminal: bool) -> str | None:
+    """Return the next message, or None at the end of the input."""
+    try:
+        return input("\n> " if terminal else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+async def _answer(chat: Chat, history: list[Message], said: list[str]) -> None:
+    """Print an answer as it comes; ``said`` grows with it, so that a part survives Ctrl-C."""
+    async for text in chat.reply(history):
+        said.append(text)
+        print(text, end="", flush=True)
+    print(flush=True)

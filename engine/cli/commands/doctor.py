@@ -1,0 +1,29 @@
+"""Look at this machine and say what Kiln can use, what is missing, and what that costs."""
+
+from __future__ import annotations
+
+import argparse
+
+NAME = "doctor"
+HELP = "check this machine: Python, GPU, compilers, kernel cache"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take no arguments."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; return 1 if one of them keeps Kiln from serving."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from kiln.engine.cli.diagnosis import examine
+
+    marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
+    findings = examine()
+    table = Table("", "What", "Found", "Meaning", box=None, pad_edge=False)
+    for one in findings:
+        table.add_row(marks[one.state], one.name, escape(one.found), escape(one.meaning))
+    Console().print(table)
+    return int(any(one.state == "broken" for one in findings))

@@ -1,0 +1,96 @@
+"""Serve a model over OpenAI's API.
+
+The server listens at once; readiness is 503 until the model is loaded. SIGTERM or Ctrl-C lets the
+answers under way finish, for at most --shutdown-timeout; a second one stops at once. If the engine
+process dies, its clients are told within a second and the server exits with code 1: let whatever
+started it start it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from kiln.engine.cli.options import add_engine_arguments
+
+NAME = "serve"
+HELP = "serve a model over OpenAI's API"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the server to those of the engine."""
+    add_engine_arguments(parser)
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="127.0.0.1")
+    server.add_argument("--port", type=int, default=8000, help="0 takes a free one; default 8000")
+    server.add_argument(
+        "--served-model-name", metavar="NAME", help="default: the folder's name or the hub id"
+    )
+    key = server.add_mutually_exclusive_group()
+    key.add_argument("--api-key", metavar="KEY", help="required of every client")
+    key.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file that holds the key")
+    server.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="serve other machines without a key",
+    )
+    server.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="for answers under way when told to stop; default 30",
+    )
+    server.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="warning"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    from kiln.engine.cli.listen import is_loopback, open_listener
+    from kiln.engine.cli.options import engine_config, find_model
+    from kiln.engine.errors import ConfigError
+    from kiln.engine.process import EngineProcess
+
+    key = _api_key(args)
+    if key is None and not is_loopback(args.host) and not args.allow_unauthenticated:
+        raise ConfigError(
+            f"--host {args.host} lets other machines in: set --api-key or --api-key-file, or "
+            "allow everybody with --allow-unauthenticated"
+        )
+    if not args.shutdown_timeout >= 0:
+        raise ConfigError(f"--shutdown-timeout {args.shutdown_timeout}: must be 0 or more seconds")
+    folder = find_model(args)
+    config = engine_config(args, folder)
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    with open_listener(args.host, args.port) as listener:
+        process = EngineProcess.spawn(config)
+        try:
+            # The engine imports torch meanwhile; on two cores both are done sooner.
+            from kiln.engine.cli.serving import run_server
+
+            return run_server(args, process, listener, folder, key)
+        finally:
+            process.stop()
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    """Return the key of the flag or of the file. Raises ConfigError."""
+    from kiln.engine.errors import ConfigError
+
+    key: str | None = args.api_key
+    if args.api_key_file is not None:
+        try:
+            key = args.api_key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {args.api_key_file}: {error}") from error
+    if key == "":
+        raise ConfigError("the API key is empty: give it a value")
+    return key

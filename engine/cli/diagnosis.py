@@ -1,0 +1,124 @@
+"""What ``kiln doctor`` looks at. Each look is a function that returns one finding."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kiln.cache.root import cache_root
+from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.host_build import find_compiler
+
+State = Literal["ok", "missing", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: "missing" costs something, "broken" keeps Kiln from serving."""
+
+    state: State
+    name: str
+    found: str
+    meaning: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything."""
+    looks: list[Callable[[], Finding]] = [
+        _python,
+        _torch,
+        _gpu,
+        _nvrtc,
+        _triton,
+        _host_compiler,
+        _kernel_cache,
+        _machine,
+    ]
+    return [look() for look in looks]
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if platform.system() != "Linux":
+        return Finding("broken", "Python", found, "Kiln serves on Linux")
+    return Finding("ok", "Python", found)
+
+
+def _torch() -> Finding:
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
+    return Finding("ok", "torch", f"{torch.__version__}, {built}")
+
+
+def _gpu() -> Finding:
+    if torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        shown = ", ".join(
+            f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor})"
+            for gpu in gpus
+        )
+        return Finding("ok", "GPU", shown)
+    if Path("/dev/nvidiactl").exists() and torch.version.cuda is None:
+        return Finding(
+            "missing",
+            "GPU",
+            "an NVIDIA driver, but torch is built for the CPU",
+            "install CUDA torch",
+        )
+    return Finding("missing", "GPU", "none that torch can use", "models run on the CPU")
+
+
+def _nvrtc() -> Finding:
+    try:
+        return Finding("ok", "NVRTC", nvrtc.version())
+    except KernelError:
+        meaning = f"Triton or torch kernels on a GPU; {nvrtc.INSTALL_HINT}"
+        return Finding("missing", "NVRTC", "none", meaning)
+
+
+def _triton() -> Finding:
+    try:
+        return Finding("ok", "Triton", importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("missing", "Triton", "none", "KILN_<FAMILY>=triton is refused")
+
+
+def _host_compiler() -> Finding:
+    name = settings().host_compiler
+    try:
+        find_compiler(name)
+    except KernelError:
+        meaning = "no kernels on the CPU: KILN_CPU_KERNELS=host, kiln kernels check"
+        return Finding("missing", "C++ compiler", f"no {name}", meaning)
+    return Finding("ok", "C++ compiler", shutil.which(name) or name)
+
+
+def _kernel_cache() -> Finding:
+    """Look for the nearest folder that exists: the cache itself is made when it is needed."""
+    root = cache_root(settings())
+    if root is None:
+        return Finding("missing", "Kernel cache", "no home folder", "each start compiles anew")
+    existing = root
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        meaning = f"each start compiles anew: {existing} is not a folder that can be written"
+        return Finding("missing", "Kernel cache", str(root), meaning)
+    entries = sum(1 for path in root.rglob("*") if path.is_file()) if root.is_dir() else 0
+    return Finding("ok", "Kernel cache", f"{root} ({entries} files, {len(families())} families)")
+
+
+def _machine() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return Finding("ok", "Machine", f"{cores} cores, {memory:.0f} GiB of memory")

@@ -1,0 +1,47 @@
+"""Take the port before anything else, so that a port in use costs a second and not a model load."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from kiln.engine.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on host and port; port 0 takes a free one. Raises ConfigError.
+
+    Connections wait in the socket's queue until the server accepts them.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port {port}: must be 0 to 65535")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        hint = "choose another with --port" if error.errno == 98 else "check --host and --port"
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; {hint}"
+        ) from error
+    # Accepted connections inherit it. asyncio sets it only on sockets made with proto=IPPROTO_TCP,
+    # and without it each event waits 40 ms for the client's delayed ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address to open in a browser on this machine."""
+    host, port = listener.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,59 @@
+"""A ``kiln serve`` of one's own, for as long as a block of code needs it."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from kiln.engine.errors import KilnError
+from kiln.engine.process import module_command
+
+_STOP_SECONDS = 15.0
+
+
+class ServerStartError(KilnError):
+    """The server did not become ready; the message ends with what it said."""
+
+
+@contextmanager
+def local_server(
+    arguments: Sequence[str], timeout: float = 120.0
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve on a free port and yield (URL, process) when the model is loaded.
+
+    ``arguments`` are those of ``kiln serve``. The server is told to stop at the end, and killed if
+    it does not. Raises ServerStartError when it is not ready within ``timeout`` seconds.
+    """
+    command = [*module_command("kiln.engine.cli.main"), "serve", *arguments, "--port", "0"]
+    with tempfile.TemporaryFile("w+") as said:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        try:
+            yield _wait_for_url(server, said, timeout), server
+        finally:
+            server.terminate()
+            try:
+                server.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _wait_for_url(server: subprocess.Popen[str], said: IO[str], timeout: float) -> str:
+    """Read the server's output up to its address, which it prints when it is ready."""
+    assert server.stdout is not None
+    timer = threading.Timer(timeout, server.kill)
+    timer.start()
+    try:
+        for line in server.stdout:
+            if line.startswith("http://"):
+                return line.split()[0]
+    finally:
+        timer.cancel()
+    said.seek(0)
+    last = "\n".join(said.read().strip().splitlines()[-3:])
+    code = server.wait()
+    raise ServerStartError(f"kiln serve ended with exit code {code}: {last}")

@@ -1,0 +1,76 @@
+"""The ``kiln`` command: find the subcommands, run one, and turn errors into one line.
+
+A subcommand is a module in ``commands/`` with NAME, HELP, ``add_arguments(parser)`` and
+``run(args) -> int``. All of them are imported for ``kiln --help``, so what is slow to import goes
+inside ``run``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import kiln
+from kiln.cache.env import EnvError, read
+from kiln.engine.cli import commands
+from kiln.engine.errors import KilnError
+from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.registry import families
+
+FAILED = 1
+WRONG_USE = 2
+INTERRUPTED = 130  # what a shell expects after Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``kiln`` and return its exit code: 0, 1 for a failure, 2 for a wrong command line."""
+    debug = False
+    try:
+        read(families())
+        args = build_parser().parse_args(argv)
+        debug = args.debug
+        return int(args.run(args))
+    except EnvError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG_USE
+    except (KilnError, KernelError) as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command."""
+    parser = argparse.ArgumentParser(
+        prog="kiln", description="Serve language models on kernels compiled at start-up."
+    )
+    parser.add_argument("--version", action="version", version=f"kiln {kiln.__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in find_commands():
+        own = subparsers.add_parser(
+            command.NAME,
+            help=command.HELP,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(own)
+        own.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        own.set_defaults(run=command.run)
+    return parser
+
+
+def find_commands() -> list[ModuleType]:
+    """Return the command modules in the order of their names."""
+    found = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+    return [importlib.import_module(f"{commands.__name__}.{name}") for name in found]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

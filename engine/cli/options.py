@@ -1,0 +1,107 @@
+"""The flags that say what to serve, shared by the commands that start an engine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.errors import ModelError
+
+DEMO_FOLDER = Path(__file__).parents[1] / "demo"
+_MODEL_FLAGS = ("dtype", "device", "load_format", "max_model_len", "seed")
+_KV_FLAGS = ("block_size", "memory_utilization")
+_SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "max_waiting")
+ENGINE_FLAGS = (*_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", "kv_memory_gib", *_SCHEDULER_FLAGS)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and one flag for each setting of ``kiln.engine.config``."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=str(DEMO_FOLDER),
+        help="folder in Hugging Face format, or a hub id; default: the demo model",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--dtype", choices=("auto", "float32", "float16", "bfloat16"))
+    model.add_argument("--device", help="auto, cpu, cuda or cuda:N")
+    model.add_argument(
+        "--load-format", choices=("auto", "dummy"), help="dummy: random weights of the right shapes"
+    )
+    model.add_argument(
+        "--max-model-len", type=int, metavar="TOKENS", help="context; default: the model's own"
+    )
+    model.add_argument("--seed", type=int, help="for requests that name none; default 0")
+    kv = parser.add_argument_group("KV pool")
+    kv.add_argument("--block-size", type=int, metavar="TOKENS", help="default 16")
+    kv.add_argument("--num-kv-blocks", type=int, metavar="N", help="default: from the memory")
+    kv.add_argument("--kv-memory-gib", type=float, metavar="GIB", help="on a CPU; default 1")
+    kv.add_argument(
+        "--memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="share of the GPU's memory that Kiln may use in all; default 0.9",
+    )
+    scheduler = parser.add_argument_group("scheduler")
+    scheduler.add_argument(
+        "--max-num-seqs", type=int, metavar="N", help="requests running at once; default 64"
+    )
+    scheduler.add_argument(
+        "--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step; default 2048"
+    )
+    scheduler.add_argument(
+        "--max-chunk-tokens", type=int, metavar="N", help="tokens of one prompt in a step"
+    )
+    scheduler.add_argument(
+        "--max-waiting", type=int, metavar="N", help="queued requests; default 1024, then 503"
+    )
+
+
+def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
+    """Return the flags as a configuration of the model in ``folder``. Raises ConfigError.
+
+    A flag that was not given leaves the setting's own default.
+    """
+    model = _given(args, *_MODEL_FLAGS, "served_model_name")
+    kv = _given(args, *_KV_FLAGS, num_kv_blocks="num_blocks", kv_memory_gib="memory_gib")
+    scheduler = _given(args, *_SCHEDULER_FLAGS)
+    return EngineConfig(
+        ModelConfig(str(folder), **model), KVConfig(**kv), SchedulerConfig(**scheduler)
+    )
+
+
+def served_name(args: argparse.Namespace) -> str:
+    """Return the name that clients call the model: the flag, the folder's name, or the hub id."""
+    given = getattr(args, "served_model_name", None)
+    if given:
+        return str(given)
+    path = Path(args.model).expanduser()
+    return path.resolve().name if path.is_dir() else str(args.model)
+
+
+def find_model(args: argparse.Namespace) -> Path:
+    """Return the model's folder, downloaded if it is on the hub. Raises ModelError."""
+    from kiln.engine.model_folder import resolve_model_folder
+
+    if args.model == str(DEMO_FOLDER) and not (DEMO_FOLDER / "config.json").exists():
+        raise ModelError(f"{DEMO_FOLDER}: the demo model is not there; name a model's folder")
+    return resolve_model_folder(args.model)
+
+
+def engine_flags(args: argparse.Namespace) -> list[str]:
+    """Return MODEL and the flags that were given, as a command line for another ``kiln``."""
+    flags = [str(args.model)]
+    for name in ENGINE_FLAGS:
+        value = getattr(args, name)
+        if value is not None:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags
+
+
+def _given(args: argparse.Namespace, *same: str, **renamed: str) -> dict[str, Any]:
+    names = {**{name: name for name in same}, **renamed}
+    values = {own: getattr(args, flag, None) for flag, own in names.items()}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,54 @@
+"""Show how far loading is: bars on a terminal, a line for each stage elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from kiln.engine.wire import Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+
+class LoadingDisplay:
+    """Call it with each progress message; ``close`` it when loading has ended either way."""
+
+    def __init__(self) -> None:
+        self._bars: Bars | None = None
+        self._stages: dict[str, object] = {}
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as RichProgress
+
+            self._bars = RichProgress(
+                TextColumn("{task.description:<24}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+            )
+            self._bars.start()
+
+    def __call__(self, message: Progress) -> None:
+        """Show one message."""
+        if self._bars is None:
+            self._print_once(message)
+            return
+        task = self._stages.get(message.stage)
+        if task is None:
+            task = self._stages[message.stage] = self._bars.add_task(message.stage)
+        self._bars.update(task, completed=message.done, total=message.total or None)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def _print_once(self, message: Progress) -> None:
+        """Print a stage when it begins."""
+        if message.stage not in self._stages:
+            self._stages[message.stage] = message
+            print(f"{message.stage} …", file=sys.stderr, flush=True)

@@ -1,0 +1,81 @@
+"""``kiln serve`` after the engine process was started: the heavy imports live above this line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+import kiln
+from kiln.engine.cli.listen import url_of
+from kiln.engine.cli.options import served_name
+from kiln.engine.cli.progress import LoadingDisplay
+from kiln.engine.client import EngineClient
+from kiln.engine.process import EngineProcess
+from kiln.engine.server.app import create_app
+from kiln.engine.server.run import serve
+from kiln.engine.server.serving import ServerSettings, read_defaults
+from kiln.engine.tokenizer import Tokenizer
+
+
+def run_server(
+    args: argparse.Namespace,
+    process: EngineProcess,
+    listener: socket.socket,
+    folder: Path,
+    api_key: str | None,
+) -> int:
+    """Serve until a signal and return 0. Raises KilnError if the engine fails."""
+    tokenizer = Tokenizer.load_if_present(folder)
+    settings = ServerSettings(served_name(args), read_defaults(folder), api_key)
+    url = url_of(listener)
+
+    async def run() -> None:
+        display = LoadingDisplay()
+        try:
+            async with EngineClient(process, display) as client:
+                app = create_app(client, tokenizer, settings)
+
+                def announce() -> None:
+                    display.close()
+                    _print_summary(client, settings, tokenizer, url, process.started)
+
+                await serve(app, client, listener, args.shutdown_timeout, announce)
+        finally:
+            display.close()
+
+    asyncio.run(run())
+    return 0
+
+
+def _print_summary(
+    client: EngineClient,
+    settings: ServerSettings,
+    tokenizer: Tokenizer | None,
+    url: str,
+    started: float,
+) -> None:
+    """Say what is served, where, and one line to try."""
+    info = client.model_info
+    blocks = int(client.stats().get("kv_blocks_total", 0))
+    pool = f" · {blocks} KV blocks" if blocks else ""
+    print(
+        f"\nKiln {kiln.__version__} serves {settings.served_model_name}: {info.dtype} on "
+        f"{info.device} · context {info.max_model_len} tokens{pool} · ready in "
+        f"{time.monotonic() - started:.1f} s"
+    )
+    print(f"{url}  (a page to chat; /docs, /metrics)")
+    print(f"try:\n{_curl_line(settings, tokenizer, url)}\n", flush=True)
+
+
+def _curl_line(settings: ServerSettings, tokenizer: Tokenizer | None, url: str) -> str:
+    route, body = "completions", '{"prompt": [1, 2, 3]}'
+    if tokenizer is not None and tokenizer.has_chat_template:
+        route = "chat/completions"
+        body = '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
+    elif tokenizer is not None:
+        body = '{"prompt": "Once upon a time"}'
+    key = "" if settings.api_key is None else ' -H "Authorization: Bearer $KEY"'
+    return f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d '{body}'"

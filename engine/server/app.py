@@ -1,0 +1,75 @@
+"""The web application: one place where routes, errors and middleware come together."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+import kiln
+from kiln.engine.client import EngineClient
+from kiln.engine.server import openapi
+from kiln.engine.server.errors import ApiError
+from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.middleware import ApiKey, Limits, RequestIds, error_response
+from kiln.engine.server.routes import generation_router
+from kiln.engine.server.serving import ServerSettings, Serving
+from kiln.engine.server.status import status_router
+from kiln.engine.tokenizer import Tokenizer
+
+
+def create_app(
+    client: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings
+) -> FastAPI:
+    """Return the application over one engine; ``app.state.serving`` is what its routes share.
+
+    A model without a tokenizer serves prompts of token ids.
+    """
+    metrics = Metrics(client.stats, lambda: client.is_ready)
+    serving = Serving(client, tokenizer, settings, metrics)
+    app = FastAPI(
+        title="Kiln",
+        version=kiln.__version__,
+        description="OpenAI's API on kernels compiled at start-up.",
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.serving = serving
+    app.include_router(generation_router(serving))
+    app.include_router(status_router(serving))
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_unexpected)
+    app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
+    if settings.api_key is not None:
+        app.add_middleware(ApiKey, key=settings.api_key)
+    app.add_middleware(RequestIds)  # the last one added is the first to see a request
+    openapi.install(app)
+    return app
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:80]
+    message = {
+        404: f"there is no route {path!r}; /docs lists them",
+        405: f"{request.method[:16]} is not allowed on {path!r}",
+    }.get(error.status_code, error.detail)
+    response = error_response(ApiError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_unexpected(request: Request, error: Exception) -> Response:
+    """Answer 500; the traceback goes to the log, the request's id tells where to look."""
+    request_id = getattr(request.state, "request_id", None)
+    message = f"internal error; the server's log has it under request {request_id}"
+    return error_response(ApiError(500, message, code="internal_error"))

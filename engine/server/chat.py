@@ -1,0 +1,92 @@
+"""Chat answers in OpenAI's form, whole and in chunks."""
+
+from __future__ import annotations
+
+import time
+
+from kiln.engine.outputs import CompletionDelta
+from kiln.engine.request import CompletionOutput
+from kiln.engine.server.generation import Generation
+from kiln.engine.server.logprobs import LogprobWriter
+from kiln.engine.server.responses import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    Delta,
+    finish_reason,
+)
+
+
+class ChatForm:
+    """Writes the answers of one chat request."""
+
+    def __init__(self, generation: Generation, model: str, include_usage: bool) -> None:
+        self._generation = generation
+        self._model = model
+        self._include_usage = include_usage
+        self._id = f"chatcmpl-{generation.request_id}"
+        self._created = int(time.time())
+        count = generation.params.logprobs
+        tokenizer = generation.serving.tokenizer
+        self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
+
+    def opening(self) -> list[ChatChunk]:
+        """Return one chunk for each answer, with the role."""
+        return [
+            self._chunk(self._choice(index, {"role": "assistant", "content": ""}))
+            for index in range(len(self._generation.completions))
+        ]
+
+    def chunk(self, index: int, delta: CompletionDelta) -> ChatChunk:
+        """Return what is new in answer ``index``."""
+        new: Delta = {"content": delta.text} if delta.text else {}
+        choice = self._choice(index, new, self._write_logprobs(delta))
+        if delta.finish_reason is not None:
+            choice["finish_reason"] = finish_reason(delta.finish_reason)
+            choice["stop_reason"] = delta.stop_reason
+        return self._chunk(choice)
+
+    def usage_chunk(self) -> ChatChunk:
+        """Return the last chunk, with the token counts and no choice."""
+        return {**self._chunk(), "usage": self._generation.usage}
+
+    def answer(self) -> ChatCompletion:
+        """Return all of it."""
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [
+                {
+                    "index": one.index,
+                    "message": {"role": "assistant", "content": one.text, "refusal": None},
+                    "logprobs": self._write_logprobs(one),
+                    "finish_reason": finish_reason(one.finish_reason),
+                    "stop_reason": one.stop_reason,
+                }
+                for one in self._generation.completions
+            ],
+            "usage": self._generation.usage,
+        }
+
+    def _chunk(self, *choices: ChatChunkChoice) -> ChatChunk:
+        chunk: ChatChunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+            "choices": list(choices),
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _choice(
+        self, index: int, delta: Delta, logprobs: ChatLogprobs | None = None
+    ) -> ChatChunkChoice:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    def _write_logprobs(self, part: CompletionDelta | CompletionOutput) -> ChatLogprobs | None:
+        return None if self._logprobs is None else self._logprobs.chat(part)

@@ -1,0 +1,96 @@
+"""Completions in OpenAI's form, whole and in chunks."""
+
+from __future__ import annotations
+
+import time
+
+from kiln.engine.outputs import CompletionDelta
+from kiln.engine.request import CompletionOutput
+from kiln.engine.server.generation import Generation
+from kiln.engine.server.logprobs import LogprobWriter
+from kiln.engine.server.responses import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    finish_reason,
+)
+
+
+class CompletionForm:
+    """Writes the answers of one completions request; ``echo`` puts the prompt before each."""
+
+    def __init__(self, generation: Generation, model: str, include_usage: bool, echo: bool) -> None:
+        self._generation = generation
+        self._model = model
+        self._include_usage = include_usage
+        self._echo = echo
+        self._id = f"cmpl-{generation.request_id}"
+        self._created = int(time.time())
+        count = generation.params.logprobs
+        tokenizer = generation.serving.tokenizer
+        self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
+
+    def opening(self) -> list[Completion]:
+        """Return the echoed prompts, if they were asked for."""
+        if not self._echo:
+            return []
+        indices = range(len(self._generation.completions))
+        return [self._chunk(self._choice(index, self._prompt(index))) for index in indices]
+
+    def chunk(self, index: int, delta: CompletionDelta) -> Completion:
+        """Return what is new in answer ``index``."""
+        choice = self._choice(index, delta.text, self._write_logprobs(index, delta))
+        if delta.finish_reason is not None:
+            choice["finish_reason"] = finish_reason(delta.finish_reason)
+            choice["stop_reason"] = delta.stop_reason
+        return self._chunk(choice)
+
+    def usage_chunk(self) -> Completion:
+        """Return the last chunk, with the token counts and no choice."""
+        return {**self._chunk(), "usage": self._generation.usage}
+
+    def answer(self) -> Completion:
+        """Return all of it."""
+        choices: list[CompletionChoice] = [
+            {
+                "index": one.index,
+                "text": self._prompt(one.index) + one.text,
+                "logprobs": self._write_logprobs(one.index, one),
+                "finish_reason": finish_reason(one.finish_reason),
+                "stop_reason": one.stop_reason,
+            }
+            for one in self._generation.completions
+        ]
+        return {**self._chunk(*choices), "usage": self._generation.usage}
+
+    def _chunk(self, *choices: CompletionChoice) -> Completion:
+        chunk: Completion = {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": list(choices),
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _choice(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None = None
+    ) -> CompletionChoice:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+    def _prompt(self, index: int) -> str:
+        """Return the text that is echoed before answer ``index``."""
+        generation = self._generation
+        prompt = generation.prompts[index // generation.params.n]
+        if not self._echo:
+            return ""
+        if prompt.text is None and generation.serving.tokenizer is not None:
+            return generation.serving.tokenizer.decode(prompt.token_ids)
+        return prompt.text or ""
+
+    def _write_logprobs(
+        self, index: int, part: CompletionDelta | CompletionOutput
+    ) -> CompletionLogprobs | None:
+        return None if self._logprobs is None else self._logprobs.completion(index, part)

@@ -1,0 +1,39 @@
+"""Stop work that nobody waits for: both kinds of answer watch the connection while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work`` and return its result; cancel it when the client disconnects.
+
+    Starlette cancels neither a plain handler nor, on new servers, a stream that has nothing to
+    send: a queued request would run to its end for nobody. Raises ClientGoneError.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_disconnection(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnection(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

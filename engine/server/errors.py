@@ -1,0 +1,133 @@
+"""OpenAI's error envelope, for everything that can go wrong over HTTP.
+
+    {"error": {"message", "type", "param", "code"}}
+
+A message is one or two lines, names the field, and repeats at most 80 characters of what was sent.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from kiln.engine.errors import EngineDeadError, KilnError, QueueFullError, RequestError
+from kiln.engine.server.fields import FORMS
+
+_MAX_SHOWN = 80  # characters of an offending value
+_MAX_ERRORS = 100  # beyond this many, listing them costs more than it tells
+_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable_error"}
+_SENTENCES = {
+    "missing": "is required",
+    "none_required": "is not supported yet: leave it out, or send null",
+    "model_type": "must be a JSON object",
+    "model_attributes_type": "must be a JSON object",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+}
+_WITHOUT_VALUE = frozenset(("missing", "value_error", "none_required", "model_type"))
+
+
+class ApiError(Exception):
+    """An answer other than success, as the client will read it.
+
+    ``retry_after`` is in seconds, for what may work later.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def envelope(self) -> dict[str, Any]:
+        """Return the body."""
+        kind = _TYPES.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that go with the status."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def from_engine(error: KilnError) -> ApiError:
+    """Translate an error of the engine, or of the checks that a request passes on its way."""
+    match error:
+        case QueueFullError():
+            return ApiError(503, str(error), code="queue_full", retry_after=1)
+        case RequestError():
+            return ApiError(400, str(error), error.param)
+        case EngineDeadError():
+            return ApiError(503, str(error), code="engine_unavailable", retry_after=5)
+    return ApiError(500, str(error), code="generation_failed")
+
+
+def from_validation(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    """Say in a line or two what is wrong with a body."""
+    count = error.error_count()
+    if count > _MAX_ERRORS:
+        return ApiError(400, f"the body has {count} wrong or unknown fields")
+    problems = error.errors(include_url=False)
+    first, others = problems[0], problems[1:]
+    if first["type"] == "json_invalid":
+        reason = str(first["ctx"]["error"])[: 2 * _MAX_SHOWN]
+        return ApiError(400, f"the body is not valid JSON: {reason}")
+    message, param = _sentence(first, model)
+    if others:
+        message += f"\nand: {_sentence(others[0], model)[0]}"
+    if len(others) > 1:
+        message += f" (and {len(others) - 1} more)"
+    return ApiError(400, message, param or None)
+
+
+def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
+    """Return what is wrong at one place, and the name of the place."""
+    where = _place(problem["loc"])
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        near = get_close_matches(str(problem["loc"][-1]), model.model_fields, 1)
+        hint = f"; did you mean {near[0]}?" if near and len(problem["loc"]) == 1 else ""
+        return f"{where}: is not a known field{hint}", where
+    if kind == "value_error":
+        return f"{where}: {problem['ctx']['error']}", where
+    says = _SENTENCES.get(kind)
+    if says is None:
+        says = problem["msg"].replace("Input should be", "must be")
+    if kind not in _WITHOUT_VALUE:
+        says += f", got {shorten(problem['input'])}"
+    return f"{where or 'the body'}: {says}", where
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Return a place in a body, as ``messages.0.content``; the second step may name a form."""
+    steps = [str(step)[:_MAX_SHOWN] for step in location if step not in FORMS]
+    return ".".join(steps)[: 2 * _MAX_SHOWN]
+
+
+def shorten(value: Any) -> str:
+    """Return a value as text of a bounded length."""
+    if isinstance(value, str):
+        value = value[: _MAX_SHOWN + 1]
+    elif isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

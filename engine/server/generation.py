@@ -1,0 +1,116 @@
+"""From prompts to growing answers: one token stream, ``n`` answers for each prompt."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from kiln.engine.errors import KilnError
+from kiln.engine.outputs import CompletionDelta, CompletionStream
+from kiln.engine.prompts import Prompt
+from kiln.engine.request import CompletionOutput, NewRequest, TokenOutput
+from kiln.engine.sampling_params import MAX_SEED, SamplingParams
+from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.responses import Usage
+from kiln.engine.server.serving import Serving
+
+
+class GenerationError(KilnError):
+    """The engine could not finish one request, and goes on with the others."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One answer on its way. ``last_token`` is when its newest token came, 0 before the first."""
+
+    new: NewRequest
+    stream: CompletionStream
+    last_token: float = 0.0
+
+
+@dataclass(slots=True)
+class Generation:
+    """The answers to one HTTP request. Iterate over ``deltas`` once; then read ``completions``."""
+
+    serving: Serving
+    prompts: list[Prompt]
+    params: SamplingParams
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started: float = field(default_factory=time.monotonic)
+    cached_tokens: int = 0
+    _answers: dict[str, _Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the requests: answer ``i`` of a prompt draws with the seed plus ``i``."""
+        params = self.params
+        for number, prompt in enumerate(self.prompts):
+            for copy in range(params.n):
+                index = number * params.n + copy
+                seed = params.seed
+                if copy and seed is not None:
+                    seed = (seed + copy) % (MAX_SEED + 1)
+                own = params.replace(n=1, seed=seed)
+                new = NewRequest(f"{self.request_id}-{index}", prompt.token_ids, own)
+                stream = CompletionStream(
+                    self.serving.tokenizer, own, prompt_token_ids=prompt.token_ids, index=index
+                )
+                self._answers[new.request_id] = _Answer(new, stream)
+
+    @property
+    def completions(self) -> list[CompletionOutput]:
+        """The answers in the order of their indices; whole when ``deltas`` has ended."""
+        return [answer.stream.completion for answer in self._answers.values()]
+
+    @property
+    def usage(self) -> Usage:
+        """The token counts so far; a prompt counts once, however many answers it has."""
+        prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
+        completion = sum(len(one.token_ids) for one in self.completions)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
+        """Yield (index of the answer, what is new) until every answer has ended.
+
+        Closing it early aborts the rest in the engine. Raises RequestError, EngineDeadError, or
+        GenerationError.
+        """
+        answers = self._answers
+        async with self.serving.client.stream(*(a.new for a in answers.values())) as tokens:
+            async for output in tokens:
+                answer = answers[output.request_id]
+                delta = answer.stream.push(output)
+                if answer.stream.stopped_early:
+                    tokens.drop(output.request_id)
+                if delta.finish_reason == "error":
+                    raise GenerationError(delta.message or "the engine could not go on")
+                self._measure(answer, output, delta)
+                yield answer.stream.completion.index, delta
+
+    async def collect(self) -> list[CompletionOutput]:
+        """Wait for all of the answers."""
+        async for _ in self.deltas():
+            pass
+        return self.completions
+
+    def _measure(self, answer: _Answer, output: TokenOutput, delta: CompletionDelta) -> None:
+        metrics: Metrics = self.serving.metrics
+        now = time.monotonic()
+        if answer.last_token == 0.0:
+            self.cached_tokens += output.num_cached_tokens
+            metrics.time_to_first_token.observe(now - self.started)
+            if answer.stream.completion.index % self.params.n == 0:  # once, as in ``usage``
+                metrics.prompt_tokens.inc(len(answer.new.prompt_token_ids))
+        else:
+            metrics.inter_token_latency.observe(now - answer.last_token)
+        answer.last_token = now
+        metrics.generation_tokens.inc(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            metrics.request_success.labels(delta.finish_reason).inc()
+            metrics.e2e_request_latency.observe(now - self.started)

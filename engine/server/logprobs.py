@@ -1,0 +1,97 @@
+"""Log-probabilities in the two forms that OpenAI has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kiln.engine.outputs import CompletionDelta
+from kiln.engine.request import CompletionOutput, Logprob
+from kiln.engine.server.responses import ChatLogprobs, CompletionLogprobs, TopLogprob
+from kiln.engine.tokenizer import Tokenizer
+
+_LOWEST = -9999.0  # what OpenAI sends for a probability of zero: JSON has no infinity
+
+
+class LogprobWriter:
+    """Writes the positions of an answer; ``count`` likely tokens at each beside the drawn one."""
+
+    def __init__(self, tokenizer: Tokenizer | None, count: int) -> None:
+        self._tokenizer = tokenizer
+        self._count = count
+        self._offsets: dict[int, int] = {}
+
+    def chat(self, part: CompletionDelta | CompletionOutput) -> ChatLogprobs:
+        """Return the chat form of some positions."""
+        return {
+            "content": [
+                {
+                    **self._entry(token_id, position[token_id]),
+                    "top_logprobs": [self._entry(*item) for item in self._likely(position)],
+                }
+                for token_id, position in _positions(part)
+            ]
+        }
+
+    def completion(
+        self, index: int, part: CompletionDelta | CompletionOutput
+    ) -> CompletionLogprobs:
+        """Return the completions form of the next positions of answer ``index``."""
+        offset = self._offsets.get(index, 0)
+        written: CompletionLogprobs = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+        for token_id, position in _positions(part):
+            name = self._name(token_id)
+            written["text_offset"].append(offset)
+            written["tokens"].append(name)
+            written["token_logprobs"].append(_finite(position[token_id].logprob))
+            # OpenAI lists the drawn token too, even where it is not among the most likely.
+            shown = [(token_id, position[token_id]), *self._likely(position)]
+            written["top_logprobs"].append(
+                {self._name(token): _finite(entry.logprob) for token, entry in shown}
+            )
+            offset += len(name)
+        self._offsets[index] = offset
+        return written
+
+    def _likely(self, position: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:
+        """Return the ``count`` most likely tokens of a position, most likely first."""
+        ranked = [
+            (entry.rank, token_id, entry)
+            for token_id, entry in position.items()
+            if entry.rank is not None and entry.rank <= self._count
+        ]
+        return [(token_id, entry) for _, token_id, entry in sorted(ranked, key=lambda r: r[:2])]
+
+    def _entry(self, token_id: int, entry: Logprob) -> TopLogprob:
+        known = None if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+        return {
+            "token": self._name(token_id),
+            "logprob": _finite(entry.logprob),
+            "bytes": None if known is None else list(known),
+        }
+
+    def _name(self, token_id: int) -> str:
+        r"""Return a token as text; part of a character as OpenAI names it, ``bytes:\xe2\x82``."""
+        if self._tokenizer is None:
+            return f"token_id:{token_id}"
+        known = self._tokenizer.token_bytes(token_id)
+        if known is None:
+            return self._tokenizer.token_text(token_id)
+        try:
+            return known.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in known)
+
+
+def _positions(
+    part: CompletionDelta | CompletionOutput,
+) -> Sequence[tuple[int, Mapping[int, Logprob]]]:
+    return list(zip(part.token_ids, part.logprobs or [], strict=True))
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LOWEST)

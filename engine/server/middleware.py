@@ -1,0 +1,127 @@
+"""What happens to every request before a route sees it: a name, a key, a bounded body.
+
+Plain ASGI, because Starlette's BaseHTTPMiddleware hides disconnects from the routes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kiln.engine.server.errors import ApiError
+from kiln.engine.server.responses import encode_json
+
+OPEN_PATHS = frozenset(("/health/live", "/health/ready", "/version"))  # exact: nothing below them
+MAX_HEADER_BYTES = 16_384
+MAX_HEADERS = 64
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error as a response."""
+    return Response(
+        encode_json(error.envelope()), error.status, error.headers, media_type="application/json"
+    )
+
+
+class RequestIds:
+    """Gives each request an id, the client's own where it sent a fit one, and sends it back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        sent = Headers(scope=scope).get("x-request-id", "")
+        request_id = sent if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKey:
+    """Refuses requests without the key, on every path but the three that probes need.
+
+    The key comes as ``Authorization: Bearer KEY``, or as the password of Basic, which is what a
+    browser can send. Digests are compared, in constant time, so that any bytes will do.
+    """
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._digest = hashlib.sha256(key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 401."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+            return await self._app(scope, receive, send)
+        error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        response = error_response(error)
+        response.headers["WWW-Authenticate"] = 'Bearer, Basic realm="kiln: API key as password"'
+        await response(scope, receive, send)
+
+    def _admits(self, scope: Scope) -> bool:
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, token = header.partition(b" ")
+        token = token.strip()
+        if scheme.lower() == b"basic":
+            try:
+                token = base64.b64decode(token, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif scheme.lower() != b"bearer":
+            return False
+        return hmac.compare_digest(hashlib.sha256(token).digest(), self._digest)
+
+
+class Limits:
+    """Refuses a body over a number of bytes before anything parses it, and outsized headers.
+
+    The HTTP parser bounds headers that come in pieces, not those that come in one.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 413."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MAX_HEADER_BYTES or len(scope["headers"]) > MAX_HEADERS:
+            error = ApiError(
+                431, f"the headers are more than {MAX_HEADER_BYTES} bytes or {MAX_HEADERS}"
+            )
+            return await error_response(error)(scope, receive, send)
+        declared = Headers(scope=scope).get("content-length", "0")
+        if not declared.isdigit() or int(declared) > self._max_bytes:
+            return await error_response(self._too_large())(scope, receive, send)
+        left = self._max_bytes
+
+        async def receive_bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:  # a chunked body declares no length
+                raise self._too_large()
+            return message
+
+        await self._app(scope, receive_bounded, send)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._max_bytes} bytes: send less")

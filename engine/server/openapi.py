@@ -1,0 +1,55 @@
+"""The OpenAPI document: FastAPI's own, plus the bodies that the routes parse for themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
+from kiln.engine.server.responses import ErrorEnvelope
+
+_REF = "#/components/schemas/{model}"
+_BODIES = (ChatCompletionRequest, CompletionRequest)
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorEnvelope, "description": "A field is wrong, unknown or out of range"},
+    404: {"model": ErrorEnvelope, "description": "The model is not served here"},
+    413: {"model": ErrorEnvelope, "description": "The body is too large"},
+    415: {"model": ErrorEnvelope, "description": "The body is not declared as JSON"},
+    500: {"model": ErrorEnvelope, "description": "The engine could not finish this request"},
+    503: {"model": ErrorEnvelope, "description": "The engine is loading, full, or gone"},
+}
+
+
+def describe_body(body: type[Any], answer: Any) -> dict[str, Any]:
+    """Return the keyword arguments that document a route's body and its answers."""
+    reference = {"$ref": _REF.format(model=body.__name__)}
+    content = {"application/json": {"schema": reference}}
+    answers = {200: {"model": answer, "description": "The answer; with stream, its events"}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {**_ERRORS, **answers},
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Make the app describe the bodies too; the document is built when first asked for."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+            )
+            _, bodies = models_json_schema(
+                [(body, "validation") for body in _BODIES], ref_template=_REF
+            )
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way

@@ -1,0 +1,260 @@
+"""The bodies of requests: every field that is accepted here acts, and the rest is refused.
+
+Types are checked here; ranges belong to SamplingParams, which every way into the engine shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from kiln.engine.errors import RequestError
+from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.server.errors import ApiError
+from kiln.engine.server.fields import (
+    Int,
+    OneOrMoreTexts,
+    PromptField,
+    StrictModel,
+    TokenIds,
+    Unsupported,
+    only,
+    text_or_parts,
+)
+
+COMPLETION_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Sampling values for the fields that a request leaves out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class StreamOptions(StrictModel):
+    """How to stream. ``include_usage`` adds one last chunk with the token counts."""
+
+    include_usage: bool | None = None
+
+
+class TextFormat(StrictModel):
+    """The one response format that needs no grammar."""
+
+    type: Literal["text"]
+
+
+class TextPart(StrictModel):
+    """A piece of a message's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(StrictModel):
+    """One turn of a conversation.
+
+    The last five fields may be null: OpenAI's clients send an answer back as it came.
+    """
+
+    role: Literal["system", "user", "assistant"]
+    content: text_or_parts(TextPart)  # type: ignore[valid-type]
+    refusal: Unsupported = None
+    annotations: Annotated[list[Any] | None, only(None, [])] = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    tool_calls: Annotated[list[Any] | None, only(None, [])] = None
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        content: Any = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class GenerationRequest(StrictModel):
+    """What chat and completions have in common."""
+
+    model: str | None = Field(None, description="The served model's name; may be left out")
+    max_tokens: Int | None = Field(None, description="Of one answer; chat: up to the context")
+    min_tokens: Int | None = Field(
+        None, description="No stop token or stop string ends the answer before this many tokens"
+    )
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = Field(
+        None, description="Draw from this many most likely tokens; 0 or -1 for all"
+    )
+    min_p: float | None = Field(
+        None, description="Draw from tokens at least this likely, as a share of the likeliest one"
+    )
+    seed: int | None = Field(None, description="The same seed and settings draw the same tokens")
+    n: Int | None = Field(None, description="Answers to each prompt, 1 to 8")
+    stop: OneOrMoreTexts | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = Field(None, description="Go on past the model's own end")
+    skip_special_tokens: bool | None = Field(
+        None, description="Leave special tokens out of the text; true by default"
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Keep the stop string at the end of the text"
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Labels the line in the server's log, nothing else")
+    presence_penalty: Annotated[float | None, only(None, 0)] = None
+    frequency_penalty: Annotated[float | None, only(None, 0)] = None
+    repetition_penalty: Annotated[float | None, only(None, 1)] = None
+    logit_bias: Annotated[dict[str, float] | None, only(None, {})] = None
+    response_format: TextFormat | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options: needs stream to be true", "stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The most tokens of an answer that the request itself asks for."""
+        return self.max_tokens
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """The most tokens where it asks for nothing; None for as many as the context holds."""
+        return None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the most likely tokens to report at each position; None for nothing."""
+        return None
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The settings that this body calls by another name."""
+        return {}
+
+    def sampling_params(self, defaults: Defaults) -> SamplingParams:
+        """Return the sampling settings of one answer. Raises RequestError naming the field."""
+        given: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in (
+                *("temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "stop"),
+                *("stop_token_ids", "ignore_eos", "skip_special_tokens"),
+                "include_stop_str_in_output",
+            )
+            if getattr(self, name) is not None
+        }
+        asked = self.asked_max_tokens
+        drawn = {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
+        settings = {
+            **drawn,
+            "min_p": defaults.min_p,
+            **given,
+            "max_tokens": self.default_max_tokens if asked is None else asked,
+            "logprobs": self.wanted_logprobs,
+        }
+        try:
+            return SamplingParams(**settings)
+        except RequestError as error:
+            name = error.param or ""
+            own = self.own_names.get(name, name)
+            raise RequestError(str(error).replace(name, own, 1), own) from error
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    tools: Annotated[list[Any] | None, only(None, [])] = None
+    tool_choice: Annotated[Any, only(None, "none", "auto")] = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    parallel_tool_calls: Unsupported = None
+    reasoning_effort: Unsupported = None
+    modalities: Annotated[list[Any] | None, only(None, ["text"])] = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    service_tier: Unsupported = None
+    store: Annotated[bool | None, only(None, False)] = None
+    metadata: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> ChatCompletionRequest:
+        if not self.messages:
+            raise ApiError(400, "messages: needs at least one message", "messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs to be true", "top_logprobs")
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise ApiError(
+                400,
+                f"max_completion_tokens: is {self.max_completion_tokens}, but max_tokens is "
+                f"{self.max_tokens}: send one of them",
+                "max_completion_tokens",
+            )
+        return self
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The most tokens of an answer that the request itself asks for."""
+        return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the most likely tokens to report at each position; None for nothing."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """The settings that this body calls by another name."""
+        names = {"logprobs": "top_logprobs"}
+        if self.max_tokens is None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of POST /v1/completions."""
+
+    prompt: PromptField
+    echo: bool | None = None
+    logprobs: Int | None = None
+    best_of: Annotated[int | None, only(None, 1)] = None
+    suffix: Annotated[str | None, only(None, "")] = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ApiError(400, "echo: is not supported together with logprobs yet", "echo")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list, whichever of the four forms they came in."""
+        prompt: Any = self.prompt
+        single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        return [prompt] if single else prompt
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """OpenAI's default."""
+        return COMPLETION_MAX_TOKENS
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the most likely tokens to report at each position; None for nothing."""
+        return self.logprobs

@@ -1,0 +1,184 @@
+"""The shapes of answers, in OpenAI's names. They are plain dicts: a token costs one of them."""
+
+from __future__ import annotations
+
+from typing import (
+    Literal,
+    NotRequired,  # pydantic's schemas need this one
+)
+
+import msgspec
+from typing_extensions import TypedDict
+
+FinishReason = Literal["stop", "length"]
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class PromptTokensDetails(TypedDict):
+    """What part of the prompt did not have to be computed."""
+
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """Token counts of one HTTP request, over all of its prompts and answers."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(TypedDict):
+    """One likely token at a position; ``bytes`` because a token may be part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TopLogprob):
+    """The drawn token at a position, and the most likely ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The log-probabilities of a chat answer."""
+
+    content: list[ChatLogprob]
+
+
+class AssistantMessage(TypedDict):
+    """A whole answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    """One of the ``n`` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+class ChatCompletion(TypedDict):
+    """The answer to POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(TypedDict, total=False):
+    """What a chunk adds to an answer."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChunkChoice(TypedDict):
+    """One answer's part of a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: NotRequired[int | str | None]
+
+
+class ChatChunk(TypedDict):
+    """One event of a streamed chat answer. ``usage`` is there if it was asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+
+
+class CompletionLogprobs(TypedDict):
+    """The log-probabilities of a completion: four lists of one entry a token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class CompletionChoice(TypedDict):
+    """One of the answers; prompts come in order, the ``n`` answers of each together."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: NotRequired[int | str | None]
+
+
+class Completion(TypedDict):
+    """The answer to POST /v1/completions, and each event of a streamed one."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+
+
+class ModelCard(TypedDict):
+    """One entry of GET /v1/models. ``max_model_len`` is null while the model loads."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    """The answer to GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class ErrorBody(TypedDict):
+    """What went wrong, and the field to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(TypedDict):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
+
+
+class Status(TypedDict):
+    """The answer of the health routes."""
+
+    status: str
+
+
+def finish_reason(reason: str | None) -> FinishReason | None:
+    """Return a finish reason of the engine as OpenAI's; only two of them end an answer."""
+    return "stop" if reason == "stop" else "length" if reason == "length" else None
+
+
+Answer = ChatCompletion | Completion
+Chunk = ChatChunk | Completion

@@ -1,0 +1,113 @@
+"""Run the server to its end: listen at once, drain on a signal, leave nothing behind.
+
+signal            readiness 503, no new connections; answers under way go on
+timeout, or a second signal    what is left gets an error event, then the connections close
+engine gone       the same at once, and exit code 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from kiln.engine.client import EngineClient
+from kiln.engine.errors import EngineDeadError, KilnError
+from kiln.engine.server.middleware import MAX_HEADER_BYTES
+
+_FLUSH_SECONDS = 2.0  # for the last error events to reach their clients
+
+logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers, which would exit with the signal's code."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: ``serve`` handles them."""
+        yield
+
+
+async def serve(
+    app: FastAPI,
+    client: EngineClient,
+    listener: socket.socket,
+    shutdown_timeout: float,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve until a signal. Raises what loading raised, or EngineDeadError if the engine dies.
+
+    ``on_ready`` is called when the model is loaded; until then readiness is 503.
+    """
+    server = _Server(_uvicorn_config(app))
+    signals = _StopSignals()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    over = asyncio.create_task(client.wait_over())
+    others = [
+        asyncio.create_task(signals.first.wait()),
+        asyncio.create_task(_announce(client, on_ready)),
+    ]
+    try:
+        await asyncio.wait((serving, over, others[0]), return_when=asyncio.FIRST_COMPLETED)
+        app.state.serving.draining = True
+        server.should_exit = True
+        died = over.result() if over.done() else None
+        if died is None:
+            await _drain(serving, signals.second, shutdown_timeout)
+            client.fail(EngineDeadError("the server is shutting down"))
+        await asyncio.wait((serving,), timeout=_FLUSH_SECONDS)
+        server.force_exit = True
+        await serving
+    finally:
+        for task in (over, *others):
+            task.cancel()
+    if died is not None:
+        raise died
+
+
+def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+
+
+async def _drain(serving: asyncio.Task[None], second: asyncio.Event, timeout: float) -> None:
+    """Wait until the answers under way are complete, a time has passed, or a second signal."""
+    logger.info("draining for at most %g s; a second signal stops at once", timeout)
+    again = asyncio.create_task(second.wait())
+    await asyncio.wait((serving, again), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+
+
+async def _announce(client: EngineClient, on_ready: Callable[[], None]) -> None:
+    with contextlib.suppress(KilnError):  # ``serve`` raises it
+        await client.wait_ready()
+        on_ready()
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM, counted: the first asks for a drain, the second to stop at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._count)
+
+    def _count(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()

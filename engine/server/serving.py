@@ -1,0 +1,75 @@
+"""What the routes share: the engine, the tokenizer, the settings, and whether to take requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kiln.engine.client import EngineClient
+from kiln.engine.errors import EngineDeadError
+from kiln.engine.model_folder import read_json
+from kiln.engine.server.errors import ApiError
+from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.protocol import Defaults
+from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.wire import ModelInfo
+
+MAX_BODY_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What one server is told. ``stall_seconds`` without a step, while one is due, is a hang."""
+
+    served_model_name: str
+    defaults: Defaults = field(default_factory=Defaults)
+    api_key: str | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
+    stall_seconds: float = 300.0
+
+
+@dataclass(slots=True)
+class Serving:
+    """The state behind the routes. ``draining`` turns true once, when the server is to stop."""
+
+    client: EngineClient
+    tokenizer: Tokenizer | None
+    settings: ServerSettings
+    metrics: Metrics
+    started: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    def require_ready(self) -> ModelInfo:
+        """Return what is served. Raises ApiError 503 while there is nobody to serve it."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="draining", retry_after=5)
+        if not self.client.is_alive:
+            raise ApiError(503, "the engine has stopped", code="engine_unavailable", retry_after=5)
+        try:
+            return self.client.model_info
+        except EngineDeadError as error:
+            raise ApiError(503, str(error), code="loading", retry_after=5) from error
+
+    def require_model(self, name: str | None) -> None:
+        """Refuse a request for another model than the one served; None means this one."""
+        served = self.settings.served_model_name
+        if name is not None and name != served:
+            raise ApiError(
+                404,
+                f"model: {name[:80]!r} is not served here; {served!r} is",
+                "model",
+                "model_not_found",
+            )
+
+
+def read_defaults(folder: Path) -> Defaults:
+    """Return the model's own sampling values, of generation_config.json.
+
+    ``do_sample`` false means greedy. Raises ModelError on a file that is not JSON.
+    """
+    config = read_json(folder / "generation_config.json")
+    if config.get("do_sample") is False:
+        return Defaults(temperature=0.0)
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return Defaults(**{name: config[name] for name in names if config.get(name) is not None})

@@ -1,0 +1,93 @@
+"""The routes that tell about the server: models, health, metrics, version, and the web page."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse, Response
+
+import kiln
+from kiln.engine.errors import EngineDeadError
+from kiln.engine.server.errors import ApiError
+from kiln.engine.server.metrics import CONTENT_TYPE
+from kiln.engine.server.responses import ModelCard, ModelList, Status
+from kiln.engine.server.serving import Serving
+
+# The page may load nothing from anywhere and talk to this server alone.
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def status_router(serving: Serving) -> APIRouter:
+    """Return the routes over one engine."""
+    router = APIRouter()
+    pages = {
+        name: Path(__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
+        for name in ("page", "docs")
+    }
+
+    @router.get("/health/live", tags=["health"])
+    async def live() -> Status:
+        """Tell whether the engine exists and moves; 503 means that it must be restarted."""
+        client, limit = serving.client, serving.settings.stall_seconds
+        if not client.is_alive:
+            raise ApiError(503, "the engine has stopped", code="engine_unavailable")
+        if client.seconds_without_progress > limit:
+            raise ApiError(503, f"no step for over {limit:g} s with work to do", code="stalled")
+        return {"status": "live"}
+
+    @router.get("/health/ready", tags=["health"])
+    async def ready() -> Status:
+        """Tell whether requests are served now; 503 while loading, draining, or without engine."""
+        serving.require_ready()
+        return {"status": "ready"}
+
+    @router.get("/version", tags=["status"])
+    async def version() -> dict[str, str]:
+        """Return Kiln's version."""
+        return {"version": kiln.__version__}
+
+    @router.get("/metrics", tags=["status"], response_class=Response)
+    async def metrics() -> Response:
+        """Return counters, gauges and latencies in Prometheus's format."""
+        return Response(serving.metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/v1/models", tags=["models"])
+    async def list_models() -> ModelList:
+        """List the one model."""
+        return {"object": "list", "data": [_card(serving)]}
+
+    @router.get("/v1/models/{model:path}", tags=["models"])
+    async def get_model(model: str) -> ModelCard:
+        """Describe the model."""
+        serving.require_model(model)
+        return _card(serving)
+
+    for path, name in (("/", "page"), ("/docs", "docs")):
+        router.add_api_route(path, _page(pages[name]), include_in_schema=False)
+    return router
+
+
+def _page(text: str) -> Callable[[], Awaitable[Response]]:
+    async def show() -> Response:
+        return HTMLResponse(text, headers={"Content-Security-Policy": _PAGE_POLICY})
+
+    return show
+
+
+def _card(serving: Serving) -> ModelCard:
+    try:
+        context = serving.client.model_info.max_model_len
+    except EngineDeadError:
+        context = None
+    return {
+        "id": serving.settings.served_model_name,
+        "object": "model",
+        "created": serving.started,
+        "owned_by": "kiln",
+        "max_model_len": context,
+    }

@@ -1,0 +1,169 @@
+"""The commands do what their help says."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import kiln as package
+from kiln.engine.cli import listen
+from kiln.engine.cli.main import build_parser, find_commands
+
+ROOT = Path(package.__file__).parents[1]
+DEMO = Path(__file__).parents[3] / "engine" / "demo"
+
+
+def test_every_module_of_the_folder_is_a_command():
+    names = [command.NAME for command in find_commands()]
+    folder = Path(find_commands()[0].__file__).parent
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert sorted(names) == sorted(modules)
+    assert {"serve", "chat", "doctor", "env", "bench", "version"} <= set(names)
+    text = build_parser().format_help()
+    assert all(command.HELP in " ".join(text.split()) for command in find_commands())
+
+
+def test_help_is_fast_and_imports_nothing_heavy():
+    code = (
+        "import sys, time; begun = time.perf_counter()\n"
+        "from kiln.engine.cli.main import build_parser\n"
+        "build_parser().format_help()\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'zmq', 'httpx', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "print(time.perf_counter() - begun)"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.append({str(ROOT)!r})\n{code}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        for _ in range(3)
+    ]
+    assert min(float(run.stdout) for run in runs) < 0.3
+
+
+def test_the_api_process_imports_neither_torch_nor_transformers():
+    code = (
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
+        "import kiln.engine.cli.serving\n"
+        "heavy = {'torch', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version(kiln):
+    assert kiln("version").stdout == f"kiln {package.__version__}\n"
+    assert kiln("--version").stdout == f"kiln {package.__version__}\n"
+
+
+def test_env_shows_every_variable_and_its_value(kiln):
+    shown = kiln("env", KILN_NORM="torch", COLUMNS="200").stdout
+    for name in ("KILN_KERNEL_CACHE_DIR", "KILN_CPU_KERNELS", "KILN_ACTIVATION", "KILN_ROTARY"):
+        assert name in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("KILN_NORM ")]
+    assert "auto | jit | triton | torch" in line
+    assert line.split("torch", 1)[1].split()[:2] == ["auto", "torch"]
+
+
+def test_doctor_looks_at_everything(kiln, tmp_path):
+    result = kiln("doctor", KILN_HOST_COMPILER="no-such-compiler", COLUMNS="200")
+    assert result.returncode == 0, "nothing that is missing here keeps Kiln from serving"
+    for name in ("Python", "torch", "GPU", "NVRTC", "Triton", "Kernel cache", "Machine"):
+        assert f" {name} " in result.stdout
+    (line,) = [line for line in result.stdout.splitlines() if "C++ compiler" in line]
+    assert line.startswith("missing")
+    file = tmp_path / "file"
+    file.write_text("")
+    broken = kiln("doctor", KILN_KERNEL_CACHE_DIR=str(file / "inside"), COLUMNS="200").stdout
+    (line,) = [line for line in broken.splitlines() if "Kernel cache" in line]
+    assert line.startswith("missing")
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        *(("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True)),
+        *(("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False)),
+    ],
+)
+def test_only_loopback_hosts_need_no_key(host, local):
+    assert listen.is_loopback(host) is local
+
+
+def test_a_listener_takes_the_port_at_once():
+    with listen.open_listener("127.0.0.1", 0) as listener:
+        url = listen.url_of(listener)
+        port = int(url.rpartition(":")[2])
+        assert url == f"http://127.0.0.1:{port}"
+        with pytest.raises(Exception, match=f"port {port}"):
+            listen.open_listener("127.0.0.1", port)
+
+
+def test_chat_answers_each_line_of_a_pipe(kiln):
+    result = kiln("chat", stdin="What is 17 + 25?\n/reset\nWhat is 2 + 3?\n/quit\nnever\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "42\n5\n"
+
+
+def test_chat_stops_at_max_tokens_and_refuses_a_bad_value(kiln):
+    short = kiln("chat", "--max-tokens", 1, stdin="Who are you?\n").stdout
+    assert 0 < len(short) < len("I am a tiny demo model")
+    bad = kiln("chat", "--temperature", -1, stdin="hi\n")
+    assert bad.returncode == 1
+    assert "temperature must be between 0 and 100" in bad.stderr
+
+
+def test_serve_says_what_where_and_one_line_to_try(kiln):
+    """The line that is printed works as it stands, and Ctrl-C ends the server with code 0."""
+    import os
+    import signal
+
+    from kiln.engine.process import module_command
+
+    command = [*module_command("kiln.engine.cli.main"), "serve", "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    begun = time.monotonic()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        lines = []
+        while not (lines and lines[-1].startswith("curl ")):
+            line = server.stdout.readline()
+            assert line, server.stderr.read()
+            lines.append(line)
+        assert time.monotonic() - begun < 20
+        said = "".join(lines)
+        assert f"Kiln {package.__version__} serves demo: " in said
+        assert "on cpu · context 2048 tokens" in said
+        curl = ["bash", "-c", lines[-1].replace("curl ", "curl -sS -m 20 ", 1)]
+        answer = subprocess.run(curl, capture_output=True, text=True, timeout=30)
+        assert '"content":"42"' in answer.stdout, answer
+        server.send_signal(signal.SIGINT)
+        assert server.wait(15) == 0
+        loading = server.stderr.read()
+    assert "importing torch …" in loading
+    assert "Traceback" not in loading
+
+
+def test_bench_counts_every_token(kiln, tmp_path):
+    import json
+
+    flags = ("--num-prompts", 4, "--concurrency", 2, "--output-tokens", 5, "--output", tmp_path)
+    result = kiln("bench", "serving", *flags)
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "serving-demo-cpu.json").read_text())
+    (row,) = report["rows"]
+    assert (row["requests"], row["output_tokens"]) == (4, 20)
+    assert row["output_tokens_per_s"] == pytest.approx(20 / row["seconds"])
+    assert 0 < row["ttft_ms_median"] <= row["ttft_ms_p99"]
+    assert {"hardware", "versions", "command"} <= set(report)
+    table = (tmp_path / "serving-demo-cpu.md").read_text()
+    assert table in result.stdout + "\n"
+    refused = kiln("bench", "serving", "--num-prompts", 0)
+    assert refused.returncode == 1
+    assert "--num-prompts 0" in refused.stderr

@@ -1,0 +1,137 @@
+"""A wrong command line ends with a code other than 0 and one or two lines that say why."""
+
+import json
+import socket
+import struct
+import time
+
+import pytest
+
+
+def _failed(result, code, *words):
+    assert result.returncode == code, result.stderr
+    lines = [line for line in result.stderr.strip().splitlines() if not line.endswith("…")]
+    assert 1 <= len(lines) <= 2, result.stderr
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_folder(kiln):
+    _failed(kiln("serve", "/no/such/model", "--port", 0), 1, "/no/such/model")
+
+
+def test_an_unknown_architecture(kiln, folder):
+    path = folder(architectures=["ElephantForCausalLM"], model_type="elephant")
+    _failed(kiln("serve", path, "--port", 0, "--load-format", "dummy"), 1, "Elephant")
+
+
+def test_a_folder_without_weights(kiln, folder):
+    _failed(kiln("serve", folder(), "--port", 0), 1, "safetensors")
+
+
+def test_a_half_downloaded_model(kiln, folder):
+    path = folder()
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    _failed(kiln("serve", path, "--port", 0), 1, "model-00001-of-00002.safetensors")
+
+
+def test_a_truncated_safetensors_file(kiln, folder):
+    path = folder()
+    header = json.dumps({"x": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"12")
+    _failed(kiln("serve", path, "--port", 0), 1, "model.safetensors")
+
+
+def test_a_config_that_is_not_json(kiln, folder):
+    path = folder()
+    (path / "config.json").write_text('{"model_type": ')
+    _failed(kiln("serve", path, "--port", 0), 1, "config.json")
+
+
+def test_a_broken_tokenizer(kiln, folder):
+    path = folder()
+    (path / "tokenizer.json").write_text("{")
+    result = kiln("serve", path, "--port", 0, "--load-format", "dummy")
+    _failed(result, 1, "tokenizer.json")
+
+
+def test_a_port_in_use_is_found_before_the_model_loads(kiln, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        begun = time.monotonic()
+        result = kiln("serve", folder(), "--port", port, "--load-format", "dummy")
+        assert time.monotonic() - begun < 2
+    _failed(result, 1, str(port), "--port")
+    assert "…" not in result.stderr, "nothing was loaded"
+
+
+def test_a_context_longer_than_the_models(kiln, folder):
+    flags = ("--load-format", "dummy", "--max-model-len", 129)
+    _failed(kiln("serve", folder(), "--port", 0, *flags), 1, "129", "128")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--block-size", 0), ["block_size", "0"]),
+        (("--num-kv-blocks", -1), ["num_blocks", "-1"]),
+        (("--memory-utilization", 1.5), ["memory_utilization", "1.5"]),
+        (("--kv-memory-gib", 0), ["memory_gib", "0"]),
+        (("--max-model-len", 1), ["max_model_len", "1"]),
+        (("--max-num-seqs", 0), ["max_num_seqs", "0"]),
+        (("--device", "tpu"), ["device", "'tpu'"]),
+        (("--port", 65536), ["port", "65536"]),
+        (("--host", "no.such.host.invalid"), ["no.such.host.invalid"]),
+        (("--host", "0.0.0.0"), ["--api-key", "--allow-unauthenticated"]),
+        (("--host", "::"), ["--api-key"]),
+        (("--shutdown-timeout", -1), ["--shutdown-timeout", "-1"]),
+        (("--shutdown-timeout", "nan"), ["--shutdown-timeout", "nan"]),
+        (("--api-key", ""), ["API key is empty"]),
+        (("--api-key-file", "/no/such/key"), ["/no/such/key"]),
+    ],
+)
+def test_a_value_out_of_range(kiln, folder, flags, words):
+    flags = flags if "--port" in flags else (*flags, "--port", 0)
+    _failed(kiln("serve", folder(), "--load-format", "dummy", *flags), 1, *words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--no-such-flag"],
+        ["serve", "--port", "http"],
+        ["serve", "--dtype", "int3"],
+        ["bake"],
+        [],
+        ["bench"],
+    ],
+)
+def test_wrong_usage_is_code_2(kiln, arguments):
+    result = kiln(*arguments)
+    assert result.returncode == 2
+    assert "error: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", [["version"], ["env"], ["serve"], ["chat"], ["doctor"]])
+def test_an_unknown_toggle_stops_every_command(kiln, command):
+    result = kiln(*command, KILN_NORN="jit")
+    _failed(result, 2, "KILN_NORN", "did you mean KILN_NORM?")
+    assert result.stdout == ""
+
+
+def test_a_bad_value_of_a_toggle_names_the_choices(kiln):
+    _failed(kiln("version", KILN_NORM="cuda"), 2, "KILN_NORM='cuda'", "auto, jit, triton, torch")
+
+
+def test_debug_shows_where_an_error_comes_from(kiln):
+    result = kiln("serve", "/no/such/model", "--debug")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_a_server_that_is_not_there(kiln):
+    _failed(kiln("chat", "--url", "http://127.0.0.1:9"), 1, "cannot reach http://127.0.0.1:9")

@@ -1,0 +1,86 @@
+"""An engine process whose core counts instead of computing: for tests of the process boundary.
+
+A request's tokens are the ids that follow its last prompt token; special prompts misbehave.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+
+from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.finish import stop_token_ids
+from kiln.engine.wire import ModelInfo
+from kiln.engine.worker import run
+
+REFUSE, CRASH, SLEEP, DIE = 1001, 1002, 1003, 1004
+MISSING_MODEL = "missing"
+CONTEXT = 512
+VOCABULARY = 2000
+
+
+@dataclass
+class Stats:
+    running: int
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 100
+
+
+class FakeCore:
+    def __init__(self, step_seconds=0.0):
+        self.requests = {}
+        self.step_seconds = step_seconds
+
+    @property
+    def has_work(self):
+        return bool(self.requests)
+
+    def add(self, new):
+        if new.prompt_token_ids[-1] == REFUSE:
+            raise RequestError("the prompt is refused", "prompt")
+        self.requests[new.request_id] = [new, 0]
+
+    def abort(self, request_id):
+        self.requests.pop(request_id, None)
+
+    def stats(self):
+        return Stats(running=len(self.requests), kv_blocks_used=len(self.requests))
+
+    def step(self):
+        time.sleep(self.step_seconds)
+        return [self._advance(request_id) for request_id in list(self.requests)]
+
+    def _advance(self, request_id):
+        from kiln.engine.request import TokenOutput
+
+        new, count = self.requests[request_id]
+        last = new.prompt_token_ids[-1]
+        if last == CRASH:
+            raise RuntimeError("the step broke")
+        if last == DIE:
+            os.kill(os.getpid(), 9)
+        if last == SLEEP:
+            time.sleep(0.05)
+        token = (last + 1 + count) % VOCABULARY
+        self.requests[request_id][1] = count + 1
+        limit = min(new.params.max_tokens or CONTEXT, CONTEXT - len(new.prompt_token_ids))
+        reason = None
+        if token in stop_token_ids(new.params, frozenset()):
+            reason = "stop"
+        elif count + 1 >= limit:
+            reason = "length"
+        if reason:
+            del self.requests[request_id]
+        return TokenOutput(request_id, [token], reason)
+
+
+def load(config, progress):
+    progress("loading", 0, 2)
+    if config.model.model == MISSING_MODEL:
+        raise ModelError("model 'missing': there is no such folder, and it is not a hub id")
+    progress("loading", 2, 2)
+    return FakeCore(0.002), ModelInfo(CONTEXT, VOCABULARY, "float32", "cpu", {"norm": "torch"})
+
+
+def main(arguments):
+    return run(load, arguments)

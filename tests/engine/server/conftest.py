@@ -1,0 +1,133 @@
+"""One real server, on a tiny random model, for all of the tests here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from kiln.engine.cli.local_server import local_server
+from kiln.engine.tokenizer import Tokenizer
+
+CONTEXT = 128
+TINY_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "vocab_size": 400,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer_folders, tmp_path_factory):
+    """A config and a tokenizer; the weights are dummies."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    shutil.copytree(tokenizer_folders["byte-level"], folder)
+    (folder / "config.json").write_text(json.dumps(TINY_QWEN3))
+    # Half of the vocabulary ends an answer, so that one drawn at random soon does.
+    generation = {"temperature": 0.5, "top_k": 50, "eos_token_id": list(range(2, 400, 2))}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder):
+    return Tokenizer.load(model_folder)
+
+
+@pytest.fixture(scope="session")
+def start(model_folder):
+    """Start a server with more flags: ``with start("--port", "0") as (client, process)``."""
+
+    @contextmanager
+    def starter(*flags, model=None):
+        arguments = [
+            *(str(model or model_folder), "--load-format", "dummy", "--num-kv-blocks", "64"),
+            *("--device", "cpu"),
+        ]
+        os.environ["OMP_NUM_THREADS"] = "1"
+        with (
+            local_server([*arguments, *flags], timeout=60) as (url, process),
+            httpx.Client(base_url=url, timeout=20) as client,
+        ):
+            yield client, process
+
+    return starter
+
+
+@pytest.fixture(scope="session")
+def server(start):
+    """The shared server, as an httpx client."""
+    with start("--max-num-seqs", "8", "--max-waiting", "40") as (client, _):
+        yield client
+
+
+@pytest.fixture
+def api(server):
+    """The shared server; after the test it still answers, and holds no block."""
+    yield server
+    answer = server.post("/v1/completions", json={"prompt": [5], "max_tokens": 1})
+    assert answer.status_code == 200, answer.text
+    wait_until_idle(server)
+
+
+def gauge(client, name):
+    """One number of /metrics."""
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith(f"kiln:{name} "):
+            return float(line.split()[1])
+    raise AssertionError(f"no metric {name}")
+
+
+def wait_until_idle(client, seconds=1.0):
+    """Every block is free again within a second."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while gauge(client, "kv_blocks_used") or gauge(client, "num_requests_running"):
+        assert time.monotonic() < deadline, "the engine still holds blocks"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def metric():
+    return gauge
+
+
+@pytest.fixture
+def until_idle():
+    return wait_until_idle
+
+
+def _events(response):
+    """The JSON of a stream's events; it must end with [DONE]."""
+    data = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
+
+
+@pytest.fixture
+def stream():
+    """POST a body with stream set and return its events."""
+
+    def post(client, path, body):
+        with client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            return _events(response)
+
+    return post

@@ -1,0 +1,114 @@
+"""How a server ends: answers under way are finished or told, and no process is left."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+LONG = {"prompt": [[5, 6]] * 40, "max_tokens": 100, "ignore_eos": True, "stream": True}
+
+
+def _engine(process):
+    """The pid of a server's engine process, and its socket folder."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in children:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if any(b"engine.worker" in argument for argument in arguments):
+            return int(pid), Path(arguments[-3].decode())
+    raise AssertionError("the server has no engine process")
+
+
+def _is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def ending(start):
+    """Start a server; after the test its engine is gone and its folder too."""
+
+    class Ending:
+        def __call__(self, *flags):
+            self.context = start("--max-num-seqs", "8", "--max-waiting", "64", *flags)
+            self.client, self.process = self.context.__enter__()
+            self.engine, self.folder = _engine(self.process)
+            assert _is_running(self.engine)
+            assert self.folder.is_dir()
+            return self
+
+    made = Ending()
+    yield made
+    code = made.process.wait(10)
+    made.context.__exit__(None, None, None)
+    assert code == made.expected
+    assert not _is_running(made.engine)
+    assert not made.folder.exists()
+
+
+def _read(lines):
+    return [line.removeprefix("data: ") for line in lines if line]
+
+
+def test_a_signal_lets_answers_finish_and_takes_no_more(ending):
+    server = ending()
+    server.expected = 0
+    with server.client.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(server.client.base_url.join("/health/ready"), timeout=2)
+        data = _read(lines)
+    assert data[-1] == "[DONE]"
+    chunks = [json.loads(item) for item in data[:-1]]
+    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
+    assert reasons.count("length") == 40
+
+
+@pytest.mark.parametrize("how", ["timeout", "second signal"])
+def test_what_cannot_finish_in_time_is_told(ending, how):
+    server = ending("--shutdown-timeout", "0.2" if how == "timeout" else "60")
+    server.expected = 0
+    begun = time.monotonic()
+    with server.client.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        if how == "second signal":
+            time.sleep(0.2)
+            server.process.send_signal(signal.SIGINT)
+        data = _read(lines)
+    assert time.monotonic() - begun < 4
+    assert data[-1] == "[DONE]"
+    assert "shutting down" in json.loads(data[-2])["error"]["message"]
+
+
+def test_a_dead_engine_is_told_to_its_clients_and_ends_the_server(ending):
+    server = ending()
+    server.expected = 1
+    with server.client.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = response.iter_lines()
+        next(lines)
+        os.kill(server.engine, signal.SIGKILL)
+        begun = time.monotonic()
+        data = _read(lines)
+    assert time.monotonic() - begun < 1.5
+    error = json.loads(data[-2])["error"]
+    assert "signal 9" in error["message"]
+    assert error["code"] == "engine_unavailable"
+
+
+def test_a_killed_server_leaves_no_engine(ending):
+    server = ending()
+    server.expected = -signal.SIGKILL
+    server.process.kill()
+    deadline = time.monotonic() + 5
+    while _is_running(server.engine) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,175 @@
+"""What the application answers when the engine is loading, failing, stalled or gone."""
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+
+from kiln.engine.errors import EngineDeadError
+from kiln.engine.request import TokenOutput
+from kiln.engine.server.app import create_app
+from kiln.engine.server.serving import ServerSettings
+from kiln.engine.token_stream import TokenStream
+from kiln.engine.wire import ModelInfo
+
+BODY = {"prompt": [5], "max_tokens": 3}
+
+
+class StandIn:
+    """An EngineClient that gives the outputs it is told to; an exception is raised."""
+
+    def __init__(self, *outputs):
+        self.outputs = outputs
+        self.is_ready = self.is_alive = True
+        self.seconds_without_progress = 0.0
+        self.loading = False
+        self.aborted = []
+
+    @property
+    def model_info(self):
+        if self.loading:
+            raise EngineDeadError("the engine is still loading the model")
+        return ModelInfo(128, 400, "float32", "cpu")
+
+    def stats(self):
+        return {}
+
+    def stream(self, *requests):
+        names = [request.request_id for request in requests]
+        stream = TokenStream(names, self.aborted.extend)
+        for output in self.outputs:
+            if isinstance(output, TokenOutput):
+                output = TokenOutput(
+                    names[0], output.token_ids, output.finish_reason, message="NaN"
+                )
+            stream.put(output)
+        return stream
+
+
+def call(client, method="POST", path="/v1/completions", app=None, **options):
+    app = app or create_app(client, None, ServerSettings("tiny"))
+
+    async def send():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            return await http.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+TOKEN = TokenOutput("", [7])
+LAST = TokenOutput("", [7], "length")
+ROW_FAILED = TokenOutput("", [], "error")
+DEAD = EngineDeadError("the engine process was killed by signal 9")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "status", "words"),
+    [
+        ([TOKEN, LAST], 200, "length"),
+        ([TOKEN, ROW_FAILED], 500, "NaN"),
+        ([TOKEN, DEAD], 503, "signal 9"),
+        ([DEAD], 503, "signal 9"),
+    ],
+)
+def test_an_answer_in_one_piece_tells_how_it_ended(outputs, status, words):
+    answer = call(StandIn(*outputs), json=BODY)
+    assert answer.status_code == status
+    assert words in answer.text
+
+
+@pytest.mark.parametrize(("end", "words"), [(ROW_FAILED, "NaN"), (DEAD, "signal 9")])
+def test_a_stream_that_fails_late_ends_with_an_error_event(end, words):
+    answer = call(StandIn(TOKEN, end), json={**BODY, "stream": True})
+    events = [line for line in answer.text.split("\n\n") if line]
+    assert answer.status_code == 200
+    assert events[-1] == "data: [DONE]"
+    assert '"error"' in events[-2]
+    assert words in events[-2]
+
+
+def test_a_stream_that_fails_at_once_has_the_errors_status():
+    answer = call(StandIn(DEAD), json={**BODY, "stream": True})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_unavailable"
+    assert answer.headers["retry-after"]
+
+
+def test_a_bug_is_500_without_its_traceback(caplog):
+    class Broken(StandIn):
+        def stream(self, *requests):
+            raise ZeroDivisionError("secret detail")
+
+    answer = call(Broken(), json=BODY, headers={"X-Request-Id": "me-1"})
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert error["code"] == "internal_error"
+    assert "me-1" in error["message"]
+    assert "secret" not in answer.text
+
+
+def test_while_loading_probes_tell_live_and_not_ready():
+    client = StandIn()
+    client.loading, client.is_ready = True, False
+    assert call(client, "GET", "/health/live").status_code == 200
+    for method, path in (("GET", "/health/ready"), ("POST", "/v1/completions")):
+        answer = call(client, method, path, json=BODY)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "loading"
+    (card,) = call(client, "GET", "/v1/models").json()["data"]
+    assert card["max_model_len"] is None
+
+
+def test_without_an_engine_nothing_is_live():
+    client = StandIn()
+    client.is_alive = client.is_ready = False
+    for path in ("/health/live", "/health/ready"):
+        assert call(client, "GET", path).status_code == 503
+    assert call(client, json=BODY).json()["error"]["code"] == "engine_unavailable"
+    assert "kiln:engine_ready 0.0" in call(client, "GET", "/metrics").text
+
+
+def test_an_engine_that_owes_a_step_for_too_long_is_not_live():
+    client = StandIn()
+    client.seconds_without_progress = 299.0
+    assert call(client, "GET", "/health/live").status_code == 200
+    client.seconds_without_progress = 301.0
+    answer = call(client, "GET", "/health/live")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "stalled"
+
+
+def test_a_draining_server_takes_no_more():
+    client = StandIn(LAST)
+    app = create_app(client, None, ServerSettings("tiny"))
+    assert call(client, app=app, json=BODY).status_code == 200
+    app.state.serving.draining = True
+    answer = call(client, app=app, json=BODY)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "draining"
+    assert call(client, "GET", "/health/ready", app=app).status_code == 503
+    assert call(client, "GET", "/health/live", app=app).status_code == 200
+
+
+def test_the_user_labels_the_line_in_the_log_and_cannot_forge_one(caplog):
+    with caplog.at_level(logging.INFO, logger="kiln"):
+        body = {**BODY, "user": "me\nERROR forged"}
+        call(StandIn(LAST), json=body, headers={"X-Request-Id": "r-7"})
+    (line,) = [record.getMessage() for record in caplog.records if "r-7" in record.getMessage()]
+    assert "'me\\nERROR forged'" in line
+    assert "1 prompt tokens, 1 output tokens" in line
+    assert "\n" not in line
+
+
+def test_without_a_tokenizer_text_is_refused_and_tokens_are_served():
+    client = StandIn(LAST)
+    assert call(client, json=BODY).status_code == 200
+    for path, body in (
+        ("/v1/completions", {"prompt": "text"}),
+        ("/v1/completions", {**BODY, "stop": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ):
+        answer = call(client, path=path, json=body)
+        assert answer.status_code == 400
+        assert "tokenizer" in answer.json()["error"]["message"]

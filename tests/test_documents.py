@@ -1,0 +1,33 @@
+"""What the documents say about files and toggles is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import kiln
+from kiln.cache import env
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_toggle_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    names = {row.name for row in env.describe([], env.Env())}
+    missing = [name for name in names if f"`{name}`" not in readme]
+    assert not missing
+    families = {f"KILN_{path.stem.upper()}" for path in (ROOT / "jit_kernels/ops").glob("*.py")}
+    assert set(re.findall(r"`(KILN_[A-Z_]+)[`=]", readme)) <= names | families
+
+
+def test_the_changelog_has_this_version():
+    assert f"## {kiln.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_files_that_the_documents_name_exist():
+    for document in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / document).read_text()
+        for path in re.findall(
+            r"`((?:cache|engine|jit_kernels|kernel_sources|tests|tools|benchmarks)/[\w./-]+)`", text
+        ):
+            assert (ROOT / path).exists(), f"{document} names {path}"
