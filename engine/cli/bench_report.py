@@ -65,8 +65,8 @@ def markdown(report: Report) -> str:
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines += [
         "",
-        f"{hardware['cpu']}, {hardware['cores']} cores, torch with "
-        f"{hardware['torch_threads']} threads; GPU: {hardware['gpu']}. {shown}. "
+        f"{hardware['cpu']}, {hardware['cores']} cores, torch threads: "
+        f"{hardware['torch_threads']}; GPU: {hardware['gpu']}. {shown}. "
         f"{report['date']}, one run: `{report['command']}`",
     ]
     return "\n".join(lines)
