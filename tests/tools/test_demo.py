@@ -1,0 +1,44 @@
+"""The demo model answers what it was not trained on, over HTTP; sizes and split are as promised."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from demo_tasks import TASKS, held_out, training_pair
+from safetensors import safe_open
+
+from kiln.engine.cli.local_server import local_server
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "engine" / "demo"
+
+
+def test_it_answers_held_out_questions_over_http():
+    with local_server([], timeout=60) as (url, _):
+        command = [sys.executable, "tools/eval_demo.py", "--url", url, "--count", "200"]
+        done = subprocess.run(
+            [*command, "--minimum", "95"], cwd=ROOT, capture_output=True, text=True, timeout=200
+        )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_it_is_a_small_qwen3():
+    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 12e6
+    config = json.loads((DEMO / "config.json").read_text())
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    with safe_open(DEMO / "model.safetensors", framework="pt") as file:
+        sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    count = sum(a * b for a, b in ([*size, 1][:2] for size in sizes))
+    assert 2e6 <= count <= 6e6
+
+
+def test_held_out_questions_are_never_trained_on():
+    rng = random.Random(5)
+    trained = {training_pair(rng).question for _ in range(30_000)}
+    asked = [pair for pair in held_out(400, seed=9) if pair.task != "chat"]
+    assert {pair.task for pair in asked} == set(TASKS) - {"chat"}
+    assert not trained & {pair.question for pair in asked}
