@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from kiln.engine.cli.bench_offline import fastest_threads
 from kiln.engine.config import DType
 from kiln.engine.runner.device import resolve_device, resolve_dtype
 
@@ -25,7 +27,7 @@ def measure(
     """Return two rows: one request after another, and static batches of ``batch_size``.
 
     Answers have exactly ``output_tokens`` tokens and are greedy, as in the load on the server; the
-    device and the dtype are those that Kiln would choose.
+    device and the dtype are those that Kiln would choose, the number of threads is the fastest.
     """
     place = resolve_device(device or "auto")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
@@ -35,7 +37,7 @@ def measure(
         ("transformers generate, one after another", 1),
         (f"transformers generate, batches of {batch_size}", batch_size),
     ):
-        _generate(model, prompts[:size], 4)  # warm-up
+        threads = fastest_threads(partial(_generate, model, prompts[:size], 8))
         begun = time.perf_counter()
         made = 0
         for start in range(0, len(prompts), size):
@@ -45,6 +47,7 @@ def measure(
         rows.append(
             {
                 "name": name,
+                "threads": threads,
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "requests": len(prompts),
                 "seconds": seconds,

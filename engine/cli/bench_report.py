@@ -54,19 +54,21 @@ def markdown(report: Report) -> str:
         f"{load['num_prompts']} prompts of up to {load['prompt_tokens']} random tokens, "
         f"{load['output_tokens']} output tokens each, greedy, {load['concurrency']} at a time.",
         "",
-        "| | " + " | ".join(title for title, _, _ in _COLUMNS) + " | Kiln is faster by |",
-        "|---" * (len(_COLUMNS) + 2) + "|",
+        "| | "
+        + " | ".join(title for title, _, _ in _COLUMNS)
+        + " | threads | first row is faster by |",
+        "|---" * (len(_COLUMNS) + 3) + "|",
     ]
     for row in report["rows"]:
         cells = [form.format(row[key]) if key in row else "–" for _, key, form in _COLUMNS]
         ratio = row.get("kiln_is_faster_by")
+        cells.append(str(row.get("threads", "")))
         cells.append("" if ratio is None else f"{ratio:.1f}×")
         lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     lines += [
         "",
-        f"{hardware['cpu']}, {hardware['cores']} cores, torch threads: "
-        f"{hardware['torch_threads']}; GPU: {hardware['gpu']}. {shown}. "
+        f"{hardware['cpu']}, {hardware['cores']} cores; GPU: {hardware['gpu']}. {shown}. "
         f"{report['date']}, one run: `{report['command']}`",
     ]
     return "\n".join(lines)
@@ -116,7 +118,6 @@ def _hardware() -> dict[str, Any]:
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "torch_threads": torch.get_num_threads(),
         "gpu": gpu,
     }
 

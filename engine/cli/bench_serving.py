@@ -33,11 +33,12 @@ def bench_serving(args: argparse.Namespace) -> int:
     if args.baseline == "transformers":
         _say("measuring transformers on the same prompts")
         # Here and not above: torch and transformers must not take the server's cores.
-        from kiln.engine.cli import bench_baseline
+        from kiln.engine.cli import bench_baseline, bench_offline
 
-        rows += bench_baseline.measure(
-            find_model(args), prompts, args.output_tokens, args.dtype, args.device, args.concurrency
-        )
+        what = (find_model(args), prompts, args.output_tokens, args.dtype, args.device)
+        rows += bench_baseline.measure(*what, args.concurrency)
+        if args.url is None:  # else the server still holds the GPU
+            rows.append(bench_offline.measure(*what, args.concurrency))
     report = bench_report.make(served_name(args), rows, _load_of(args))
     print(bench_report.markdown(report))
     if args.output is not None:
