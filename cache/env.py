@@ -18,6 +18,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 PREFIX = "KILN_"
 KernelChoice = Literal["auto", "jit", "triton", "torch"]
 CpuKernels = Literal["torch", "host", "host-check"]
+CacheMode = Literal["rw", "ro", "off", "refresh", "sealed"]
 
 
 class EnvError(ValueError):
@@ -35,11 +36,38 @@ class Env:
     kernel_cache_dir: Path | None = _var(
         None, "Folder of compiled kernels; default $XDG_CACHE_HOME/kiln/kernels or ~/.cache/…."
     )
+    kernel_cache: CacheMode = _var(
+        "rw",
+        "Kernels on disk: read and write; read only; neither; build anew and replace; or sealed: "
+        "a kernel that is not there is an error.",
+    )
+    kernel_bundle: Path | None = _var(None, "Bundle of kernels, read before the folder.")
+    kernel_bundle_sha256: str | None = _var(None, "SHA-256 that the bundle must have.")
+    kernel_cache_max_mb: int = _var(256, "Megabytes that pruning leaves in the folder.")
+    kernel_cache_max_days: int = _var(90, "Days without use after which pruning drops a kernel.")
+    kernel_cache_shared: bool = _var(
+        False, "1: a folder that several users of one group fill, mode 2775."
+    )
+    kernel_trusted_uids: tuple[int, ...] = _var(
+        (),
+        "Users, as numbers with commas, whose kernels are believed besides one's own and root's.",
+    )
+    kernel_lock_dir: Path | None = _var(
+        None,
+        "Folder on this machine where builders of one kernel wait for each other; default "
+        "$XDG_RUNTIME_DIR/kiln or /dev/shm/kiln-<uid>.",
+    )
     kernel_arch: str | None = _var(None, "Compile for this target, such as sm_90a.")
     cpu_kernels: CpuKernels = _var(
         "torch", "Kernels on a CPU: torch, or Kiln's own sources, plain or checked."
     )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
+    jit_after_ready: Literal["warn", "error"] = _var(
+        "warn", "What a compile or a load of a kernel is once the server is ready."
+    )
+    launcher: Literal["cuda-python", "cupy"] = _var(
+        "cuda-python", "What loads and launches kernels on a GPU."
+    )
     host_compiler: str = _var("g++", "C++ compiler of the host toolchain: g++ or clang++.")
     kernels: Mapping[str, KernelChoice] = field(
         default_factory=lambda: MappingProxyType({}), metadata={"toggles": True}
@@ -70,13 +98,44 @@ def _parse(name: str, kind: Any, text: str) -> Any:
         if text in get_args(kind):
             return text
         raise EnvError(f"{name}={text!r}: choose one of {', '.join(get_args(kind))}")
+    if kind is bool:
+        if text in ("0", "1"):
+            return text == "1"
+        raise EnvError(f"{name}={text!r}: choose one of 0, 1")
     if kind is int:
-        if text.isascii() and text.isdigit():
-            return int(text)
-        raise EnvError(f"{name}={text!r}: write a whole number, 0 or more")
+        return _number(name, text, text)
+    if kind == tuple[int, ...]:
+        return tuple(_number(name, text, part.strip()) for part in text.split(","))
     if not text:
         raise EnvError(f"{name} is empty: give it a value or unset it")
-    return Path(text).expanduser() if kind == Path | None else text
+    return _path(name, text) if kind == Path | None else text
+
+
+def _number(name: str, text: str, part: str) -> int:
+    if part.isascii() and part.isdigit():
+        return int(part)
+    raise EnvError(f"{name}={text!r}: {part!r} is not a whole number, 0 or more")
+
+
+def _path(name: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise EnvError(f"{name}={text!r}: there is no home folder; write the whole path") from None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _choices(kind: Any) -> str:
+    if kind is bool:
+        return "0 | 1"
+    return " | ".join(get_args(kind)) if get_origin(kind) is Literal else ""
 
 
 def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> Env:
@@ -111,13 +170,10 @@ def describe(families: Iterable[str], env: Env) -> list[Variable]:
     kinds = get_type_hints(Env)
     rows = []
     for f in _own_fields():
-        choices = (
-            " | ".join(get_args(kinds[f.name])) if get_origin(kinds[f.name]) is Literal else ""
+        name, shown = PREFIX + f.name.upper(), _shown(getattr(env, f.name))
+        rows.append(
+            Variable(name, _choices(kinds[f.name]), _shown(f.default), shown, f.metadata["help"])
         )
-        default = "" if f.default is None else str(f.default)
-        value = getattr(env, f.name)
-        shown = "" if value is None else str(value)
-        rows.append(Variable(PREFIX + f.name.upper(), choices, default, shown, f.metadata["help"]))
     for family in families:
         rows.append(
             Variable(
@@ -136,7 +192,15 @@ def user_cache_home() -> Path | None:
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(xdg):
         return Path(xdg)
+    if not os.path.isabs(os.environ.get("HOME", "/")):  # set, to nothing or to a relative path
+        return None
     try:
         return Path.home() / ".cache"
     except RuntimeError:  # no HOME, and a uid without a passwd entry
         return None
+
+
+def user_runtime_folder() -> Path | None:
+    """Return the user's folder for files that live as long as a login, or None."""
+    xdg = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(xdg) if os.path.isabs(xdg) else None

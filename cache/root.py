@@ -1,10 +1,12 @@
-"""Where compiled artefacts live."""
+"""Where compiled kernels live, and the store that the environment asks for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from kiln.cache.env import Env, user_cache_home
+from kiln.cache.store import Store
+from kiln.cache.trust import Trust
 
 
 def cache_root(env: Env) -> Path | None:
@@ -16,3 +18,14 @@ def cache_root(env: Env) -> Path | None:
         return env.kernel_cache_dir.absolute()
     home = user_cache_home()
     return None if home is None else home / "kiln" / "kernels"
+
+
+def trust_of(env: Env) -> Trust:
+    """Return whom the environment trusts: always oneself and root."""
+    uids = Trust().uids | set(env.kernel_trusted_uids)
+    return Trust(uids, env.kernel_cache_shared)
+
+
+def open_store(env: Env) -> Store:
+    """Return the kernel cache that the environment names, in its mode."""
+    return Store(cache_root(env), mode=env.kernel_cache, trust=trust_of(env))

@@ -1,133 +1,205 @@
 """Content-addressed entries on disk: a reader sees a whole, verified entry or none.
 
-An entry is one file: magic, header length, header JSON, payload, SHA-256 of all before. Anything
-wrong with it (truncated, flipped, foreign-owned, another key's) makes it a miss, never an error;
-trouble with the disk is one warning, never a failed request.
+Anything wrong with an entry (truncated, flipped, foreign-owned, another key's) makes it a miss,
+never an error; trouble with the disk is one warning of its kind, never a failed request. The
+caller always goes on with the bytes that it has just built; an entry is for the next process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import errno
 import logging
 import os
-import re
-import secrets
-import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kiln.cache.trust import make_private_folder, open_trusted
+from kiln.cache.entry import Entry, EntryError, decode, encode
+from kiln.cache.env import CacheMode as Mode
+from kiln.cache.layout import (
+    BAD_SUFFIX,
+    SUFFIX,
+    StoredEntry,
+    files_in,
+    folders,
+    shards,
+    stored_entries,
+)
+from kiln.cache.publish import publish, sweep
+from kiln.cache.trust import Trust, Untrusted, close_quietly, make_folder, open_checked, read_all
 
-_MAGIC = b"KILNKC1\n"
-_LENGTH = struct.Struct("<I")
-_DIGEST_SIZE = 32
-_KEY = re.compile(r"[0-9a-f]{64}")
+_TRANSIENT = (errno.ESTALE, errno.EIO)  # NFS lost a file handle, or one request: once more
+_TRANSIENT_WRITE = (*_TRANSIENT, errno.ENOENT)  # … or a folder that another node just made
+_TOUCH = 86400.0  # seconds; a hit renews an entry's time, by which pruning goes, once a day
+_MAX_SIZE = 256 * 2**20  # bytes; nothing that Kiln writes comes near
+_KEPT_BAD = 2  # damaged entries kept for examination in each of the 256 folders of a target
 
 log = logging.getLogger(__name__)
 
 
 class Store:
-    """Map from key to payload under one root folder; ``root`` None keeps nothing."""
+    """Map from target and key to entry under one root folder; ``root`` None keeps nothing.
 
-    def __init__(self, root: Path | None) -> None:
+    ``mode``: "rw"; "ro" and "sealed" never write; "off" neither reads nor writes; "refresh" never
+    finds anything and replaces what is there.
+    """
+
+    def __init__(self, root: Path | None, *, mode: Mode = "rw", trust: Trust | None = None) -> None:
         self.root = root
-        self._warned = False
+        self.mode = mode
+        self.trust = Trust() if trust is None else trust
+        self._checked: set[str] = set()  # folders above the shards that were found trusted
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
 
-    def path(self, key: str) -> Path:
-        """Return where an entry of this key lives. Raises ValueError when key is not a digest."""
-        if self.root is None or not _KEY.fullmatch(key):
-            raise ValueError(f"no path for key {key!r} in {self.root}: want 64 hex digits")
-        return self.root / "v1" / key[:2] / f"{key}.kk"
+    @property
+    def writes(self) -> bool:
+        """Whether entries may be written, moved aside or touched."""
+        return self.root is not None and self.mode in ("rw", "refresh")
 
-    def get(self, key: str) -> bytes | None:
-        """Return the verified payload of a key, or None on a miss of any kind."""
+    def path(self, arch: str, key: str) -> Path:
+        """Return where an entry lives. Raises ValueError when arch is no target, key no digest."""
         if self.root is None:
-            return None
-        path = self.path(key)
-        fd = open_trusted(path)
-        if fd is None:
-            return None
-        try:
-            with os.fdopen(fd, "rb") as file:
-                data = file.read()
-        except OSError:
-            return None
-        payload = _verified_payload(data, key)
-        if payload is None:
-            self._quarantine(path)
-        return payload
+            raise ValueError("this store has no root folder, hence no paths")
+        return Path(folders(str(self.root), arch, key)[-1], f"{key}{SUFFIX}")
 
-    def put(self, key: str, payload: bytes, header: dict[str, Any]) -> bool:
+    def get(self, arch: str, key: str) -> Entry | None:
+        """Return the verified entry of a key, or None on a miss of any kind. Never raises."""
+        if self.root is None or self.mode in ("off", "refresh"):
+            return None
+        for last in (False, True):
+            try:
+                return self._read(arch, key)
+            except FileNotFoundError:
+                return None
+            except (ValueError, Untrusted) as error:
+                self._warn("untrusted", f"refused an entry: {error}")
+                return None
+            except OSError as error:
+                if last or error.errno not in _TRANSIENT:
+                    self._warn("disk", f"cannot read an entry: {error}")
+                    return None
+        return None
+
+    def put(self, arch: str, key: str, payload: bytes, header: Mapping[str, Any]) -> bool:
         """Publish an entry; return whether it is on disk now, ours or an earlier winner's.
 
-        Written beside the target, synced, then linked into place: the first writer wins, and an
-        entry that somebody may have open is never replaced. Never raises OSError.
+        Never raises for trouble with the disk or with names; ``header`` must be JSON.
         """
-        if self.root is None:
+        if self.root is None and self.mode in ("rw", "refresh"):
+            self._warn(
+                "disk", "no usable home folder: kernels stay in memory; set KILN_KERNEL_CACHE_DIR"
+            )
+        if not self.writes:
             return False
-        path = self.path(key)
-        try:
-            for folder in (self.root, self.root / "v1", path.parent):
-                if not make_private_folder(folder):
-                    self._warn(f"{folder} cannot be made, or others can write it")
+        data = encode(key, payload, {**header, "arch": arch})
+        for last in (False, True):
+            try:
+                self._publish(arch, key, data)
+                return True
+            except (ValueError, Untrusted) as error:
+                self._warn("untrusted", f"not saving kernels to disk: {error}")
+                return False
+            except OSError as error:
+                if last or error.errno not in _TRANSIENT_WRITE:
+                    self._warn("disk", f"not saving kernels to disk: {error}")
                     return False
-            _publish(path, _encode(key, payload, header))
-        except OSError as error:
-            self._warn(str(error))
-            return False
-        return True
+        return False
 
-    def _quarantine(self, path: Path) -> None:
-        """Move a bad entry aside, so that the next build can publish in its place."""
-        log.warning("kernel cache: %s is damaged; it will be built again", path)
-        with contextlib.suppress(OSError):
-            path.rename(path.with_suffix(".bad"))
+    def entries(self) -> Iterator[StoredEntry]:
+        """Yield every entry on disk, unverified, in order of target and key."""
+        if self.root is not None:
+            yield from stored_entries(self.root, self.trust)
 
-    def _warn(self, reason: str) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("kernel cache: not saving kernels to disk: %s", reason)
+    def damaged(self) -> Iterator[tuple[StoredEntry, str]]:
+        """Verify every entry; yield those that would be refused, and why. Moves nothing."""
+        for stored in self.entries():
+            try:
+                fd, info = open_checked(stored.path, self.trust)
+                try:
+                    decode(read_all(fd, info.st_size), stored.key, stored.arch)
+                finally:
+                    close_quietly(fd)
+            except FileNotFoundError:
+                continue
+            except (OSError, Untrusted, EntryError) as error:
+                yield stored, str(error)
 
+    def quarantined(self) -> Iterator[Path]:
+        """Yield the damaged entries that were moved aside."""
+        if self.root is not None:
+            for _, shard in shards(self.root, self.trust):
+                yield from (
+                    shard / name for name, _ in files_in(shard) if name.endswith(BAD_SUFFIX)
+                )
 
-def _encode(key: str, payload: bytes, header: dict[str, Any]) -> bytes:
-    meta = json.dumps({**header, "key": key, "size": len(payload)}, sort_keys=True).encode()
-    body = _MAGIC + _LENGTH.pack(len(meta)) + meta + payload
-    return body + hashlib.sha256(body).digest()
+    def sweep(self) -> int:
+        """Remove what killed writers left behind, everywhere; return how many files."""
+        if self.root is None or not self.writes:
+            return 0
+        return sum(sweep(shard) for _, shard in shards(self.root, self.trust))
 
-
-def _verified_payload(data: bytes, key: str) -> bytes | None:
-    start = len(_MAGIC) + _LENGTH.size
-    if len(data) < start + _DIGEST_SIZE or not data.startswith(_MAGIC):
-        return None
-    if hashlib.sha256(data[:-_DIGEST_SIZE]).digest() != data[-_DIGEST_SIZE:]:
-        return None
-    end = start + int(_LENGTH.unpack_from(data, len(_MAGIC))[0])
-    try:
-        header = json.loads(data[start:end])
-    except ValueError:
-        return None
-    if not isinstance(header, dict) or header.get("key") != key:  # an entry of another name
-        return None
-    return data[end:-_DIGEST_SIZE]
-
-
-def _publish(path: Path, data: bytes) -> None:
-    temporary = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(16)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o644)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    def _read(self, arch: str, key: str) -> Entry:
+        *above, shard = folders(str(self.root), arch, key)
+        for folder in above:
+            if folder not in self._checked:
+                self.trust.check_folder(folder, os.lstat(folder))
+                self._checked.add(folder)
+        self.trust.check_folder(shard, os.lstat(shard))
+        path = f"{shard}/{key}{SUFFIX}"
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass  # somebody else published the same content first
-        except OSError:  # a file system without hard links
-            os.rename(temporary, path)
-    finally:
+            fd, info = open_checked(path, self.trust)
+        except Untrusted:
+            self._move_aside(path, None)
+            raise
+        try:
+            if info.st_size > _MAX_SIZE:
+                raise EntryError(f"{info.st_size} bytes are more than any kernel has")
+            entry = decode(read_all(fd, info.st_size), key, arch)
+        except EntryError as error:
+            self._warn("damaged", f"{path} will be built again: {error}")
+            self._move_aside(path, info)
+            raise FileNotFoundError(path) from None
+        finally:
+            close_quietly(fd)
+        if self.writes and abs(time.time() - info.st_mtime) > _TOUCH:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return entry
+
+    def _publish(self, arch: str, key: str, data: bytes) -> None:
+        above = folders(str(self.root), arch, key)
+        for folder in above:
+            make_folder(Path(folder), self.trust)
+        shard = Path(above[-1])
+        publish(shard / f"{key}{SUFFIX}", data, replace=self.mode == "refresh")
+        sweep(shard)
+
+    def _move_aside(self, path: str, read: os.stat_result | None) -> None:
+        """Take a bad entry out of the way, so that the next build can publish in its place.
+
+        ``read`` is the file that was found bad, or None when it could not be opened. A file that
+        meanwhile took its place is let be. In a shared cache the trust of others may be wider
+        than ours: what we do not believe stays there for them.
+        """
+        if not self.writes or (read is None and self.trust.shared):
+            return
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            now = os.lstat(path)
+            if read is not None and (now.st_dev, now.st_ino) != (read.st_dev, read.st_ino):
+                return
+            kept = sum(name.endswith(BAD_SUFFIX) for name in os.listdir(os.path.dirname(path)))
+            if kept < _KEPT_BAD:
+                os.rename(path, path.removesuffix(SUFFIX) + BAD_SUFFIX)
+            else:
+                os.unlink(path)
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Warn once of each kind of trouble; the rest is for those who debug."""
+        with self._lock:
+            first = kind not in self._said
+            self._said.add(kind)
+        log.log(logging.WARNING if first else logging.DEBUG, "kernel cache: %s", message)

@@ -1,45 +1,146 @@
-"""Whether a file on disk may be believed: ours or root's, and nobody else can write it."""
+"""Whether a file on disk may be believed: of a trusted owner, and nobody else can write it.
+
+Checks are made on open descriptors, so that a file cannot be swapped between check and use.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_OTHERS_WRITE = 0o022
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# O_NONBLOCK: opening a FIFO that somebody planted must not wait for a writer.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a link, a socket, a dead device
 
 
-def open_trusted(path: Path) -> int | None:
+class Untrusted(Exception):
+    """A file or folder may not be believed; the message says which, why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Who is believed. In a ``shared`` cache the folders may be writable by their group."""
+
+    uids: frozenset[int] = field(default_factory=lambda: frozenset({os.geteuid(), 0}))
+    shared: bool = False
+
+    @property
+    def folder_mode(self) -> int:
+        """The mode of a folder that we make."""
+        return 0o2775 if self.shared else 0o700
+
+    def check_file(self, path: Path | str, info: os.stat_result) -> None:
+        """Raise Untrusted unless this is a regular file that only trusted users can write."""
+        if not stat.S_ISREG(info.st_mode):
+            raise Untrusted(f"{path} is not a regular file; remove it")
+        self._check_owner(path, info, _OTHERS_WRITE)
+
+    def check_folder(self, path: Path | str, info: os.stat_result) -> None:
+        """Raise Untrusted unless this is a folder that only those who may can write."""
+        if stat.S_ISLNK(info.st_mode):
+            raise Untrusted(f"{path} is a symbolic link; name the folder that it points to")
+        if not stat.S_ISDIR(info.st_mode):
+            raise Untrusted(f"{path} is not a folder")
+        self._check_owner(path, info, stat.S_IWOTH if self.shared else _OTHERS_WRITE)
+
+    def _check_owner(self, path: Path | str, info: os.stat_result, mask: int) -> None:
+        if info.st_uid not in self.uids:
+            raise Untrusted(
+                f"{path} belongs to user {info.st_uid}, who is not trusted; "
+                "KILN_KERNEL_TRUSTED_UIDS can name them"
+            )
+        if info.st_mode & mask:
+            raise Untrusted(
+                f"others can write {path} (mode {stat.S_IMODE(info.st_mode):o}); "
+                "chmod go-w, or KILN_KERNEL_CACHE_SHARED=1 for a group"
+            )
+
+
+def open_checked(path: Path | str, trust: Trust) -> tuple[int, os.stat_result]:
+    """Open a trusted file for reading; return its descriptor and what fstat says.
+
+    Raises Untrusted, and OSError when it is absent or the disk fails.
+    """
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise Untrusted(f"{path} is not a regular file; remove it") from None
+        if isinstance(error, PermissionError):
+            raise Untrusted(f"{path} may not be read: {error.strerror}") from None
+        raise
+    try:
+        info = os.fstat(fd)
+        trust.check_file(path, info)
+    except (OSError, Untrusted):
+        close_quietly(fd)
+        raise
+    return fd, info
+
+
+def open_trusted(path: Path, trust: Trust | None = None) -> int | None:
     """Open a regular file for reading and return the descriptor, or None.
 
-    None when it is absent, a symbolic link, not a regular file, owned by somebody other than
-    this user or root, or writable by group or others. The checks are made on the descriptor, so
-    the file cannot be swapped between check and use.
+    None when it is absent, a symbolic link, not a regular file, owned by somebody who is not
+    trusted (default: anybody but this user and root), or writable by group or others.
     """
     try:
-        # O_NONBLOCK: opening a FIFO that somebody planted must not wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        return open_checked(path, trust or Trust())[0]
+    except (OSError, Untrusted):
         return None
-    info = os.fstat(fd)
-    if stat.S_ISREG(info.st_mode) and _is_ours(info):
-        return fd
-    os.close(fd)
-    return None
 
 
-def make_private_folder(path: Path) -> bool:
-    """Create a folder of mode 0700 with its parents; return whether it may be trusted.
+def read_all(fd: int, size: int) -> bytes:
+    """Return all bytes of an open file, whose size was ``size`` a moment ago. Raises OSError."""
+    data = os.read(fd, size + 1)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while parts[-1]:  # it grew, or the file system gives less than was asked for
+        parts.append(os.read(fd, size + 1))
+    return b"".join(parts)
 
-    An existing folder must be ours or root's, no symbolic link, and writable by nobody else.
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor that was only read: what close reports changes nothing then."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+def make_folder(path: Path, trust: Trust) -> None:
+    """Make a folder, and missing ones above it, unless it is there and may be trusted.
+
+    The mode is 0700, or 2775 in a shared cache, whatever the umask. Raises OSError and Untrusted.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = os.lstat(path)
-    except OSError:
+    except FileNotFoundError:
+        _make(path, trust)
+        info = os.lstat(path)
+    trust.check_folder(path, info)
+
+
+def make_private_folder(path: Path, trust: Trust | None = None) -> bool:
+    """Make a folder as ``make_folder`` does; return whether it is there and may be trusted."""
+    try:
+        make_folder(path, trust or Trust())
+    except (OSError, Untrusted):
         return False
-    return stat.S_ISDIR(info.st_mode) and _is_ours(info)
+    return True
 
 
-def _is_ours(info: os.stat_result) -> bool:
-    return info.st_uid in (os.geteuid(), 0) and not info.st_mode & _OTHERS_WRITE
+def _make(path: Path, trust: Trust) -> None:
+    try:
+        try:
+            os.mkdir(path, 0o700)
+        except FileNotFoundError:
+            _make(path.parent, trust)
+            os.mkdir(path, 0o700)
+    except FileExistsError:
+        return  # somebody was faster
+    os.chmod(path, trust.folder_mode)  # what mkdir makes depends on the umask

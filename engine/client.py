@@ -220,6 +220,6 @@ class EngineClient:
 def _failure(failed: wire.Failed, loading: bool) -> KilnError:
     """Rebuild what ended the engine: a setting that cannot be served, or a death."""
     if loading and failed.expected:
-        kind = errors.ModelError if failed.kind == "ModelError" else errors.ConfigError
-        return kind(failed.message)
+        kinds = {"ModelError": errors.ModelError, "SealedMiss": errors.SealedCacheError}
+        return kinds.get(failed.kind, errors.ConfigError)(failed.message)
     return EngineDeadError(f"the engine stopped on {failed.kind}: {failed.message}")

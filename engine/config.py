@@ -45,22 +45,22 @@ class ModelConfig:
 class KVConfig:
     """The KV pool.
 
-    ``num_blocks`` None sizes it from ``memory_utilization`` (GPU) or ``memory_gib`` (CPU).
+    ``num_blocks`` None sizes it from ``gpu_memory_utilization`` (GPU) or ``kv_memory_gib`` (CPU).
     """
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None
-    memory_utilization: float = 0.9  # share of the GPU's memory that Kiln may use in all
-    memory_gib: float = 1.0  # GiB for the pool on a CPU
+    gpu_memory_utilization: float = 0.9  # share of the GPU's memory that Kiln may use in all
+    kv_memory_gib: float = 1.0  # GiB for the pool on a CPU
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
         _require(1 <= self.block_size <= 256, "block_size", self.block_size, "1 to 256 tokens")
         if self.num_blocks is not None:
             _require(self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
-        share = self.memory_utilization
-        _require(0 < share <= 1, "memory_utilization", share, "above 0 and at most 1")
-        _require(self.memory_gib > 0, "memory_gib", self.memory_gib, "above 0")
+        share = self.gpu_memory_utilization
+        _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
+        _require(self.kv_memory_gib > 0, "kv_memory_gib", self.kv_memory_gib, "above 0")
 
 
 @dataclass(frozen=True, slots=True)

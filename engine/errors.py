@@ -2,7 +2,8 @@
 
 KilnError
 ├── ConfigError      a flag, a folder or a model's file asks for what cannot be served
-│   └── ModelError   the model folder is missing, incomplete, corrupt or of an unknown kind
+│   ├── ModelError   the model folder is missing, incomplete, corrupt or of an unknown kind
+│   └── SealedCacheError   the kernel cache is sealed, and a kernel of the model is not in it
 ├── RequestError     one request is invalid; it never reaches the engine
 │   └── QueueFullError   the request is fine, but too many wait already
 └── EngineDeadError  the engine process is gone or frozen
@@ -21,6 +22,10 @@ class ConfigError(KilnError):
 
 class ModelError(ConfigError):
     """A model folder is missing, half-downloaded, corrupt, or of an unknown architecture."""
+
+
+class SealedCacheError(ConfigError):
+    """The kernel cache is sealed, and lacks a kernel that the engine needs."""
 
 
 class RequestError(KilnError):

@@ -25,6 +25,7 @@ from kiln.engine.prompts import Prompt, PromptInput, read_chats, read_prompts, s
 from kiln.engine.request import NewRequest, RequestOutput
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.tokenizer import Tokenizer
+from kiln.jit_kernels.ready import ready_guard
 
 
 class LLM:
@@ -51,8 +52,8 @@ class LLM:
         max_model_len: int | None = None,
         block_size: int = 16,
         num_kv_blocks: int | None = None,
-        memory_utilization: float = 0.9,
-        memory_gib: float = 1.0,
+        gpu_memory_utilization: float = 0.9,
+        kv_memory_gib: float = 1.0,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         max_chunk_tokens: int | None = None,
@@ -62,12 +63,13 @@ class LLM:
         folder = resolve_model_folder(model)
         config = EngineConfig(
             ModelConfig(str(folder), dtype, device, load_format, max_model_len, seed=seed),
-            KVConfig(block_size, num_kv_blocks, memory_utilization, memory_gib),
+            KVConfig(block_size, num_kv_blocks, gpu_memory_utilization, kv_memory_gib),
             # Offline there is nobody to turn away: the whole batch waits its turn.
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_chunk_tokens, sys.maxsize),
         )
         self.tokenizer = Tokenizer.load_if_present(folder)
         self.core = EngineCore(config, progress)
+        ready_guard().declare_ready()
         self._request_ids = itertools.count()
 
     def generate(

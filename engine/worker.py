@@ -191,6 +191,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     from kiln.engine.core import EngineCore
     from kiln.engine.runner.model_runner import ModelRunner
     from kiln.jit_kernels.choose import choice
+    from kiln.jit_kernels.ready import ready_guard
     from kiln.jit_kernels.registry import families
     from kiln.jit_kernels.settings import settings
 
@@ -212,6 +213,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     )
     core = EngineCore(config, runner=runner)
     _try_out(core, progress)
+    ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
     return core, info
 
 

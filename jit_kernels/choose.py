@@ -10,9 +10,17 @@ from typing import Literal
 
 import torch
 
+from kiln.jit_kernels.compile.opening import kernel_cache
 from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
-from kiln.jit_kernels.errors import KernelError, ToolchainMissing
-from kiln.jit_kernels.launch import kernel_store, load_kernels, target_arch
+from kiln.jit_kernels.errors import (
+    BundleRefused,
+    KernelError,
+    LateKernel,
+    SealedMiss,
+    ToolchainMissing,
+)
+from kiln.jit_kernels.launch import load_kernels, target_arch
+from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.registry import all_specs, families
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec
@@ -32,27 +40,43 @@ class Choice:
     reason: str
 
 
-@cache
-def choice(family: str) -> Choice:
+def choice(family: str, dtype: torch.dtype | None = None) -> Choice:
     """Return what runs for a family on this machine's GPU; loads its kernels when that is "jit".
+
+    The first call decides, and with ``dtype`` loads only what a model of that dtype runs.
 
     A toggle is obeyed or refused, never bent: raises KernelError when what it names cannot run.
     Under "auto" Kiln's own kernels run where they load, else Triton's, else torch's, with the
-    reason why not.
+    reason why not. A sealed cache that lacks a kernel and a bundle that cannot be believed are
+    never passed over: raises SealedMiss, BundleRefused.
     """
+    decided = _decided()
+    if family not in decided:
+        decided[family] = _decide(family, dtype)
+    return decided[family]
+
+
+@cache
+def _decided() -> dict[str, Choice]:
+    return {}
+
+
+def _decide(family: str, dtype: torch.dtype | None) -> Choice:
     toggle = settings().kernel_choice(family)
     name = f"KILN_{family.upper()}"
     if toggle != "auto":
         reason = f"{name}={toggle}"
         if toggle == "jit" and torch.cuda.is_available():
-            _load(family)
+            _load(family, dtype)
         if toggle == "triton" and not has_triton(family):
             raise KernelError(f"{reason}, but there is no Triton here for {family}")
         return Choice(family, toggle, reason)
     if not torch.cuda.is_available():
         return Choice(family, "torch", "no CUDA device")
     try:
-        _load(family)
+        _load(family, dtype)
+    except (SealedMiss, BundleRefused, LateKernel):
+        raise
     except KernelError as error:
         if has_triton(family):
             return Choice(family, "triton", f"Kiln's kernels are out: {error}")
@@ -62,25 +86,36 @@ def choice(family: str) -> Choice:
 
 def prepare(
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    dtype: torch.dtype | None = None,
 ) -> list[Choice]:
     """Decide for every family, building and loading what was chosen, before the KV pool is sized.
 
-    ``progress`` hears of (stage, done, total) while kernels are built. Raises KernelError when a
-    toggle names what cannot run.
+    ``dtype`` limits that to what a model of this dtype runs. ``progress`` hears of (stage, done,
+    total) while kernels are built. Raises KernelError when a toggle names what cannot run.
     """
     wanted = [
         spec
         for spec in all_specs().values()
         if settings().kernel_choice(spec.family) in ("auto", "jit")
     ]
-    if wanted and torch.cuda.is_available():
-        _build_in_parallel(wanted, progress)
-    return [choice(family) for family in families()]
+    with ready_guard().preparing():
+        if wanted and torch.cuda.is_available():
+            _build_in_parallel(wanted, progress, dtype)
+        choices = [choice(family, dtype) for family in families()]
+        for one in choices:  # decided for another device or dtype before: this one's are missing
+            if one.implementation == "jit" and torch.cuda.is_available():
+                _load(one.family, dtype)
+        return choices
 
 
-def _build_in_parallel(specs: list[KernelSpec], progress: Callable[[str, int, int], None]) -> None:
+def _build_in_parallel(
+    specs: list[KernelSpec],
+    progress: Callable[[str, int, int], None],
+    dtype: torch.dtype | None,
+) -> None:
     """Fill the kernel cache with all cores, so that loading one by one finds everything there."""
-    jobs = jobs_for(specs, [target_arch(torch.device("cuda", torch.cuda.current_device()))])
+    arch = target_arch(torch.device("cuda", torch.cuda.current_device()))
+    jobs = jobs_for(specs, [arch], dtype)
     done = 0
 
     def tell(outcome: Outcome) -> None:
@@ -89,11 +124,11 @@ def _build_in_parallel(specs: list[KernelSpec], progress: Callable[[str, int, in
         progress("kernels", done, len(jobs))
 
     try:
-        warm_up(jobs, kernel_store(), settings().jit_jobs, tell)
+        warm_up(jobs, kernel_cache(), settings().jit_jobs, tell)
     except ToolchainMissing as error:  # loading says it again, as the reason of a choice
         log.warning("%s", error)
 
 
-def _load(family: str) -> None:
+def _load(family: str, dtype: torch.dtype | None) -> None:
     specs = [spec for spec in all_specs().values() if spec.family == family]
-    load_kernels(specs, torch.device("cuda", torch.cuda.current_device()))
+    load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), dtype)

@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 from kiln.jit_kernels.choose import choice
+from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.registry import families
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.triton_forms import triton_form
@@ -22,7 +24,13 @@ def run_reference(spec: KernelSpec, *arguments: Any) -> None:
 
 def run_on_cpu(spec: KernelSpec, *arguments: Any) -> None:
     """Run the reference, or the kernel's own source where ``KILN_CPU_KERNELS`` asks for it."""
-    _cpu_runner()(spec, *arguments)
+    _cpu_runner(spec.family)(spec, *arguments)
+
+
+def check_cpu_toggles() -> None:
+    """Refuse toggles that a CPU cannot obey, before a model is loaded. Raises KernelError."""
+    for family in families():
+        _cpu_runner(family)
 
 
 def run_on_cuda(spec: KernelSpec, *arguments: Any) -> None:
@@ -31,9 +39,14 @@ def run_on_cuda(spec: KernelSpec, *arguments: Any) -> None:
 
 
 @cache
-def _cpu_runner() -> Callable[..., None]:
-    mode = settings().cpu_kernels
-    if mode == "torch":
+def _cpu_runner(family: str) -> Callable[..., None]:
+    toggle, mode = settings().kernel_choice(family), settings().cpu_kernels
+    if toggle == "triton" or (toggle == "jit" and mode == "torch"):
+        raise KernelError(
+            f"KILN_{family.upper()}={toggle} needs a GPU and this model runs on the CPU: unset it, "
+            "or set KILN_CPU_KERNELS=host to run Kiln's own kernels there"
+        )
+    if mode == "torch" or toggle == "torch":
         return run_reference
     host = importlib.import_module("kiln.jit_kernels.toolchains.host")
 

@@ -3,7 +3,10 @@
 KernelError
 ├── CompileError     a toolchain refused a translation unit; the message holds its log
 ├── ToolchainMissing the compiler of a toolchain is not installed
+├── SealedMiss       the kernel cache is sealed, and a kernel is not in it
+├── BundleRefused    a bundle of kernels cannot be read, or is not what it should be
 ├── LaunchError      the driver refused to load or launch
+├── LateKernel       a kernel was to be compiled or loaded at a time when that must not happen
 └── HostFault        the host toolchain caught a race, an out-of-bounds access, a deadlock, …
 """
 
@@ -22,8 +25,20 @@ class ToolchainMissing(KernelError):
     """A compiler is not installed; the message says what to install."""
 
 
+class SealedMiss(KernelError):
+    """A sealed kernel cache lacks a kernel; the message names what differs from the nearest."""
+
+
+class BundleRefused(KernelError):
+    """A bundle of kernels is absent, damaged, tampered with or not to be trusted."""
+
+
 class LaunchError(KernelError):
     """The CUDA driver refused to load or launch a kernel."""
+
+
+class LateKernel(KernelError):
+    """A kernel would be compiled or loaded while serving, or while a graph is captured."""
 
 
 class HostFault(KernelError):

@@ -1,4 +1,4 @@
-"""Cubins loaded once and launched on the current stream through the CUDA driver API.
+"""Kernels loaded once and launched on the current stream.
 
 Everything is loaded before the KV pool is sized and before any graph is captured: loading takes
 device memory and is forbidden during capture. Handles live as long as the process.
@@ -6,114 +6,93 @@ device memory and is forbidden during capture. Handles live as long as the proce
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from kiln.cache.root import cache_root
-from kiln.cache.store import Store
 from kiln.jit_kernels.arch import device_arch
 from kiln.jit_kernels.compile.build import Built, build
-from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
+from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.errors import LateKernel
+from kiln.jit_kernels.launchers.choose import launcher
+from kiln.jit_kernels.launchers.protocol import Launcher
+from kiln.jit_kernels.packing import ArgumentBlock
+from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, label
-
-_SLOT = 8  # bytes of one packed argument
-_FORMATS = {"pointer": "Q", "int64": "q", "int32": "i4x", "float": "f4x"}
-
-
-class ArgumentBlock(threading.local):
-    """A kernel's arguments, packed once into memory that the driver reads at each launch.
-
-    One block a thread: the driver reads it with the GIL released.
-    """
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._packer = struct.Struct("=" + "".join(_FORMATS[kind] for kind in arguments))
-        self._values = ctypes.create_string_buffer(_SLOT * len(arguments))
-        start = ctypes.addressof(self._values)
-        slots = [start + _SLOT * index for index in range(len(arguments))]
-        self._pointers = (ctypes.c_void_p * len(arguments))(*slots)
-        self.address = ctypes.addressof(self._pointers)  # the void** that the driver wants
-
-    def pack(self, values: Sequence[torch.Tensor | int | float]) -> int:
-        """Store the values; return the address of the array of pointers to them."""
-        plain = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
-        self._packer.pack_into(self._values, 0, *plain)
-        return self.address
+from kiln.jit_kernels.spec import DTYPES, KernelSpec, LaunchGeometry, label
 
 
 class LoadedKernel:
-    """A kernel on one device, ready to launch. ``function`` is the driver's CUfunction."""
+    """A kernel on one device, ready to launch. ``function`` is the launcher's own handle."""
 
-    def __init__(self, name: str, function: Any, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, function: Any, arguments: Sequence[str], launcher: Launcher
+    ) -> None:
         self.name = name
         self._function = function
         self._block = ArgumentBlock(arguments)
+        self._queue = launcher.launch
 
     def launch(
-        self,
-        driver: Any,
-        geometry: LaunchGeometry,
-        values: Sequence[torch.Tensor | int | float],
-        stream: int,
+        self, geometry: LaunchGeometry, values: Sequence[torch.Tensor | int | float], stream: int
     ) -> None:
         """Queue the kernel on a stream; nothing is queued for an empty grid. Raises LaunchError."""
-        if 0 in geometry.grid:
-            return
-        address = self._block.pack(values)
-        (error,) = driver.cuLaunchKernel(
-            self._function, *geometry.grid, *geometry.block, geometry.shared_bytes, stream,
-            address, 0,
-        )  # fmt: skip
-        if error != 0:
-            raise LaunchError(f"{self.name}: launch of {geometry} failed: {_reason(driver, error)}")
+        if 0 not in geometry.grid:
+            self._queue(self.name, self._function, geometry, self._block.pack(values), stream)
 
 
 def launch(spec: KernelSpec, arguments: Sequence[Any]) -> None:
     """Launch a spec's kernel on the operator's arguments, on the current stream of their device.
 
-    Raises LaunchError when the kernel was not loaded or the driver refuses.
+    A kernel that nothing has loaded yet is built and loaded now, where ReadyGuard lets it. Raises
+    LaunchError when the driver refuses, and what ``load_kernels`` raises.
     """
     bound = spec.bind(*arguments)
     tensor = next(value for value in bound.values if isinstance(value, torch.Tensor))
-    name = label(spec, bound.variant)
-    kernel = _loaded(tensor.device.index).get(name)
+    key = (spec.name, *bound.variant.values())
+    kernel = _loaded(tensor.device.index).get(key)
     if kernel is None:
-        raise LaunchError(f"{name} is not loaded on {tensor.device}; load_kernels comes first")
+        load_kernels([spec], tensor.device, DTYPES.get(bound.variant.get("scalar_t", "")))
+        kernel = _loaded(tensor.device.index)[key]
     geometry = spec.geometry(bound.variant, bound.sizes)
     stream = torch.cuda.current_stream(tensor.device).cuda_stream
-    kernel.launch(_driver(), geometry, bound.values, stream)
+    kernel.launch(geometry, bound.values, stream)
 
 
 def load_kernels(
     specs: Sequence[KernelSpec],
     device: torch.device,
+    dtype: torch.dtype | None = None,
     on_built: Callable[[str, Built], None] = lambda name, built: None,
 ) -> None:
-    """Build (or find on disk) and load every variant of some specs on a CUDA device.
+    """Build (or find) and load the variants of some specs on a CUDA device.
 
-    Raises CompileError, LaunchError and ToolchainMissing.
+    All of them, or those that a model of ``dtype`` runs. Nothing is loaded unless all are built.
+    Raises CompileError, SealedMiss, LaunchError, LateKernel and ToolchainMissing.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
-    loaded, driver = _loaded(index), _driver()
-    arch, store = target_arch(torch.device("cuda", index)), kernel_store()
+    loaded, arch = _loaded(index), target_arch(torch.device("cuda", index))
+    wanted = [
+        (spec, variant)
+        for spec in specs
+        for variant in spec.variants(dtype)
+        if (spec.name, *variant.values()) not in loaded
+    ]
+    if not wanted:
+        return
+    _refuse_during_capture(label(*wanted[0]))
+    built = [build(spec, variant, arch, kernel_cache()) for spec, variant in wanted]
     with torch.cuda.device(index):
         torch.cuda.synchronize()  # make torch's own context current before the driver loads
-        for spec in specs:
-            for variant in spec.variants():
-                name = label(spec, variant)
-                if name not in loaded:
-                    built = build(spec, variant, arch, store)
-                    function = _load(driver, name, built.cubin, spec.entry)
-                    loaded[name] = LoadedKernel(name, function, spec.arguments)
-                    on_built(name, built)
+        for (spec, variant), one in zip(wanted, built, strict=True):
+            name = label(spec, variant)
+            ready_guard().passes(name, "loaded")
+            function = launcher().load(name, one.cubin, spec.entry)
+            kernel = LoadedKernel(name, function, spec.arguments, launcher())
+            loaded[spec.name, *variant.values()] = kernel
+            on_built(name, one)
 
 
 def target_arch(device: torch.device) -> str:
@@ -121,40 +100,16 @@ def target_arch(device: torch.device) -> str:
     return settings().kernel_arch or device_arch(device)
 
 
-@cache
-def kernel_store() -> Store:
-    """Return the kernel cache of this process."""
-    return Store(cache_root(settings()))
+def _refuse_during_capture(name: str) -> None:
+    """Raise before the driver would: its refusal ends the capture and tells no name."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise LateKernel(
+            f"{name} would be loaded while a CUDA graph is captured, which CUDA forbids: call "
+            f"kiln.jit_kernels.choose.prepare() before the capture"
+        )
 
 
 @cache
-def _loaded(device_index: int) -> dict[str, LoadedKernel]:
-    """Return the kernels loaded on a device, by label."""
+def _loaded(device_index: int) -> dict[tuple[str, ...], LoadedKernel]:
+    """Return the kernels loaded on a device, by their spec's name and the variant's values."""
     return {}
-
-
-def _load(driver: Any, name: str, cubin: bytes, entry: str) -> Any:
-    error, module = driver.cuModuleLoadData(cubin)
-    if error != 0:
-        raise LaunchError(f"{name}: the driver refused the cubin: {_reason(driver, error)}")
-    error, function = driver.cuModuleGetFunction(module, entry.encode())
-    if error != 0:
-        raise LaunchError(f"{name}: no entry {entry!r} in the cubin: {_reason(driver, error)}")
-    return function
-
-
-@cache
-def _driver() -> ModuleType:
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise ToolchainMissing(
-            f"cuda-bindings cannot be loaded ({error}); pip install cuda-bindings"
-        ) from None
-    return driver  # type: ignore[no-any-return]
-
-
-def _reason(driver: Any, error: Any) -> str:
-    _, name = driver.cuGetErrorName(error)
-    _, text = driver.cuGetErrorString(error)
-    return f"{name.decode()} ({text.decode()})" if name and text else str(error)

@@ -1,13 +1,69 @@
-"""Views and checks that the public kernel functions share."""
+"""What the public kernel functions share: arrays of other libraries, views, checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from kiln.jit_kernels.spec import SCALARS
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+_OURS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, type(None)})
+
+
+def takes_arrays(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Let a kernel function take arrays of CuPy, NumPy or any library where it takes tensors.
+
+    They pass through DLPack and share their memory: nothing is copied, and what the function
+    writes is written in the array. An ``out`` that is an array is returned as it is, other results
+    are tensors. On a GPU the kernel is queued on torch's current stream, after what the array's
+    library has queued. Raises TypeError on an array that cannot be shared.
+    """
+
+    @functools.wraps(function)
+    def with_arrays(*args: _Parameters.args, **named: _Parameters.kwargs) -> _Result:
+        for value in args:
+            if type(value) not in _OURS:  # isinstance would take four times as long
+                break
+        else:
+            if not named or all(type(value) in _OURS for value in named.values()):
+                return function(*args, **named)
+        result: _Result = _call_with_tensors(function, args, named)
+        return result
+
+    return with_arrays
+
+
+def _call_with_tensors(
+    function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    tensors = [_as_tensor(function.__name__, value) for value in args]
+    more = {key: _as_tensor(function.__name__, value) for key, value in named.items()}
+    result = function(*tensors, **more)
+    for own, given in zip((*tensors, *more.values()), (*args, *named.values()), strict=True):
+        if result is own:
+            return given  # the caller's own object: ``out``
+    return result
+
+
+def _as_tensor(function: str, value: Any) -> Any:
+    """Return a tensor that shares an array's memory; anything but an array as it is."""
+    if isinstance(value, torch.Tensor) or not hasattr(value, "__dlpack__"):
+        return value
+    # NumPy 2.1 and later hand out even these, and then a kernel could write where nobody may.
+    if not getattr(getattr(value, "flags", None), "writeable", True):
+        raise TypeError(f"{function}: an array is read-only: pass a copy")
+    try:
+        return torch.utils.dlpack.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{function}: an array of {type(value).__module__} cannot be shared: {error}"
+        ) from None
 
 
 def check_dtype(function: str, **tensors: torch.Tensor) -> None:

@@ -78,11 +78,13 @@ class KernelSpec:
     min_arch: int = 75
     paper: str = ""  # where the algorithm comes from
 
-    def variants(self) -> Iterator[Variant]:
-        """Yield every compile-time parameter assignment."""
+    def variants(self, dtype: torch.dtype | None = None) -> Iterator[Variant]:
+        """Yield every compile-time parameter assignment, or those that a model of a dtype runs."""
         names = list(self.params)
         for values in product(*self.params.values()):
-            yield MappingProxyType(dict(zip(names, values, strict=True)))
+            variant = MappingProxyType(dict(zip(names, values, strict=True)))
+            if dtype is None or variant.get("scalar_t", SCALARS[dtype]) == SCALARS[dtype]:
+                yield variant
 
     @property
     def family(self) -> str:

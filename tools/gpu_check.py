@@ -22,9 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
 import torch  # noqa: E402 - after the path, as all below
-from gpu import greedy, kernels, report  # noqa: E402
+from gpu import greedy, kernels, loading, report  # noqa: E402
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "kernel_loading": loading.loading,
+    "late_load": loading.late_load,
     "kernel_parity": kernels.parity,
     "kernel_launch": kernels.launch_overhead,
     "kernel_timing": kernels.timing,

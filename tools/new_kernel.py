@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.shapes import check_dtype
+from kiln.jit_kernels.shapes import check_dtype, takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,
     SCALARS,
@@ -56,6 +56,7 @@ from kiln.jit_kernels.torch_ops import call, define
 _THREADS = 256
 
 
+@takes_arrays
 def NAME(x: torch.Tensor, factor: float) -> torch.Tensor:
     """Return x * factor. x: any shape. Raises TypeError on a dtype other than bf16, fp16, fp32."""
     check_dtype("NAME", x=x)

@@ -14,6 +14,9 @@ from typing import Literal
 import torch
 
 from kiln.cache.root import cache_root
+from kiln.engine.cli.disk import file_system, is_network, lock_support, nearest_folder
+from kiln.engine.cli.targets import wanted_archs
+from kiln.jit_kernels.arch import compute_capability
 from kiln.jit_kernels.errors import KernelError
 from kiln.jit_kernels.registry import families
 from kiln.jit_kernels.settings import settings
@@ -42,7 +45,10 @@ def examine() -> list[Finding]:
         _nvrtc,
         _triton,
         _host_compiler,
+        _targets,
         _kernel_cache,
+        _file_system,
+        _locks,
         _machine,
     ]
     return [look() for look in looks]
@@ -103,19 +109,43 @@ def _host_compiler() -> Finding:
     return Finding("ok", "C++ compiler", shutil.which(name) or name)
 
 
+def _targets() -> Finding:
+    """Name what kernels are built for."""
+    try:
+        archs = wanted_archs(None)
+        for arch in archs:
+            compute_capability(arch)
+    except KernelError as error:
+        return Finding("broken", "Targets", settings().kernel_arch or "", str(error))
+    forced = "KILN_KERNEL_ARCH" if settings().kernel_arch else ""
+    return Finding("ok", "Targets", ", ".join(archs), forced)
+
+
 def _kernel_cache() -> Finding:
     """Look for the nearest folder that exists: the cache itself is made when it is needed."""
     root = cache_root(settings())
     if root is None:
         return Finding("missing", "Kernel cache", "no home folder", "each start compiles anew")
-    existing = root
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = nearest_folder(root)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         meaning = f"each start compiles anew: {existing} is not a folder that can be written"
         return Finding("missing", "Kernel cache", str(root), meaning)
     entries = sum(1 for path in root.rglob("*") if path.is_file()) if root.is_dir() else 0
     return Finding("ok", "Kernel cache", f"{root} ({entries} files, {len(families())} families)")
+
+
+def _file_system() -> Finding:
+    root = cache_root(settings())
+    kind = file_system(nearest_folder(root)) if root is not None else ""
+    meaning = "kernels are shared with other machines" if is_network(kind) else ""
+    return Finding("ok", "File system", kind or "unknown", meaning)
+
+
+def _locks() -> Finding:
+    held, where = lock_support(settings())
+    if held:
+        return Finding("ok", "Builder lock", where)
+    return Finding("missing", "Builder lock", where, "processes build the same kernel twice")
 
 
 def _machine() -> Finding:

@@ -17,17 +17,14 @@ from types import ModuleType
 import kiln
 from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
+from kiln.engine.cli.exit_codes import INTERRUPTED, WRONG_USE, code_of
 from kiln.engine.errors import KilnError
 from kiln.jit_kernels.errors import KernelError
 from kiln.jit_kernels.registry import families
 
-FAILED = 1
-WRONG_USE = 2
-INTERRUPTED = 130  # what a shell expects after Ctrl-C
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``kiln`` and return its exit code: 0, 1 for a failure, 2 for a wrong command line."""
+    """Run ``kiln`` and return its exit code: see exit_codes."""
     debug = False
     try:
         read(families())
@@ -41,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        return code_of(error)
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -11,9 +11,9 @@ from kiln.engine.errors import ModelError
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 _MODEL_FLAGS = ("dtype", "device", "load_format", "max_model_len", "seed")
-_KV_FLAGS = ("block_size", "memory_utilization")
+_KV_FLAGS = ("block_size", "gpu_memory_utilization", "kv_memory_gib")
 _SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "max_waiting")
-ENGINE_FLAGS = (*_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", "kv_memory_gib", *_SCHEDULER_FLAGS)
+ENGINE_FLAGS = (*_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     kv.add_argument("--num-kv-blocks", type=int, metavar="N", help="default: from the memory")
     kv.add_argument("--kv-memory-gib", type=float, metavar="GIB", help="on a CPU; default 1")
     kv.add_argument(
-        "--memory-utilization",
+        "--gpu-memory-utilization",
         type=float,
         metavar="SHARE",
         help="share of the GPU's memory that Kiln may use in all; default 0.9",
@@ -66,7 +66,7 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     A flag that was not given leaves the setting's own default.
     """
     model = _given(args, *_MODEL_FLAGS, "served_model_name")
-    kv = _given(args, *_KV_FLAGS, num_kv_blocks="num_blocks", kv_memory_gib="memory_gib")
+    kv = _given(args, *_KV_FLAGS, num_kv_blocks="num_blocks")
     scheduler = _given(args, *_SCHEDULER_FLAGS)
     return EngineConfig(
         ModelConfig(str(folder), **model), KVConfig(**kv), SchedulerConfig(**scheduler)

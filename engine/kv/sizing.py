@@ -27,11 +27,11 @@ def size_pool(config: KVConfig, shape: KVShape, device: torch.device, max_model_
 
 
 def _pool_bytes(config: KVConfig, device: torch.device) -> int:
-    """Return the bytes left for the pool, by ``memory_gib`` or by ``memory_utilization``."""
+    """Return the bytes left for the pool, by ``kv_memory_gib`` or by ``gpu_memory_utilization``."""
     if device.type == "cpu":
-        return int(config.memory_gib * _GIB)
+        return int(config.kv_memory_gib * _GIB)
     free, total = torch.cuda.mem_get_info(device)
-    return int(config.memory_utilization * total) - (total - free)
+    return int(config.gpu_memory_utilization * total) - (total - free)
 
 
 def _too_small(
@@ -41,7 +41,7 @@ def _too_small(
     if config.num_blocks is not None:
         flag = "num_kv_blocks"
     else:
-        flag = "memory_gib" if device.type == "cpu" else "memory_utilization"
+        flag = "kv_memory_gib" if device.type == "cpu" else "gpu_memory_utilization"
     fits = f"set max_model_len to {largest} or less" if largest >= 2 else "use a smaller model"
     return (
         f"the KV pool holds {largest} tokens, one request of max_model_len={max_model_len} needs "

@@ -20,6 +20,7 @@ from kiln.engine.runner.device import resolve_device, resolve_dtype
 from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.sampler import sample
 from kiln.jit_kernels.choose import prepare
+from kiln.jit_kernels.dispatch import check_cpu_toggles
 
 
 class ModelRunner:
@@ -38,7 +39,9 @@ class ModelRunner:
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
         if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
             torch.cuda.set_device(self.device)
-            prepare(report)
+            prepare(report, self.dtype)
+        else:
+            check_cpu_toggles()
         with torch.inference_mode():
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype, self.device)
             self._model = load_model(
@@ -84,7 +87,7 @@ class ModelRunner:
             size = num_blocks * config.kv.block_size * shape.bytes_per_token / 2**30
             raise ConfigError(
                 f"the KV pool of {size:.1f} GiB does not fit in memory: lower num_kv_blocks, "
-                f"memory_gib or memory_utilization"
+                f"kv_memory_gib or gpu_memory_utilization"
             ) from error
 
 

@@ -3,63 +3,137 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from kiln.cache.keys import content_key, digest_of
-from kiln.cache.store import Store
+from kiln.jit_kernels.compile.ingredients import Ingredients, ingredients_of, key_of
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.template import Unit, render
+from kiln.jit_kernels.compile.why import Nearest, nearest
+from kiln.jit_kernels.errors import CompileError, SealedMiss
+from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.spec import KernelSpec, Variant, label
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.cubin import CubinError, resources_of
+
+Tier = Literal["process", "bundle", "disk", "built"]
+_PATIENCE = 30.0  # seconds to wait for another process that builds the same kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A cubin, whether it was on disk already, and the seconds it took to get it."""
+    """A cubin, its key, where it came from, and the seconds it took to get it."""
 
     cubin: bytes
-    hit: bool
+    key: str
+    tier: Tier
     seconds: float
 
+    @property
+    def hit(self) -> bool:
+        """Whether somebody had built it before."""
+        return self.tier != "built"
 
-def key_of(spec: KernelSpec, unit: Unit, arch: str) -> str:
-    """Return the content key of a build: all that can change its bytes, and nothing else.
 
-    No path of this machine, no time, no environment, no driver. Raises ToolchainMissing.
+def build(spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache) -> Built:
+    """Return the cubin of a variant for ``arch``: from the cache, else from NVRTC.
+
+    A hit loads neither NVRTC nor its bindings. What was just compiled is used as it is and never
+    read back. Raises CompileError, ToolchainMissing, SealedMiss, BundleRefused and LateKernel.
     """
-    fields = [
-        ("kind", b"cubin"),
-        ("arch", arch.encode()),
-        ("toolchain", nvrtc.identity().encode()),
-        *(("option", option.encode()) for option in nvrtc.options(arch)),
-        ("entry", spec.entry.encode()),
-        ("program", unit.name.encode()),
-        ("source", digest_of(unit.text.encode())),
-    ]
-    for name, text in unit.headers.items():
-        fields += [("header", name.encode()), ("header-text", digest_of(text.encode()))]
-    return content_key(fields)
+    built = _obtain(spec, variant, arch, cache, _PATIENCE)
+    assert built is not None, "only the impatient come back with nothing"
+    return built
 
 
-def build(spec: KernelSpec, variant: Variant, arch: str, store: Store) -> Built:
-    """Return the cubin of a variant for ``arch``: from the store, else from NVRTC.
+def build_unless_busy(
+    spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache
+) -> Built | None:
+    """Do as ``build`` does, but return None at once where another process builds the same."""
+    return _obtain(spec, variant, arch, cache, 0.0)
 
-    A hit does not load NVRTC. What was just compiled is used as it is and never read back.
-    Raises CompileError and ToolchainMissing.
-    """
+
+def look_up(
+    spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache
+) -> tuple[Built | None, Unit]:
+    """Return what the cache has of a variant, and the unit that would be compiled."""
     start = time.perf_counter()
     unit = render(spec, variant)
-    key = key_of(spec, unit, arch)
-    cached = store.get(key)
-    if cached is not None:
-        return Built(cached, True, time.perf_counter() - start)
+    for toolchain in cache.toolchains(arch):
+        key = key_of(ingredients_of(spec, unit, arch, toolchain))
+        found = cache.find(arch, key)
+        if found is not None:
+            return Built(found[0], key, found[1], time.perf_counter() - start), unit
+    return None, unit
+
+
+def _obtain(
+    spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache, patience: float
+) -> Built | None:
+    start = time.perf_counter()
+    found, unit = look_up(spec, variant, arch, cache)
+    if found is not None:
+        return found
     name = label(spec, variant)
-    cubin = nvrtc.compile_cubin(name, unit, arch)
-    header = {
+    if cache.sealed:
+        raise SealedMiss(_sealed_miss(spec, variant, arch, unit, cache))
+    ingredients = ingredients_of(spec, unit, arch, nvrtc.identity())
+    key = key_of(ingredients)
+    with cache.one_builder(key, patience) as alone:
+        again = cache.find(arch, key)  # another process may have built it meanwhile
+        if again is not None:
+            return Built(again[0], key, again[1], time.perf_counter() - start)
+        if not alone and not patience:
+            return None
+        ready_guard().passes(f"{name} for {arch}", "compiled")
+        cubin = nvrtc.compile_cubin(name, unit, arch)
+        header = header_of(spec, variant, ingredients, cubin)
+        if nvrtc.loaded_identity() == nvrtc.identity():
+            cache.keep(arch, key, cubin, header)
+        else:
+            cache.keep_in_process(arch, key, cubin)
+    return Built(cubin, key, "built", time.perf_counter() - start)
+
+
+def header_of(
+    spec: KernelSpec, variant: Variant, ingredients: Ingredients, cubin: bytes
+) -> dict[str, Any]:
+    """Return what an entry says of itself; the same build says the same anywhere.
+
+    Raises CompileError when the cubin has no kernel of the spec's entry.
+    """
+    try:
+        resources = resources_of(cubin)
+    except CubinError as error:
+        raise CompileError(f"{label(spec, variant)}: NVRTC made no cubin: {error}") from None
+    if spec.entry not in resources:
+        raise CompileError(
+            f'{label(spec, variant)}: {spec.source} has no extern "C" kernel {spec.entry!r}; '
+            f"it has {', '.join(resources) or 'none'}"
+        )
+    return {
         "kernel": spec.name,
         "variant": dict(variant),
-        "arch": arch,
-        "toolchain": nvrtc.identity(),
-        "options": nvrtc.options(arch),
+        "ingredients": [list(pair) for pair in ingredients],
+        "resources": {entry: asdict(one) for entry, one in resources.items()},
     }
-    store.put(key, cubin, header)
-    return Built(cubin, False, time.perf_counter() - start)
+
+
+def nearest_to(
+    spec: KernelSpec, variant: Variant, arch: str, unit: Unit, cache: KernelCache
+) -> Nearest | None:
+    """Return the entry that is most like a build that the cache lacks, None in an empty one."""
+    toolchain = next(cache.toolchains(arch), "")
+    wanted = ingredients_of(spec, unit, arch, toolchain)
+    return nearest(spec.name, dict(variant), wanted, cache.candidates(arch))
+
+
+def _sealed_miss(
+    spec: KernelSpec, variant: Variant, arch: str, unit: Unit, cache: KernelCache
+) -> str:
+    found = nearest_to(spec, variant, arch, unit, cache)
+    where = cache.bundle.path if cache.bundle is not None else cache.store.root
+    return (
+        f"{label(spec, variant)} for {arch} is not in the sealed kernel cache ({where}): "
+        f"{found.sentence() if found else 'it holds no kernel at all'}"
+    )

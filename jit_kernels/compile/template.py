@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from kiln.jit_kernels.errors import CompileError
 from kiln.jit_kernels.spec import KernelSpec, Variant
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
+_HEADER_NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*\.(cuh|h)")
 _HOST_ONLY = frozenset({"cuda_host.h"})  # stands behind the compiler switch of ptx.cuh
+# What would let the outside in: a file that is not passed in memory, or the time of day.
+_OPENINGS = re.compile(
+    r"^[ \t]*(?:#|%:|\?\?=)(?:[ \t]|/\*.*?\*/|\\\n)*(?:include\w*|embed|import)\b(?P<rest>[^\n]*)"
+    r"|(?P<word>__has_include\w*|__has_embed|__DATE__|__TIME__|__TIMESTAMP__)",
+    re.M,
+)
+_QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +34,13 @@ class Unit:
 
 @cache
 def read_source(path: str) -> str:
-    """Return a file under kernel_sources/ as text. Raises CompileError when it is absent."""
+    """Return a file under kernel_sources/ as text. Raises CompileError when it is absent.
+
+    The text is the file's bytes, line ends included, so that every byte counts in the key.
+    """
     try:
-        return files("kiln.kernel_sources").joinpath(path).read_text(encoding="utf-8")
-    except OSError as error:
+        return files("kiln.kernel_sources").joinpath(path).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise CompileError(f"kernel_sources/{path} cannot be read: {error}") from None
 
 
@@ -39,20 +50,53 @@ def prelude(variant: Variant) -> str:
 
 
 def include_closure(text: str) -> dict[str, str]:
-    """Return every header reachable from ``text``, as include name -> content."""
+    """Return every header reachable from ``text``, as include name -> content.
+
+    Raises CompileError on an absent one, and on a name that leaves kernel_sources/include.
+    """
     seen: dict[str, str] = {}
-    todo = _INCLUDE.findall(text)
+    todo = list(_included_by(text))
     while todo:
         name = todo.pop()
-        if name not in seen and name not in _HOST_ONLY:
-            seen[name] = read_source(f"include/{name}")
-            todo += _INCLUDE.findall(seen[name])
+        if name in seen or name in _HOST_ONLY:
+            continue
+        if not _HEADER_NAME.fullmatch(name):
+            raise CompileError(f'#include "{name}": name a header below kernel_sources/include/')
+        seen[name] = closed_source(f"include/{name}")
+        todo += _included_by(seen[name])
     return dict(sorted(seen.items()))
 
 
+@lru_cache(maxsize=256)
+def _included_by(text: str) -> tuple[str, ...]:
+    return tuple(_INCLUDE.findall(text))
+
+
 def render(spec: KernelSpec, variant: Variant) -> Unit:
-    """Return the translation unit of one variant. Raises CompileError on a missing file."""
-    source = read_source(spec.source)
+    """Return the translation unit of one variant.
+
+    Raises CompileError on a missing file, and on a source that reaches out of the closed world.
+    """
+    source = closed_source(spec.source)
     name = f"kernel_sources/{spec.source}"
     text = f'{prelude(variant)}#line 1 "{name}"\n{source}'
     return Unit(name, text, include_closure(source))
+
+
+@cache
+def closed_source(path: str) -> str:
+    """Return a source that reads nothing but the headers that its key names.
+
+    Everything that can change a cubin must be in its key, so a template includes its headers by
+    ``#include "kiln/…"`` alone: no system header, no macro for a name, no date, no time.
+    """
+    text = read_source(path)
+    for match in _OPENINGS.finditer(text):
+        if match["word"] is None and _QUOTED.match(match["rest"]) and _INCLUDE.match(match[0]):
+            continue
+        line = text.count("\n", 0, match.start()) + 1
+        raise CompileError(
+            f"kernel_sources/{path}({line}): {match[0].strip()!r} reads what the key of a build "
+            f'cannot name; include headers of kernel_sources/include/ by #include "kiln/…"'
+        )
+    return text

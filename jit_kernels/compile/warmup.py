@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from kiln.cache.store import Store
+import torch
+
 from kiln.jit_kernels.arch import compute_capability
-from kiln.jit_kernels.compile.build import Built, build
-from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.compile.build import Built, build, build_unless_busy
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.errors import CompileError, KernelError, SealedMiss
 from kiln.jit_kernels.spec import KernelSpec, Variant, label
 
 _MAX_JOBS = 8
@@ -33,23 +35,26 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one job went: what was built, or the message of the compile error."""
+    """How one job went: what was built, or the CompileError or SealedMiss."""
 
     job: Job
     built: Built | None
-    error: str = ""
+    error: KernelError | None = None
 
 
-def jobs_for(specs: Iterable[KernelSpec], archs: Sequence[str]) -> list[Job]:
+def jobs_for(
+    specs: Iterable[KernelSpec], archs: Sequence[str], dtype: torch.dtype | None = None
+) -> list[Job]:
     """Return the programs of some specs for some targets, leaving out targets too old for one.
 
-    Raises KernelError on a malformed target.
+    With ``dtype``, only those that a model of this dtype runs. Raises KernelError on a malformed
+    target.
     """
     capabilities = {arch: compute_capability(arch) for arch in archs}
     return [
         Job(spec, variant, arch)
         for spec in specs
-        for variant in spec.variants()
+        for variant in spec.variants(dtype)
         for arch, capability in capabilities.items()
         if capability >= spec.min_arch
     ]
@@ -57,27 +62,35 @@ def jobs_for(specs: Iterable[KernelSpec], archs: Sequence[str]) -> list[Job]:
 
 def warm_up(
     jobs: Sequence[Job],
-    store: Store,
+    cache: KernelCache,
     num_threads: int = 0,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> tuple[list[Outcome], float]:
     """Build all jobs in a thread pool; return the outcomes in order, and the seconds it took.
 
-    ``num_threads`` 0 takes the number of cores, at most 8. ``on_outcome`` is called from this
-    thread, in order, as outcomes become available. Raises ToolchainMissing; a compile error is an
-    outcome.
+    ``num_threads`` 0 takes the number of cores, at most 8. What another process builds at the
+    moment is left for last, so that processes that start together share the work. ``on_outcome``
+    is called from this thread as outcomes become available. Raises ToolchainMissing and
+    BundleRefused; a compile error and a miss in a sealed cache are outcomes.
     """
     start = time.perf_counter()
-    outcomes = []
+    done: dict[int, Outcome] = {}
+    left: Sequence[int] = range(len(jobs))
     with ThreadPoolExecutor(num_threads or min(os.cpu_count() or 1, _MAX_JOBS)) as pool:
-        for outcome in pool.map(lambda job: _attempt(job, store), jobs):
-            outcomes.append(outcome)
-            on_outcome(outcome)
-    return outcomes, time.perf_counter() - start
+        for make in (build_unless_busy, build):
+            outcomes = pool.map(lambda index: _attempt(jobs[index], cache, make), left)  # noqa: B023
+            for index, outcome in zip(left, outcomes, strict=True):
+                if outcome is not None:
+                    done[index] = outcome
+                    on_outcome(outcome)
+            left = [index for index in range(len(jobs)) if index not in done]
+    return [done[index] for index in range(len(jobs))], time.perf_counter() - start
 
 
-def _attempt(job: Job, store: Store) -> Outcome:
+def _attempt(job: Job, cache: KernelCache, make: Callable[..., Built | None]) -> Outcome | None:
+    """Return how a job went, or None when somebody else is at it."""
     try:
-        return Outcome(job, build(job.spec, job.variant, job.arch, store))
-    except CompileError as error:
-        return Outcome(job, None, str(error))
+        built = make(job.spec, job.variant, job.arch, cache)
+    except (CompileError, SealedMiss) as error:
+        return Outcome(job, None, error)
+    return None if built is None else Outcome(job, built)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows
+from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,
     SCALARS,
@@ -30,6 +30,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@takes_arrays
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return silu(x[..., :d]) * x[..., d:] for x [..., 2d], as [..., d], rounded once.
 
@@ -39,11 +40,13 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     return _act_and_mul("silu", x, out)
 
 
+@takes_arrays
 def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return gelu(x[..., :d]) * x[..., d:] with the exact (erf) GELU; as silu_and_mul."""
     return _act_and_mul("gelu", x, out)
 
 
+@takes_arrays
 def gelu_tanh_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return gelu(x[..., :d]) * x[..., d:] with the tanh GELU; as silu_and_mul."""
     return _act_and_mul("gelu_tanh", x, out)

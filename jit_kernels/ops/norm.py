@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows
+from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,
     SCALARS,
@@ -19,6 +19,7 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import call, define
 
 
+@takes_arrays
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -42,6 +43,7 @@ def rms_norm(
     return out
 
 
+@takes_arrays
 def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.shapes import check_dtype
+from kiln.jit_kernels.shapes import check_dtype, takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,
     SCALARS,
@@ -18,6 +18,7 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import call, define
 
 
+@takes_arrays
 def apply_rotary(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_table: torch.Tensor
 ) -> None:

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 
 from kiln.jit_kernels.errors import HostFault, LaunchError
-from kiln.jit_kernels.launch import ArgumentBlock
+from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.toolchains.host_report import readable
 from kiln.jit_kernels.toolchains.host_runtime import Runtime

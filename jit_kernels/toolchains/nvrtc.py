@@ -7,6 +7,8 @@ outside, so that the key of a build can name everything that went into it.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,8 @@ from kiln.jit_kernels.toolchains.elf import build_id
 
 INSTALL_HINT = "pip install cuda-bindings nvidia-cuda-nvrtc (Kiln's extra [cuda] has both)"
 _WHEEL_FOLDERS = ("nvidia/cu*/lib", "nvidia/cuda_nvrtc/lib")
+
+log = logging.getLogger(__name__)
 
 
 def options(arch: str) -> list[str]:
@@ -37,7 +41,30 @@ def identity() -> str:
 
     Raises ToolchainMissing when NVRTC is not installed.
     """
-    library = _library()
+    return _identity_of(_library())
+
+
+@cache
+def loaded_identity() -> str:
+    """Return which NVRTC has compiled here: the identity of the library that is loaded.
+
+    Where several are installed the bindings may take another than ``identity`` found; what it
+    builds is then kept out of the cache. Raises ToolchainMissing.
+    """
+    _bindings()
+    mapped = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = {Path(parts[5]) for parts in mapped if len(parts) == 6}
+    loaded = [path for path in paths if re.fullmatch(r"libnvrtc\.so[.\d]*", path.name)]
+    found = _identity_of(loaded[0]) if len(loaded) == 1 else f"nvrtc/one of {len(loaded)} loaded"
+    if found != identity():
+        log.warning(
+            "the NVRTC in %s is not the one found on the path: its kernels are not kept on disk",
+            ", ".join(map(str, loaded)) or "memory",
+        )
+    return found
+
+
+def _identity_of(library: Path) -> str:
     builtins = sorted(library.parent.glob("libnvrtc-builtins.so*"))
     ids = [build_id(path) or path.name for path in (library, *builtins)]
     return "nvrtc/" + "/".join(ids)

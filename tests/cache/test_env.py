@@ -25,6 +25,11 @@ def test_values_are_typed():
             "KILN_CPU_KERNELS": "host-check",
             "KILN_JIT_JOBS": "3",
             "KILN_KERNEL_CACHE_DIR": "~/kernels",
+            "KILN_KERNEL_CACHE": "sealed",
+            "KILN_KERNEL_CACHE_SHARED": "1",
+            "KILN_KERNEL_TRUSTED_UIDS": "1000, 1001",
+            "KILN_KERNEL_CACHE_MAX_MB": "64",
+            "KILN_KERNEL_BUNDLE": "/opt/kernels.kpack",
         },
     )
     assert read.kernel_choice("norm") == "triton"
@@ -32,6 +37,10 @@ def test_values_are_typed():
     assert read.cpu_kernels == "host-check"
     assert read.jit_jobs == 3
     assert read.kernel_cache_dir == Path.home() / "kernels"
+    assert (read.kernel_cache, read.kernel_cache_shared) == ("sealed", True)
+    assert read.kernel_trusted_uids == (1000, 1001)
+    assert read.kernel_cache_max_mb == 64
+    assert read.kernel_bundle == Path("/opt/kernels.kpack")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +53,13 @@ def test_values_are_typed():
         ("KILN_JIT_JOBS", "-1", "whole number"),
         ("KILN_JIT_JOBS", "two", "whole number"),
         ("KILN_KERNEL_ARCH", "", "is empty"),
+        ("KILN_KERNEL_CACHE", "w", "choose one of rw, ro, off, refresh, sealed"),
+        ("KILN_KERNEL_CACHE_SHARED", "yes", "choose one of 0, 1"),
+        ("KILN_KERNEL_TRUSTED_UIDS", "1000,root", "'root' is not a whole number"),
+        ("KILN_KERNEL_TRUSTED_UIDS", "", "'' is not a whole number"),
+        ("KILN_KERNEL_BUNDLE", "", "is empty"),
+        ("KILN_JIT_AFTER_READY", "raise", "choose one of warn, error"),
+        ("KILN_LAUNCHER", "cuda", "choose one of cuda-python, cupy"),
     ],
 )
 def test_a_wrong_name_or_value_is_refused_with_help(name, value, says):
@@ -60,21 +76,25 @@ def test_a_new_family_has_its_toggle_by_its_name_alone():
 
 
 def test_describe_has_a_row_for_every_variable():
-    set_to = env.read(FAMILIES, {"KILN_NORM": "jit"})
+    set_to = env.read(
+        FAMILIES,
+        {"KILN_NORM": "jit", "KILN_KERNEL_CACHE_SHARED": "1", "KILN_KERNEL_TRUSTED_UIDS": "7,8"},
+    )
     rows = {row.name: row for row in env.describe(FAMILIES, set_to)}
     assert rows["KILN_NORM"].value == "jit"
     assert rows["KILN_ACTIVATION"].default == "auto"
+    shared, trusted = rows["KILN_KERNEL_CACHE_SHARED"], rows["KILN_KERNEL_TRUSTED_UIDS"]
+    assert (shared.values, shared.default, shared.value) == ("0 | 1", "0", "1")
+    assert (trusted.default, trusted.value) == ("", "7,8")
+    assert rows["KILN_KERNEL_CACHE"].default == "rw"
     assert all(row.help for row in rows.values())
-    for name in rows:
-        known = env.read(FAMILIES, {name: "torch" if "|" in rows[name].values else "1"})
-        assert known is not None
+    assert len(rows) == len(FAMILIES) + len(env.Env.__dataclass_fields__) - 1
 
 
-def test_without_a_home_there_is_no_cache_folder(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert env.user_cache_home() is None
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/folder")  # the standard says: ignore it
-    assert env.user_cache_home() is None
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/somewhere")
-    assert env.user_cache_home() == Path("/var/somewhere")
+def test_every_value_that_describe_shows_can_be_read_back():
+    for row in env.describe(FAMILIES, env.Env()):
+        for value in (row.values.split(" | ") if row.values else ["1"]) + [row.default]:
+            if value:
+                read = env.read(FAMILIES, {row.name: value})
+                shown = {r.name: r.value for r in env.describe(FAMILIES, read)}
+                assert shown[row.name] == value

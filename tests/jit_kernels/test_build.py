@@ -1,4 +1,4 @@
-"""Keys name everything that goes into a build; builds go through the disk once."""
+"""Builds go through the disk once, and errors speak to the author."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile import build as build_module
-from kiln.jit_kernels.compile.build import build, key_of
-from kiln.jit_kernels.compile.template import Unit, render
+from kiln.jit_kernels.compile.build import build
+from kiln.jit_kernels.compile.ingredients import key_of, stored_ingredients
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.errors import CompileError, KernelError
 from kiln.jit_kernels.registry import all_specs, find_spec
@@ -25,57 +28,43 @@ SPEC = find_spec("rms_norm")
 VARIANT = next(iter(SPEC.variants()))
 
 
-def test_every_ingredient_changes_the_key(monkeypatch):
-    unit = render(SPEC, VARIANT)
-    keys = [key_of(SPEC, unit, "sm_90a"), key_of(SPEC, unit, "sm_90")]
-    for header, text in unit.headers.items():
-        changed = {**unit.headers, header: text + " "}
-        keys.append(key_of(SPEC, dataclasses.replace(unit, headers=changed), "sm_90a"))
-    keys.append(key_of(SPEC, dataclasses.replace(unit, text=unit.text + " "), "sm_90a"))
-    keys.append(key_of(SPEC, dataclasses.replace(unit, name="other.cu"), "sm_90a"))
-    keys.append(key_of(dataclasses.replace(SPEC, entry="other"), unit, "sm_90a"))
-    monkeypatch.setattr(nvrtc, "identity", lambda: "nvrtc/other")
-    keys.append(key_of(SPEC, unit, "sm_90a"))
-    monkeypatch.undo()
-    options = nvrtc.options("sm_90a")
-    monkeypatch.setattr(nvrtc, "options", lambda arch: [*options, "-lineinfo"])
-    keys.append(key_of(SPEC, unit, "sm_90a"))
-    assert len(set(keys)) == len(keys)
-
-
-def test_the_key_is_the_same_from_anywhere(tmp_path):
-    code = (
-        "from kiln.jit_kernels.registry import find_spec\n"
-        "from kiln.jit_kernels.compile.build import key_of\n"
-        "from kiln.jit_kernels.compile.template import render\n"
-        "s = find_spec('rms_norm'); v = next(iter(s.variants()))\n"
-        "print(key_of(s, render(s, v), 'sm_90a'))"
-    )
-    environ = {"PYTHONPATH": str(ROOT / "tools/import_root"), "CPATH": "/poisoned"}
-    out = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, env=environ)
-    assert out.decode().strip() == key_of(SPEC, render(SPEC, VARIANT), "sm_90a")
+def cache_in(folder):
+    return KernelCache(Store(folder))
 
 
 def test_a_hit_does_not_load_nvrtc(tmp_path, monkeypatch):
-    store = Store(tmp_path)
-    first = build(SPEC, VARIANT, "sm_90a", store)
+    first = build(SPEC, VARIANT, "sm_90a", cache_in(tmp_path))
+    assert (first.tier, first.hit) == ("built", False)
 
     def fail(*args):
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(nvrtc, "_bindings", fail)
-    again = build(SPEC, VARIANT, "sm_90a", store)
-    assert (again.cubin, again.hit) == (first.cubin, True)
+    again = build(SPEC, VARIANT, "sm_90a", cache_in(tmp_path))
+    assert (again.cubin, again.key, again.tier) == (first.cubin, first.key, "disk")
 
 
 def test_a_damaged_entry_is_compiled_again(tmp_path):
-    store = Store(tmp_path)
-    cubin = build(SPEC, VARIANT, "sm_90a", store).cubin
-    path = store.path(key_of(SPEC, render(SPEC, VARIANT), "sm_90a"))
+    cache = cache_in(tmp_path)
+    built = build(SPEC, VARIANT, "sm_90a", cache)
+    path = cache.store.path("sm_90a", built.key)
     path.write_bytes(path.read_bytes()[:-1])
-    again = build(SPEC, VARIANT, "sm_90a", store)
-    assert (again.cubin, again.hit) == (cubin, False)
-    assert build(SPEC, VARIANT, "sm_90a", store).hit
+    again = build(SPEC, VARIANT, "sm_90a", cache_in(tmp_path))
+    assert (again.cubin, again.hit) == (built.cubin, False)
+    assert build(SPEC, VARIANT, "sm_90a", cache_in(tmp_path)).hit
+
+
+def test_an_entry_says_what_went_into_it_and_what_it_takes(tmp_path):
+    cache = cache_in(tmp_path)
+    built = build(SPEC, VARIANT, "sm_90a", cache)
+    header = cache.store.get("sm_90a", built.key).header
+    assert (header["kernel"], header["variant"]) == ("rms_norm", dict(VARIANT))
+    assert key_of(stored_ingredients(header)) == built.key
+    labels = [label for label, _ in header["ingredients"]]
+    assert {"arch", "toolchain", "option", "entry", "program", "source"} < set(labels)
+    assert "header kiln/vec.cuh" in labels
+    assert header["resources"]["rms_norm"]["registers"] > 8
+    assert header["resources"]["rms_norm"]["shared_bytes"] == 128  # float partial[32]
 
 
 def test_a_compile_error_speaks_in_the_authors_lines_and_is_never_published(tmp_path, monkeypatch):
@@ -88,7 +77,7 @@ def test_a_compile_error_speaks_in_the_authors_lines_and_is_never_published(tmp_
         if "sqrtf(" in text
     )
     with pytest.raises(CompileError) as caught:
-        build(SPEC, VARIANT, "sm_90a", Store(tmp_path))
+        build(SPEC, VARIANT, "sm_90a", cache_in(tmp_path))
     message = str(caught.value)
     assert f"kernel_sources/norm/rms_norm.cu({line})" in message
     assert "rms_norm[" in message
@@ -97,14 +86,27 @@ def test_a_compile_error_speaks_in_the_authors_lines_and_is_never_published(tmp_
     assert not list(tmp_path.rglob("*.kk"))
 
 
+def test_an_entry_that_the_template_does_not_have_is_named(tmp_path):
+    wrong = dataclasses.replace(SPEC, entry="rms_norms")
+    with pytest.raises(CompileError, match=r"rms_norms.*it has rms_norm"):
+        build(wrong, VARIANT, "sm_90a", cache_in(tmp_path))
+    assert not list(tmp_path.rglob("*.kk"))
+
+
 def test_warm_up_counts_failures_and_goes_on(tmp_path, monkeypatch):
     bad = dataclasses.replace(SPEC, source="norm/absent.cu")
     jobs = jobs_for([bad, SPEC], ["sm_80", "sm_90a"])
-    outcomes, _ = warm_up(jobs, Store(tmp_path), 2)
+    outcomes, _ = warm_up(jobs, cache_in(tmp_path), 2)
     failed = [o for o in outcomes if o.built is None]
     assert len(outcomes) == 12
     assert len(failed) == 6
-    assert "norm/absent.cu" in failed[0].error
+    assert "norm/absent.cu" in str(failed[0].error)
+
+
+def test_a_model_needs_only_the_variants_of_its_dtype():
+    jobs = jobs_for(all_specs().values(), ["sm_90a"], torch.bfloat16)
+    assert {job.spec.name for job in jobs} == set(all_specs())
+    assert {job.variant["scalar_t"] for job in jobs} == {"kiln::bf16"}
 
 
 def test_a_target_below_the_kernels_minimum_is_left_out():
@@ -137,17 +139,6 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert set(cold) == {"kernels", "built", "hit", "failed", "seconds"}
     assert (cold["kernels"], cold["built"], cold["hit"], cold["failed"]) == (count, count, 0, 0)
     assert (warm["kernels"], warm["built"], warm["hit"], warm["failed"]) == (count, 0, count, 0)
-
-
-def test_the_interpreter_is_unharmed_by_compiling():
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_STACK)
-    nvrtc.compile_cubin("empty", Unit("empty.cu", 'extern "C" __global__ void f() {}', {}), "sm_80")
-    with pytest.raises(CompileError):
-        nvrtc.compile_cubin("bad", Unit("bad.cu", "not C++", {}), "sm_80")
-    assert b" " == b"\x20"
-    assert resource.getrlimit(resource.RLIMIT_STACK) == before
 
 
 def test_bf16_conversion_is_one_instruction_from_sm_80_on():

@@ -12,17 +12,24 @@ import pytest
 import torch
 
 from kiln.cache.env import Env
-from kiln.jit_kernels import choose, dispatch
-from kiln.jit_kernels.errors import KernelError, LaunchError
+from kiln.cache.store import Store
+from kiln.jit_kernels import choose, dispatch, launch
+from kiln.jit_kernels.compile import template
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.template import read_source
+from kiln.jit_kernels.errors import BundleRefused, KernelError, LateKernel, LaunchError, SealedMiss
+from kiln.jit_kernels.ops import norm
+from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.toolchains import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    choose.choice.cache_clear()
+    choose._decided.cache_clear()
     yield
-    choose.choice.cache_clear()
+    choose._decided.cache_clear()
 
 
 def set_toggle(monkeypatch, value, cuda):
@@ -38,17 +45,17 @@ def test_auto_without_a_gpu_is_torch(monkeypatch):
 def test_auto_on_a_gpu_is_jit_once_it_loads(monkeypatch):
     set_toggle(monkeypatch, "auto", cuda=True)
     loaded = []
-    monkeypatch.setattr(choose, "_load", loaded.append)
-    assert choose.choice("norm").implementation == "jit"
+    monkeypatch.setattr(choose, "_load", lambda *asked: loaded.append(asked))
+    assert choose.choice("norm", torch.bfloat16).implementation == "jit"
     choose.choice("norm")
-    assert loaded == ["norm"], "decided once"
+    assert loaded == [("norm", torch.bfloat16)], "decided once"
 
 
 @pytest.mark.parametrize(("triton", "falls_to"), [(True, "triton"), (False, "torch")])
 def test_auto_falls_back_and_says_why(monkeypatch, triton, falls_to):
     set_toggle(monkeypatch, "auto", cuda=True)
 
-    def refuse(family):
+    def refuse(family, dtype):
         raise LaunchError("the driver refused the cubin")
 
     monkeypatch.setattr(choose, "_load", refuse)
@@ -58,16 +65,74 @@ def test_auto_falls_back_and_says_why(monkeypatch, triton, falls_to):
     assert "the driver refused the cubin" in chosen.reason
 
 
+@pytest.mark.parametrize("error", [SealedMiss, BundleRefused, LateKernel])
+def test_auto_never_falls_back_from_what_an_operator_must_see(monkeypatch, error):
+    set_toggle(monkeypatch, "auto", cuda=True)
+
+    def refuse(family, dtype):
+        raise error("rms_norm[bf16] for sm_90a")
+
+    monkeypatch.setattr(choose, "_load", refuse)
+    with pytest.raises(error, match="rms_norm"):
+        choose.choice("norm")
+
+
+def test_preparing_loads_for_each_device_and_dtype(monkeypatch):
+    set_toggle(monkeypatch, "auto", cuda=True)
+    loaded = []
+    monkeypatch.setattr(choose, "_load", lambda *asked: loaded.append(asked))
+    monkeypatch.setattr(choose, "_build_in_parallel", lambda *asked: None)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert {one.implementation for one in choose.prepare(dtype=dtype)} == {"jit"}
+        assert set(loaded) == {(family, dtype) for family in families()}
+        loaded.clear()
+
+
+@pytest.mark.parametrize(("triton", "runs"), [(False, "torch"), (True, "triton")])
+def test_a_broken_template_is_served_by_the_next_implementation(monkeypatch, triton, runs):
+    """Through the public function: what is faked is the GPU, and where the operator is sent."""
+    set_toggle(monkeypatch, "auto", cuda=True)
+    broken = read_source("norm/rms_norm.cu").replace("sqrtf(", "sqrtff(")
+    line = 1 + broken[: broken.index("sqrtff(")].count("\n")
+    whole = template.closed_source
+    monkeypatch.setattr(
+        template,
+        "closed_source",
+        lambda path: broken if path == "norm/rms_norm.cu" else whole(path),
+    )
+    monkeypatch.setattr(launch, "kernel_cache", lambda: KernelCache(Store(None)))
+    monkeypatch.setattr(launch, "device_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(choose, "has_triton", lambda family: triton)
+    ran = []
+    monkeypatch.setattr(dispatch, "triton_form", lambda family, name: lambda *a: ran.append(name))
+    monkeypatch.setattr(norm, "call", dispatch.run_on_cuda)
+    dispatch._cuda_runner.cache_clear()
+    x, weight = torch.randn(3, 8), torch.rand(8)
+    got = norm.rms_norm(x, weight, 1e-6)
+    dispatch._cuda_runner.cache_clear()
+    chosen = choose.choice("norm")
+    assert chosen.implementation == runs
+    for told in ("rms_norm[float]", f"norm/rms_norm.cu({line})", "sm_90a", nvrtc.version()):
+        assert told in chosen.reason
+    if runs == "torch":
+        want = torch.nn.functional.rms_norm(x, (8,), weight, 1e-6)
+        assert torch.allclose(got, want)
+    else:
+        assert ran == ["rms_norm"]
+
+
 def test_a_toggle_is_obeyed_or_refused_never_bent(monkeypatch):
     set_toggle(monkeypatch, "triton", cuda=True)
     assert choose.choice("norm").implementation == "triton"
-    choose.choice.cache_clear()
+    choose._decided.cache_clear()
     monkeypatch.setattr(choose, "has_triton", lambda family: False)
     with pytest.raises(KernelError, match="KILN_NORM=triton"):
         choose.choice("norm")
     set_toggle(monkeypatch, "jit", cuda=True)
 
-    def refuse(family):
+    def refuse(family, dtype):
         raise LaunchError("no")
 
     monkeypatch.setattr(choose, "_load", refuse)

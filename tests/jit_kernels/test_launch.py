@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import sys
 import threading
+import types
 
 import pytest
 import torch
 
-from kiln.jit_kernels.errors import LaunchError
-from kiln.jit_kernels.launch import ArgumentBlock, LoadedKernel
-from kiln.jit_kernels.registry import all_specs
+from kiln.cache.env import Env
+from kiln.cache.store import Store
+from kiln.jit_kernels import launch
+from kiln.jit_kernels.compile import build
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.errors import LateKernel, LaunchError, ToolchainMissing
+from kiln.jit_kernels.launch import LoadedKernel
+from kiln.jit_kernels.launchers import choose
+from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
+from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
+from kiln.jit_kernels.packing import ArgumentBlock
+from kiln.jit_kernels.ready import ReadyGuard
+from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import LaunchGeometry
 
 KINDS = {
@@ -28,8 +42,17 @@ def read_back(address, kinds):
 
 
 class FakeDriver:
+    """cuda.bindings.driver as far as Kiln calls it."""
+
     def __init__(self, kinds, error=0):
-        self.kinds, self.error, self.calls = kinds, error, []
+        self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
+
+    def cuModuleLoadData(self, cubin):
+        self.loaded.append(cubin)
+        return self.error, f"module {len(self.loaded)}"
+
+    def cuModuleGetFunction(self, module, entry):
+        return (500, None) if entry == b"absent" else (0, f"{entry.decode()} of {module}")
 
     def cuLaunchKernel(self, function, *rest):
         geometry, stream, address = rest[:7], rest[7], rest[8]
@@ -43,18 +66,71 @@ class FakeDriver:
         return 0, b"invalid argument"
 
 
+class FakeCuPy:
+    """cupy.cuda as far as Kiln calls it: errors are raised, a function has its handle in ptr."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self, kinds, error=0):
+        self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
+        names = types.SimpleNamespace
+        fake = self
+
+        class Module:
+            def load(self, cubin):
+                fake.loaded.append(cubin)
+                fake.fail()
+
+            def get_function(self, entry):
+                if entry == "absent":
+                    raise fake.Error("CUDA_ERROR_NOT_FOUND")
+                return names(ptr=f"{entry} of module {len(fake.loaded)}", module=self)
+
+        self.function = names(Module=Module)
+        self.driver = names(launchKernel=self.launch, CUDADriverError=self.Error)
+        self.runtime = names(CUDARuntimeError=self.Error)
+
+    def fail(self):
+        if self.error:
+            raise self.Error("CUDA_ERROR_INVALID_VALUE: invalid argument")
+
+    def launch(self, function, *rest):
+        geometry, stream, address, extra = rest[:7], rest[7], rest[8], rest[9]
+        assert extra == 0
+        self.calls.append((function, geometry, stream, read_back(address, self.kinds)))
+        self.fail()
+
+
+LAUNCHERS = {"cuda-python": (CudaPythonLauncher, FakeDriver), "cupy": (CuPyLauncher, FakeCuPy)}
+
+
+@pytest.fixture(params=LAUNCHERS)
+def make(request):
+    """Return a launcher over a fake of its library, and the fake."""
+    launcher, fake = LAUNCHERS[request.param]
+
+    def made(kinds, error=0):
+        library = fake(kinds, error)
+        return launcher(library), library
+
+    return made
+
+
 @pytest.mark.parametrize("spec", all_specs().values(), ids=lambda spec: spec.name)
-def test_every_kernels_arguments_arrive(spec):
-    driver = FakeDriver(spec.arguments)
-    kernel = LoadedKernel(spec.name, "function", spec.arguments)
+def test_every_kernels_arguments_arrive(spec, make):
+    launcher, driver = make(spec.arguments)
+    function = launcher.load(spec.name, b"cubin", spec.entry)
+    assert driver.loaded == [b"cubin"]
+    kernel = LoadedKernel(spec.name, function, spec.arguments, launcher)
     for sizes in spec.sizes:
         bound = spec.bind(*spec.make_inputs(next(iter(spec.variants())), sizes, "cpu"))
         geometry = spec.geometry(bound.variant, bound.sizes)
-        kernel.launch(driver, geometry, bound.values, 77)
+        kernel.launch(geometry, bound.values, 77)
         if 0 in geometry.grid:
             continue
         function, launched, stream, seen = driver.calls[-1]
-        assert (function, stream) == ("function", 77)
+        assert (function, stream) == (f"{spec.entry} of module 1", 77)
         assert launched == (*geometry.grid, *geometry.block, geometry.shared_bytes)
         for got, value in zip(seen, bound.values, strict=True):
             want = value.data_ptr() if isinstance(value, torch.Tensor) else value
@@ -85,9 +161,118 @@ def test_each_thread_packs_its_own_block():
     assert read_back(block.address, ["int64"]) == [1]
 
 
-def test_a_refused_launch_says_what_and_why():
-    driver = FakeDriver(["int64"], error=1)
+def test_a_refusal_says_what_and_why(make):
+    launcher, _ = make(["int64"], error=1)
+    kernel = LoadedKernel("rms_norm", SimpleFunction(), ["int64"], launcher)
     with pytest.raises(LaunchError, match=r"rms_norm.*CUDA_ERROR_INVALID_VALUE"):
-        LoadedKernel("rms_norm", None, ["int64"]).launch(
-            driver, LaunchGeometry((1, 1, 1), (32, 1, 1)), [1], 0
-        )
+        kernel.launch(LaunchGeometry((1, 1, 1), (32, 1, 1)), [1], 0)
+    with pytest.raises(LaunchError, match=r"rms_norm.*refused the cubin.*INVALID_VALUE"):
+        launcher.load("rms_norm", b"cubin", "rms_norm")
+    with pytest.raises(LaunchError, match=r"no entry 'absent'"):
+        make(["int64"])[0].load("rms_norm", b"cubin", "absent")
+
+
+class SimpleFunction:
+    ptr = 0
+
+
+def test_the_toggle_names_the_launcher(monkeypatch):
+    monkeypatch.setattr(choose, "settings", lambda: Env(launcher="cupy"))
+    assert isinstance(choose.launcher.__wrapped__(), CuPyLauncher)
+    monkeypatch.setattr(choose, "settings", lambda: Env())
+    assert isinstance(choose.launcher.__wrapped__(), CudaPythonLauncher)
+
+
+def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ToolchainMissing, match="CuPy"):
+        CuPyLauncher()
+
+
+def test_cupy_has_what_the_launcher_calls():
+    cupy = pytest.importorskip("cupy")
+    launcher = CuPyLauncher(cupy.cuda)
+    with pytest.raises(LaunchError, match="silu_and_mul"):
+        launcher.load("silu_and_mul", b"not a cubin", "act_and_mul")  # refused, or no driver here
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A machine with a GPU, as far as loading asks, and a fake driver."""
+    driver = FakeDriver(["pointer"])
+    monkeypatch.setattr(launch, "launcher", lambda: CudaPythonLauncher(driver))
+    monkeypatch.setattr(launch, "kernel_cache", lambda: KernelCache(Store(None)))
+    monkeypatch.setattr(launch, "device_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(launch, "_loaded", functools.cache(lambda index: {}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return driver
+
+
+def test_only_the_variants_of_the_models_dtype_are_loaded(cuda):
+    spec, device = find_spec("rms_norm"), torch.device("cuda", 0)
+    launch.load_kernels([spec], device, torch.bfloat16)
+    assert [kernel.name for kernel in launch._loaded(0).values()] == ["rms_norm[bf16]"]
+    launch.load_kernels([spec], device)
+    assert len(launch._loaded(0)) == len(cuda.loaded) == 3, "each once"
+
+
+def test_a_load_inside_a_capture_is_refused_before_the_driver_is_asked(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(LateKernel, match=r"rms_norm\[.*captured"):
+        launch.load_kernels([find_spec("rms_norm")], torch.device("cuda", 0))
+    assert not cuda.loaded
+
+
+@pytest.mark.parametrize("policy", ["warn", "error"])
+def test_a_load_after_ready_is_told_by_name(cuda, monkeypatch, policy, caplog):
+    def said():
+        return [r.getMessage() for r in caplog.records if r.name == "kiln.jit_kernels.ready"]
+
+    guard = ReadyGuard(policy)
+    for module in (launch, build):
+        monkeypatch.setattr(module, "ready_guard", lambda: guard)
+    spec, device = find_spec("rms_norm"), torch.device("cuda", 0)
+    launch.load_kernels([spec], device, torch.float16)
+    guard.declare_ready()
+    launch.load_kernels([spec], device, torch.float16)
+    assert not said(), "what is loaded already is no load"
+    if policy == "error":
+        with pytest.raises(LateKernel, match=r"rms_norm\[bf16\] for sm_90a is compiled after"):
+            launch.load_kernels([spec], device, torch.bfloat16)
+        assert [kernel.name for kernel in launch._loaded(0).values()] == ["rms_norm[fp16]"]
+        return
+    launch.load_kernels([spec], device, torch.bfloat16)
+    compiled, loaded = said()
+    assert "rms_norm[bf16] for sm_90a is compiled" in compiled
+    assert "rms_norm[bf16] is loaded" in loaded
+    with guard.preparing():
+        launch.load_kernels([spec], device, torch.float32)
+    assert len(said()) == 2, "one more engine in this process is no accident"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("make", [CudaPythonLauncher, CuPyLauncher])
+def test_a_kernel_runs_on_the_gpu_through_each_launcher(make):
+    spec, launcher, device = find_spec("rms_norm"), make(), torch.device("cuda", 0)
+    inputs = spec.make_inputs({"scalar_t": "float"}, {"rows": 33, "d": 1000}, "cuda")
+    bound = spec.bind(*inputs)
+    cache = KernelCache(Store(None))
+    cubin = build.build(spec, bound.variant, launch.target_arch(device), cache).cubin
+    torch.cuda.synchronize()
+    function = launcher.load("rms_norm", cubin, spec.entry)
+    kernel = LoadedKernel("rms_norm", function, spec.arguments, launcher)
+    stream = torch.cuda.current_stream().cuda_stream
+    kernel.launch(spec.geometry(bound.variant, bound.sizes), bound.values, stream)
+    (want,) = spec.reference(*inputs)
+    torch.testing.assert_close(inputs[0], want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(LaunchError, match="rms_norm"):
+        kernel.launch(LaunchGeometry((1, 1, 1), (2048, 1, 1)), bound.values, stream)
+    with pytest.raises(LaunchError, match="no entry"):
+        launcher.load("rms_norm", cubin, "absent")
+    with pytest.raises(LaunchError, match="refused the cubin"):
+        launcher.load("rms_norm", b"\0" * 256, spec.entry)

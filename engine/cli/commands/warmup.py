@@ -1,98 +1,106 @@
-"""``kiln warmup``: build every kernel ahead of serving, for any GPU, on any machine."""
+"""Build every kernel ahead of serving, for any GPU, on any machine.
+
+Exit codes: 0 well, 3 the cache is sealed and lacks a kernel, 5 a kernel did not compile.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln.engine.cli import exit_codes
+from kiln.engine.cli.targets import add_arch_argument, wanted_archs
+
+if TYPE_CHECKING:
+    import torch
+
+    from kiln.jit_kernels.compile.kernel_cache import KernelCache
+    from kiln.jit_kernels.compile.warmup import Job
 
 NAME = "warmup"
 HELP = "compile every kernel into the kernel cache; needs no GPU"
-EXIT_COMPILE_FAILED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
+    add_arch_argument(parser)
     parser.add_argument(
-        "--arch",
-        help="targets, comma-separated, such as sm_80,sm_90a; or all. Default: KILN_KERNEL_ARCH, "
-        "else this machine's GPU, else all",
+        "--model", help="only what this model runs: a folder in Hugging Face format, or a hub id"
     )
-    parser.add_argument("--jobs", type=int, default=0, help="compilers at once (default: cores)")
+    parser.add_argument(
+        "--jobs", type=int, help="compilers at once; default: KILN_JIT_JOBS, else the cores"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the programs, build nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, no progress")
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write these kernels into a sealed bundle"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build; return 0, or 5 when a kernel did not compile."""
+    """Build, and say what came of it."""
     from kiln.jit_kernels.compile.warmup import jobs_for
+    from kiln.jit_kernels.errors import KernelError
     from kiln.jit_kernels.registry import all_specs
 
-    jobs = jobs_for(all_specs().values(), _archs(args.arch))
+    if args.jobs is not None and args.jobs < 1:
+        raise KernelError(f"--jobs {args.jobs}: want 1 or more")
+    dtype = None if args.model is None else _dtype_of(args.model)
+    jobs = jobs_for(all_specs().values(), wanted_archs(args.arch), dtype)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
             json.dumps({"kernels": len(names), "names": names}) if args.json else "\n".join(names)
         )
-        return 0
+        return exit_codes.OK
     return _build(jobs, args)
 
 
-def _archs(text: str | None) -> list[str]:
+def _dtype_of(model: str) -> torch.dtype:
+    """Return the dtype that a model has on a GPU. Raises ModelError."""
     import torch
 
-    from kiln.jit_kernels.arch import ALL_ARCHS, device_arch
+    from kiln.engine.model_folder import resolve_model_folder
+    from kiln.engine.models.registry import read_model
+    from kiln.engine.runner.device import resolve_dtype
+
+    _, config = read_model(resolve_model_folder(model))
+    return resolve_dtype("auto", config.dtype, torch.device("cuda"))
+
+
+def _build(jobs: list[Job], args: argparse.Namespace) -> int:
+    from kiln.engine.cli.kernel_progress import build_with_progress, summarise
+    from kiln.jit_kernels.compile.bundling import export_bundle
+    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.errors import SealedMiss
+
+    cache = kernel_cache()
+    outcomes, seconds = build_with_progress(jobs, cache, args.jobs, quiet=args.json)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    summarise(outcomes, seconds, errors, cache, as_json=args.json)
+    if any(isinstance(error, SealedMiss) for error in errors):
+        return exit_codes.SEALED_MISS
+    if errors:
+        return exit_codes.COMPILE_FAILED
+    _prune(cache)
+    if args.export is not None:
+        done = export_bundle(args.export, jobs, cache)
+        if not args.json:
+            print(f"{args.export}: {done.written} kernels, sha256 {done.sha256}")
+    return exit_codes.OK
+
+
+def _prune(cache: KernelCache) -> None:
+    """Hold the user's cache to its limits: off the way of any request, and seldom enough."""
+    from kiln.cache.prune import prune
     from kiln.jit_kernels.settings import settings
 
-    text = text or settings().kernel_arch
-    if text is None and torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        return sorted({device_arch(torch.device("cuda", index)) for index in range(count)})
-    if text is None or text == "all":
-        return list(ALL_ARCHS)
-    return [arch.strip() for arch in text.split(",")]
-
-
-def _build(jobs: list, args: argparse.Namespace) -> int:  # type: ignore[type-arg]
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from kiln.cache.root import cache_root
-    from kiln.cache.store import Store
-    from kiln.jit_kernels.compile.warmup import warm_up
-    from kiln.jit_kernels.settings import settings
-
-    root = cache_root(settings())
-    console = Console(stderr=True, quiet=args.json)
-    columns = (
-        TextColumn("compiling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=len(jobs))
-        outcomes, seconds = warm_up(
-            jobs,
-            Store(root),
-            args.jobs or settings().jit_jobs,
-            lambda outcome: progress.update(task, advance=1, description=outcome.job.name),
+    if cache.store.writes:
+        prune(
+            cache.store.root,
+            max_bytes=settings().kernel_cache_max_mb * 10**6,
+            max_days=settings().kernel_cache_max_days,
+            trust=cache.store.trust,
         )
-    hit = sum(o.built is not None and o.built.hit for o in outcomes)
-    failed = [o for o in outcomes if o.built is None]
-    report = {
-        "kernels": len(outcomes),
-        "built": len(outcomes) - hit - len(failed),
-        "hit": hit,
-        "failed": len(failed),
-        "seconds": round(seconds, 3),
-    }
-    for outcome in failed:
-        console.print(f"error: {outcome.error}", markup=False, highlight=False)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        print(
-            f"{report['kernels']} kernels: {hit} hit, {report['built']} built, "
-            f"{len(failed)} failed in {seconds:.2f} s, in {root or 'memory only (no usable home)'}"
-        )
-    return EXIT_COMPILE_FAILED if failed else 0

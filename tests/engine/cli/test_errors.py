@@ -78,8 +78,8 @@ def test_a_context_longer_than_the_models(kiln, folder):
     [
         (("--block-size", 0), ["block_size", "0"]),
         (("--num-kv-blocks", -1), ["num_blocks", "-1"]),
-        (("--memory-utilization", 1.5), ["memory_utilization", "1.5"]),
-        (("--kv-memory-gib", 0), ["memory_gib", "0"]),
+        (("--gpu-memory-utilization", 1.5), ["gpu_memory_utilization", "1.5"]),
+        (("--kv-memory-gib", 0), ["kv_memory_gib", "0"]),
         (("--max-model-len", 1), ["max_model_len", "1"]),
         (("--max-num-seqs", 0), ["max_num_seqs", "0"]),
         (("--device", "tpu"), ["device", "'tpu'"]),

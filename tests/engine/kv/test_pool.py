@@ -36,7 +36,7 @@ def test_a_set_number_of_blocks_is_taken():
 
 
 def test_memory_on_a_cpu_becomes_blocks():
-    config = KVConfig(block_size=4, memory_gib=1.0)
+    config = KVConfig(block_size=4, kv_memory_gib=1.0)
     assert size_pool(config, SHAPE, CPU, 100) == 2**30 // (4 * SHAPE.bytes_per_token)
 
 
@@ -44,13 +44,13 @@ def test_memory_on_a_cpu_becomes_blocks():
     ("config", "flag"),
     [
         (KVConfig(block_size=4, num_blocks=7), "raise num_kv_blocks"),
-        (KVConfig(block_size=4, memory_gib=0.000006), "raise memory_gib"),
+        (KVConfig(block_size=4, kv_memory_gib=0.000006), "raise kv_memory_gib"),
     ],
 )
 def test_a_pool_too_small_for_one_request_says_which_length_fits(config, flag):
     with pytest.raises(ConfigError, match=flag) as caught:
         size_pool(config, SHAPE, CPU, 1000)
-    blocks = config.num_blocks or int(config.memory_gib * 2**30) // (4 * SHAPE.bytes_per_token)
+    blocks = config.num_blocks or int(config.kv_memory_gib * 2**30) // (4 * SHAPE.bytes_per_token)
     assert f"set max_model_len to {4 * blocks} or less" in str(caught.value)
 
 
@@ -61,11 +61,11 @@ def test_memory_on_a_gpu_is_the_share_less_what_is_taken(monkeypatch, share, blo
     block_bytes = 4 * SHAPE.bytes_per_token
     free, total = 600 * block_bytes, 1000 * block_bytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
-    config = KVConfig(block_size=4, memory_utilization=share)
+    config = KVConfig(block_size=4, gpu_memory_utilization=share)
     assert size_pool(config, SHAPE, torch.device("cuda", 0), 100) == int(blocks)
 
 
 def test_weights_that_leave_no_room_are_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 1000))
-    with pytest.raises(ConfigError, match=r"use a smaller model, or raise memory_utilization"):
+    with pytest.raises(ConfigError, match=r"use a smaller model, or raise gpu_memory_utilization"):
         size_pool(KVConfig(), SHAPE, torch.device("cuda", 0), 100)

@@ -1,0 +1,151 @@
+"""Entries of many kernels in one sealed file, to ship beside a program or in an image.
+
+    magic · u32 manifest length · manifest JSON, spaces to a multiple of 64 · entries · SHA-256
+
+The manifest lists target, key, place and SHA-256 of every entry; the digest at the end covers all
+before it. The file is read whole and stays in memory: nobody can change it after the check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kiln.cache.entry import ALIGNMENT, DIGEST_SIZE, Entry, EntryError, decode, encode
+from kiln.cache.layout import check_name
+from kiln.cache.publish import publish
+from kiln.cache.trust import Trust, Untrusted, close_quietly, open_checked, read_all
+
+_MAGIC = b"KILNKB1\n"
+_LENGTH = struct.Struct("<I")
+_START = len(_MAGIC) + _LENGTH.size
+_MAX_SIZE = 2**30  # bytes; 7 targets of 60 kernels are 6 MB
+
+
+class BundleError(ValueError):
+    """A bundle cannot be read or believed; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    start: int
+    end: int
+    sha256: str
+
+
+class Bundle:
+    """An open bundle: a map from target and key to entry. ``sha256`` is that of the whole file."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        """Take the bytes of a bundle; ``open`` is what callers want. Raises BundleError."""
+        self.path = path
+        self.sha256 = hashlib.sha256(data).hexdigest()
+        self._data = data
+        self._places = _read_manifest(path, data)
+
+    @classmethod
+    def open(cls, path: Path, sha256: str | None = None, trust: Trust | None = None) -> Bundle:
+        """Read and check a bundle, and that it has the SHA-256 expected, where one is.
+
+        Raises BundleError when it is absent, untrusted, tampered with, or another one.
+        """
+        try:
+            fd, info = open_checked(path, Trust() if trust is None else trust)
+            try:
+                if info.st_size > _MAX_SIZE:
+                    raise BundleError(f"bundle {path} has {info.st_size} bytes: not one of ours")
+                data = read_all(fd, info.st_size)
+            finally:
+                close_quietly(fd)
+        except OSError as error:
+            raise BundleError(f"bundle {path} cannot be read: {error.strerror}") from None
+        except Untrusted as error:
+            raise BundleError(f"bundle refused: {error}") from None
+        bundle = cls(path, data)
+        if sha256 is not None and bundle.sha256 != sha256.lower():
+            raise BundleError(f"bundle {path} has SHA-256 {bundle.sha256}, want {sha256}")
+        return bundle
+
+    def get(self, arch: str, key: str) -> Entry | None:
+        """Return the entry of a key, verified once more, or None. Raises BundleError."""
+        place = self._places.get((arch, key))
+        if place is None:
+            return None
+        data = self._data[place.start : place.end]
+        if hashlib.sha256(data).hexdigest() != place.sha256:
+            raise BundleError(f"bundle {self.path}: {key} is not what the manifest lists")
+        try:
+            return decode(data, key, arch)
+        except EntryError as error:
+            raise BundleError(f"bundle {self.path}: {key}: {error}") from None
+
+    def entries(self) -> Iterator[tuple[str, str, Entry]]:
+        """Yield target, key and entry of everything, in order. Raises BundleError."""
+        for arch, key in self._places:
+            entry = self.get(arch, key)
+            assert entry is not None
+            yield arch, key, entry
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def write_bundle(path: Path, entries: Iterable[tuple[str, str, Entry]]) -> str:
+    """Write a bundle; return the SHA-256 of the file, for ``KILN_KERNEL_BUNDLE_SHA256``.
+
+    The order of the entries does not matter: the same ones give the same bytes. Raises OSError,
+    and ValueError on a malformed or repeated target and key.
+    """
+    blobs: dict[tuple[str, str], bytes] = {}
+    for arch, key, entry in entries:
+        check_name(arch, key)
+        if (arch, key) in blobs:
+            raise ValueError(f"{key} for {arch} twice in one bundle")
+        blobs[arch, key] = encode(key, entry.payload, {**entry.header, "arch": arch})
+    listed, parts, offset = [], [], 0
+    for (arch, key), blob in sorted(blobs.items()):
+        digest = hashlib.sha256(blob).hexdigest()
+        listed.append(
+            {"arch": arch, "key": key, "offset": offset, "size": len(blob), "sha256": digest}
+        )
+        parts.append(blob + b"\0" * (-len(blob) % ALIGNMENT))
+        offset += len(parts[-1])
+    manifest = json.dumps({"entries": listed}, sort_keys=True, separators=(",", ":")).encode()
+    manifest += b" " * (-(_START + len(manifest)) % ALIGNMENT)
+    body = b"".join((_MAGIC, _LENGTH.pack(len(manifest)), manifest, *parts))
+    data = body + hashlib.sha256(body).digest()
+    publish(Path(os.path.abspath(path)), data, replace=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read_manifest(path: Path, data: bytes) -> dict[tuple[str, str], _Place]:
+    if not data.startswith(_MAGIC) or len(data) < _START + DIGEST_SIZE:
+        raise BundleError(f"{path} is not a bundle of kernels, or truncated")
+    end = len(data) - DIGEST_SIZE
+    if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
+        raise BundleError(f"bundle {path} is truncated or damaged: its SHA-256 does not fit")
+    start = _START + int(_LENGTH.unpack_from(data, len(_MAGIC))[0])
+    places: dict[tuple[str, str], _Place] = {}
+    try:
+        for item in json.loads(data[_START:start])["entries"]:
+            name, place = _place(item, start)
+            if place.end > end or name in places:
+                raise ValueError(f"{name} lies outside, or twice")
+            places[name] = place
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BundleError(f"bundle {path}: its manifest makes no sense: {error}") from None
+    return places
+
+
+def _place(item: dict[str, Any], start: int) -> tuple[tuple[str, str], _Place]:
+    arch, key, offset, size = item["arch"], item["key"], item["offset"], item["size"]
+    check_name(arch, key)
+    if not (isinstance(offset, int) and isinstance(size, int) and offset >= 0 < size):
+        raise ValueError(f"offset {offset!r} and size {size!r} of {key}")
+    return (arch, key), _Place(start + offset, start + offset + size, str(item["sha256"]))

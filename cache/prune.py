@@ -1,0 +1,88 @@
+"""Keep the kernel cache below a size and an age, beside processes that read it.
+
+Never on the way of a request: ``kiln kernels prune`` and the end of a warm-up do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kiln.cache.layout import BAD_SUFFIX, StoredEntry, files_in, shards, stored_entries
+from kiln.cache.publish import sweep
+from kiln.cache.trust import Trust
+
+_DAY = 86400.0
+_KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for examination
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went and what stayed; sizes in bytes. ``leftovers``: temporary and damaged files."""
+
+    removed: tuple[StoredEntry, ...]
+    removed_bytes: int
+    kept: int
+    kept_bytes: int
+    leftovers: int
+
+
+def prune(
+    root: Path | None,
+    *,
+    max_bytes: int,
+    max_days: float,
+    dry_run: bool = False,
+    trust: Trust | None = None,
+) -> Pruned:
+    """Remove what was not used for ``max_days``, and what does not fit into ``max_bytes``.
+
+    The latest used are kept first. A reader that has an entry open keeps it; one that comes later
+    misses and builds it again. Never raises: what vanishes is gone, and what cannot be removed
+    counts as kept. With ``dry_run`` the answer is the same, but nothing is touched, and leftovers
+    are not counted.
+    """
+    if root is None:
+        return Pruned((), 0, 0, 0, 0)
+    trust = Trust() if trust is None else trust
+    now = time.time()
+    # A time in the future means a clock that was set back: such an entry counts as just used.
+    newest_first = sorted(stored_entries(root, trust), key=lambda e: -min(e.mtime, now))
+    removed: list[StoredEntry] = []
+    kept = kept_bytes = 0
+    for entry in newest_first:
+        fits = kept_bytes + entry.size <= max_bytes and now - entry.mtime <= max_days * _DAY
+        if not fits and (dry_run or _remove(entry)):
+            removed.append(entry)
+        else:
+            kept, kept_bytes = kept + 1, kept_bytes + entry.size
+    leftovers = 0 if dry_run else _clean(root, trust, now)
+    return Pruned(tuple(removed), sum(e.size for e in removed), kept, kept_bytes, leftovers)
+
+
+def _remove(entry: StoredEntry) -> bool:
+    """Remove an entry unless it was used since we looked; return whether it is gone."""
+    try:
+        if os.lstat(entry.path).st_mtime != entry.mtime:
+            return False
+        os.unlink(entry.path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _clean(root: Path, trust: Trust, now: float) -> int:
+    count = 0
+    for _, shard in shards(root, trust):
+        count += sweep(shard)
+        for name, info in files_in(shard):
+            if name.endswith(BAD_SUFFIX) and abs(now - info.st_mtime) > _KEEP_BAD:
+                with contextlib.suppress(OSError):
+                    os.unlink(shard / name)
+                    count += 1
+    return count

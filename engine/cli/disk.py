@@ -1,0 +1,59 @@
+"""What the disk under a folder is, and whether builders can wait for each other here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kiln.cache.env import Env
+from kiln.cache.lock import builder_lock, lock_folder
+
+_NETWORK = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "9p",
+    "fuse",
+    "beegfs",
+    "wekafs",
+)
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the folder itself, or the nearest one above it that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def file_system(path: Path) -> str:
+    """Return the type of the file system that a path is on, such as "ext4"; "" when unknown."""
+    try:
+        device = os.stat(path).st_dev
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts:
+        mount, _, rest = line.partition(" - ")
+        if mount.split()[2] == wanted and rest:
+            return rest.split()[0]
+    return ""
+
+
+def is_network(kind: str) -> bool:
+    """Whether several machines may see a file system of this type."""
+    return kind.partition(".")[0] in _NETWORK
+
+
+def lock_support(env: Env) -> tuple[bool, str]:
+    """Return whether builders of one kernel wait for each other here, and where or why not."""
+    folder = lock_folder(env)
+    if folder is None:
+        return False, "no folder of this machine can be trusted; set KILN_KERNEL_LOCK_DIR"
+    with builder_lock(folder, "0" * 64, seconds=0.5) as held:
+        return held, str(folder) if held else f"{folder} is on a file system without locks"

@@ -1,0 +1,32 @@
+"""Write the cubin of an entry to a file, for nvdisasm and cuobjdump."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+NAME = "extract"
+HELP = "write one kernel's cubin to a file"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the key and the file."""
+    parser.add_argument("key", help="a key, or the beginning of one; `kiln kernels list --json`")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: KEY.cubin")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file. Raises KernelError when no entry, or more than one, has such a key."""
+    from kiln.jit_kernels.compile.bundling import find_entry
+    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.errors import KernelError
+
+    key, entry = find_entry(args.key, kernel_cache())
+    path = args.output or Path(f"{key[:16]}.cubin")
+    try:
+        path.write_bytes(entry.payload)
+    except OSError as error:
+        raise KernelError(f"{path} cannot be written: {error.strerror}") from None
+    header = entry.header
+    print(f"{path}: {header.get('kernel')} {header.get('variant')} for {header.get('arch')}")
+    return 0

@@ -1,0 +1,33 @@
+"""Take the kernels of a bundle into the user's cache, each verified."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+NAME = "import"
+HELP = "take the kernels of a bundle into the kernel cache"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the file and its digest."""
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--sha256", metavar="HEX", help="refuse the bundle unless it has this one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import. Raises BundleRefused, and KernelError when the cache cannot be written."""
+    from kiln.jit_kernels.compile.bundling import import_bundle
+    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.settings import settings
+
+    cache = kernel_cache()
+    kept, refused = import_bundle(args.file, args.sha256, cache, settings())
+    if refused:
+        raise KernelError(
+            f"{refused} of {kept + refused} kernels cannot be kept in {cache.store.root} "
+            f"(KILN_KERNEL_CACHE={cache.store.mode}): see the warning above"
+        )
+    print(f"{kept} kernels of {args.file} are in {cache.store.root}")
+    return 0

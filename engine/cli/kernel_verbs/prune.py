@@ -1,0 +1,45 @@
+"""Remove entries that were not used for long, then the longest unused until the rest fits."""
+
+from __future__ import annotations
+
+import argparse
+
+NAME = "prune"
+HELP = "remove what was not used for long, and keep the kernel cache below a size"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the limits."""
+    parser.add_argument("--max-mb", type=float, help="default: KILN_KERNEL_CACHE_MAX_MB")
+    parser.add_argument("--max-days", type=float, help="default: KILN_KERNEL_CACHE_MAX_DAYS")
+    parser.add_argument("--dry-run", action="store_true", help="say what would go")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prune, and say what went."""
+    from kiln.cache.prune import prune
+    from kiln.cache.root import cache_root, trust_of
+    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.settings import settings
+
+    env = settings()
+    megabytes = env.kernel_cache_max_mb if args.max_mb is None else args.max_mb
+    days = env.kernel_cache_max_days if args.max_days is None else args.max_days
+    if not megabytes >= 0 or not days >= 0:
+        raise KernelError(f"--max-mb {megabytes} --max-days {days}: want 0 or more")
+    done = prune(
+        cache_root(env),
+        max_bytes=int(megabytes * 10**6),
+        max_days=days,
+        dry_run=args.dry_run,
+        trust=trust_of(env),
+    )
+    if args.dry_run:
+        for one in done.removed:
+            print(one.path)
+    print(
+        f"{'would remove' if args.dry_run else 'removed'} {len(done.removed)} entries "
+        f"({done.removed_bytes / 1e6:.1f} MB) and {done.leftovers} leftovers; "
+        f"{done.kept} stay ({done.kept_bytes / 1e6:.1f} MB)"
+    )
+    return 0

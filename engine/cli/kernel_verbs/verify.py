@@ -1,0 +1,50 @@
+"""Read every entry of the kernel cache and of the bundle, and refuse what is not as it was built.
+
+--rebuild compiles every declared kernel that is there once more and compares the bytes: NVRTC
+makes the same ones anywhere, so a difference is a wrong entry. Exit code 4 when one is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from kiln.engine.cli import exit_codes
+from kiln.engine.cli.targets import declared_jobs
+
+NAME = "verify"
+HELP = "check every entry of the kernel cache; --rebuild compiles again and compares"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("--rebuild", action="store_true", help="compile again and compare bytes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify; return 4 when an entry is wrong."""
+    from kiln.jit_kernels.compile.audit import Flaw, audit, rebuild
+    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.settings import settings
+
+    cache = kernel_cache()
+    checked, flaws = audit(cache)
+    rebuilt = 0
+    different: list[Flaw] = []
+    if args.rebuild:
+        rebuilt, different = rebuild(declared_jobs("all"), cache, settings().jit_jobs)
+    if args.json:
+        report = {
+            "entries": checked,
+            "corrupt": [[flaw.where, flaw.reason] for flaw in flaws],
+            "rebuilt": rebuilt,
+            "different": [[flaw.where, flaw.reason] for flaw in different],
+        }
+        print(json.dumps(report))
+    else:
+        for flaw in (*flaws, *different):
+            print(f"{flaw.where}: {flaw.reason}")
+        again = f"; {rebuilt} built again, {len(different)} differ" if args.rebuild else ""
+        print(f"{checked} entries, {len(flaws)} corrupt{again}")
+    return exit_codes.CORRUPT if flaws or different else exit_codes.OK

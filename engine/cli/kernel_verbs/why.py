@@ -1,0 +1,28 @@
+"""Say where a kernel comes from, or which ingredient of its key keeps it from being found."""
+
+from __future__ import annotations
+
+import argparse
+
+from kiln.engine.cli.targets import add_arch_argument, specs_named, wanted_archs
+
+NAME = "why"
+HELP = "where a kernel comes from, or what differs from the nearest entry of the cache"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the kernel and the targets."""
+    parser.add_argument("spec", help="a kernel's name, or all")
+    add_arch_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line for each variant and target."""
+    from kiln.jit_kernels.compile.explain import explain
+    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.compile.warmup import jobs_for
+
+    cache = kernel_cache()
+    for job in jobs_for(specs_named(args.spec), wanted_archs(args.arch)):
+        print(f"{job.name}: {explain(job.spec, job.variant, job.arch, cache)}")
+    return 0

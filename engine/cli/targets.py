@@ -1,0 +1,57 @@
+"""Which targets and which kernels a command is about."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kiln.jit_kernels.compile.warmup import Job
+    from kiln.jit_kernels.spec import KernelSpec
+
+
+def add_arch_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--arch``."""
+    parser.add_argument(
+        "--arch",
+        metavar="LIST",
+        help="targets with commas, such as sm_80,sm_90a; or all. Default: KILN_KERNEL_ARCH, else "
+        "this machine's GPUs, else all",
+    )
+
+
+def wanted_archs(text: str | None) -> list[str]:
+    """Return the targets that a flag names, or those of its default, each once."""
+    import torch
+
+    from kiln.jit_kernels.arch import ALL_ARCHS, device_arch
+    from kiln.jit_kernels.settings import settings
+
+    text = text or settings().kernel_arch
+    if text is None and torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        return sorted({device_arch(torch.device("cuda", index)) for index in range(count)})
+    if text is None or text == "all":
+        return list(ALL_ARCHS)
+    return list(dict.fromkeys(arch.strip() for arch in text.split(",")))
+
+
+def declared_jobs(arch: str | None) -> list[Job]:
+    """Return every declared program for the targets of ``--arch``. Raises KernelError."""
+    from kiln.jit_kernels.compile.warmup import jobs_for
+    from kiln.jit_kernels.registry import all_specs
+
+    return jobs_for(all_specs().values(), wanted_archs(arch))
+
+
+def specs_named(name: str) -> list[KernelSpec]:
+    """Return the kernel of a name, or all of them for "all". Raises KernelError."""
+    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.registry import all_specs
+
+    specs = all_specs()
+    if name == "all":
+        return list(specs.values())
+    if name not in specs:
+        raise KernelError(f"no kernel is named {name!r}; there are {', '.join(sorted(specs))}")
+    return [specs[name]]

@@ -1,0 +1,20 @@
+"""Where a kernel comes from, or what keeps it from being found, in words."""
+
+from __future__ import annotations
+
+from kiln.jit_kernels.compile.build import look_up, nearest_to
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.spec import KernelSpec, Variant
+
+
+def explain(spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache) -> str:
+    """Return where the cubin of a variant is, or how the nearest entry differs."""
+    built, unit = look_up(spec, variant, arch, cache)
+    if built is None:
+        near = nearest_to(spec, variant, arch, unit, cache)
+        return f"not there; {near.sentence() if near else 'the cache holds no kernel at all'}"
+    if built.tier == "bundle" and cache.bundle is not None:
+        return f"in bundle {cache.bundle.path}, key {built.key}"
+    if built.tier == "disk":
+        return f"in {cache.store.path(arch, built.key)}"
+    return f"in this process, key {built.key}"

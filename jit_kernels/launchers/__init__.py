@@ -1,0 +1,1 @@
+"""Ways to load a cubin and launch a kernel of it, behind one protocol."""

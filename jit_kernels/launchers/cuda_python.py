@@ -1,0 +1,52 @@
+"""The CUDA driver through cuda-python's bindings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
+from kiln.jit_kernels.spec import LaunchGeometry
+
+
+class CudaPythonLauncher:
+    """Calls of cuda.bindings.driver."""
+
+    def __init__(self, driver: Any = None) -> None:
+        """Take ``driver``, or import the real one. Raises ToolchainMissing."""
+        self._driver = _bindings() if driver is None else driver
+        self._queue = self._driver.cuLaunchKernel
+
+    def load(self, name: str, cubin: bytes, entry: str) -> Any:
+        """Return the CUfunction of an entry. Raises LaunchError."""
+        error, module = self._driver.cuModuleLoadData(cubin)
+        if error != 0:
+            raise LaunchError(f"{name}: the driver refused the cubin: {self._reason(error)}")
+        error, function = self._driver.cuModuleGetFunction(module, entry.encode())
+        if error != 0:
+            raise LaunchError(f"{name}: no entry {entry!r} in the cubin: {self._reason(error)}")
+        return function
+
+    def launch(
+        self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int
+    ) -> None:
+        """Queue a kernel. Raises LaunchError."""
+        (error,) = self._queue(
+            function, *geometry.grid, *geometry.block, geometry.shared_bytes, stream, arguments, 0
+        )
+        if error != 0:
+            raise LaunchError(f"{name}: launch of {geometry} failed: {self._reason(error)}")
+
+    def _reason(self, error: Any) -> str:
+        _, name = self._driver.cuGetErrorName(error)
+        _, text = self._driver.cuGetErrorString(error)
+        return f"{name.decode()} ({text.decode()})" if name and text else str(error)
+
+
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise ToolchainMissing(
+            f"cuda-bindings cannot be loaded ({error}); pip install cuda-bindings"
+        ) from None
+    return driver

@@ -1,0 +1,54 @@
+"""Cubins through CuPy's module API; kernels launched with the arguments that Kiln packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
+from kiln.jit_kernels.spec import LaunchGeometry
+
+
+class CuPyLauncher:
+    """Calls of cupy.cuda: no CuPy array is made and none of its caches is used."""
+
+    def __init__(self, cuda: Any = None) -> None:
+        """Take ``cuda``, or import cupy.cuda. Raises ToolchainMissing."""
+        cuda = _cupy_cuda() if cuda is None else cuda
+        self._new_module = cuda.function.Module
+        self._queue = cuda.driver.launchKernel
+        # What CuPy raises, from its import of the driver to the driver's own refusals.
+        self._errors = (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)
+
+    def load(self, name: str, cubin: bytes, entry: str) -> Any:
+        """Return the cupy.cuda.function.Function of an entry. Raises LaunchError."""
+        module = self._new_module()
+        try:
+            module.load(cubin)
+        except self._errors as error:
+            raise LaunchError(f"{name}: the driver refused the cubin: {error}") from None
+        try:
+            return module.get_function(entry)  # it keeps its module loaded
+        except self._errors as error:
+            raise LaunchError(f"{name}: no entry {entry!r} in the cubin: {error}") from None
+
+    def launch(
+        self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int
+    ) -> None:
+        """Queue a kernel. Raises LaunchError."""
+        try:
+            self._queue(
+                function.ptr, *geometry.grid, *geometry.block, geometry.shared_bytes, stream,
+                arguments, 0,
+            )  # fmt: skip
+        except self._errors as error:
+            raise LaunchError(f"{name}: launch of {geometry} failed: {error}") from None
+
+
+def _cupy_cuda() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ToolchainMissing(
+            f"CuPy cannot be loaded ({error}); pip install cupy-cuda13x, or leave KILN_LAUNCHER out"
+        ) from None
+    return cupy.cuda

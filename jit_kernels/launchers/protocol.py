@@ -1,0 +1,23 @@
+"""What a launcher does."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kiln.jit_kernels.spec import LaunchGeometry
+
+
+class Launcher(Protocol):
+    """Loads cubins into the current CUDA context, and launches their kernels."""
+
+    def load(self, name: str, cubin: bytes, entry: str) -> Any:
+        """Return the kernel ``entry`` of a cubin; it stays loaded. Raises LaunchError."""
+
+    def launch(
+        self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int
+    ) -> None:
+        """Queue what ``load`` returned on a stream.
+
+        ``arguments`` is the address of an array of pointers, one to each argument; ``stream`` a
+        CUstream. Raises LaunchError.
+        """

@@ -1,0 +1,34 @@
+"""Arguments of a kernel as the driver reads them."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+
+import torch
+
+_SLOT = 8  # bytes of one packed argument
+_FORMATS = {"pointer": "Q", "int64": "q", "int32": "i4x", "float": "f4x"}
+
+
+class ArgumentBlock(threading.local):
+    """A kernel's arguments, packed once into memory that the driver reads at each launch.
+
+    One block a thread: the driver reads it with the GIL released.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._packer = struct.Struct("=" + "".join(_FORMATS[kind] for kind in arguments))
+        self._values = ctypes.create_string_buffer(_SLOT * len(arguments))
+        start = ctypes.addressof(self._values)
+        slots = [start + _SLOT * index for index in range(len(arguments))]
+        self._pointers = (ctypes.c_void_p * len(arguments))(*slots)
+        self.address = ctypes.addressof(self._pointers)  # the void** that the driver wants
+
+    def pack(self, values: Sequence[torch.Tensor | int | float]) -> int:
+        """Store the values; return the address of the array of pointers to them."""
+        plain = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
+        self._packer.pack_into(self._values, 0, *plain)
+        return self.address

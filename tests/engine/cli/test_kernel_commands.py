@@ -1,0 +1,292 @@
+"""``kiln warmup`` and the verbs of ``kiln kernels``, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kiln.cache.bundle import Bundle, write_bundle
+from kiln.engine.cli import kernel_progress
+from kiln.engine.cli.commands.kernels import find_verbs
+from kiln.engine.cli.main import main
+from kiln.jit_kernels.compile import kernel_cache as cache_module
+from kiln.jit_kernels.compile import template
+from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.template import read_source
+from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.toolchains import nvrtc
+
+DEMO = Path(__file__).parents[3] / "engine" / "demo"
+NUM_VARIANTS = sum(len(list(spec.variants())) for spec in all_specs().values())
+
+
+@pytest.fixture(scope="session")
+def warm_root(tmp_path_factory):
+    """A folder with every kernel for one target, and its bundle."""
+    folder = tmp_path_factory.mktemp("commands")
+    with pytest.MonkeyPatch.context() as patch:
+        _forget()
+        patch.setenv("KILN_KERNEL_CACHE_DIR", str(folder / "kernels"))
+        assert main(["warmup", "--arch", "sm_80", "--json", "--export", str(folder / "b")]) == 0
+        _forget()
+    return folder
+
+
+def _forget():
+    for cached in (settings, kernel_cache, cache_module._installed):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def kiln(tmp_path, capsys):
+    """Run a command line over an empty cache; return code, stdout and stderr."""
+
+    def run(*arguments, **environment):
+        own = {"KILN_KERNEL_CACHE_DIR": tmp_path / "kernels", "COLUMNS": 160, **environment}
+        _forget()
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in own.items():
+                patch.setenv(name, str(value))
+            code = main([str(argument) for argument in arguments])
+        _forget()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def over(kiln, warm_root):
+    """Run a command line over the warm cache; read only, for tests share it."""
+
+    def run(*arguments, **environment):
+        own = {"KILN_KERNEL_CACHE_DIR": warm_root / "kernels", "KILN_KERNEL_CACHE": "ro"}
+        return kiln(*arguments, **{**own, **environment})
+
+    return run
+
+
+def test_every_module_of_the_folder_is_a_verb():
+    names = {verb.NAME for verb in find_verbs()}
+    folder = Path(find_verbs()[0].__file__).parent
+    assert len(names) == len(list(folder.glob("*.py"))) - 1
+    wanted = {"list", "choices", "check", "why", "verify", "prune", "export", "import", "extract"}
+    assert wanted <= names
+
+
+def test_a_dry_run_names_the_programs_and_builds_nothing(kiln, tmp_path):
+    code, out, _ = kiln("warmup", "--arch", "sm_80,sm_90a", "--dry-run")
+    assert code == 0
+    assert len(out.splitlines()) == 2 * NUM_VARIANTS
+    assert "rms_norm[bf16] sm_90a" in out
+    code, out, _ = kiln("warmup", "--arch", "all", "--dry-run", "--json")
+    assert json.loads(out)["kernels"] == 7 * NUM_VARIANTS
+    assert not (tmp_path / "kernels").exists()
+
+
+def test_a_model_limits_what_is_built_to_its_dtype(kiln, tmp_path):
+    config = json.loads((DEMO / "config.json").read_text())
+    for old in ("dtype", "torch_dtype"):
+        config.pop(old, None)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
+    _, out, _ = kiln("warmup", "--arch", "sm_80", "--dry-run", "--model", tmp_path)
+    wanted = jobs_for(all_specs().values(), ["sm_80"], torch.float16)
+    assert out.splitlines() == [job.name for job in wanted]
+    assert len(wanted) < NUM_VARIANTS
+    code, _, err = kiln("warmup", "--model", tmp_path / "absent")
+    assert (code, err.startswith("error: ")) == (1, True)
+
+
+def test_the_flag_then_the_toggle_say_how_many_compile_at_once(over, monkeypatch):
+    asked = []
+
+    def warm_up(jobs, cache, num_threads, on_outcome):
+        asked.append(num_threads)
+        return [], 0.0
+
+    monkeypatch.setattr(kernel_progress, "warm_up", warm_up)
+    over("warmup", "--arch", "sm_80", "--json")
+    over("warmup", "--arch", "sm_80", "--json", KILN_JIT_JOBS="3")
+    over("warmup", "--arch", "sm_80", "--json", "--jobs", "2", KILN_JIT_JOBS="3")
+    assert asked == [0, 3, 2], "0 takes the cores"
+
+
+def test_a_warm_up_holds_the_cache_to_its_limits(kiln, warm_root, tmp_path):
+    kiln("kernels", "import", warm_root / "b")
+    code, out, _ = kiln("warmup", "--arch", "sm_80", "--json", KILN_KERNEL_CACHE_MAX_MB="0")
+    assert (code, json.loads(out)["hit"]) == (0, NUM_VARIANTS)
+    assert not list((tmp_path / "kernels").rglob("*.kk"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["warmup", "--arch", "sm_xyz"], "sm_xyz"),
+        (["warmup", "--jobs", "0"], "--jobs 0"),
+        (["kernels", "why", "softmaxx"], "softmaxx"),
+        (["kernels", "check", "rms_norm", "--seeds", "0"], "--seeds 0"),
+        (["kernels", "extract", "abc"], "hex digits"),
+        (["kernels", "extract", "0123456789"], "0 entries"),
+        (["kernels", "prune", "--max-mb", "-1"], "--max-mb -1"),
+        (["kernels", "export", "/tmp/none.kpack"], "kiln warmup first"),
+    ],
+)
+def test_wrong_use_is_named_in_one_line(kiln, arguments, says):
+    code, _, err = kiln(*arguments)
+    assert code == 1
+    assert len(err.strip().splitlines()) == 1
+    assert says in err
+
+
+def test_a_compile_error_is_exit_code_5_and_the_rest_is_built(kiln, monkeypatch):
+    whole = template.closed_source
+    broken = {"norm/rms_norm.cu": read_source("norm/rms_norm.cu") + "}\n"}
+    monkeypatch.setattr(template, "closed_source", lambda path: broken.get(path) or whole(path))
+    code, out, err = kiln("warmup", "--arch", "sm_80", "--json")
+    counts = json.loads(out)
+    assert code == 5
+    assert (counts["failed"], counts["built"]) == (3, NUM_VARIANTS - 3)
+    line = broken["norm/rms_norm.cu"].count("\n")
+    assert f"kernel_sources/norm/rms_norm.cu({line})" in err
+
+
+def test_list_tells_what_is_built_and_what_it_takes(over):
+    code, out, _ = over("kernels", "list")
+    assert code == 0
+    (row,) = [line for line in out.splitlines() if " rms_norm " in line]
+    assert "3 of 21" in row
+    assert "norm/rms_norm.cu" in row
+    _, out, _ = over("kernels", "list", "--arch", "sm_80,sm_75", "--json")
+    rows = json.loads(out)
+    assert len(rows) == 2 * NUM_VARIANTS
+    for row in rows:
+        assert row["tier"] == ("disk" if row["arch"] == "sm_80" else "")
+        if row["tier"]:
+            assert 8 <= row["registers"] <= 255
+            assert row["spills"] >= 0
+            assert len(row["key"]) == 64
+
+
+def test_why_says_where_a_kernel_is_or_what_differs(over, warm_root, monkeypatch):
+    _, out, _ = over("kernels", "why", "rms_norm", "--arch", "sm_80")
+    assert out.count("in " + str(warm_root / "kernels" / "v1" / "sm_80")) == 3
+    options = nvrtc.options
+    monkeypatch.setattr(nvrtc, "options", lambda arch: [*options(arch), "-lineinfo"])
+    _, out, _ = over("kernels", "why", "rms_norm", "--arch", "sm_80")
+    assert out.count("not there; the nearest entry is rms_norm for sm_80") == 3
+    assert out.count("-lineinfo here, nothing there") == 3
+
+
+def test_verify_finds_a_changed_entry_with_exit_code_4(kiln, tmp_path, warm_root):
+    assert kiln("kernels", "import", warm_root / "b")[0] == 0
+    code, out, _ = kiln("kernels", "verify")
+    assert (code, out) == (0, f"{NUM_VARIANTS} entries, 0 corrupt\n")
+    entry = next((tmp_path / "kernels").rglob("*.kk"))
+    data = bytearray(entry.read_bytes())
+    data[-100] ^= 1
+    entry.write_bytes(data)
+    code, out, _ = kiln("kernels", "verify", "--json")
+    report = json.loads(out)
+    assert code == 4
+    assert report["entries"] == NUM_VARIANTS
+    ((where, reason),) = report["corrupt"]
+    assert where == str(entry)
+    assert "SHA-256" in reason
+    code, out, _ = kiln("kernels", "verify", "--rebuild")
+    assert code == 4
+    assert f"{NUM_VARIANTS - 1} built again, 0 differ" in out
+
+
+def test_a_bundle_goes_out_and_comes_in_as_the_same_bytes(over, kiln, warm_root, tmp_path):
+    code, out, _ = over("kernels", "export", tmp_path / "b", "--arch", "sm_80,sm_75")
+    assert code == 0
+    assert (tmp_path / "b").read_bytes() == (warm_root / "b").read_bytes()
+    sha256 = Bundle.open(tmp_path / "b").sha256
+    assert f"{NUM_VARIANTS} kernels, sha256 {sha256}" in out
+    assert "not in the cache, so not in the bundle: " in out
+    assert out.count("sm_75") == NUM_VARIANTS
+
+    code, out, _ = kiln("kernels", "import", tmp_path / "b", "--sha256", sha256)
+    assert (code, out.split()[0]) == (0, str(NUM_VARIANTS))
+    code, out, _ = kiln("warmup", "--arch", "sm_80", "--json")
+    assert json.loads(out)["hit"] == NUM_VARIANTS
+    code, _, err = kiln("kernels", "import", tmp_path / "b", "--sha256", "0" * 64)
+    assert (code, "has SHA-256" in err) == (4, True)
+
+
+def test_an_import_that_cannot_be_kept_is_an_error(kiln, warm_root):
+    code, _, err = kiln("kernels", "import", warm_root / "b", KILN_KERNEL_CACHE="ro")
+    assert (code, "cannot be kept" in err) == (1, True)
+
+
+def test_an_entry_under_another_key_is_not_imported(kiln, warm_root, tmp_path):
+    arch, _, entry = next(Bundle.open(warm_root / "b").entries())
+    write_bundle(tmp_path / "swapped", [(arch, "0" * 64, entry)])
+    code, _, err = kiln("kernels", "import", tmp_path / "swapped")
+    assert (code, "do not give its key" in err) == (4, True)
+    assert not list((tmp_path / "kernels").rglob("*.kk"))
+
+
+def test_extract_writes_the_cubin(over, tmp_path):
+    _, out, _ = over("kernels", "list", "--arch", "sm_80", "--json")
+    row = next(row for row in json.loads(out) if row["kernel"] == "apply_rotary")
+    path = tmp_path / "x.cubin"
+    code, out, _ = over("kernels", "extract", row["key"][:12], "-o", path)
+    assert code == 0
+    assert "apply_rotary" in out
+    assert len(path.read_bytes()) == row["cubin_bytes"]
+    assert b"apply_rotary" in path.read_bytes()
+
+
+def test_prune_says_what_goes_and_does_it(kiln, warm_root, tmp_path):
+    kiln("kernels", "import", warm_root / "b")
+    entries = sorted((tmp_path / "kernels").rglob("*.kk"))
+    for path in entries[:4]:
+        os.utime(path, (0, 0))
+    code, out, _ = kiln("kernels", "prune", "--dry-run")
+    assert code == 0
+    assert "would remove 4 entries" in out
+    assert all(str(path) in out for path in entries[:4])
+    assert all(path.exists() for path in entries)
+    _, out, _ = kiln("kernels", "prune")
+    assert out.startswith("removed 4 entries")
+    assert [path.exists() for path in entries[:4]] == [False] * 4
+    _, out, _ = kiln("kernels", "prune", "--max-mb", "0")
+    assert out.startswith(f"removed {NUM_VARIANTS - 4} entries")
+    assert "0 stay" in out
+
+
+def test_a_sealed_cache_that_lacks_a_kernel_is_exit_code_3(over):
+    code, out, err = over("warmup", "--arch", "sm_75", "--json", KILN_KERNEL_CACHE="sealed")
+    assert code == 3
+    assert json.loads(out)["failed"] == NUM_VARIANTS
+    assert "arch (the target): sm_75 here, sm_80 there" in err
+
+
+def test_the_engine_process_passes_a_sealed_miss_on(monkeypatch):
+    from kiln.engine import client, wire
+    from kiln.engine.cli.exit_codes import SEALED_MISS, code_of
+
+    failed = wire.Failed("rms_norm is not in the sealed cache", "SealedMiss", True)
+    assert code_of(client._failure(failed, loading=True)) == SEALED_MISS
+    assert code_of(client._failure(failed, loading=False)) == 1
+
+
+def test_choices_tell_what_runs_here(kiln):
+    code, out, _ = kiln("kernels", "choices", KILN_NORM="torch")
+    assert code == 0
+    (row,) = [line for line in out.splitlines() if " norm " in line]
+    assert "KILN_NORM=torch" in row
+
+
+def test_help_of_every_verb(kiln):
+    for verb in find_verbs():
+        with pytest.raises(SystemExit) as caught:
+            main(["kernels", verb.NAME, "--help"])
+        assert caught.value.code == 0

@@ -1,0 +1,32 @@
+"""Build every kernel for one target in a process of its own; print keys and digests as JSON.
+
+A second argument is a user id to become first, once NVRTC is loaded: a Python under somebody's
+home may be out of that user's reach, and the kernels' sources are not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+
+import kiln
+from kiln.cache.store import Store
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.template import render
+from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.toolchains import nvrtc
+
+if __name__ == "__main__":
+    jobs = jobs_for(all_specs().values(), [sys.argv[1]])
+    if len(sys.argv) > 2:
+        nvrtc.version(), nvrtc.identity(), render(jobs[0].spec, jobs[0].variant)
+        os.setgroups([])
+        os.setgid(int(sys.argv[2]))
+        os.setuid(int(sys.argv[2]))
+    outcomes, _ = warm_up(jobs, KernelCache(Store(None, mode="off")))
+    built = {one.job.name: one.built for one in outcomes}
+    digests = {name: [b.key, hashlib.sha256(b.cubin).hexdigest()] for name, b in built.items()}
+    print(json.dumps({"root": kiln.__path__[0], "user": os.getuid(), "built": digests}))

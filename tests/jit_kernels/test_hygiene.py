@@ -1,0 +1,85 @@
+"""Compiling leaves the process, its limits and the disk as they were."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import os, resource, sys, tempfile, threading
+from concurrent.futures import ThreadPoolExecutor
+from kiln.jit_kernels.compile.template import Unit, render
+from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.toolchains import nvrtc
+
+fetch = nvrtc._fetch
+
+def fetch_log_too(bindings, program, what):
+    # That of a clean build has one byte, and a bytes object of one byte is everybody's.
+    fetch(bindings, program, "ProgramLog")
+    return fetch(bindings, program, what)
+
+nvrtc._fetch = fetch_log_too
+spec = find_spec("rms_norm")
+units = [render(spec, variant) for variant in spec.variants()]
+empty = Unit("empty.cu", 'extern "C" __global__ void f() {}', {})
+nvrtc.compile_cubin("first", empty, "sm_80")  # what loading NVRTC opens stays open
+
+limit = resource.getrlimit(resource.RLIMIT_STACK)
+descriptors = os.listdir("/proc/self/fd")
+limits, done = set(), threading.Event()
+
+def watch():
+    while not done.wait(0.0005):
+        limits.add(resource.getrlimit(resource.RLIMIT_STACK))
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+for index in range(20):
+    nvrtc.compile_cubin("rms_norm", units[index % 3], "sm_90a" if index % 2 else "sm_80")
+    if index % 5 == 0:
+        try:
+            nvrtc.compile_cubin("bad", Unit("bad.cu", "not C++", {}), "sm_80")
+        except CompileError:
+            continue
+        raise AssertionError("compiled nonsense")
+done.set()
+watcher.join()
+assert limits == {limit}, (limits, limit)
+assert os.listdir("/proc/self/fd") == descriptors, os.listdir("/proc/self/fd")
+assert os.listdir(tempfile.gettempdir()) == [], os.listdir(tempfile.gettempdir())
+assert os.listdir(os.environ["HOME"]) == [], os.listdir(os.environ["HOME"])
+assert " ".encode()[0] == 32  # not b" " on the right: it would be the same, spoilt object
+
+start = threading.Barrier(8)
+
+def compile_with_all(index):
+    start.wait()
+    return [nvrtc.compile_cubin("rms_norm", unit, "sm_90a") for unit in units[:2]]
+
+with ThreadPoolExecutor(8) as pool:
+    results = list(pool.map(compile_with_all, range(8)))
+assert all(result == results[0] for result in results)
+assert len(set(results[0])) == 2
+assert os.listdir("/proc/self/fd") == descriptors
+"""
+
+
+def test_20_compilations_and_8_threads_leave_nothing_behind(tmp_path):
+    for name in ("tmp", "home"):
+        (tmp_path / name).mkdir()
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tools/import_root"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,182 @@
+"""A key names everything that can change a cubin, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+
+from kiln.jit_kernels.compile import ingredients, template
+from kiln.jit_kernels.compile.ingredients import (
+    differing,
+    ingredients_of,
+    key_of,
+    stored_ingredients,
+)
+from kiln.jit_kernels.compile.template import read_source, render
+from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.registry import all_specs, find_spec
+from kiln.jit_kernels.toolchains import nvrtc
+
+SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
+TOOLCHAIN = "nvrtc/aa/bb"
+
+
+def key(spec, variant, arch="sm_90a", toolchain=TOOLCHAIN):
+    return key_of(ingredients_of(spec, render(spec, variant), arch, toolchain))
+
+
+@pytest.fixture
+def sources(monkeypatch):
+    """Let a test change a source: path -> text, in place of what is on disk."""
+    changed = {}
+    monkeypatch.setattr(
+        template, "closed_source", lambda path: changed.get(path) or read_source(path)
+    )
+    return changed
+
+
+def reachable(spec):
+    unit = render(spec, next(iter(spec.variants())))
+    return [spec.source, *(f"include/{name}" for name in unit.headers)]
+
+
+@pytest.mark.parametrize("spec", {spec.values[0].source: spec for spec in SPECS}.values())
+def test_any_byte_of_any_reachable_file_changes_the_key(spec, sources):
+    variant = next(iter(spec.variants()))
+    before = key(spec, variant)
+    for path in reachable(spec):
+        text = read_source(path)
+        for place in range(len(text)):
+            other = chr(ord(text[place]) ^ 1)
+            sources[path] = text[:place] + other + text[place + 1 :]
+            with contextlib.suppress(CompileError):  # an #include that leads nowhere now
+                assert key(spec, variant) != before, f"{path} byte {place}"
+        del sources[path]
+    assert key(spec, variant) == before
+
+
+def test_a_line_end_is_a_byte_too(sources):
+    spec = find_spec("rms_norm")
+    variant = next(iter(spec.variants()))
+    before = key(spec, variant)
+    for path in reachable(spec):
+        sources[path] = read_source(path).replace("\n", "\r\n", 1)
+        assert key(spec, variant) != before
+        del sources[path]
+
+
+def test_a_source_is_read_as_the_bytes_that_it_is(monkeypatch, tmp_path):
+    (tmp_path / "x.cuh").write_bytes("a\r\nb\rc … \n".encode())
+    monkeypatch.setattr(template, "files", lambda package: tmp_path)
+    assert read_source.__wrapped__("x.cuh") == "a\r\nb\rc … \n"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_other_ingredient_changes_the_key(spec, monkeypatch):
+    keys = []
+    for variant in spec.variants():
+        keys += [key(spec, variant), key(spec, variant, "sm_90"), key(spec, variant, "sm_80")]
+        keys += [key(spec, variant, toolchain=f"{TOOLCHAIN}0")]
+        keys.append(key(dataclasses.replace(spec, entry="other"), variant))
+        unit = render(spec, variant)
+        renamed = dataclasses.replace(unit, name="kernel_sources/other.cu")
+        keys.append(key_of(ingredients_of(spec, renamed, "sm_90a", TOOLCHAIN)))
+        extra = dataclasses.replace(unit, headers={**unit.headers, "kiln/zz.cuh": ""})
+        keys.append(key_of(ingredients_of(spec, extra, "sm_90a", TOOLCHAIN)))
+    assert len(set(keys)) == len(keys)
+
+
+def test_every_option_and_their_order_change_the_key(monkeypatch):
+    spec = find_spec("rms_norm")
+    variant = next(iter(spec.variants()))
+    options = nvrtc.options("sm_90a")
+    lists = [options, [*options, "-lineinfo"], options[::-1]]
+    lists += [options[:i] + options[i + 1 :] for i in range(len(options))]
+    lists += [[*options[:i], options[i] + "0", *options[i + 1 :]] for i in range(len(options))]
+    keys = set()
+    for one in lists:
+        monkeypatch.setattr(nvrtc, "options", lambda arch, one=one: one)
+        keys.add(key(spec, variant))
+    assert len(keys) == len(lists)
+
+
+def test_nothing_else_changes_a_key(sources):
+    keys = {
+        (spec.name, str(variant)): key(spec, variant)
+        for spec in all_specs().values()
+        for variant in spec.variants()
+    }
+    assert len(set(keys.values())) == len(keys)
+    for changed in [spec.source for spec in all_specs().values()]:
+        sources[changed] = read_source(changed) + " "
+        for spec in all_specs().values():
+            for variant in spec.variants():
+                same = key(spec, variant) == keys[spec.name, str(variant)]
+                assert same == (changed not in reachable(spec))
+        del sources[changed]
+    # reduce.cuh is the norms' own: the other kernels do not reach it.
+    sources["include/kiln/reduce.cuh"] = read_source("include/kiln/reduce.cuh") + " "
+    for spec in all_specs().values():
+        unit = render(spec, next(iter(spec.variants())))
+        same = key(spec, next(iter(spec.variants())))
+        was = keys[spec.name, str(next(iter(spec.variants())))]
+        assert (same == was) == ("kiln/reduce.cuh" not in unit.headers)
+    # The header of the other toolchain stands behind a switch that NVRTC never takes.
+    assert all(
+        "cuda_host.h" not in path for spec in all_specs().values() for path in reachable(spec)
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#include <cuda/atomic>",
+        "#include </etc/passwd>",
+        '#include "../secret.cuh"',
+        '#include "/etc/passwd.h"',
+        "#include HEADER",
+        "  #  include_next <kiln/vec.cuh>",
+        "#/* */include <kiln/vec.cuh>",
+        "#\\\ninclude <kiln/vec.cuh>",
+        '#embed "kiln/vec.cuh"',
+        "%:include <kiln/vec.cuh>",
+        '#if __has_include("kiln/vec.cuh")',
+        "const char* when = __DATE__ __TIME__;",
+    ],
+)
+def test_a_source_that_reaches_out_of_the_closed_world_is_refused(monkeypatch, line):
+    spec = find_spec("rms_norm")
+    own = read_source(spec.source)
+    monkeypatch.setattr(
+        template, "read_source", lambda path: own + line + "\n" if path == spec.source else ""
+    )
+    template.closed_source.cache_clear()
+    try:
+        with pytest.raises(CompileError, match="include"):
+            render(spec, next(iter(spec.variants())))
+    finally:
+        template.closed_source.cache_clear()
+
+
+def test_what_an_entry_stores_gives_its_key_back():
+    spec = find_spec("rms_norm")
+    own = ingredients_of(spec, render(spec, next(iter(spec.variants()))), "sm_90a", TOOLCHAIN)
+    assert stored_ingredients({"ingredients": [list(pair) for pair in own]}) == own
+    for header in ({}, {"ingredients": "x"}, {"ingredients": [["one"]]}, {"ingredients": [[1, 2]]}):
+        with pytest.raises(ValueError, match="ingredients"):
+            stored_ingredients(header)
+
+
+def test_differing_names_the_labels_and_only_those():
+    spec = find_spec("rms_norm")
+    unit = render(spec, next(iter(spec.variants())))
+    own = ingredients_of(spec, unit, "sm_90a", TOOLCHAIN)
+    other = ingredients_of(spec, unit, "sm_90a", "nvrtc/cc/dd")
+    assert differing(own, own) == []
+    assert differing(own, other) == ["toolchain"]
+    headers = {name: text for name, text in unit.headers.items() if name != "kiln/vec.cuh"}
+    fewer = dataclasses.replace(unit, headers=headers)
+    less = ingredients.ingredients_of(spec, fewer, "sm_90a", TOOLCHAIN)
+    assert differing(own, less) == differing(less, own) == ["header kiln/vec.cuh"]

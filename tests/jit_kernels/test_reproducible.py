@@ -1,0 +1,166 @@
+"""The same kernels come out anywhere: the world that a build sees is closed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kiln.cache.store import Store
+from kiln.jit_kernels.compile.audit import audit, rebuild
+from kiln.jit_kernels.compile.build import build
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.template import Unit
+from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.toolchains import nvrtc
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCH = "sm_90a"
+
+
+@pytest.fixture(scope="module")
+def copy():
+    """The package at another path, where any user may read it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for part in ("cache", "engine", "jit_kernels", "kernel_sources", "tools/import_root"):
+            ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.egg-info")
+            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=ignored)
+        shutil.copy(Path(__file__).with_name("build_all.py"), folder)
+        shutil.copy(ROOT / "README.md", folder)
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        yield folder
+
+
+def digests(warm):
+    keys = {job.name: build(job.spec, job.variant, job.arch, warm.cache()).key for job in warm.jobs}
+    return {
+        name: [keys[name], hashlib.sha256(cubin).hexdigest()]
+        for name, cubin in warm.cubins.items()
+        if name.endswith(ARCH)
+    }
+
+
+def run(script, root, environ, *user, cwd):
+    done = subprocess.run(
+        [sys.executable, str(script), ARCH, *map(str, user)],
+        env={"PYTHONPATH": str(root / "tools/import_root"), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert Path(report["root"]) == root
+    assert report["user"] == (user[0] if user else os.getuid())
+    return report["built"]
+
+
+def poison(folder):
+    """Headers of the same names as ours, wherever a compiler might look for them."""
+    for place in ("", "kernel_sources/include/", "kernel_sources/norm/", "include/"):
+        for name in ("vec.cuh", "ptx.cuh", "reduce.cuh"):
+            path = folder / place / "kiln" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("#error poisoned\n")
+    (folder / "cuda_host.h").write_text("#error poisoned\n")
+    return folder
+
+
+def test_from_an_empty_environment_and_the_root_folder(warm):
+    script = Path(__file__).with_name("build_all.py")
+    assert run(script, ROOT, {}, cwd="/") == digests(warm)
+
+
+def test_a_header_that_is_not_passed_is_not_found_anywhere(monkeypatch, tmp_path):
+    for place in ("", "kernel_sources/", "kernel_sources/norm/"):
+        path = tmp_path / place / "kiln" / "found.cuh"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#define FOUND\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"):
+        monkeypatch.setenv(name, str(tmp_path))
+    text = '#include "kiln/found.cuh"\nextern "C" __global__ void f() {}'
+    with pytest.raises(CompileError, match=r"kiln/found\.cuh"):
+        nvrtc.compile_cubin("f", Unit("kernel_sources/norm/x.cu", text, {}), ARCH)
+
+
+def test_from_another_path_and_home_among_poisoned_headers_and_variables(warm, copy):
+    here = poison(copy / "work")
+    home = copy / "home"
+    home.mkdir()
+    here.chmod(0o755)
+    hostile = {
+        "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        **dict.fromkeys(("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"), str(here)),
+        **dict.fromkeys(("NVCC_APPEND_FLAGS", "NVRTC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"), "-G"),
+    }
+    assert run(copy / "build_all.py", copy, hostile, cwd=here) == digests(warm)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_as_another_user(warm, copy):
+    # One without a passwd entry, whose home does not exist.
+    script = copy / "build_all.py"
+    assert run(script, copy, {"HOME": "/none"}, 54321, cwd="/") == digests(warm)
+
+
+@pytest.mark.parametrize("seconds", [0, 4102444800], ids=["1970", "2100"])
+def test_no_time_of_a_file_and_no_unreached_file_makes_anything_compile_again(
+    warm, copy, tmp_path, seconds
+):
+    root = shutil.copytree(warm.root, tmp_path / "kernels")
+    for path in [*copy.rglob("*"), *root.rglob("*")]:
+        if path.name in ("README.md", "cuda_host.h", "llm.py", "test_build.py"):
+            path.write_text(path.read_text() + f"\n# {seconds}\n")
+        os.utime(path, (seconds, seconds), follow_symlinks=False)
+    (copy / "kernel_sources/include/kiln/unreached.cuh").write_text(f"// {seconds}\n")
+    environ = {
+        "PYTHONPATH": str(copy / "tools/import_root"),
+        "KILN_KERNEL_CACHE_DIR": str(root),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "kiln.engine.cli.main", "warmup", "--json", "--arch"]
+    out = subprocess.check_output([*command, "sm_80,sm_90a"], env=environ, cwd="/", timeout=120)
+    report = json.loads(out)
+    assert (report["built"], report["hit"], report["failed"]) == (0, len(warm.jobs), 0)
+
+
+def test_every_entry_is_what_would_be_built_again(warm, tmp_path):
+    cache = warm.cache()
+    assert audit(cache) == (len(warm.jobs), [])
+    jobs = [job for job in warm.jobs if job.arch == ARCH]
+    assert rebuild(jobs, cache) == (len(jobs), [])
+
+
+def test_an_entry_that_would_be_built_otherwise_is_found(warm, tmp_path):
+    job = warm.jobs[0]
+    built = build(job.spec, job.variant, job.arch, warm.cache())
+    entry = warm.cache().store.get(job.arch, built.key)
+    forged = built.cubin.replace(b"ptxas", b"other")
+    store = Store(tmp_path)
+    store.put(job.arch, built.key, forged, entry.header)
+    compared, flaws = rebuild([job, warm.jobs[1]], KernelCache(store))
+    assert compared == 1, "what is not there is not compared"
+    assert [flaw.where for flaw in flaws] == [job.name]
+
+    header = {**entry.header, "ingredients": entry.header["ingredients"][:-1]}
+    store = Store(tmp_path / "other")
+    store.put(job.arch, built.key, built.cubin, header)
+    store.put(job.arch, "0" * 64, b"\0" * 99, entry.header)
+    count, flaws = audit(KernelCache(store))
+    assert count == 2
+    assert sorted(flaw.reason for flaw in flaws) == [
+        "not an ELF file for a CUDA device",
+        "the ingredients that it states do not give its key",
+    ]

@@ -1,0 +1,138 @@
+"""A machine with no compiler at all is served from a bundle, and says what is missing in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from kiln.cache.bundle import Bundle, write_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILERS = ("nvidia", "cuda", "cupy", "triton", "_cuda", "ninja")
+WARM_START = """
+import json, os, shutil, sys, time
+from kiln.jit_kernels.compile.build import build
+from kiln.jit_kernels.compile.opening import open_cache
+from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
+
+jobs = jobs_for(all_specs().values(), ["sm_80", "sm_90a"])
+jobs = (jobs * (64 // len(jobs) + 1))[:64]
+loaded = set(sys.modules)
+start = time.process_time()
+caches = [open_cache(settings()) for _ in range(len(jobs) // 36 + 1)]
+built = [build(j.spec, j.variant, j.arch, caches[i // 36]) for i, j in enumerate(jobs)]
+seconds = time.process_time() - start
+maps = open("/proc/self/maps").read()
+print(json.dumps({
+    "seconds": seconds,
+    "tiers": sorted({one.tier for one in built}),
+    "imported": sorted(n for n in set(sys.modules) - loaded if n.startswith(("cuda", "nvidia"))),
+    "mapped": "libnvrtc" in maps,
+    "tools": [t for t in ("nvcc", "gcc", "g++", "cc", "ninja", "ptxas") if shutil.which(t)],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """The environment of a machine without compilers: no PATH, no NVRTC, no bindings."""
+    folder = tmp_path_factory.mktemp("bare")
+    packages, empty = folder / "packages", folder / "bin"
+    packages.mkdir()
+    empty.mkdir()
+    for name in {"purelib", "platlib"}:
+        for path in Path(sysconfig.get_paths()[name]).iterdir():
+            link = packages / path.name
+            if not path.name.startswith(COMPILERS) and not link.exists():
+                link.symlink_to(path)
+    return {
+        "PATH": str(empty),
+        "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT / "tools/import_root")]),
+        "KILN_KERNEL_CACHE_DIR": str(folder / "absent"),
+        "KILN_KERNEL_CACHE": "sealed",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run(environ, *command):
+    """Without site: only the packages that the environment names."""
+    return subprocess.run(
+        [sys.executable, "-S", *command],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+    )
+
+
+def kiln(environ, *arguments):
+    return run(environ, "-m", "kiln.engine.cli.main", *arguments)
+
+
+def test_every_kernel_resolves_where_there_is_no_compiler(warm, bare):
+    environ = {**bare, "KILN_KERNEL_BUNDLE": str(warm.bundle)}
+    environ["KILN_KERNEL_BUNDLE_SHA256"] = warm.sha256
+    assert run(environ, "-c", "import cuda.bindings").returncode == 1
+    done = run(environ, "-c", WARM_START)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["tiers"] == ["bundle"]
+    assert (report["tools"], report["mapped"]) == ([], False)
+    done = kiln(environ, "warmup", "--arch", "sm_80,sm_90a", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    counts = json.loads(done.stdout)
+    assert (counts["hit"], counts["failed"]) == (len(warm.jobs), 0)
+
+
+def test_one_missing_kernel_is_exit_code_3_with_the_ingredient_that_differs(warm, bare, tmp_path):
+    entries = list(Bundle.open(warm.bundle).entries())
+    entries = [e for e in entries if (e[0], e[2].header["kernel"]) != ("sm_90a", "rms_norm")]
+    write_bundle(tmp_path / "less.kpack", entries)
+    environ = {**bare, "KILN_KERNEL_BUNDLE": str(tmp_path / "less.kpack")}
+    done = kiln(environ, "warmup", "--arch", "sm_80,sm_90a")
+    assert done.returncode == 3, done.stderr[-2000:]
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 3
+    assert errors[0].startswith("error: rms_norm[float] for sm_90a is not in the sealed")
+    assert all("arch (the target): sm_90a here, sm_80 there" in line for line in errors)
+    assert f"{len(warm.jobs) - 3} hit, 0 built, 3 failed" in done.stdout
+
+
+def test_a_tampered_bundle_is_exit_code_4(warm, bare, tmp_path):
+    data = bytearray(warm.bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "tampered.kpack").write_bytes(data)
+    done = kiln({**bare, "KILN_KERNEL_BUNDLE": str(tmp_path / "tampered.kpack")}, "warmup")
+    assert done.returncode == 4
+    assert "tampered.kpack" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("tier", ["disk", "bundle"])
+def test_a_warm_start_of_64_kernels_takes_40_ms_and_loads_no_compiler(warm, tmp_path, tier):
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tools/import_root"),
+        "KILN_KERNEL_CACHE_DIR": str(warm.root),
+        "OMP_NUM_THREADS": "1",
+    }
+    if tier == "bundle":
+        environ["KILN_KERNEL_BUNDLE"] = str(warm.bundle)
+    reports = []
+    for _ in range(3):  # a busy machine's interference only ever adds CPU time
+        out = subprocess.check_output([sys.executable, "-c", WARM_START], env=environ, timeout=120)
+        reports.append(json.loads(out))
+        if reports[-1]["seconds"] <= 0.04:
+            break
+    assert min(one["seconds"] for one in reports) <= 0.04
+    assert reports[0]["tiers"] == [tier]
+    assert (reports[0]["imported"], reports[0]["mapped"]) == ([], False)

@@ -1,0 +1,77 @@
+"""Many processes that start together share the work, and cannot disagree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Forked after the imports, which take longer than the compiling; NVRTC is loaded by each child.
+STAMPEDE = """
+import errno, fcntl, hashlib, json, os, sys
+from pathlib import Path
+from kiln.cache.store import Store
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
+from kiln.jit_kernels.registry import all_specs
+
+folder, processes, trouble = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+jobs = jobs_for(all_specs().values(), ["sm_90a"])[:: 3 if trouble else 1]
+
+def no_lock(fd, operation):
+    name = trouble[os.getpid() % len(trouble)]
+    raise OSError(getattr(errno, name), name)
+
+if trouble:
+    fcntl.flock = no_lock
+(folder / "locks").mkdir(mode=0o700)
+ready, start = os.pipe()
+for index in range(processes):
+    if os.fork():
+        continue
+    os.close(start)
+    os.read(ready, 1)  # everybody waits here, and starts when the parent closes its end
+    outcomes, _ = warm_up(jobs, KernelCache(Store(folder / "k"), locks=folder / "locks"), 2)
+    together = hashlib.sha256(b"".join(one.built.cubin for one in outcomes)).hexdigest()
+    built = [one.job.name for one in outcomes if not one.built.hit]
+    (folder / f"{index}.json").write_text(json.dumps([built, together]))
+    os._exit(0)
+os.close(start)
+codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(processes)]
+print(json.dumps({"jobs": [job.name for job in jobs], "codes": codes}))
+"""
+
+
+def stampede(folder, processes, *trouble):
+    """Start processes on one cold cache; return the jobs, and what each process built and has."""
+    out = subprocess.check_output(
+        [sys.executable, "-c", STAMPEDE, str(folder), str(processes), *trouble],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "tools/import_root"),
+            "OMP_NUM_THREADS": "1",
+        },
+        timeout=240,
+    )
+    report = json.loads(out)
+    assert report["codes"] == [0] * processes
+    reports = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    assert len(reports) == processes
+    assert not list((folder / "k").rglob(".tmp-*"))
+    return report["jobs"], reports
+
+
+def test_16_cold_processes_compile_each_program_once(tmp_path):
+    jobs, reports = stampede(tmp_path, 16)
+    built = [name for names, _ in reports for name in names]
+    assert sorted(built) == sorted(jobs)
+    assert len({together for _, together in reports}) == 1
+
+
+def test_without_locks_there_is_no_error_and_the_bytes_are_the_same(tmp_path):
+    jobs, reports = stampede(tmp_path, 4, "ENOLCK", "EOPNOTSUPP")
+    assert {name for names, _ in reports for name in names} == set(jobs)
+    assert len({together for _, together in reports}) == 1

@@ -1,0 +1,53 @@
+"""The other compilers of the cold-build comparison read the same kernels."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+from cold_build import report, sources
+
+from kiln.jit_kernels.registry import find_spec
+
+STYLES = [sources.plain_c, sources.tvm_ffi, sources.torch_extension]
+
+
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.__name__)
+@pytest.mark.parametrize("name", sources.KERNELS)
+def test_a_launcher_passes_every_argument_of_the_kernel_in_order(name, style):
+    spec, text = find_spec(name), style(name)
+    assert sources.template(spec.name) in text
+    (passed,) = re.findall(rf"{spec.entry}<<<.*>>>\((.*)\);", text)
+    numbers = [int(number) for number in re.findall(r"\ba(\d+)", passed)]
+    assert numbers == list(range(len(spec.arguments)))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_reads_the_headers_and_finds_the_same_entry(tmp_path):
+    sources.write_headers(tmp_path, ["rms_norm"])
+    (tmp_path / "x.cu").write_text(sources.plain_c("rms_norm"))
+    command = ["nvcc", "-std=c++17", "-I.", "-arch=sm_90a", "-cubin", "x.cu", "-o", "x.cubin"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    assert b"rms_norm" in (tmp_path / "x.cubin").read_bytes()
+
+
+def test_the_table_names_machine_command_and_ratio(tmp_path):
+    row = {
+        "way": "nvrtc", "what": "Kiln", "wall_seconds": 0.1, "cpu_seconds": 0.1,
+        "times_nvrtc_wall": 1.0, "times_nvrtc_cpu": 1.0, "artefact_bytes": 10,
+    }  # fmt: skip
+    other = {**row, "what": "nvcc -cubin", "times_nvrtc_wall": 5.5}
+    machine = {"processor": "P", "cores": 2, "python": "3", "packages": {"torch": "2"}, "nvcc": "n"}
+    result = {
+        "command": "the command", "machine": machine, "load_average_at_end": 0.1, "arch": "sm_90a",
+        "kernels": ["rms_norm"], "rounds": 3, "not_measured": {"tvm-ffi-so": "not installed"},
+        "ways": [row, other],
+    }  # fmt: skip
+    report.write_table(result, tmp_path / "t.md")
+    text = (tmp_path / "t.md").read_text()
+    for part in ("the command", "P, 2 cores", "| nvcc -cubin |", "5.5", "not installed"):
+        assert part in text
+    report.write_plot(result, tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 1000

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Try to make the kernel cache serve a wrong byte, for as long as you like.
+
+    python tools/cache_stress.py kill --seconds 600     workers killed while they warm one cache
+    python tools/cache_stress.py kill --nvrtc           … with real builds (needs NVRTC)
+    python tools/cache_stress.py flips --full           every bit of three real entries
+    python tools/cache_stress.py nfs --seconds 60       two nodes on a model of NFS
+    python tools/cache_stress.py lookup                 the time of a warm lookup
+
+Prints one JSON object and exits 1 when something was wrong. ``--output FILE`` files the result
+under the subcommand's name in a JSON file of results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
+
+from cache_trials import flips, kills, lookups, nfs  # noqa: E402 - after the path, as below
+from cache_trials.processes import Child  # noqa: E402
+
+from kiln.cache.keys import content_key  # noqa: E402
+
+
+def main() -> int:
+    """Run one trial; return 1 when something was wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="trial", required=True)
+    kill = commands.add_parser("kill", help="SIGKILL at random, and at each call of a publisher")
+    kill.add_argument("--nvrtc", action="store_true", help="build real kernels")
+    kill.add_argument("--pause", type=float, default=0.04, help="mean seconds between kills")
+    kill.add_argument("--min-kills", type=int, default=1, help="fewer kills than this fail")
+    flip = commands.add_parser("flips", help="damaged and misassembled entries")
+    flip.add_argument("--full", action="store_true", help="every bit, not one in 50")
+    network = commands.add_parser("nfs", help="two nodes with caches of their own")
+    lookup = commands.add_parser("lookup", help="microseconds, from the page cache")
+    for command in (kill, network):
+        command.add_argument("--seconds", type=float, default=60.0)
+    for command in (kill, flip, network, lookup):
+        command.add_argument("--folder", type=Path, help="work here (default: a new one)")
+        command.add_argument("--output", type=Path, help="add the result to this JSON file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kiln-stress-", dir=args.folder) as folder:
+        trials = {"kill": _kill, "flips": _flips, "nfs": _nfs, "lookup": _lookup}
+        result = trials[args.trial](args, Path(folder))
+    result["command"] = "tools/cache_stress.py " + " ".join(sys.argv[1:])
+    print(json.dumps(result, indent=1))
+    if args.output:
+        _file(args.output, args, result)
+    return 0 if result["passed"] else 1
+
+
+def _kill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    programs = _nvrtc_programs() if args.nvrtc else kills.stand_ins(64)
+    locks = folder / "locks"
+    locks.mkdir(mode=0o700)
+    steps = kills.kill_at_each_call(folder / "steps")
+    result = kills.random_kills(
+        folder / "cache", locks, programs, seconds=args.seconds, pause=args.pause
+    )
+    wrong = (
+        *(steps[name] for name in ("wrong", "unswept", "unpublished")),
+        *(result[name] for name in kills.MUST_BE_ZERO),
+    )
+    passed = not any(wrong) and result["kills"] >= args.min_kills and result["passes"] > 0
+    return {"passed": passed, "at_each_call": steps, **result}
+
+
+def _flips(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    result = flips.run(1.0 if args.full else 0.02)
+    believed = sum(result[f"{name}_believed"] for name in ("flips", "truncations", "swaps"))
+    return {"passed": believed == 0, **result}
+
+
+def _nfs(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    result = nfs.two_nodes(folder, seconds=args.seconds)
+    return {"passed": nfs.passed(result), **result}
+
+
+def _lookup(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    result = lookups.measure(folder / "kernels", rounds=100)
+    return {"passed": result["best_median_us"] <= 50, **result}
+
+
+def _nvrtc_programs() -> list[kills.Program]:
+    """Compile every kernel once for reference, in a child: NVRTC must not be loaded at a fork."""
+    from kiln.jit_kernels.compile.template import render
+    from kiln.jit_kernels.registry import all_specs
+    from kiln.jit_kernels.spec import label
+
+    builds = {
+        label(spec, variant): partial(_compile, label(spec, variant), render(spec, variant))
+        for spec in all_specs().values()
+        for variant in spec.variants()
+    }
+    reference = Child(
+        lambda: {name: hashlib.sha256(build()).hexdigest() for name, build in builds.items()}
+    ).result()
+    return [
+        kills.Program(content_key([("name", name.encode())]), reference[name], build)
+        for name, build in builds.items()
+    ]
+
+
+def _compile(name: str, unit: Any) -> bytes:
+    from kiln.jit_kernels.toolchains import nvrtc
+
+    return nvrtc.compile_cubin(name, unit, kills.ARCH)
+
+
+def _file(path: Path, args: argparse.Namespace, result: dict[str, Any]) -> None:
+    words = [args.trial, "nvrtc" if getattr(args, "nvrtc", False) else ""]
+    if hasattr(args, "seconds"):
+        words.append(f"{args.seconds:g} s")
+    results = json.loads(path.read_text()) if path.exists() else {}
+    results[" ".join(filter(None, words))] = {**result, "machine": _machine()}
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _machine() -> dict[str, str]:
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[2]
+    machine = {
+        "cpu": f"{cores} cores of {models[0] if models else platform.machine()}",
+        "load": f"{load:.1f} on average over the last 15 minutes, this trial included",
+        "system": f"Linux {platform.release().partition('-')[0]}",
+        "root_file_system": next((m[2] for m in mounts if m[1] == "/"), "unknown"),
+        "python": platform.python_version(),
+    }
+    with suppress(PackageNotFoundError):
+        machine["nvrtc"] = version("nvidia-cuda-nvrtc")
+    return machine
+
+
+if __name__ == "__main__":
+    sys.exit(main())

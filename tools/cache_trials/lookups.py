@@ -1,0 +1,38 @@
+"""How long a warm, verified lookup takes: entries of 16 KB in the page cache."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from kiln.cache.keys import content_key
+from kiln.cache.store import Store
+
+ARCH, PAYLOAD_BYTES = "sm_90a", 16_192
+
+
+def measure(root: Path, rounds: int = 20) -> dict[str, Any]:
+    """Look 64 entries up over and over; return the median of each round, in microseconds."""
+    store = Store(root)
+    keys = [content_key([("n", bytes([number]))]) for number in range(64)]
+    header = {"kernel": "k", "options": ["-o"] * 12, "headers": dict.fromkeys(keys[:8], keys[0])}
+    for key in keys:
+        assert store.put(ARCH, key, random.randbytes(PAYLOAD_BYTES), header)
+    medians = []
+    for _ in range(rounds):
+        times = []
+        for key in keys:
+            start = time.perf_counter_ns()
+            entry = store.get(ARCH, key)
+            times.append((time.perf_counter_ns() - start) / 1000)
+            assert entry is not None
+        medians.append(statistics.median(times))
+    return {
+        "entries": len(keys),
+        "entry_bytes": next(store.entries()).size,
+        "best_median_us": round(min(medians), 1),
+        "median_of_medians_us": round(statistics.median(medians), 1),
+    }

@@ -1,0 +1,89 @@
+"""The calls by which the cache reaches the disk, made to fail, or to kill, one at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# Everything that cache/ calls; a call that is missing here is found by `test_faults.py`.
+OS_CALLS = (
+    *("open", "close", "read", "write", "fstat", "lstat", "fsync", "fchmod", "chmod", "link"),
+    *("rename", "unlink", "mkdir", "listdir", "utime"),
+)
+ERRORS = tuple(
+    getattr(errno, name)
+    for name in ("ENOSPC", "EROFS", "EACCES", "EIO", "ESTALE", "EBUSY", "EXDEV", "ENOTEMPTY")
+)
+
+Hook = Callable[[int, str, Callable[[], Any]], Any]  # number, name, the call itself
+
+
+@contextmanager
+def hooked(hook: Hook) -> Iterator[None]:
+    """Send every call of the protocol through ``hook``, numbered from 0."""
+    originals = [(os, name, getattr(os, name)) for name in OS_CALLS]
+    originals.append((fcntl, "flock", fcntl.flock))
+    count = 0
+
+    def through(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            number, count = count, count + 1
+            return hook(number, name, lambda: call(*args, **kwargs))
+
+        return run
+
+    for module, name, call in originals:
+        setattr(module, name, through(name, call))
+    try:
+        yield
+    finally:
+        for module, name, call in originals:
+            setattr(module, name, call)
+
+
+def failing(number: int, error: int, *, forever: bool) -> Hook:
+    """Return a hook that fails call ``number``, and later ones of its name when ``forever``."""
+    target: str | None = None
+
+    def hook(now: int, name: str, call: Callable[[], Any]) -> Any:
+        nonlocal target
+        if now == number:
+            target = name
+        if now == number or (forever and name == target):
+            if name == "close":
+                call()  # Linux frees the descriptor whatever close reports
+            raise OSError(error, f"{os.strerror(error)} (injected into {name})")
+        return call()
+
+    return hook
+
+
+def killing(number: int, *, after: bool) -> Hook:
+    """Return a hook that kills this process before, or just after, call ``number``."""
+
+    def hook(now: int, name: str, call: Callable[[], Any]) -> Any:
+        if now == number and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            return call()
+        finally:
+            if now == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def counting(seen: list[str]) -> Hook:
+    """Return a hook that notes the names of the calls."""
+
+    def hook(now: int, name: str, call: Callable[[], Any]) -> Any:
+        seen.append(name)
+        return call()
+
+    return hook

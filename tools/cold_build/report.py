@@ -1,0 +1,58 @@
+"""The table and the plot of a cold build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def write_table(result: dict[str, Any], path: Path) -> None:
+    """Write a Markdown table, with what it was measured on above it."""
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    lines = [
+        "# Cold build of one kernel",
+        "",
+        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"{versions}; {machine['nvcc']}. Load at the end: {result['load_average_at_end']}.",
+        "",
+        f"`{result['command']}`",
+        "",
+        f"Mean over {', '.join(result['kernels'])} (bf16, {result['arch']}), median of "
+        f"{result['rounds']} rounds.",
+        "",
+        "| way | wall s | CPU s | times NVRTC, wall | times NVRTC, CPU | artefact bytes |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in result["ways"]:
+        lines.append(
+            f"| {row['what']} | {row['wall_seconds']:.3f} | {row['cpu_seconds']:.3f} | "
+            f"{row['times_nvrtc_wall']} | {row['times_nvrtc_cpu']} | {row['artefact_bytes']} |"
+        )
+    lines += [
+        "",
+        *(f"Not measured: {name}: {why}." for name, why in result["not_measured"].items()),
+    ]
+    path.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def write_plot(result: dict[str, Any], path: Path) -> None:
+    """Draw CPU and wall seconds of each way, on a logarithmic axis."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        print("no matplotlib: no plot")
+        return
+    ways = result["ways"][::-1]
+    figure, axis = pyplot.subplots(figsize=(9, 0.7 * len(ways) + 1.4))
+    for offset, name, label in ((0.2, "wall_seconds", "wall"), (-0.2, "cpu_seconds", "CPU")):
+        places = [index + offset for index in range(len(ways))]
+        bars = axis.barh(places, [way[name] for way in ways], height=0.36, label=label)
+        axis.bar_label(bars, fmt="%.3g s", padding=3)
+    axis.set_yticks(range(len(ways)), [way["what"] for way in ways])
+    axis.set(xscale="log", xlabel="seconds for one kernel, cold")
+    axis.set_xlim(right=axis.get_xlim()[1] * 2)
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)

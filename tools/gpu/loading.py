@@ -1,0 +1,133 @@
+"""What loading a cubin costs, what each launcher costs a call, and that nothing loads too late."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kiln.jit_kernels.compile.build import build
+from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
+from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
+from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
+from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
+from kiln.jit_kernels.registry import all_specs, find_spec
+from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, label
+
+Row = dict[str, Any]
+_LAUNCHERS: dict[str, Callable[[], Any]] = {
+    "cuda_python": CudaPythonLauncher,
+    "cupy": CuPyLauncher,
+}
+_KINDS = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
+
+
+def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Callable[[], Any] | str]:
+    """Return launcher -> one launch of a kernel on packed arguments, or why it cannot run."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    bound = spec.bind(*inputs)
+    geometry = spec.geometry(bound.variant, bound.sizes)
+    stream = torch.cuda.current_stream().cuda_stream
+    cubin = build(spec, bound.variant, target_arch(device), kernel_cache()).cubin
+    torch.cuda.synchronize()
+    found: dict[str, Callable[[], Any] | str] = {}
+    for name, make in _LAUNCHERS.items():
+        try:
+            launcher = make()
+        except ToolchainMissing as error:
+            found[name] = f"not measured: {error}"
+            continue
+        kernel = LoadedKernel(
+            name, launcher.load(name, cubin, spec.entry), spec.arguments, launcher
+        )
+        found[name] = lambda kernel=kernel: kernel.launch(geometry, bound.values, stream)
+    found["cuda_core"] = _cuda_core(spec, cubin, geometry, bound.values, stream)
+    return found
+
+
+def _cuda_core(
+    spec: KernelSpec, cubin: bytes, geometry: LaunchGeometry, values: Sequence[Any], stream: int
+) -> Callable[[], Any] | str:
+    """Return a launch through cuda.core, which packs the arguments itself."""
+    try:
+        from cuda import core
+    except ImportError as error:
+        return f"not measured: {error}"
+    device = core.Device(torch.cuda.current_device())
+    device.set_current()
+    kernel = core.ObjectCode.from_cubin(cubin).get_kernel(spec.entry)
+    config = core.LaunchConfig(
+        grid=geometry.grid, block=geometry.block, shmem_size=geometry.shared_bytes
+    )
+    queue = core.Stream.from_handle(stream)
+
+    def call() -> None:
+        plain = [
+            value.data_ptr() if kind == "pointer" else _KINDS[kind](value)
+            for kind, value in zip(spec.arguments, values, strict=True)
+        ]
+        core.launch(queue, config, kernel, *plain)
+
+    return call
+
+
+def loading(args: argparse.Namespace) -> list[Row]:
+    """Load every kernel through each launcher: milliseconds and device memory of a cubin."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    arch = target_arch(device)
+    jobs = [(spec, variant) for spec in all_specs().values() for variant in spec.variants()]
+    cubins = [build(spec, variant, arch, kernel_cache()).cubin for spec, variant in jobs]
+    rows: list[Row] = []
+    for name, make in _LAUNCHERS.items():
+        try:
+            launcher = make()
+        except ToolchainMissing as error:
+            rows.append({"launcher": name, "loaded": f"not measured: {error}"})
+            continue
+        torch.cuda.synchronize()
+        free = torch.cuda.mem_get_info(device)[0]
+        kept, times = [], []
+        for (spec, variant), cubin in zip(jobs, cubins, strict=True):
+            start = time.perf_counter()
+            kept.append(launcher.load(label(spec, variant), cubin, spec.entry))
+            times.append((time.perf_counter() - start) * 1e3)
+        torch.cuda.synchronize()
+        taken = free - torch.cuda.mem_get_info(device)[0]
+        row = {
+            "launcher": name,
+            "arch": arch,
+            "loaded": len(kept),
+            "cubin_bytes": sum(map(len, cubins)),
+            "median_ms": round(sorted(times)[len(times) // 2], 3),
+            "largest_ms": round(max(times), 3),
+            "device_bytes": taken,  # of all of them; the driver takes memory by 2 MiB
+            "ok": len(kept) == len(jobs),
+        }
+        rows.append(row)
+    return rows
+
+
+def late_load(args: argparse.Namespace) -> list[Row]:
+    """Try to load a kernel inside a capture: our guard must speak, and the capture go on."""
+    # Under a name of its own, so that it is not loaded yet whatever ran before.
+    spec = dataclasses.replace(find_spec("rms_norm"), name="rms_norm_late")
+    x = torch.zeros(8, device="cuda")
+    said = ""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+        try:
+            load_kernels([spec], torch.device("cuda", torch.cuda.current_device()))
+        except LateKernel as error:
+            said = str(error)
+        x.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    whole = bool((x == 2).all())
+    return [{"guard": said or "silent", "capture_survived": whole, "ok": bool(said) and whole}]
