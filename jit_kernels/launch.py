@@ -57,8 +57,7 @@ def launch(spec: KernelSpec, arguments: Sequence[Any]) -> None:
         load_kernels([spec], tensor.device, DTYPES.get(bound.variant.get("scalar_t", "")))
         kernel = _loaded(tensor.device.index)[key]
     geometry = spec.geometry(bound.variant, bound.sizes)
-    stream = torch.cuda.current_stream(tensor.device).cuda_stream
-    kernel.launch(geometry, bound.values, stream)
+    kernel.launch(geometry, bound.values, _current_stream()(tensor.device.index))
 
 
 def load_kernels(
@@ -107,6 +106,17 @@ def _refuse_during_capture(name: str) -> None:
             f"{name} would be loaded while a CUDA graph is captured, which CUDA forbids: call "
             f"kiln.jit_kernels.choose.prepare() before the capture"
         )
+
+
+@cache
+def _current_stream() -> Callable[[int], int]:
+    """Return a function from a device's index to its current stream, as a CUstream.
+
+    torch.cuda.current_stream makes an object and takes 2.6 µs, a fifth of a launch; the compiled
+    code that torch itself makes asks as is done here.
+    """
+    raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
 
 
 @cache

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 _SLOT = 8  # bytes of one packed argument
+_NUMBERS = frozenset({int, float})
 _FORMATS = {"pointer": "Q", "int64": "q", "int32": "i4x", "float": "f4x"}
 
 
@@ -29,6 +30,7 @@ class ArgumentBlock(threading.local):
 
     def pack(self, values: Sequence[torch.Tensor | int | float]) -> int:
         """Store the values; return the address of the array of pointers to them."""
-        plain = [v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values]
+        # By type, for isinstance of a number and torch.Tensor takes a third of a microsecond.
+        plain = [v if type(v) in _NUMBERS else v.data_ptr() for v in values]  # type: ignore[union-attr]
         self._packer.pack_into(self._values, 0, *plain)
         return self.address

@@ -52,7 +52,9 @@ def summarise(
         report = {"kernels": len(outcomes), "built": built, "hit": hit, "failed": len(errors)}
         print(json.dumps(report | {"seconds": round(seconds, 3)}))
         return
-    where = cache.store.root if cache.store.root else "memory only (no usable home)"
+    where = str(cache.store.root) if cache.store.root else "memory only (no usable home)"
+    if cache.bundle is not None and cache.reads:
+        where = f"bundle {cache.bundle.path}, {where}"
     mode = "" if cache.store.mode == "rw" else f" (KILN_KERNEL_CACHE={cache.store.mode})"
     print(
         f"{len(outcomes)} kernels: {hit} hit, {built} built, {len(errors)} failed in "

@@ -1,4 +1,9 @@
-"""Which launcher runs: the one that ``KILN_LAUNCHER`` names."""
+"""Which launcher runs: the one that ``KILN_LAUNCHER`` names.
+
+On an H200 CuPy takes 0.4 µs less of the 5.5 µs that a launch takes through cuda-python
+(benchmarks/gpu_check.md). The default is cuda-python all the same: CuPy takes 70 ms more to import
+and is one more library that must fit the driver, and a captured graph pays for neither.
+"""
 
 from __future__ import annotations
 

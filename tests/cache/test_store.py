@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from cache_trials.lookups import measure
 
+from kiln.cache import publish
 from kiln.cache.keys import content_key
 from kiln.cache.store import Store
 
@@ -167,11 +170,16 @@ def test_a_read_only_cache_is_not_touched_even_when_damaged(store, mode):
     path = store.path(ARCH, KEY)
     path.write_bytes(b"damaged")
     os.utime(path, (1, 1))
+    leftover = path.parent / ".tmp-old"
+    leftover.write_bytes(b"")
+    os.utime(leftover, (1, 1))
     reader = Store(store.root, mode=mode)
     assert reader.get(ARCH, KEY) is None
     assert path.read_bytes() == b"damaged"
     assert path.stat().st_mtime == 1
     assert reader.sweep() == 0
+    assert leftover.exists()
+    assert store.sweep() == 1
 
 
 def test_refresh_replaces_what_is_there(store):
@@ -220,6 +228,37 @@ def test_leftovers_of_the_dead_are_swept_and_work_in_progress_is_not(store, monk
     neighbour = KEY[:2] + OTHER[2:]
     assert store.put(ARCH, neighbour, b"x", {})  # a publication sweeps its own folder
     assert not of_the_dead.exists()
+
+
+@pytest.mark.parametrize("plant", ["file", "link"])
+def test_a_file_planted_under_the_temporary_name_is_not_written(
+    store, monkeypatch, tmp_path, plant
+):
+    names, victim = [], tmp_path / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    monkeypatch.setattr(os, "link", lambda source, target: names.append(source))
+    neighbour = KEY[:2] + OTHER[2:]
+    assert store.put(ARCH, neighbour, b"x", {})  # tells what a temporary file is called
+    monkeypatch.undo()
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    if plant == "link":
+        names[0].symlink_to(victim)
+    else:
+        os.link(victim, names[0])
+    assert not store.put(ARCH, neighbour, b"x", {})
+    assert victim.read_text() == "mine"
+    assert store.get(ARCH, neighbour) is None
+
+
+def test_process_ids_mean_something_only_in_one_namespace_of_one_boot(monkeypatch):
+    nodes = {publish._node()}
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[1]")
+    nodes.add(publish._node.__wrapped__())
+    monkeypatch.setattr(Path, "read_text", lambda self: "another boot")
+    nodes.add(publish._node.__wrapped__())
+    assert len(nodes) == 3
+    assert all(len(node) == 16 for node in nodes)
 
 
 def test_damaged_names_every_entry_that_would_be_refused_and_moves_none(store):

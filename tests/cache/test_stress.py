@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+# CI has the time to look longer than somebody who waits for a test run.
+KILL_SECONDS = "60" if os.environ.get("CI") else "8"
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "cache_stress.py"
 
 
@@ -18,7 +21,7 @@ def run(*arguments):
 
 
 def test_processes_killed_while_they_warm_one_cache_leave_no_wrong_byte():
-    result = run("kill", "--seconds", "8", "--min-kills", "30")
+    result = run("kill", "--seconds", KILL_SECONDS, "--min-kills", "30")
     assert result["passed"]
     assert result["wrong_payloads"] == result["stuck_workers"] == 0
     assert result["leftovers_after_the_sweep"] == 0

@@ -276,3 +276,12 @@ def test_a_kernel_runs_on_the_gpu_through_each_launcher(make):
         launcher.load("rms_norm", cubin, "absent")
     with pytest.raises(LaunchError, match="refused the cubin"):
         launcher.load("rms_norm", b"\0" * 256, spec.entry)
+
+
+def test_the_current_stream_is_asked_of_torch(monkeypatch):
+    asked = types.SimpleNamespace(cuda_stream=123)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: asked)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    assert launch._current_stream.__wrapped__()(0) == 123
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 40 + index)
+    assert launch._current_stream.__wrapped__()(2) == 42

@@ -109,6 +109,7 @@ def timing(args: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     for spec in all_specs().values():
         variant = {**next(iter(spec.variants())), "scalar_t": "kiln::bf16"}
+        torch.compiler.reset()  # or the limit of recompiles turns later sizes into eager code
         compiled = torch.compile(functools.partial(run_reference, spec), dynamic=False)
         for sizes in spec.bench_sizes[: 2 if args.quick else None]:
             cost = spec.cost(variant, sizes)
