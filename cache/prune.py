@@ -50,7 +50,7 @@ def prune(
     trust = Trust() if trust is None else trust
     now = time.time()
     # A time in the future means a clock that was set back: such an entry counts as just used.
-    newest_first = sorted(stored_entries(root, trust), key=lambda e: -min(e.mtime, now))
+    newest_first = sorted(stored_entries(root, trust), key=lambda entry: -entry.mtime)
     removed: list[StoredEntry] = []
     kept = kept_bytes = 0
     for entry in newest_first:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +17,9 @@ import torch
 
 from kiln.cache.root import cache_root
 from kiln.engine.cli.disk import file_system, is_network, lock_support, nearest_folder
+from kiln.engine.cli.memory_plan import plan_memory
 from kiln.engine.cli.targets import wanted_archs
+from kiln.engine.errors import ConfigError
 from kiln.jit_kernels.arch import compute_capability
 from kiln.jit_kernels.errors import KernelError
 from kiln.jit_kernels.registry import families
@@ -36,11 +40,12 @@ class Finding:
     meaning: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at everything."""
+def examine(model: Path) -> list[Finding]:
+    """Look at everything; ``model`` is the folder whose memory is planned."""
     looks: list[Callable[[], Finding]] = [
         _python,
         _torch,
+        _driver,
         _gpu,
         _nvrtc,
         _triton,
@@ -50,8 +55,31 @@ def examine() -> list[Finding]:
         _file_system,
         _locks,
         _machine,
+        partial(_memory_plan, model),
     ]
     return [look() for look in looks]
+
+
+def _driver() -> Finding:
+    """Read the driver's version where its module tells it: no library needs to load."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return Finding("missing", "NVIDIA driver", "none", "models run on the CPU")
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return Finding("ok", "NVIDIA driver", found[0] if found else text.split("\n")[0][:60])
+
+
+def _memory_plan(model: Path) -> Finding:
+    name = f"Memory plan of {model.name}"
+    try:
+        plan = plan_memory(model)
+    except ConfigError as error:
+        return Finding("missing", name, "none", str(error))
+    if plan.fits:
+        return Finding("ok", name, plan.sentence())
+    meaning = f"kiln serve --max-model-len {max(plan.pool_tokens, 2)}, or more memory for the pool"
+    return Finding("missing", name, plan.sentence(), meaning)
 
 
 def _python() -> Finding:

@@ -147,12 +147,29 @@ def test_swapped_entries_are_refused_though_resealed(bundle):
     for field in ("offset", "sha256"):  # consistent, but another kernel's
         whole[0][field], whole[1][field] = whole[1][field], whole[0][field]
     assert refused(path, with_manifest(whole))
-    for item in (
-        {"key": "../" + listed[0]["key"][3:]}, {"arch": "sm_1"}, {"offset": -64}, {"size": 10**6},
-        {"size": "1"}, {"offset": None},
-    ):  # fmt: skip
-        broken = [{**listed[0], **item}, *listed[1:-1]]
-        assert refused(path, with_manifest(broken)), item
+    other_target = [{**listed[0], "arch": "sm_75"}, *listed[1:]]
+    assert refused(path, with_manifest(other_target))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"key": "../" + KEYS[0][3:]}, {"arch": "sm_1"}, {"arch": "../.."}, {"offset": -64},
+        {"size": 0}, {"size": 10**6}, {"size": "1"}, {"offset": None}, {"key": None},
+        {"arch": "sm_80", "key": min(KEYS)},  # twice
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_that_makes_no_sense_is_refused_when_it_is_opened(bundle, item):
+    path, _ = bundle
+    good = path.read_bytes()
+    start = 12 + struct.unpack_from("<I", good, 8)[0]
+    listed = json.loads(good[12:start])["entries"]
+    text = json.dumps({"entries": [*listed[:-1], {**listed[-1], **item}]}).encode()
+    body = good[:8] + struct.pack("<I", len(text)) + text + good[start:]
+    path.write_bytes(reseal(body))
+    with pytest.raises(BundleError, match="makes no sense"):
+        Bundle.open(path)
 
 
 def test_a_bundle_in_memory_does_not_change_with_the_file(bundle):

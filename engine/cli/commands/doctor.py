@@ -9,7 +9,8 @@ HELP = "check this machine: Python, GPU, compilers, kernel cache"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take no arguments."""
+    """Declare the model whose memory is planned."""
+    parser.add_argument("--model", metavar="MODEL", help="plan its memory; default: the demo model")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -19,9 +20,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from kiln.engine.cli.diagnosis import examine
+    from kiln.engine.cli.options import DEMO_FOLDER
+    from kiln.engine.model_folder import resolve_model_folder
 
     marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
-    findings = examine()
+    findings = examine(resolve_model_folder(args.model) if args.model else DEMO_FOLDER)
     table = Table("", "What", "Found", "Meaning", box=None, pad_edge=False)
     for one in findings:
         table.add_row(marks[one.state], one.name, escape(one.found), escape(one.meaning))

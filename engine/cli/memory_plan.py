@@ -1,0 +1,72 @@
+"""Whether a model fits this machine: its weights, and how many tokens the KV pool holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kiln.engine.config import KVConfig
+from kiln.engine.kv.pool import KVShape
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.registry import read_model
+from kiln.engine.runner.device import resolve_device, resolve_dtype
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of weights and of the KV pool, and the tokens that the pool holds."""
+
+    device: str
+    weight_bytes: int
+    pool_bytes: int
+    pool_tokens: int
+    context: int  # tokens that the model reaches
+
+    @property
+    def fits(self) -> bool:
+        """Whether the pool holds one request of the whole context."""
+        return self.pool_tokens >= self.context
+
+    def sentence(self) -> str:
+        """Return it in words."""
+        return (
+            f"{self.weight_bytes / _GIB:.3g} GiB of weights and a KV pool of "
+            f"{self.pool_bytes / _GIB:.3g} GiB on {self.device}: {self.pool_tokens:,} tokens, "
+            f"context {self.context:,}"
+        )
+
+
+def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
+    """Plan for a model folder with the settings of ``kiln serve``. Raises ModelError.
+
+    The weights are counted from config.json; on a GPU they leave the pool what is free of its
+    ``gpu_memory_utilization``, on a CPU the pool is ``kv_memory_gib``.
+    """
+    kv = kv or KVConfig()
+    _, config = read_model(folder)
+    device = resolve_device("auto")
+    dtype = resolve_dtype("auto", config.dtype, device)
+    weights = count_parameters(config) * dtype.itemsize
+    if device.type == "cpu":
+        pool = int(kv.kv_memory_gib * _GIB)
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        pool = max(0, int(kv.gpu_memory_utilization * total) - (total - free) - weights)
+    shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    blocks = pool // (shape.bytes_per_token * kv.block_size)
+    return MemoryPlan(str(device), weights, pool, blocks * kv.block_size, config.max_positions)
+
+
+def count_parameters(config: HFConfig) -> int:
+    """Return how many weights a dense decoder has, biases and norms of heads left out."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    layer = attention + mlp + 2 * config.hidden_size
+    tables = 1 if config.tie_word_embeddings else 2
+    embedding = tables * config.vocab_size * config.hidden_size
+    return config.num_layers * layer + embedding + config.hidden_size
