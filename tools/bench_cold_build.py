@@ -9,7 +9,8 @@ The ways, each a build of one kernel (bf16, one target) from the same template:
 - nvcc-cubin    nvcc -cubin
 - nvcc-so       nvcc -shared, with a launcher of plain C beside the kernel
 - tvm-ffi-so    nvcc and link, with a launcher that takes tvm-ffi tensors
-- torch-so      nvcc and link, with a launcher that takes torch tensors and is bound to Python
+- torch-so      nvcc, g++ and link, as torch.utils.cpp_extension.load_inline lays it out: a launcher
+                that takes torch tensors, and a binding to Python
 
 What is equal: template, headers, target, C++17, the compiler's own optimisation level. What is
 not, and cannot be: nvcc always reads its own runtime header, and its version may differ from
@@ -25,6 +26,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -52,25 +54,38 @@ def main() -> int:
         help="pip install apache-tvm-ffi into a throwaway environment",
     )
     args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kiln-cold-build-") as name:
         ways, absent = find_ways(Path(name), args.arch, args.kernels, args.install_tvm_ffi)
-        rounds = {way.name: _measure(way, args.rounds) for way in ways}
+        rounds: dict[str, list[tuple[float, float]]] = {}
+        for way in ways:
+            try:
+                rounds[way.name] = _measure(way, args.rounds)
+            except subprocess.CalledProcessError as error:
+                absent[way.name] = f"the build failed: {error}"
+                continue
+            measured = [way for way in ways if way.name in rounds]
+            rows = [_row(way, rounds[way.name], rounds["nvrtc"]) for way in measured]
+            _write(args, rows, absent)
+    print((args.output / "cold_build.md").read_text())
+    return 0 if len(rounds) == len(ways) else 1
+
+
+def _write(args: argparse.Namespace, rows: list[dict[str, Any]], absent: dict[str, str]) -> None:
+    """Write what is measured so far: the last ways take minutes."""
     result = {
         "command": f"tools/bench_cold_build.py {' '.join(sys.argv[1:])}",
-        "machine": machine((*PACKAGES, "apache-tvm-ffi")),
+        "machine": machine(PACKAGES),
         "load_average_at_end": round(os.getloadavg()[0], 2),
         "arch": args.arch,
         "kernels": list(args.kernels),
         "rounds": args.rounds,
         "not_measured": absent,
-        "ways": [_row(way, rounds[way.name], rounds["nvrtc"]) for way in ways],
+        "ways": rows,
     }
-    args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "cold_build.json").write_text(json.dumps(result, indent=1) + "\n")
     write_table(result, args.output / "cold_build.md")
     write_plot(result, args.output / "cold_build.png")
-    print((args.output / "cold_build.md").read_text())
-    return 0
 
 
 def _measure(way: Way, rounds: int) -> list[tuple[float, float]]:

@@ -79,16 +79,24 @@ def tvm_ffi(name: str) -> str:
 
 
 def torch_extension(name: str) -> str:
-    """Return the unit with a launcher that takes torch tensors, bound to Python by pybind11.
+    """Return the CUDA unit of a torch extension, as load_inline of torch.utils would write it.
 
     The stream is passed as a number: torch's CUDA headers are only in its CUDA wheels.
     """
     spec = find_spec(name)
     return (
-        f"#include <torch/extension.h>\n{template(name)}\n"
+        "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
+        f"{template(name)}\n"
         f"void run({_signature(spec, 'torch::Tensor')}, int64_t grid, int64_t stream) {{\n"
-        f'  TORCH_CHECK(a0.dim() > 0, "want tensors");\n'
         f"  {_launch(spec, 'data_ptr()', '(cudaStream_t)stream')}\n}}\n"
+    )
+
+
+def torch_binding(name: str) -> str:
+    """Return the C++ unit that binds the launcher of ``torch_extension`` to Python."""
+    signature = _signature(find_spec(name), "torch::Tensor")
+    return (
+        f"#include <torch/extension.h>\nvoid run({signature}, int64_t grid, int64_t stream);\n"
         'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }\n'
     )
 

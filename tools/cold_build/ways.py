@@ -115,29 +115,34 @@ def _tvm_ffi(
 def _torch(
     folder: Path, kernels: Sequence[str], nvcc: list[str], install: bool
 ) -> tuple[str, Way | str]:
+    """As load_inline does: a unit for nvcc, a unit for the C++ compiler, and a link.
+
+    Only one kernel: a build takes a minute, all but nothing of it for the kernel.
+    """
     import sysconfig
 
     import torch
 
     include = Path(torch.__file__).parent / "include"
     folders = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
-    folders = (include, include / "torch/csrc/api/include", sysconfig.get_paths()["include"])
-    # torch's own headers want C++20 by now; its builds silence nvcc's warnings about them too.
     flags = ["-std=c++20", "-w", "-DTORCH_EXTENSION_NAME=x", *(f"-I{one}" for one in folders)]
     nvcc = [flag for flag in nvcc if not flag.startswith("-std=")]
+    cuda = Path(shutil.which("nvcc") or "nvcc").resolve().parents[1]
     library = Path(torch.__file__).parent / "lib"
 
     def commands(source: str, out: str) -> list[list[str]]:
+        binding = Path(source).with_suffix(".cpp")
+        binding.write_text(sources.torch_binding(kernels[0]))
         return [
-            [*nvcc, *flags, "-Xcompiler", "-fPIC", "-c", source, "-o", f"{out}.o"],
-            ["g++", "-shared", f"{out}.o", f"-L{library}", "-ltorch", "-ltorch_cpu", "-lc10",
-             "-ltorch_python", *_cudart(), "-o", out],
+            [*nvcc, *flags, "-Xcompiler", "-fPIC", "-c", source, "-o", f"{out}.cu.o"],
+            ["g++", *flags, f"-I{cuda / 'include'}", "-fPIC", "-c", str(binding), "-o", f"{out}.o"],
+            ["g++", "-shared", f"{out}.cu.o", f"{out}.o", f"-L{library}", "-ltorch", "-ltorch_cpu",
+             "-lc10", "-ltorch_python", *_cudart(), "-o", out],
         ]  # fmt: skip
 
-    what = f"nvcc and link, torch {torch.__version__} extension"
-    return "torch-so", Way(
-        "torch-so", what, kernels, _commands(folder, sources.torch_extension, commands)
-    )
+    what = f"nvcc, g++ and link, torch {torch.__version__} extension ({kernels[0]} alone)"
+    build = _commands(folder, sources.torch_extension, commands)
+    return "torch-so", Way("torch-so", what, kernels[:1], build)
 
 
 def _cudart() -> list[str]:
