@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import torch
 
 from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.spec import Gpu
 
 # Each generation that Kiln serves; ``kiln warmup --arch all`` builds for these.
 ALL_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
@@ -29,3 +31,10 @@ def device_arch(device: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     suffix = "a" if major in (9, 10, 11) else ""
     return f"sm_{major}{minor}{suffix}"
+
+
+@cache
+def gpu(device_index: int) -> Gpu:
+    """Return what launch geometries need to know of a CUDA device."""
+    found = torch.cuda.get_device_properties(device_index)
+    return Gpu(found.multi_processor_count, found.shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ from kiln.jit_kernels.launch import load_kernels, target_arch
 from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.registry import all_specs, families
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.spec import KernelSpec, Needs
 from kiln.jit_kernels.triton_forms import has_triton
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,10 @@ class Choice:
     reason: str
 
 
-def choice(family: str, dtype: torch.dtype | None = None) -> Choice:
+def choice(family: str, needs: Needs = MappingProxyType({})) -> Choice:
     """Return what runs for a family on this machine's GPU; loads its kernels when that is "jit".
 
-    The first call decides, and with ``dtype`` loads only what a model of that dtype runs.
+    The first call decides, and with ``needs`` loads only what a model runs.
 
     A toggle is obeyed or refused, never bent: raises KernelError when what it names cannot run.
     Under "auto" Kiln's own kernels run where they load, else Triton's, else torch's, with the
@@ -52,7 +53,7 @@ def choice(family: str, dtype: torch.dtype | None = None) -> Choice:
     """
     decided = _decided()
     if family not in decided:
-        decided[family] = _decide(family, dtype)
+        decided[family] = _decide(family, needs)
     return decided[family]
 
 
@@ -61,20 +62,20 @@ def _decided() -> dict[str, Choice]:
     return {}
 
 
-def _decide(family: str, dtype: torch.dtype | None) -> Choice:
+def _decide(family: str, needs: Needs) -> Choice:
     toggle = settings().kernel_choice(family)
     name = f"KILN_{family.upper()}"
     if toggle != "auto":
         reason = f"{name}={toggle}"
         if toggle == "jit" and torch.cuda.is_available():
-            _load(family, dtype)
+            _load(family, needs)
         if toggle == "triton" and not has_triton(family):
             raise KernelError(f"{reason}, but there is no Triton here for {family}")
         return Choice(family, toggle, reason)
     if not torch.cuda.is_available():
         return Choice(family, "torch", "no CUDA device")
     try:
-        _load(family, dtype)
+        _load(family, needs)
     except (SealedMiss, BundleRefused, LateKernel):
         raise
     except KernelError as error:
@@ -86,11 +87,11 @@ def _decide(family: str, dtype: torch.dtype | None) -> Choice:
 
 def prepare(
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-    dtype: torch.dtype | None = None,
+    needs: Needs = MappingProxyType({}),
 ) -> list[Choice]:
     """Decide for every family, building and loading what was chosen, before the KV pool is sized.
 
-    ``dtype`` limits that to what a model of this dtype runs. ``progress`` hears of (stage, done,
+    ``needs`` limits that to what a model runs. ``progress`` hears of (stage, done,
     total) while kernels are built. Raises KernelError when a toggle names what cannot run.
     """
     wanted = [
@@ -100,22 +101,22 @@ def prepare(
     ]
     with ready_guard().preparing():
         if wanted and torch.cuda.is_available():
-            _build_in_parallel(wanted, progress, dtype)
-        choices = [choice(family, dtype) for family in families()]
-        for one in choices:  # decided for another device or dtype before: this one's are missing
+            _build_in_parallel(wanted, progress, needs)
+        choices = [choice(family, needs) for family in families()]
+        for one in choices:  # decided for another device or model before: this one's are missing
             if one.implementation == "jit" and torch.cuda.is_available():
-                _load(one.family, dtype)
+                _load(one.family, needs)
         return choices
 
 
 def _build_in_parallel(
     specs: list[KernelSpec],
     progress: Callable[[str, int, int], None],
-    dtype: torch.dtype | None,
+    needs: Needs,
 ) -> None:
     """Fill the kernel cache with all cores, so that loading one by one finds everything there."""
     arch = target_arch(torch.device("cuda", torch.cuda.current_device()))
-    jobs = jobs_for(specs, [arch], dtype)
+    jobs = jobs_for(specs, [arch], needs)
     done = 0
 
     def tell(outcome: Outcome) -> None:
@@ -129,6 +130,6 @@ def _build_in_parallel(
         log.warning("%s", error)
 
 
-def _load(family: str, dtype: torch.dtype | None) -> None:
+def _load(family: str, needs: Needs) -> None:
     specs = [spec for spec in all_specs().values() if spec.family == family]
-    load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), dtype)
+    load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), needs)

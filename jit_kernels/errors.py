@@ -5,6 +5,7 @@ KernelError
 ├── ToolchainMissing the compiler of a toolchain is not installed
 ├── SealedMiss       the kernel cache is sealed, and a kernel is not in it
 ├── BundleRefused    a bundle of kernels cannot be read, or is not what it should be
+├── NoSuchKernel     a kernel does not come for a dtype, a shape or a device
 ├── LaunchError      the driver refused to load or launch
 ├── LateKernel       a kernel was to be compiled or loaded at a time when that must not happen
 └── HostFault        the host toolchain caught a race, an out-of-bounds access, a deadlock, …
@@ -31,6 +32,10 @@ class SealedMiss(KernelError):
 
 class BundleRefused(KernelError):
     """A bundle of kernels is absent, damaged, tampered with or not to be trusted."""
+
+
+class NoSuchKernel(KernelError):
+    """A kernel does not come in what a model or a device needs; the message names it."""
 
 
 class LaunchError(KernelError):

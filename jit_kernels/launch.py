@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from kiln.jit_kernels.arch import device_arch
+from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.compile.build import Built, build
 from kiln.jit_kernels.compile.opening import kernel_cache
-from kiln.jit_kernels.errors import LateKernel
+from kiln.jit_kernels.errors import LateKernel, NoSuchKernel
 from kiln.jit_kernels.launchers.choose import launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import DTYPES, KernelSpec, LaunchGeometry, label
+from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label
 
 
 class LoadedKernel:
@@ -54,29 +55,32 @@ def launch(spec: KernelSpec, arguments: Sequence[Any]) -> None:
     key = (spec.name, *bound.variant.values())
     kernel = _loaded(tensor.device.index).get(key)
     if kernel is None:
-        load_kernels([spec], tensor.device, DTYPES.get(bound.variant.get("scalar_t", "")))
+        load_kernels([spec], tensor.device, bound.variant)
         kernel = _loaded(tensor.device.index)[key]
-    geometry = spec.geometry(bound.variant, bound.sizes)
+    geometry = spec.geometry(bound.variant, bound.sizes, gpu(tensor.device.index))
     kernel.launch(geometry, bound.values, _current_stream()(tensor.device.index))
 
 
 def load_kernels(
     specs: Sequence[KernelSpec],
     device: torch.device,
-    dtype: torch.dtype | None = None,
+    needs: Needs = MappingProxyType({}),
     on_built: Callable[[str, Built], None] = lambda name, built: None,
 ) -> None:
     """Build (or find) and load the variants of some specs on a CUDA device.
 
-    All of them, or those that a model of ``dtype`` runs. Nothing is loaded unless all are built.
-    Raises CompileError, SealedMiss, LaunchError, LateKernel and ToolchainMissing.
+    All of them, or those that a model runs. Nothing is loaded unless all are built. Raises
+    NoSuchKernel where a kernel does not come as it is needed or not for the device; CompileError,
+    SealedMiss, LaunchError, LateKernel and ToolchainMissing.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     loaded, arch = _loaded(index), target_arch(torch.device("cuda", index))
+    for spec in specs:
+        _check_comes(spec, needs, arch)
     wanted = [
         (spec, variant)
         for spec in specs
-        for variant in spec.variants(dtype)
+        for variant in spec.variants(needs)
         if (spec.name, *variant.values()) not in loaded
     ]
     if not wanted:
@@ -88,10 +92,22 @@ def load_kernels(
         for (spec, variant), one in zip(wanted, built, strict=True):
             name = label(spec, variant)
             ready_guard().passes(name, "loaded")
-            function = launcher().load(name, one.cubin, spec.entry)
+            function = launcher().load(name, one.cubin, spec.entry, spec.shared_bytes(variant))
             kernel = LoadedKernel(name, function, spec.arguments, launcher())
             loaded[spec.name, *variant.values()] = kernel
             on_built(name, one)
+
+
+def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:
+    if compute_capability(arch) < spec.min_arch:
+        raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
+    if next(spec.variants(needs), None) is None:
+        lacking = [
+            f"{name} {needs[name]} (it has {', '.join(values)})"
+            for name, values in spec.params.items()
+            if needs.get(name, values[0]) not in values
+        ]
+        raise NoSuchKernel(f"{spec.name} does not come for {', '.join(lacking)}")
 
 
 def target_arch(device: torch.device) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.spec import DTYPES, KernelSpec, Sizes, Variant
+from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def poisoned_inputs(
     arguments = spec.make_inputs(variant, sizes, device)
     for name, value in zip(spec.argument_names, arguments, strict=True):
         if name in spec.mutates and name.startswith("out"):
-            value.fill_(float("nan"))
+            poison(value)
     return arguments
 
 
@@ -68,13 +68,36 @@ def error_of(
     wanted: tuple[torch.Tensor, ...],
 ) -> Parity:
     """Measure the arguments that an implementation has written against what was expected."""
+    allowed = spec.allowed_error(variant)
+    if spec.error is not None:
+        return Parity(spec.error(arguments, wanted), allowed)
     named = dict(zip(spec.argument_names, arguments, strict=True))
     worst = 0.0
-    for name, want in zip(spec.mutates, wanted, strict=True):
-        error = (named[name].double() - want).abs() / want.abs().clamp(min=1)
-        if error.numel():
-            largest = float(error.max())  # max of NaN is NaN
-            worst = largest if largest != largest else max(worst, largest)
+    for name, want in zip(spec.results, wanted, strict=True):
+        largest = largest_error(named[name], want)
+        worst = largest if largest != largest else max(worst, largest)
         if worst != worst:
             break
-    return Parity(worst, spec.tolerance[DTYPES[variant["scalar_t"]]])
+    return Parity(worst, allowed)
+
+
+def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return the largest error relative to max(|want|, 1); infinite where integers differ.
+
+    Equal infinities agree; a NaN on either side gives NaN.
+    """
+    if got.numel() == 0:
+        return 0.0
+    if not got.dtype.is_floating_point:
+        return 0.0 if torch.equal(got.to(want.dtype), want) else float("inf")
+    got, want = got.double(), want.double()
+    error = (got - want).abs() / want.abs().clamp(min=1)
+    return float(error.masked_fill_(got == want, 0.0).max())  # max of NaN is NaN
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fill a tensor with what no kernel writes: NaN, or the lowest integer."""
+    if tensor.dtype.is_floating_point:
+        tensor.fill_(float("nan"))
+    elif tensor.dtype is not torch.bool:
+        tensor.fill_(torch.iinfo(tensor.dtype).min)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 from types import MappingProxyType
@@ -14,11 +14,24 @@ import torch
 
 Variant = Mapping[str, str]  # compile-time values of one program, e.g. {"scalar_t": "kiln::bf16"}
 Sizes = Mapping[str, int]  # run-time sizes of one call, e.g. {"rows": 64, "d": 4096}
+Needs = Mapping[str, str]  # the compile-time values that a model fixes, e.g. {"head_dim": "128"}
 
 SCALARS = MappingProxyType(
     {torch.float32: "float", torch.float16: "kiln::fp16", torch.bfloat16: "kiln::bf16"}
 )
 DTYPES = MappingProxyType({name: dtype for dtype, name in SCALARS.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a launch geometry may depend on. Units: multiprocessors, bytes a block."""
+
+    num_multiprocessors: int
+    max_shared_bytes: int
+
+
+# What the host toolchain acts as.
+HOST_GPU = Gpu(num_multiprocessors=4, max_shared_bytes=227 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,13 @@ class KernelSpec:
     is what ``kiln warmup`` builds. ``reference`` takes the op's own arguments and returns the new
     values of ``mutates`` in order; it computes in float32, or in float64 on float64 inputs, and
     has four jobs: test oracle, CPU op, fake op, and the "torch" choice of the toggle.
-    ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype.
+    ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype of
+    ``scalar_t`` or for all; integers must be equal. Where that measure does not fit, ``error``
+    takes the operator's arguments after the run, and the reference's results, and gives its own.
+
+    Names have meaning: what an operator mutates is poisoned with NaN before a test where its name
+    starts with "out", and is scratch memory that the reference does not return where it starts
+    with "workspace".
     """
 
     name: str  # torch.ops.kiln.<name>; the test id; the row of the bench table
@@ -68,23 +87,41 @@ class KernelSpec:
     arguments: Sequence[str]  # C types of the kernel's parameters: pointer, int64, int32, float
     params: Mapping[str, Sequence[str]]
     bind: Callable[..., Bound]  # the op's arguments -> one call
-    geometry: Callable[[Variant, Sizes], LaunchGeometry]
+    geometry: Callable[[Variant, Sizes, Gpu], LaunchGeometry]
     cost: Callable[[Variant, Sizes], Cost]
     reference: Callable[..., tuple[torch.Tensor, ...]]
     make_inputs: Callable[[Variant, Sizes, str], tuple[Any, ...]]  # (.., .., device) -> arguments
     sizes: Sequence[Sizes]  # cases for tests
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
-    tolerance: Mapping[torch.dtype, float]
+    tolerance: Mapping[torch.dtype, float] | float
     min_arch: int = 75
+    max_cpu_seconds: float = 0.25  # to compile one variant
+    shared_bytes: Callable[[Variant], int] = lambda variant: 0  # the most that geometry asks for
+    error: Callable[[Sequence[Any], Sequence[torch.Tensor]], float] | None = None
+    bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # what to time
     paper: str = ""  # where the algorithm comes from
 
-    def variants(self, dtype: torch.dtype | None = None) -> Iterator[Variant]:
-        """Yield every compile-time parameter assignment, or those that a model of a dtype runs."""
-        names = list(self.params)
-        for values in product(*self.params.values()):
-            variant = MappingProxyType(dict(zip(names, values, strict=True)))
-            if dtype is None or variant.get("scalar_t", SCALARS[dtype]) == SCALARS[dtype]:
-                yield variant
+    def variants(self, needs: Needs = MappingProxyType({})) -> Iterator[Variant]:
+        """Yield every compile-time parameter assignment, or those that a model can run.
+
+        There is none where a model needs a value that the kernel does not come in.
+        """
+        choices = (
+            [value for value in values if needs.get(name, value) == value]
+            for name, values in self.params.items()
+        )
+        for chosen in product(*choices):
+            yield MappingProxyType(dict(zip(self.params, chosen, strict=True)))
+
+    def has_variant(self, variant: Variant) -> bool:
+        """Return whether the kernel comes in a variant."""
+        return all(variant[name] in values for name, values in self.params.items())
+
+    def allowed_error(self, variant: Variant) -> float:
+        """Return the largest error against float64 of a variant."""
+        if isinstance(self.tolerance, Mapping):
+            return self.tolerance[DTYPES[variant["scalar_t"]]]
+        return self.tolerance
 
     @property
     def family(self) -> str:
@@ -99,23 +136,34 @@ class KernelSpec:
     @property
     def mutates(self) -> tuple[str, ...]:
         """The names of the arguments that the op writes, in order."""
-        return tuple(self.argument_names[position] for position in self.mutated_positions)
+        return tuple(self.argument_names[position] for position in _parse(self.schema)[1])
 
     @property
-    def mutated_positions(self) -> tuple[int, ...]:
-        """Where the arguments that the op writes stand among all."""
-        return _parse(self.schema)[1]
+    def results(self) -> tuple[str, ...]:
+        """The names of those among them that the reference returns: all but scratch memory."""
+        return tuple(self.argument_names[position] for position in self.result_positions)
+
+    @property
+    def result_positions(self) -> tuple[int, ...]:
+        """Where the results stand among all arguments."""
+        return _parse(self.schema)[2]
 
 
 @cache
-def _parse(schema: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return a schema's argument names, and the positions of those it mutates."""
+def _parse(schema: str) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return a schema's argument names, the positions of those it mutates, and of its results."""
     inside = re.fullmatch(r"\((.*)\) -> \(\)", schema)
     if inside is None:
         raise ValueError(f"schema {schema!r} must read '(…) -> ()'")
     parts = [part.strip() for part in inside[1].split(",")]
     names = tuple(part.split()[-1].split("=")[0] for part in parts)
-    return names, tuple(i for i, part in enumerate(parts) if "!" in part)
+    mutated = tuple(i for i, part in enumerate(parts) if "!" in part)
+    return names, mutated, tuple(i for i in mutated if not names[i].startswith("workspace"))
+
+
+def needs_of(dtype: torch.dtype) -> Needs:
+    """Return what a model of a dtype fixes of every kernel."""
+    return MappingProxyType({"scalar_t": SCALARS[dtype]})
 
 
 def label(spec: KernelSpec, variant: Variant) -> str:

@@ -46,6 +46,7 @@ from kiln.jit_kernels.spec import (
     SCALARS,
     Bound,
     Cost,
+    Gpu,
     KernelSpec,
     LaunchGeometry,
     Sizes,
@@ -76,7 +77,7 @@ def _bind(out: torch.Tensor, x: torch.Tensor, factor: float) -> Bound:
     return Bound({"scalar_t": SCALARS[x.dtype]}, {"size": x.numel()}, values)
 
 
-def _geometry(variant: Variant, sizes: Sizes) -> LaunchGeometry:
+def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     return LaunchGeometry((-(-sizes["size"] // _THREADS), 1, 1), (_THREADS, 1, 1))
 
 

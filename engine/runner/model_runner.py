@@ -14,6 +14,7 @@ from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import size_pool
 from kiln.engine.model_folder import resolve_model_folder
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
@@ -39,7 +40,7 @@ class ModelRunner:
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
         if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
             torch.cuda.set_device(self.device)
-            prepare(report, self.dtype)
+            prepare(report, kernel_needs(self.model_config, self.dtype))
         else:
             check_cpu_toggles()
         with torch.inference_mode():

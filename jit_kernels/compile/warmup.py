@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import torch
+from types import MappingProxyType
 
 from kiln.jit_kernels.arch import compute_capability
 from kiln.jit_kernels.compile.build import Built, build, build_unless_busy
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.errors import CompileError, KernelError, SealedMiss
-from kiln.jit_kernels.spec import KernelSpec, Variant, label
+from kiln.jit_kernels.spec import KernelSpec, Needs, Variant, label
 
 _MAX_JOBS = 8
 
@@ -43,18 +42,17 @@ class Outcome:
 
 
 def jobs_for(
-    specs: Iterable[KernelSpec], archs: Sequence[str], dtype: torch.dtype | None = None
+    specs: Iterable[KernelSpec], archs: Sequence[str], needs: Needs = MappingProxyType({})
 ) -> list[Job]:
     """Return the programs of some specs for some targets, leaving out targets too old for one.
 
-    With ``dtype``, only those that a model of this dtype runs. Raises KernelError on a malformed
-    target.
+    With ``needs``, only those that a model runs. Raises KernelError on a malformed target.
     """
     capabilities = {arch: compute_capability(arch) for arch in archs}
     return [
         Job(spec, variant, arch)
         for spec in specs
-        for variant in spec.variants(dtype)
+        for variant in spec.variants(needs)
         for arch, capability in capabilities.items()
         if capability >= spec.min_arch
     ]

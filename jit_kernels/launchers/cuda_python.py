@@ -15,8 +15,10 @@ class CudaPythonLauncher:
         """Take ``driver``, or import the real one. Raises ToolchainMissing."""
         self._driver = _bindings() if driver is None else driver
         self._queue = self._driver.cuLaunchKernel
+        attribute = self._driver.CUfunction_attribute
+        self._most_shared = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-    def load(self, name: str, cubin: bytes, entry: str) -> Any:
+    def load(self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0) -> Any:
         """Return the CUfunction of an entry. Raises LaunchError."""
         error, module = self._driver.cuModuleLoadData(cubin)
         if error != 0:
@@ -24,6 +26,13 @@ class CudaPythonLauncher:
         error, function = self._driver.cuModuleGetFunction(module, entry.encode())
         if error != 0:
             raise LaunchError(f"{name}: no entry {entry!r} in the cubin: {self._reason(error)}")
+        if shared_bytes:
+            (error,) = self._driver.cuFuncSetAttribute(function, self._most_shared, shared_bytes)
+            if error != 0:
+                raise LaunchError(
+                    f"{name}: a block may not have {shared_bytes} bytes of shared memory: "
+                    f"{self._reason(error)}"
+                )
         return function
 
     def launch(

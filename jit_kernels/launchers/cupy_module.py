@@ -7,6 +7,8 @@ from typing import Any
 from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
 from kiln.jit_kernels.spec import LaunchGeometry
 
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
 
 class CuPyLauncher:
     """Calls of cupy.cuda: no CuPy array is made and none of its caches is used."""
@@ -16,10 +18,11 @@ class CuPyLauncher:
         cuda = _cupy_cuda() if cuda is None else cuda
         self._new_module = cuda.function.Module
         self._queue = cuda.driver.launchKernel
+        self._set_attribute = cuda.driver.funcSetAttribute
         # What CuPy raises, from its import of the driver to the driver's own refusals.
         self._errors = (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)
 
-    def load(self, name: str, cubin: bytes, entry: str) -> Any:
+    def load(self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0) -> Any:
         """Return the cupy.cuda.function.Function of an entry. Raises LaunchError."""
         module = self._new_module()
         try:
@@ -27,9 +30,17 @@ class CuPyLauncher:
         except self._errors as error:
             raise LaunchError(f"{name}: the driver refused the cubin: {error}") from None
         try:
-            return module.get_function(entry)  # it keeps its module loaded
+            function = module.get_function(entry)  # it keeps its module loaded
         except self._errors as error:
             raise LaunchError(f"{name}: no entry {entry!r} in the cubin: {error}") from None
+        if shared_bytes:
+            try:
+                self._set_attribute(function.ptr, _MOST_SHARED, shared_bytes)
+            except self._errors as error:
+                raise LaunchError(
+                    f"{name}: a block may not have {shared_bytes} bytes of shared memory: {error}"
+                ) from None
+        return function
 
     def launch(
         self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int

@@ -10,8 +10,11 @@ from kiln.jit_kernels.spec import LaunchGeometry
 class Launcher(Protocol):
     """Loads cubins into the current CUDA context, and launches their kernels."""
 
-    def load(self, name: str, cubin: bytes, entry: str) -> Any:
-        """Return the kernel ``entry`` of a cubin; it stays loaded. Raises LaunchError."""
+    def load(self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0) -> Any:
+        """Return the kernel ``entry`` of a cubin; it stays loaded.
+
+        ``shared_bytes``: the most dynamic shared memory that a launch asks for. Raises LaunchError.
+        """
 
     def launch(
         self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int

@@ -14,6 +14,7 @@ from kiln.jit_kernels.spec import (
     SCALARS,
     Bound,
     Cost,
+    Gpu,
     KernelSpec,
     LaunchGeometry,
     Sizes,
@@ -85,7 +86,7 @@ def _bind(activation: str, out: torch.Tensor, x: torch.Tensor) -> Bound:
     return Bound(variant, {"rows": rows, "d": d}, values)
 
 
-def _geometry(variant: Variant, sizes: Sizes) -> LaunchGeometry:
+def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     per_vector = 16 // DTYPES[variant["scalar_t"]].itemsize
     per_block = _THREADS * per_vector
     columns = min(-(-sizes["d"] // per_block), _MAX_BLOCKS)

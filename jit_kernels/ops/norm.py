@@ -11,6 +11,7 @@ from kiln.jit_kernels.spec import (
     SCALARS,
     Bound,
     Cost,
+    Gpu,
     KernelSpec,
     LaunchGeometry,
     Sizes,
@@ -98,7 +99,7 @@ def _fused_bind(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, e
     return Bound({"scalar_t": SCALARS[x.dtype]}, {"rows": rows, "d": d}, values)
 
 
-def _geometry(variant: Variant, sizes: Sizes) -> LaunchGeometry:
+def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     """One block a row, with a thread for each vector up to 1024, in whole warps."""
     vectors = -(-sizes["d"] * DTYPES[variant["scalar_t"]].itemsize // 16)
     threads = min(max(-(-vectors // 32), 1) * 32, 1024)

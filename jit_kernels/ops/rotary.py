@@ -10,6 +10,7 @@ from kiln.jit_kernels.spec import (
     SCALARS,
     Bound,
     Cost,
+    Gpu,
     KernelSpec,
     LaunchGeometry,
     Sizes,
@@ -88,7 +89,7 @@ def _bind(
     return Bound({"scalar_t": SCALARS[query.dtype]}, sizes, values)
 
 
-def _geometry(variant: Variant, sizes: Sizes) -> LaunchGeometry:
+def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     pairs = (sizes["heads"] + sizes["kv_heads"]) * sizes["half"]
     threads = min(max(-(-pairs // 32), 1) * 32, 256)
     return LaunchGeometry((min(sizes["tokens"], 2**31 - 1), 1, 1), (threads, 1, 1))

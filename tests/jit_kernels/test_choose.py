@@ -20,6 +20,7 @@ from kiln.jit_kernels.compile.template import read_source
 from kiln.jit_kernels.errors import BundleRefused, KernelError, LateKernel, LaunchError, SealedMiss
 from kiln.jit_kernels.ops import norm
 from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.toolchains import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,16 +47,16 @@ def test_auto_on_a_gpu_is_jit_once_it_loads(monkeypatch):
     set_toggle(monkeypatch, "auto", cuda=True)
     loaded = []
     monkeypatch.setattr(choose, "_load", lambda *asked: loaded.append(asked))
-    assert choose.choice("norm", torch.bfloat16).implementation == "jit"
+    assert choose.choice("norm", needs_of(torch.bfloat16)).implementation == "jit"
     choose.choice("norm")
-    assert loaded == [("norm", torch.bfloat16)], "decided once"
+    assert loaded == [("norm", needs_of(torch.bfloat16))], "decided once"
 
 
 @pytest.mark.parametrize(("triton", "falls_to"), [(True, "triton"), (False, "torch")])
 def test_auto_falls_back_and_says_why(monkeypatch, triton, falls_to):
     set_toggle(monkeypatch, "auto", cuda=True)
 
-    def refuse(family, dtype):
+    def refuse(family, needs):
         raise LaunchError("the driver refused the cubin")
 
     monkeypatch.setattr(choose, "_load", refuse)
@@ -69,7 +70,7 @@ def test_auto_falls_back_and_says_why(monkeypatch, triton, falls_to):
 def test_auto_never_falls_back_from_what_an_operator_must_see(monkeypatch, error):
     set_toggle(monkeypatch, "auto", cuda=True)
 
-    def refuse(family, dtype):
+    def refuse(family, needs):
         raise error("rms_norm[bf16] for sm_90a")
 
     monkeypatch.setattr(choose, "_load", refuse)
@@ -82,9 +83,10 @@ def test_preparing_loads_for_each_device_and_dtype(monkeypatch):
     loaded = []
     monkeypatch.setattr(choose, "_load", lambda *asked: loaded.append(asked))
     monkeypatch.setattr(choose, "_build_in_parallel", lambda *asked: None)
-    for dtype in (torch.bfloat16, torch.float16):
-        assert {one.implementation for one in choose.prepare(dtype=dtype)} == {"jit"}
-        assert set(loaded) == {(family, dtype) for family in families()}
+    for needs in map(needs_of, (torch.bfloat16, torch.float16)):
+        assert {one.implementation for one in choose.prepare(needs=needs)} == {"jit"}
+        assert [family for family, _ in loaded[: len(families())]] == families()
+        assert all(asked == needs for _, asked in loaded)
         loaded.clear()
 
 
@@ -132,7 +134,7 @@ def test_a_toggle_is_obeyed_or_refused_never_bent(monkeypatch):
         choose.choice("norm")
     set_toggle(monkeypatch, "jit", cuda=True)
 
-    def refuse(family, dtype):
+    def refuse(family, needs):
         raise LaunchError("no")
 
     monkeypatch.setattr(choose, "_load", refuse)

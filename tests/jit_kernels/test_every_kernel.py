@@ -14,8 +14,9 @@ from kiln.jit_kernels.arch import ALL_ARCHS, compute_capability
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.template import render
+from kiln.jit_kernels.parity import error_of
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import DTYPES, label
+from kiln.jit_kernels.spec import HOST_GPU, label
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "kernel_sources"
@@ -25,7 +26,15 @@ CASES = [
     for spec in all_specs().values()
     for variant in spec.variants()
 ]
-MAX_CPU_SECONDS = 0.25
+
+
+BUILDS = [
+    pytest.param(spec, variant, arch, id=f"{label(spec, variant)}-{arch}")
+    for spec in all_specs().values()
+    for variant in spec.variants()
+    for arch in ALL_ARCHS
+    if compute_capability(arch) >= spec.min_arch
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +42,17 @@ def cache(tmp_path_factory):
     return KernelCache(Store(tmp_path_factory.mktemp("kernels")))
 
 
-@pytest.mark.parametrize("arch", ALL_ARCHS)
-@pytest.mark.parametrize(("spec", "variant"), CASES)
+@pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiles_for_every_target_in_milliseconds_and_only_once(spec, variant, arch, cache):
-    assert compute_capability(arch) >= spec.min_arch
     # The smallest of three: a busy machine's interference only ever adds CPU time.
     seconds = []
     for _ in range(3):
         start = time.process_time()
         built = build(spec, variant, arch, KernelCache(Store(None)))
         seconds.append(time.process_time() - start)
-        if seconds[-1] <= MAX_CPU_SECONDS:
+        if seconds[-1] <= spec.max_cpu_seconds:
             break
-    assert min(seconds) <= MAX_CPU_SECONDS
+    assert min(seconds) <= spec.max_cpu_seconds
     assert built.cubin.startswith(b"\x7fELF")
     assert spec.entry.encode() in built.cubin
     assert not built.hit
@@ -71,14 +78,19 @@ def test_declaration_is_coherent(spec, variant):
         assert {key: sizes[key] for key in bound.sizes} == dict(bound.sizes)
         assert len(bound.values) == len(spec.arguments)
         for kind, value in zip(spec.arguments, bound.values, strict=True):
-            assert isinstance(value, torch.Tensor) == (kind == "pointer")
+            null = kind == "pointer" and type(value) is int and value == 0  # an absent tensor
+            assert null or isinstance(value, torch.Tensor) == (kind == "pointer")
             assert isinstance(value, float) == (kind == "float")
-        geometry = spec.geometry(variant, bound.sizes)
+        geometry = spec.geometry(variant, bound.sizes, HOST_GPU)
+        assert geometry.shared_bytes <= max(spec.shared_bytes(variant), 48 * 1024)
         threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         assert 32 <= threads <= 1024
         assert threads % 32 == 0
         assert max(geometry.grid[1:]) < 65536
         _check_cost(spec, variant, sizes, arguments)
+
+
+_PART = re.compile("table|pool|workspace")  # of which a call touches a part only
 
 
 def _check_cost(spec, variant, sizes, arguments):
@@ -88,7 +100,7 @@ def _check_cost(spec, variant, sizes, arguments):
     moved = sum(
         tensor.numel() * tensor.element_size() * (2 if name in spec.mutates else 1)
         for name, tensor in named.items()
-        if isinstance(tensor, torch.Tensor) and name not in outputs and "table" not in name
+        if isinstance(tensor, torch.Tensor) and name not in outputs and not _PART.search(name)
     )
     moved += sum(named[name].numel() * named[name].element_size() for name in outputs)
     rest = sizes.get("rest", 0)  # dimensions that the kernel leaves alone
@@ -97,17 +109,18 @@ def _check_cost(spec, variant, sizes, arguments):
 
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_reference_agrees_with_itself_in_float64(spec, variant):
-    dtype = DTYPES[variant["scalar_t"]]
     for sizes in spec.sizes:
         arguments = spec.make_inputs(variant, sizes, "cpu")
         wide = [
             a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
             for a in arguments
         ]
-        for got, want in zip(spec.reference(*arguments), spec.reference(*wide), strict=True):
-            assert got.dtype == dtype
-            error = (got.double() - want).abs() / want.abs().clamp(min=1)
-            assert error.numel() == 0 or error.max() <= spec.tolerance[dtype]
+        got, want = spec.reference(*arguments), spec.reference(*wide)
+        outputs = [arguments[position] for position in spec.result_positions]
+        assert [one.dtype for one in got] == [one.dtype for one in outputs]
+        for output, value in zip(outputs, got, strict=True):
+            output.copy_(value)
+        assert error_of(spec, variant, arguments, want).holds
 
 
 @pytest.mark.parametrize("spec", SPECS)

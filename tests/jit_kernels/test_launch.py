@@ -25,7 +25,7 @@ from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.ready import ReadyGuard
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.spec import HOST_GPU, LaunchGeometry, needs_of
 
 KINDS = {
     "pointer": ctypes.c_void_p,
@@ -46,6 +46,7 @@ class FakeDriver:
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
+        self.attributes = []
 
     def cuModuleLoadData(self, cubin):
         self.loaded.append(cubin)
@@ -53,6 +54,13 @@ class FakeDriver:
 
     def cuModuleGetFunction(self, module, entry):
         return (500, None) if entry == b"absent" else (0, f"{entry.decode()} of {module}")
+
+    class CUfunction_attribute:
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        self.attributes.append((function, attribute, value))
+        return (self.error,)
 
     def cuLaunchKernel(self, function, *rest):
         geometry, stream, address = rest[:7], rest[7], rest[8]
@@ -74,6 +82,7 @@ class FakeCuPy:
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
+        self.attributes = []
         names = types.SimpleNamespace
         fake = self
 
@@ -88,7 +97,11 @@ class FakeCuPy:
                 return names(ptr=f"{entry} of module {len(fake.loaded)}", module=self)
 
         self.function = names(Module=Module)
-        self.driver = names(launchKernel=self.launch, CUDADriverError=self.Error)
+        self.driver = names(
+            launchKernel=self.launch,
+            funcSetAttribute=lambda *asked: (self.attributes.append(asked), self.fail()),
+            CUDADriverError=self.Error,
+        )
         self.runtime = names(CUDARuntimeError=self.Error)
 
     def fail(self):
@@ -117,6 +130,23 @@ def make(request):
     return made
 
 
+def test_a_kernel_may_have_the_shared_memory_that_it_asks_for(make):
+    launcher, driver = make(())
+    function = launcher.load("name", b"cubin", "entry", 100_000)
+    handle = getattr(function, "ptr", function)
+    assert driver.attributes == [(handle, 8, 100_000)]
+    launcher.load("name", b"cubin", "entry")
+    assert len(driver.attributes) == 1, "what fits in 48 KiB needs no leave"
+
+
+def test_too_much_shared_memory_is_told_with_its_size():
+    driver = FakeDriver(())
+    launcher = CudaPythonLauncher(driver)
+    driver.cuFuncSetAttribute = lambda *asked: (1,)
+    with pytest.raises(LaunchError, match="norm: a block may not have 300000 bytes"):
+        launcher.load("norm", b"cubin", "entry", 300_000)
+
+
 @pytest.mark.parametrize("spec", all_specs().values(), ids=lambda spec: spec.name)
 def test_every_kernels_arguments_arrive(spec, make):
     launcher, driver = make(spec.arguments)
@@ -125,7 +155,7 @@ def test_every_kernels_arguments_arrive(spec, make):
     kernel = LoadedKernel(spec.name, function, spec.arguments, launcher)
     for sizes in spec.sizes:
         bound = spec.bind(*spec.make_inputs(next(iter(spec.variants())), sizes, "cpu"))
-        geometry = spec.geometry(bound.variant, bound.sizes)
+        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
         kernel.launch(geometry, bound.values, 77)
         if 0 in geometry.grid:
             continue
@@ -214,7 +244,7 @@ def cuda(monkeypatch):
 
 def test_only_the_variants_of_the_models_dtype_are_loaded(cuda):
     spec, device = find_spec("rms_norm"), torch.device("cuda", 0)
-    launch.load_kernels([spec], device, torch.bfloat16)
+    launch.load_kernels([spec], device, needs_of(torch.bfloat16))
     assert [kernel.name for kernel in launch._loaded(0).values()] == ["rms_norm[bf16]"]
     launch.load_kernels([spec], device)
     assert len(launch._loaded(0)) == len(cuda.loaded) == 3, "each once"
@@ -236,21 +266,21 @@ def test_a_load_after_ready_is_told_by_name(cuda, monkeypatch, policy, caplog):
     for module in (launch, build):
         monkeypatch.setattr(module, "ready_guard", lambda: guard)
     spec, device = find_spec("rms_norm"), torch.device("cuda", 0)
-    launch.load_kernels([spec], device, torch.float16)
+    launch.load_kernels([spec], device, needs_of(torch.float16))
     guard.declare_ready()
-    launch.load_kernels([spec], device, torch.float16)
+    launch.load_kernels([spec], device, needs_of(torch.float16))
     assert not said(), "what is loaded already is no load"
     if policy == "error":
         with pytest.raises(LateKernel, match=r"rms_norm\[bf16\] for sm_90a is compiled after"):
-            launch.load_kernels([spec], device, torch.bfloat16)
+            launch.load_kernels([spec], device, needs_of(torch.bfloat16))
         assert [kernel.name for kernel in launch._loaded(0).values()] == ["rms_norm[fp16]"]
         return
-    launch.load_kernels([spec], device, torch.bfloat16)
+    launch.load_kernels([spec], device, needs_of(torch.bfloat16))
     compiled, loaded = said()
     assert "rms_norm[bf16] for sm_90a is compiled" in compiled
     assert "rms_norm[bf16] is loaded" in loaded
     with guard.preparing():
-        launch.load_kernels([spec], device, torch.float32)
+        launch.load_kernels([spec], device, needs_of(torch.float32))
     assert len(said()) == 2, "one more engine in this process is no accident"
 
 
@@ -267,7 +297,7 @@ def test_a_kernel_runs_on_the_gpu_through_each_launcher(make):
     function = launcher.load("rms_norm", cubin, spec.entry)
     kernel = LoadedKernel("rms_norm", function, spec.arguments, launcher)
     stream = torch.cuda.current_stream().cuda_stream
-    kernel.launch(spec.geometry(bound.variant, bound.sizes), bound.values, stream)
+    kernel.launch(spec.geometry(bound.variant, bound.sizes, HOST_GPU), bound.values, stream)
     (want,) = spec.reference(*inputs)
     torch.testing.assert_close(inputs[0], want, rtol=1e-5, atol=1e-5)
     with pytest.raises(LaunchError, match="rms_norm"):

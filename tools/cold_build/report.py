@@ -53,6 +53,6 @@ def write_plot(result: dict[str, Any], path: Path) -> None:
     axis.set(xscale="log", xlabel="seconds for one kernel, cold")
     axis.set_xlim(right=axis.get_xlim()[1] * 2)
     axis.grid(axis="x", alpha=0.3)
-    axis.legend(loc="lower right")
+    axis.legend(loc="upper right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)

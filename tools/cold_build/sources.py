@@ -9,7 +9,14 @@ from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.spec import KernelSpec
 
-KERNELS = ("silu_and_mul", "rms_norm", "fused_add_rms_norm", "apply_rotary")
+KERNELS = (
+    "silu_and_mul",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "rms_norm",
+    "fused_add_rms_norm",
+    "apply_rotary",
+)
 _TYPES = {"int64": "int64_t", "int32": "int", "float": "float"}
 
 

@@ -71,8 +71,8 @@ def launch_overhead(args: argparse.Namespace) -> list[Row]:
     """
     rows = []
     for spec in all_specs().values():
-        variant = {**next(iter(spec.variants())), "scalar_t": "kiln::bf16"}
-        load_kernels([spec], torch.device("cuda"))
+        variant = next(spec.variants(spec.bench_needs))
+        load_kernels([spec], torch.device("cuda"), variant)
         inputs = spec.make_inputs(variant, spec.bench_sizes[0], "cuda")
         row: Row = {"kernel": spec.name}
         calls: dict[str, Callable[[], Any]] = {}
@@ -108,7 +108,7 @@ def timing(args: argparse.Namespace) -> list[Row]:
     peak = copy_bandwidth()
     rows: list[Row] = []
     for spec in all_specs().values():
-        variant = {**next(iter(spec.variants())), "scalar_t": "kiln::bf16"}
+        variant = next(spec.variants(spec.bench_needs))
         torch.compiler.reset()  # or the limit of recompiles turns later sizes into eager code
         compiled = torch.compile(functools.partial(run_reference, spec), dynamic=False)
         for sizes in spec.bench_sizes[: 2 if args.quick else None]:

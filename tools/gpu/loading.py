@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.opening import kernel_cache
 from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
@@ -32,7 +33,7 @@ def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Calla
     """Return launcher -> one launch of a kernel on packed arguments, or why it cannot run."""
     device = torch.device("cuda", torch.cuda.current_device())
     bound = spec.bind(*inputs)
-    geometry = spec.geometry(bound.variant, bound.sizes)
+    geometry = spec.geometry(bound.variant, bound.sizes, gpu(device.index))
     stream = torch.cuda.current_stream().cuda_stream
     cubin = build(spec, bound.variant, target_arch(device), kernel_cache()).cubin
     torch.cuda.synchronize()
@@ -43,9 +44,8 @@ def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Calla
         except ToolchainMissing as error:
             found[name] = f"not measured: {error}"
             continue
-        kernel = LoadedKernel(
-            name, launcher.load(name, cubin, spec.entry), spec.arguments, launcher
-        )
+        function = launcher.load(name, cubin, spec.entry, spec.shared_bytes(bound.variant))
+        kernel = LoadedKernel(name, function, spec.arguments, launcher)
         found[name] = lambda kernel=kernel: kernel.launch(geometry, bound.values, stream)
     found["cuda_core"] = _cuda_core(spec, cubin, geometry, bound.values, stream)
     return found
@@ -95,7 +95,9 @@ def loading(args: argparse.Namespace) -> list[Row]:
         kept, times = [], []
         for (spec, variant), cubin in zip(jobs, cubins, strict=True):
             start = time.perf_counter()
-            kept.append(launcher.load(label(spec, variant), cubin, spec.entry))
+            kept.append(
+                launcher.load(label(spec, variant), cubin, spec.entry, spec.shared_bytes(variant))
+            )
             times.append((time.perf_counter() - start) * 1e3)
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info(device)[0]

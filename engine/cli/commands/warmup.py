@@ -14,10 +14,9 @@ from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import add_arch_argument, wanted_archs
 
 if TYPE_CHECKING:
-    import torch
-
     from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
+    from kiln.jit_kernels.spec import Needs
 
 NAME = "warmup"
 HELP = "compile every kernel into the kernel cache; needs no GPU"
@@ -47,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
-    dtype = None if args.model is None else _dtype_of(args.model)
-    jobs = jobs_for(all_specs().values(), wanted_archs(args.arch), dtype)
+    needs = {} if args.model is None else _needs_of(args.model)
+    jobs = jobs_for(all_specs().values(), wanted_archs(args.arch), needs)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
@@ -58,16 +57,18 @@ def run(args: argparse.Namespace) -> int:
     return _build(jobs, args)
 
 
-def _dtype_of(model: str) -> torch.dtype:
-    """Return the dtype that a model has on a GPU. Raises ModelError."""
+def _needs_of(model: str) -> Needs:
+    """Return what a model fixes of its kernels on a GPU. Raises ModelError."""
     import torch
 
     from kiln.engine.model_folder import resolve_model_folder
+    from kiln.engine.models.kernel_needs import kernel_needs
     from kiln.engine.models.registry import read_model
     from kiln.engine.runner.device import resolve_dtype
 
     _, config = read_model(resolve_model_folder(model))
-    return resolve_dtype("auto", config.dtype, torch.device("cuda"))
+    dtype = resolve_dtype("auto", config.dtype, torch.device("cuda"))
+    return kernel_needs(config, dtype)
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:

@@ -13,6 +13,8 @@ from kiln.cache.bundle import Bundle, write_bundle
 from kiln.engine.cli import kernel_progress
 from kiln.engine.cli.commands.kernels import find_verbs
 from kiln.engine.cli.main import main
+from kiln.engine.models.kernel_needs import kernel_needs
+from kiln.engine.models.registry import read_model
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile import template
 from kiln.jit_kernels.compile.opening import kernel_cache
@@ -96,7 +98,8 @@ def test_a_model_limits_what_is_built_to_its_dtype(kiln, tmp_path):
         config.pop(old, None)
     (tmp_path / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
     _, out, _ = kiln("warmup", "--arch", "sm_80", "--dry-run", "--model", tmp_path)
-    wanted = jobs_for(all_specs().values(), ["sm_80"], torch.float16)
+    _, config = read_model(tmp_path)
+    wanted = jobs_for(all_specs().values(), ["sm_80"], kernel_needs(config, torch.float16))
     assert out.splitlines() == [job.name for job in wanted]
     assert len(wanted) < NUM_VARIANTS
     code, _, err = kiln("warmup", "--model", tmp_path / "absent")

@@ -1,0 +1,13 @@
+"""What a model fixes of the kernels it runs, so that nothing else is built or loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.engine.models.hf_config import HFConfig
+from kiln.jit_kernels.spec import Needs, needs_of
+
+
+def kernel_needs(config: HFConfig, dtype: torch.dtype) -> Needs:
+    """Return the compile-time values that a model of a dtype fixes."""
+    return {**needs_of(dtype), "head_dim": str(config.head_dim)}
