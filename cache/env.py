@@ -65,8 +65,8 @@ class Env:
     jit_after_ready: Literal["warn", "error"] = _var(
         "warn", "What a compile or a load of a kernel is once the server is ready."
     )
-    launcher: Literal["cuda-python", "cupy"] = _var(
-        "cuda-python", "What loads and launches kernels on a GPU."
+    launcher: Literal["auto", "cuda-python", "cupy"] = _var(
+        "auto", "What loads and launches kernels on a GPU; auto takes CuPy where it is installed."
     )
     host_compiler: str = _var("g++", "C++ compiler of the host toolchain: g++ or clang++.")
     kernels: Mapping[str, KernelChoice] = field(

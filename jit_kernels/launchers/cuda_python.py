@@ -11,6 +11,8 @@ from kiln.jit_kernels.spec import LaunchGeometry
 class CudaPythonLauncher:
     """Calls of cuda.bindings.driver."""
 
+    name = "cuda-python"
+
     def __init__(self, driver: Any = None) -> None:
         """Take ``driver``, or import the real one. Raises ToolchainMissing."""
         self._driver = _bindings() if driver is None else driver

@@ -13,6 +13,8 @@ _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class CuPyLauncher:
     """Calls of cupy.cuda: no CuPy array is made and none of its caches is used."""
 
+    name = "cupy"
+
     def __init__(self, cuda: Any = None) -> None:
         """Take ``cuda``, or import cupy.cuda. Raises ToolchainMissing."""
         cuda = _cupy_cuda() if cuda is None else cuda

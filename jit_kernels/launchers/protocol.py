@@ -8,7 +8,12 @@ from kiln.jit_kernels.spec import LaunchGeometry
 
 
 class Launcher(Protocol):
-    """Loads cubins into the current CUDA context, and launches their kernels."""
+    """Loads cubins into the current CUDA context, and launches their kernels.
+
+    ``name`` is its value of ``KILN_LAUNCHER``.
+    """
+
+    name: str
 
     def load(self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0) -> Any:
         """Return the kernel ``entry`` of a cubin; it stays loaded.

@@ -59,7 +59,7 @@ def test_values_are_typed():
         ("KILN_KERNEL_TRUSTED_UIDS", "", "'' is not a whole number"),
         ("KILN_KERNEL_BUNDLE", "", "is empty"),
         ("KILN_JIT_AFTER_READY", "raise", "choose one of warn, error"),
-        ("KILN_LAUNCHER", "cuda", "choose one of cuda-python, cupy"),
+        ("KILN_LAUNCHER", "cuda", "choose one of auto, cuda-python, cupy"),
     ],
 )
 def test_a_wrong_name_or_value_is_refused_with_help(name, value, says):

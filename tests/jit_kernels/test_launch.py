@@ -206,17 +206,26 @@ class SimpleFunction:
     ptr = 0
 
 
-def test_the_toggle_names_the_launcher(monkeypatch):
-    monkeypatch.setattr(choose, "settings", lambda: Env(launcher="cupy"))
-    assert isinstance(choose.launcher.__wrapped__(), CuPyLauncher)
+@pytest.mark.parametrize("make", [CudaPythonLauncher, CuPyLauncher])
+def test_the_toggle_names_the_launcher(monkeypatch, make):
+    monkeypatch.setattr(choose, "settings", lambda: Env(launcher=make.name))
+    assert isinstance(choose.launcher.__wrapped__(), make)
+
+
+def test_by_default_the_faster_of_those_installed_launches(monkeypatch, caplog):
     monkeypatch.setattr(choose, "settings", lambda: Env())
-    assert isinstance(choose.launcher.__wrapped__(), CudaPythonLauncher)
-
-
-def test_a_launcher_that_is_not_installed_is_named(monkeypatch):
+    assert isinstance(choose.launcher.__wrapped__(), CuPyLauncher)
     monkeypatch.setitem(sys.modules, "cupy", None)
+    with caplog.at_level("INFO", "kiln"):
+        assert isinstance(choose.launcher.__wrapped__(), CudaPythonLauncher)
+    assert "CuPy cannot be loaded" in caplog.text
+
+
+def test_a_launcher_that_is_named_and_not_installed_is_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(choose, "settings", lambda: Env(launcher="cupy"))
     with pytest.raises(ToolchainMissing, match="CuPy"):
-        CuPyLauncher()
+        choose.launcher.__wrapped__()
 
 
 def test_cupy_has_what_the_launcher_calls():

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,18 @@ def test_no_time_of_a_file_and_no_unreached_file_makes_anything_compile_again(
     out = subprocess.check_output([*command, "sm_80,sm_90a"], env=environ, cwd="/", timeout=120)
     report = json.loads(out)
     assert (report["built"], report["hit"], report["failed"]) == (0, len(warm.jobs), 0)
+
+
+@pytest.mark.parametrize("years", [-10, 10])
+def test_a_clock_that_is_ten_years_off_makes_nothing_compile_again(
+    warm, tmp_path, monkeypatch, years
+):
+    root, now = shutil.copytree(warm.root, tmp_path / "kernels"), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + years * 365 * 86400)
+    store = Store(root)
+    store.sweep()
+    built = [build(job.spec, job.variant, job.arch, KernelCache(store)) for job in warm.jobs]
+    assert all(one.tier == "disk" for one in built)
 
 
 def test_every_entry_is_what_would_be_built_again(warm, tmp_path):

@@ -19,6 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from kiln.jit_kernels.choose import prepare
+    from kiln.jit_kernels.launchers.choose import launcher
     from kiln.jit_kernels.settings import settings
 
     table = Table("family", "toggle", "runs", "because")
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     console.print(table)
     if torch.cuda.is_available():
-        console.print(f"Launched through {settings().launcher} (KILN_LAUNCHER).")
+        console.print(f"Launched through {launcher().name} (KILN_LAUNCHER).")
     else:
         mode = settings().cpu_kernels
         console.print(f"No GPU here: on the CPU, KILN_CPU_KERNELS={mode} decides.")
