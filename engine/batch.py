@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kiln.engine.request import TokenLogprobs
 from kiln.engine.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ class ScheduledRequest:
     params: SamplingParams
     seed: int
     banned_token_ids: frozenset[int]  # stop tokens that must not be drawn before min_tokens
+    token_counts: Mapping[int, int] = field(default_factory=dict)  # see Request; not a copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class EngineCore:
             )
         self._check_vocabulary(new.prompt_token_ids, "prompt")
         self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")
+        self._check_vocabulary(list(new.params.logit_bias or ()), "logit_bias")
         self.scheduler.check(new)
 
     def add(self, new: NewRequest) -> None:

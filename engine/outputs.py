@@ -66,6 +66,8 @@ class CompletionStream:
         if stopped_by is not None:
             self.stopped_early = reason is None
             reason, stop_reason = "stop", None
+        if output.seed is not None:
+            self.completion.seed = output.seed
         delta = CompletionDelta(
             text=text,
             token_ids=output.token_ids,

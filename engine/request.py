@@ -39,7 +39,8 @@ class TokenOutput:
     """What one step gave one request: the message from engine to client.
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the stop token id
-    that ended it, if a listed one did. ``message`` explains the finish reason "error".
+    that ended it, if a listed one did. ``message`` explains the finish reason "error". ``seed``
+    comes with the first token: it and the same settings draw the answer again.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class TokenOutput:
     logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
     message: str | None = None
+    seed: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +58,8 @@ class Request:
     """The scheduler's record of one generation. Only the scheduler mutates it.
 
     ``token_ids`` is prompt then output; ``num_computed_tokens`` of them have their keys and
-    values in the KV pool, in the blocks of ``block_ids``.
+    values in the KV pool, in the blocks of ``block_ids``. ``token_counts`` is how often each of
+    them is in the output, 0 for the prompt's others; it is kept only where penalties ask for it.
     """
 
     request_id: str
@@ -70,6 +73,7 @@ class Request:
     num_computed_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    token_counts: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_output_tokens(self) -> int:
@@ -88,7 +92,11 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the ``n`` answers to a prompt. ``error`` explains the finish reason "error"."""
+    """One of the ``n`` answers to a prompt.
+
+    ``error`` explains the finish reason "error". With ``seed`` and the same other settings the
+    same answer is drawn again; it is None until the first token is there.
+    """
 
     index: int
     text: str = ""
@@ -97,6 +105,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
+    seed: int | None = None
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln.engine.errors import RequestError
@@ -12,6 +12,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters of one stop string: it bounds how much text is held back
 MAX_SEED = 2**63 - 1
+MAX_BIASES = 1024
+MAX_BIAS = 100.0  # OpenAI's range
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,10 @@ class SamplingParams:
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 keeps every token. ``max_tokens`` None generates
     up to the model's context. ``logprobs`` is how many of the most likely tokens are reported
     beside the drawn one (0 reports the drawn one alone; None reports nothing). ``seed`` None
-    draws a seed at admission. Raises RequestError naming the field that is out of range.
+    draws a seed at admission. ``logit_bias`` adds to the logits of token ids. Then the logits of
+    tokens of prompt or output are divided by ``repetition_penalty`` where positive, multiplied
+    where negative; those of tokens of the output lose ``frequency_penalty`` for each time and
+    ``presence_penalty`` once. Raises RequestError naming the field that is out of range.
     """
 
     temperature: float = 1.0
@@ -38,6 +43,10 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         """Normalise the stop lists to tuples and check every range."""
@@ -49,6 +58,11 @@ class SamplingParams:
         self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         self._check("top_k", self.top_k >= -1, "-1 or 0 (every token) or a positive count")
         self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._check(name, -2 <= getattr(self, name) <= 2, "between -2 and 2")
+        fits = 0 < self.repetition_penalty <= 10
+        self._check("repetition_penalty", fits, "above 0 and at most 10")
+        self._check_biases()
         self._check("n", 1 <= self.n <= 8, "between 1 and 8")
         self._check("min_tokens", self.min_tokens >= 0, "0 or more")
         if self.max_tokens is not None:
@@ -64,12 +78,20 @@ class SamplingParams:
         ids = all(type(i) is int and i >= 0 for i in self.stop_token_ids or ())
         self._check("stop_token_ids", ids, "a list of token ids, 0 or more")
 
+    def _check_biases(self) -> None:
+        biases = self.logit_bias
+        fits = biases is None or (isinstance(biases, Mapping) and len(biases) <= MAX_BIASES)
+        self._check("logit_bias", fits, f"a map of at most {MAX_BIASES} token ids")
+        fits = all(type(token) is int and token >= 0 for token in biases or ())
+        self._check("logit_bias", fits, "a map from token ids, 0 or more")
+        fits = all(_is_number(bias) and abs(bias) <= MAX_BIAS for bias in (biases or {}).values())
+        self._check("logit_bias", fits, "a map to numbers between -100 and 100")
+
     def _check_types(self) -> None:
         """Refuse a string, a bool or a NaN where a number is wanted."""
-        for name in ("temperature", "top_p", "min_p"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            self._check(name, number and value == value, "a number")
+        numbers = ("temperature", "top_p", "min_p")
+        for name in (*numbers, "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            self._check(name, _is_number(getattr(self, name)), "a number")
         for name in ("top_k", "n", "min_tokens"):
             self._check(name, type(getattr(self, name)) is int, "an integer")
         for name in ("seed", "max_tokens", "logprobs"):
@@ -80,6 +102,12 @@ class SamplingParams:
         if not fine:
             shown = repr(getattr(self, name))[:80]
             raise RequestError(f"{name} must be {wanted}, got {shown}", param=name)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether what was generated so far changes what may come next."""
+        neutral = not self.presence_penalty and not self.frequency_penalty
+        return not neutral or self.repetition_penalty != 1
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -98,3 +126,8 @@ class SamplingParams:
     def replace(self, **changes: object) -> SamplingParams:
         """Return a copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number: not a bool, not NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -24,7 +24,7 @@ from kiln.engine.finish import banned_token_ids, finish_reason, stop_reason, sto
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.request import NewRequest, Request, TokenOutput
 
-SEED_BITS = 63
+SEED_BITS = 53  # of a seed that is drawn: any JSON reader takes it exactly
 
 
 class Scheduler:
@@ -99,6 +99,8 @@ class Scheduler:
             max_total_tokens=total,
             stop_token_ids=stop_token_ids(params, self.eos_token_ids),
         )
+        if params.penalizes:
+            request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
         self._requests[new.request_id] = request
         self.waiting.append(request)
 
@@ -196,6 +198,7 @@ class Scheduler:
             params=request.params,
             seed=request.seed,
             banned_token_ids=banned_token_ids(request),
+            token_counts=request.token_counts,
         )
 
     def _blocks_for(self, num_tokens: int) -> int:
@@ -216,6 +219,9 @@ class Scheduler:
             self._release(request)
             return TokenOutput(request.request_id, [], "error", message=sampled.error)
         request.token_ids.append(sampled.token_id)
+        if request.params.penalizes:
+            counts, token = request.token_counts, sampled.token_id
+            counts[token] = counts.get(token, 0) + 1
         reason = finish_reason(request)
         if reason is not None:
             self._release(request)
@@ -225,6 +231,7 @@ class Scheduler:
             finish_reason=reason,
             stop_reason=stop_reason(request, self.eos_token_ids) if reason == "stop" else None,
             logprobs=None if sampled.logprobs is None else [sampled.logprobs],
+            seed=request.seed if request.num_output_tokens == 1 else None,
         )
 
     def _release(self, request: Request) -> None:

@@ -107,7 +107,8 @@ def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:
             for name, values in spec.params.items()
             if needs.get(name, values[0]) not in values
         ]
-        raise NoSuchKernel(f"{spec.name} does not come for {', '.join(lacking)}")
+        together = [f"{name} {needs[name]}" for name in spec.params if name in needs]
+        raise NoSuchKernel(f"{spec.name} does not come for {', '.join(lacking or together)}")
 
 
 def target_arch(device: torch.device) -> str:

@@ -67,10 +67,11 @@ class Bound:
 class KernelSpec:
     """A kernel's declaration.
 
-    ``params`` names every compile-time parameter and all the values it may take; their product
-    is what ``kiln warmup`` builds. ``reference`` takes the op's own arguments and returns the new
-    values of ``mutates`` in order; it computes in float32, or in float64 on float64 inputs, and
-    has four jobs: test oracle, CPU op, fake op, and the "torch" choice of the toggle.
+    ``params`` names every compile-time parameter and all the values it may take; their product,
+    less what ``comes`` leaves out, is what ``kiln warmup`` builds. ``reference`` takes the op's
+    own arguments and returns the new values of ``mutates`` in order; it computes in float32, or in
+    float64 on float64 inputs, and has four jobs: test oracle, CPU op, fake op, and the "torch"
+    choice of the toggle.
     ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype of
     ``scalar_t`` or for all; integers must be equal. Where that measure does not fit, ``error``
     takes the operator's arguments after the run, and the reference's results, and gives its own.
@@ -94,6 +95,7 @@ class KernelSpec:
     sizes: Sequence[Sizes]  # cases for tests
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
+    comes: Callable[[Variant], bool] = lambda variant: True
     min_arch: int = 75
     max_cpu_seconds: float = 0.25  # to compile one variant
     shared_bytes: Callable[[Variant], int] = lambda variant: 0  # the most that geometry asks for
@@ -111,11 +113,14 @@ class KernelSpec:
             for name, values in self.params.items()
         )
         for chosen in product(*choices):
-            yield MappingProxyType(dict(zip(self.params, chosen, strict=True)))
+            variant = MappingProxyType(dict(zip(self.params, chosen, strict=True)))
+            if self.comes(variant):
+                yield variant
 
     def has_variant(self, variant: Variant) -> bool:
         """Return whether the kernel comes in a variant."""
-        return all(variant[name] in values for name, values in self.params.items())
+        listed = all(variant[name] in values for name, values in self.params.items())
+        return listed and self.comes(variant)
 
     def allowed_error(self, variant: Variant) -> float:
         """Return the largest error against float64 of a variant."""

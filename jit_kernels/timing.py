@@ -1,69 +1,193 @@
-"""How long a kernel takes on the GPU, by replaying a graph of many launches."""
+"""How long implementations take, side by side: rounds of all of them in turn, on cold inputs.
+
+On a GPU the launches stand in a CUDA graph, so that the cost of Python is in no number.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-# More bytes than any L2: rotating through copies of the inputs keeps every launch cold.
-_COLD_BYTES = 256 << 20
-_MAX_COPIES = 64
-_ROUNDS = 20
+Call = Callable[[], Any]  # one launch, on inputs of its own
+
+MIN_ROUNDS, MAX_ROUNDS = 15, 60
+_ROUND_SECONDS = 0.5e-3  # a round shorter than this is mostly the noise of its two events
+_WARM_SECONDS = 20e-3  # of all implementations, before the first round
+_STEADY = 0.02  # spread over median at which more rounds would tell nothing new
+_FAR = 3  # spreads from the median at which a round counts as an outlier
+_MIN_LAUNCHES = 16  # in one graph: launching the graph itself takes microseconds
+_LONG_SECONDS = 1.0  # that one work may take in all its rounds
+_MIN_LONG_ROUNDS = 3  # of a work that takes longer
+_LAUNCH_SECONDS = 0.05  # of one pass over a slow work's calls, at most, unless it has only one
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one launch: the median round, and the spread of the middle half."""
+    """Microseconds of one launch: the median round, the width of the middle half, the fastest.
+
+    ``outliers`` counts rounds that lie far off, which neither the median nor the spread feels:
+    another process on the device, or a change of clocks. ``captured`` is False where the
+    implementation cannot stand in a graph, and its launches were queued one by one.
+    """
 
     median_us: float
     spread_us: float
+    fastest_us: float
+    rounds: int
+    outliers: int
+    captured: bool
 
 
-def copies_for(bytes_touched: int) -> int:
-    """Return how many copies of the inputs make each launch find the L2 cold."""
-    return max(2, min(_MAX_COPIES, -(-_COLD_BYTES // max(bytes_touched, 1))))
+class Work(Protocol):
+    """Some launches that can be run again and again."""
+
+    launches: int
+    captured: bool
+
+    def seconds(self, times: int) -> float:
+        """Run all the launches this many times; return how long that took."""
+        ...
 
 
-def time_launches(run: Callable[..., Any], inputs: Sequence[tuple[Any, ...]]) -> Timing:
-    """Return the time of ``run(*inputs[i])``, averaged over one replay of all inputs.
+def time_side_by_side(
+    works: Mapping[str, Work], *, min_rounds: int = MIN_ROUNDS, max_rounds: int = MAX_ROUNDS
+) -> dict[str, Timing]:
+    """Return the time of one launch of each work, from rounds in which all take turns.
 
-    The launches are captured in one CUDA graph, so that the cost of Python is not in the number;
-    the median and spread are over rounds of replays. Needs a CUDA device.
+    What changes slowly, such as the clocks, so changes for all of them: their ratios come from one
+    run. Who goes first changes from round to round. There are more rounds until every spread is
+    small beside its median. A work of many milliseconds takes part in the first rounds only.
     """
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for arguments in inputs[:2]:
-            run(*arguments)  # compile and load outside the capture
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for arguments in inputs:
-            run(*arguments)
-    graph.replay()
-    torch.cuda.synchronize()
-    rounds = []
-    for _ in range(_ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        rounds.append(start.elapsed_time(end) * 1000 / len(inputs))
-    low, median, high = statistics.quantiles(rounds, n=4)
-    return Timing(median, high - low)
+    plans = {name: _plan(work) for name, work in works.items()}
+    warmed = 0.0
+    while works and warmed < _WARM_SECONDS:
+        warmed += sum(work.seconds(plans[name][0]) for name, work in works.items())
+    rounds: dict[str, list[float]] = {name: [] for name in works}
+    names = list(works)
+    for number in range(max_rounds):
+        for position in range(len(names)):
+            name = names[(position + number) % len(names)]
+            (times, most), work = plans[name], works[name]
+            if number < most:
+                rounds[name].append(work.seconds(times) * 1e6 / (times * work.launches))
+        short = (rounds[name] for name in names if plans[name][1] >= min_rounds)
+        if number + 1 >= min_rounds and all(map(_steady, short)):
+            break
+    return {name: _timing(rounds[name], works[name].captured) for name in works}
 
 
-def copy_bandwidth(num_bytes: int = 1 << 30) -> float:
-    """Return the device's own copy bandwidth in bytes read and written a second.
+def _plan(work: Work) -> tuple[int, int]:
+    """Return how often a work is run in a round, and in how many rounds it takes part at most."""
+    work.seconds(1)  # the first run of a graph uploads it
+    seconds = max(work.seconds(1), 1e-7)
+    times = max(1, math.ceil(_ROUND_SECONDS / seconds))
+    return times, max(_MIN_LONG_ROUNDS, int(_LONG_SECONDS / (times * seconds)))
 
-    The faster of the driver's copy and of a kernel's: on an H200 the driver's is far behind.
-    """
-    source = torch.ones(num_bytes // 4, device="cuda")
-    target = torch.empty_like(source)
-    ways = (torch.Tensor.copy_, lambda a, b: torch.mul(b, 1.0, out=a))
-    fastest = min(time_launches(way, [(target, source)] * 2).median_us for way in ways)
-    return 2 * num_bytes / (fastest * 1e-6)
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def _steady(values: Sequence[float]) -> bool:
+    low, median, high = _quartiles(values)
+    return high - low <= _STEADY * median
+
+
+def _timing(values: Sequence[float], captured: bool) -> Timing:
+    low, median, high = _quartiles(values)
+    far = sum(abs(value - median) > _FAR * max(high - low, _STEADY * median) for value in values)
+    return Timing(median, high - low, min(values), len(values), far, captured)
+
+
+class CpuWork:
+    """Calls on the CPU, timed by its own clock."""
+
+    captured = False
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self.launches = len(calls)
+
+    def seconds(self, times: int) -> float:
+        """Run all the calls this many times; return how long that took."""
+        begun = time.perf_counter()
+        for _ in range(times):
+            for call in self._calls:
+                call()
+        return time.perf_counter() - begun
+
+
+class GpuWork:
+    """Calls that queue kernels, in a CUDA graph wherever they can be captured."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = list(calls)
+        may_be_captured = self._may_be_captured()
+        seconds = self._first_seconds()
+        if seconds * len(calls) > _LAUNCH_SECONDS:
+            self._calls = self._calls[: max(1, int(_LAUNCH_SECONDS / seconds))]
+        elif len(calls) < _MIN_LAUNCHES:
+            self._calls *= math.ceil(_MIN_LAUNCHES / len(calls))
+        self.launches = len(self._calls)
+        self._graph = self._capture() if may_be_captured else None
+        self.captured = self._graph is not None
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def _may_be_captured(self) -> bool:
+        """Run two calls for real: compile, load, allocate; then look for a wait on the device.
+
+        A wait inside a capture ends it with an error, and may leave the allocator in disorder.
+        """
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for call in self._calls[:2]:
+                call()
+            torch.cuda.synchronize()
+            before = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                self._calls[0]()
+            except RuntimeError as error:
+                if "synchroniz" not in str(error):
+                    raise
+                return False
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.synchronize()
+        return True
+
+    def _first_seconds(self) -> float:
+        begun = time.perf_counter()
+        self._calls[0]()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in self._calls:
+                call()
+        torch.cuda.synchronize()
+        return graph
+
+    def seconds(self, times: int) -> float:
+        """Run all the calls this many times; return how long the device took for them."""
+        self._start.record()
+        for _ in range(times):
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                for call in self._calls:
+                    call()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1e-3

@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Run everything that needs a GPU in one call and write JSON, tables and plots.
 
-From a bare checkout: python3 tools/gpu_check.py --output benchmarks
-Needs torch, cuda-bindings, NVRTC, Triton and transformers; no server package. Sections that
-cannot run are written as "not measured" with the reason. Exits 1 when a parity row fails, 3
-without a GPU.
+From a bare checkout: python3 tools/gpu_check.py --output benchmarks [--bundle FILE]
+Needs torch, cuda-bindings, NVRTC, Triton and transformers; no server package. Each section runs in
+a process of its own, with a time limit, so that none can stop the others: not even one that leaves
+the GPU's context broken. What cannot run is written as "not measured" with the reason. Exits 1
+when a row fails, 3 without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +25,38 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
 import torch  # noqa: E402 - after the path, as all below
-from gpu import greedy, kernels, loading, report  # noqa: E402
+from gpu import report  # noqa: E402
+from gpu.pace import NotMeasured  # noqa: E402
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
-    "kernel_loading": loading.loading,
-    "late_load": loading.late_load,
-    "kernel_parity": kernels.parity,
-    "kernel_launch": kernels.launch_overhead,
-    "kernel_timing": kernels.timing,
-    "greedy_parity": greedy.parity,
+SECTIONS = {  # name -> module, function, and the seconds after which it is ended
+    "kernel_loading": ("gpu.loading", "loading", 60),
+    "late_load": ("gpu.loading", "late_load", 30),
+    "kernel_parity": ("gpu.kernels", "parity", 130),
+    "kernel_launch": ("gpu.kernels", "launch_overhead", 60),
+    "kernel_timing": ("gpu.kernels", "timing", 200),
+    "host_equals_gpu": ("gpu.agreement", "host_equals_gpu", 90),
+    "batch_invariance": ("gpu.invariance", "batch_invariance", 90),
+    "sealed_bundle": ("gpu.sealed", "sealed_bundle", 100),
+    "greedy_parity": ("gpu.greedy", "parity", 60),
 }
+_WHOLE = 470  # seconds of all sections; one that finds none left is not measured
 
 
 def main() -> int:
     """Run the sections that were asked for; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
-    parser.add_argument("--only", choices=SECTIONS, action="append", help="run these sections")
-    parser.add_argument("--quick", action="store_true", help="few sizes, for a first look")
-    args = parser.parse_args()
+    args = _parser().parse_args()
+    if args.section:
+        return _child(args)
     result: dict[str, Any] = {
         "command": "tools/gpu_check.py " + " ".join(sys.argv[1:]),
         "machine": report.machine(),
         "sections": {},
     }
-    failed = False
+    failed, begun = False, time.perf_counter()
     for name in args.only or SECTIONS:
         print(f"== {name}", flush=True)
         start = time.perf_counter()
-        section = _run(SECTIONS[name], args)
+        section = _run(name, args, _WHOLE - (start - begun))
         section["seconds"] = round(time.perf_counter() - start, 1)
         result["sections"][name] = section
         failed |= section["status"] == "failed"
@@ -65,16 +71,57 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _run(section: Callable[[argparse.Namespace], Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Run one section; an exception is a failed section, and the others still run."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="run these sections")
+    parser.add_argument("--quick", action="store_true", help="few sizes, for a first look")
+    parser.add_argument("--bundle", type=Path, help="sealed bundle, made elsewhere, to serve from")
+    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _run(name: str, args: argparse.Namespace, seconds_left: float) -> dict[str, Any]:
+    """Run one section in a process; whatever becomes of that, there is a result."""
     if not torch.cuda.is_available():
         return {"status": "not measured", "reason": "no CUDA device", "rows": []}
+    if seconds_left < 5:
+        reason = f"the {_WHOLE} s of the whole run were used up"
+        return {"status": "not measured", "reason": reason, "rows": []}
+    limit = min(SECTIONS[name][2], seconds_left)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "section.json"
+        command = [sys.executable, __file__, "--section", name, "--result", str(written)]
+        command += ["--quick"] * args.quick
+        command += ["--bundle", str(args.bundle)] if args.bundle else []
+        try:
+            done = subprocess.run(command, timeout=limit, check=False)
+            ended = f"its process ended with {done.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"not done after {limit:.0f} s"
+        if not written.exists():
+            return {"status": "failed", "reason": ended, "rows": []}
+        section: dict[str, Any] = json.loads(written.read_text())
+        if section.get("reason") == "ended before it was done":
+            section["reason"] = ended
+        return section
+
+
+def _child(args: argparse.Namespace) -> int:
+    """Run one section in this process and write its result to the file that the parent reads."""
+    module, function, _ = SECTIONS[args.section]
+    section: dict[str, Any]
     try:
-        rows = section(args)
+        rows = getattr(importlib.import_module(module), function)(args)
+        wrong = [row for row in rows if row.get("ok") is False]
+        section = {"status": "failed" if wrong else "passed", "rows": rows}
+    except NotMeasured as reason:
+        section = {"status": "not measured", "reason": str(reason), "rows": []}
     except Exception:
-        return {"status": "failed", "reason": traceback.format_exc(), "rows": []}
-    wrong = [row for row in rows if row.get("ok") is False]
-    return {"status": "failed" if wrong else "passed", "rows": rows}
+        section = {"status": "failed", "reason": traceback.format_exc(), "rows": []}
+    args.result.write_text(json.dumps(section))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Write the two files of a new kernel: a template and its spec. Nothing else needs an edit.
+"""Write the files of a new kernel: its template, its spec, and faults to plant in a test.
 
     python tools/new_kernel.py scale_rows
 
 makes kernel_sources/scale_rows/scale_rows.cu and jit_kernels/ops/scale_rows.py: a kernel that
-works (out = x * factor) and passes every generic test, with a remark at each place to change.
+works (out = x * factor) and passes every generic test, with a remark at each place to change, and
+tests/jit_kernels/faults/scale_rows.py, which shows that the tests would find it broken. Nothing
+else needs an edit.
 """
 
 from __future__ import annotations
@@ -111,6 +113,25 @@ SPECS = [_SPEC]
 define(SPECS)
 '''
 
+FAULTS = '''\
+"""Faults planted in NAME; see test_faults.py. Each must be caught."""
+
+FAULTS = [
+    {
+        "kernel": "NAME",
+        "name": "the last element left out",
+        "old": "i < size; i += step",
+        "new": "i < size - 1; i += step",
+    },
+    {
+        "kernel": "NAME",
+        "name": "past the end",
+        "old": "i < size; i += step",
+        "new": "i <= size; i += step",
+    },
+]
+'''
+
 
 def main() -> None:
     """Write the files. Exits with a message when the name is taken or no identifier."""
@@ -123,6 +144,7 @@ def main() -> None:
     files = {
         args.root / "kernel_sources" / args.name / f"{args.name}.cu": TEMPLATE,
         args.root / "jit_kernels" / "ops" / f"{args.name}.py": SPEC,
+        args.root / "tests" / "jit_kernels" / "faults" / f"{args.name}.py": FAULTS,
     }
     for path in files:
         if path.exists():

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
-from kiln.engine.attention.plan import AttentionPlan
-from kiln.engine.attention.workspace import Workspace
 from kiln.engine.kv.pool import KVPool
+
+
+class StepAttention(Protocol):
+    """One step's attention, planned."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Return every token's causal attention over the pool; see ``attend``."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionContext:
-    """The step's metadata, the pool it reads and writes, and a plan for each window in use."""
+    """The step's metadata, the pool that it writes, and what reads the pool."""
 
     metadata: AttentionMetadata
     pool: KVPool
-    plans: Mapping[int | None, AttentionPlan]
-    workspace: Workspace
+    step: StepAttention
+
+
+class Attention(Protocol):
+    """A way to compute attention, made once for an engine."""
+
+    def context(self, metadata: AttentionMetadata, pool: KVPool) -> AttentionContext:
+        """Plan a step."""
 
 
 _current: ContextVar[AttentionContext] = ContextVar("kiln_attention_context")
@@ -39,3 +55,12 @@ def attention_context(context: AttentionContext) -> Iterator[None]:
 def current() -> AttentionContext:
     """Return the running step's context. Raises LookupError outside of a step."""
     return _current.get()
+
+
+def attend(layer: int, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+    """Return every token's causal attention over the pool, which has the step's keys already.
+
+    query and result: [num_tokens, num_heads, head_dim]. ``window`` is how many keys a token sees,
+    itself included; None: all. A row's result depends on its own request's slots alone.
+    """
+    return current().step.attend(layer, query, scale, window)

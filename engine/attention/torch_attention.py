@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.attention.context import current
-from kiln.engine.attention.plan import DecodeGroup, PrefillChunk
+from kiln.engine.attention.context import AttentionContext
+from kiln.engine.attention.metadata import AttentionMetadata
+from kiln.engine.attention.plan import AttentionPlan, DecodeGroup, PrefillChunk, plan_attention
+from kiln.engine.attention.workspace import Workspace
+from kiln.engine.kv.pool import KVPool
 
 
-def attend(
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    """Store the step's keys and values, and return every token's causal attention.
+class TorchAttention:
+    """Planned on the host once a step, for each window in use."""
 
-    query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim];
-    returns [num_tokens, num_heads, head_dim]. ``window`` is how many keys a token sees, itself
-    included; None: all. A row's result depends on its own request's slots alone.
-    """
-    context = current()
-    context.pool.store(layer, context.metadata.slot_mapping, key, value)
-    keys, values = context.pool.layer(layer)
-    plan, gather = context.plans[window], context.workspace.gather
-    if plan.is_one_group:
-        group = plan.groups[0]
-        return _decode(group, query, *gather(keys, values, group.slots), scale)
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for group in plan.groups:
-        rows = query.index_select(0, group.tokens)
-        result = _decode(group, rows, *gather(keys, values, group.slots), scale)
-        out.index_copy_(0, group.tokens, result)
-    for chunk in plan.chunks:
-        rows = query[chunk.first : chunk.last]
-        result = _prefill(chunk, rows, *gather(keys, values, chunk.slots), scale)
-        out[chunk.first : chunk.last] = result
-    return out
+    def __init__(self, windows: Iterable[int | None], dtype: torch.dtype) -> None:
+        self._windows, self._dtype = sorted(set(windows), key=str), dtype
+        self._workspace = Workspace()
+
+    def context(self, metadata: AttentionMetadata, pool: KVPool) -> AttentionContext:
+        """Plan a step."""
+        plans = {window: plan_attention(metadata, window, self._dtype) for window in self._windows}
+        return AttentionContext(metadata, pool, TorchStep(pool, plans, self._workspace))
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStep:
+    """A step with a plan for each window in use."""
+
+    pool: KVPool
+    plans: Mapping[int | None, AttentionPlan]
+    workspace: Workspace
+
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Return every token's causal attention: decode rows together, chunks one by one."""
+        keys, values = self.pool.layer(layer)
+        plan, gather = self.plans[window], self.workspace.gather
+        if plan.is_one_group:
+            group = plan.groups[0]
+            return _decode(group, query, *gather(keys, values, group.slots), scale)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for group in plan.groups:
+            rows = query.index_select(0, group.tokens)
+            result = _decode(group, rows, *gather(keys, values, group.slots), scale)
+            out.index_copy_(0, group.tokens, result)
+        for chunk in plan.chunks:
+            rows = query[chunk.first : chunk.last]
+            result = _prefill(chunk, rows, *gather(keys, values, chunk.slots), scale)
+            out[chunk.first : chunk.last] = result
+        return out
 
 
 def _decode(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
-import os
-import platform
 import re
 import shlex
 import sys
@@ -14,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import kiln
+from kiln.engine.cli.bench_machine import hardware, versions
 
 _COLUMNS = (
     ("output tokens/s", "output_tokens_per_s", "{:,.0f}"),
@@ -38,8 +35,8 @@ def make(model: str, rows: list[dict[str, Any]], load: dict[str, Any]) -> Report
         "model": model,
         "load": load,
         "rows": rows,
-        "hardware": _hardware(),
-        "versions": _versions(),
+        "hardware": hardware(),
+        "versions": versions("torch", "transformers"),
         "command": shlex.join(["kiln", *sys.argv[1:]]),
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -47,7 +44,7 @@ def make(model: str, rows: list[dict[str, Any]], load: dict[str, Any]) -> Report
 
 def markdown(report: Report) -> str:
     """Return the report as a table with a line on how it came about."""
-    load, hardware, versions = report["load"], report["hardware"], report["versions"]
+    load, machine, packages = report["load"], report["hardware"], report["versions"]
     lines = [
         f"### Serving {report['model']}",
         "",
@@ -65,10 +62,10 @@ def markdown(report: Report) -> str:
         cells.append(str(row.get("threads", "")))
         cells.append("" if ratio is None else f"{ratio:.1f}×")
         lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    shown = ", ".join(f"{name} {version}" for name, version in packages.items())
     lines += [
         "",
-        f"{hardware['cpu']}, {hardware['cores']} cores; GPU: {hardware['gpu']}. {shown}. "
+        f"{machine['cpu']}, {machine['cores']} cores; GPU: {machine['gpu']}. {shown}. "
         f"{report['date']}, one run: `{report['command']}`",
     ]
     return "\n".join(lines)
@@ -109,29 +106,3 @@ def _plot(report: Report, path: Path) -> bool:
     axes.margins(x=0.12)
     figure.savefig(path, dpi=150)
     return True
-
-
-def _hardware() -> dict[str, Any]:
-    import torch
-
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpu": gpu,
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    names = ("torch", "transformers")
-    packages = {name: importlib.metadata.version(name) for name in names}
-    return {"kiln": kiln.__version__, "python": platform.python_version(), **packages}

@@ -24,35 +24,68 @@ class KVShape:
 
 
 class KVPool:
-    """Keys and values: [num_blocks, block_size, num_kv_heads, head_dim] a layer, zero at first.
+    """Keys and values of blocks of tokens in every layer, zero at first.
 
-    Slot ``s`` is place ``s % block_size`` of block ``s // block_size``. Raises RuntimeError, as
-    torch does, where the memory is not there.
+    Slot ``s`` is place ``s % block_size`` of block ``s // block_size``. Laid out by token, a slot's
+    heads lie together, which torch's gathers want; ``by_head``, a head's tokens of a block do, and
+    its keys beside its values, which a kernel reads in long runs. Raises RuntimeError, as torch
+    does, where the memory is not there.
     """
 
     def __init__(
-        self, shape: KVShape, num_blocks: int, block_size: int, device: torch.device
+        self,
+        shape: KVShape,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        by_head: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        slots = num_blocks * block_size
-        sizes = (2, shape.num_layers, slots, shape.num_kv_heads, shape.head_dim)
+        self.by_head = by_head
+        heads, layers = shape.num_kv_heads, shape.num_layers
+        if by_head:
+            sizes = (layers, num_blocks, 2, heads, block_size, shape.head_dim)
+        else:
+            sizes = (layers, 2, num_blocks, block_size, heads, shape.head_dim)
         both = torch.zeros(sizes, dtype=shape.dtype, device=device)  # one allocation
-        self._keys = list(both[0])  # a layer: [num_slots, num_kv_heads, head_dim]
-        self._values = list(both[1])
+        if by_head:
+            self._views = [(layer[:, 0], layer[:, 1]) for layer in both]
+            self._layers = []
+        else:
+            self._views = [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in both]
+            self._layers = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in both]
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of a layer, [num_slots, num_kv_heads, head_dim] each."""
-        return self._keys[index], self._values[index]
+    def views(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values, [num_blocks, num_kv_heads, block_size, head_dim] each.
+
+        Strided, but for the last dimension.
+        """
+        return self._views[index]
 
     def blocks(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same as blocks: [num_blocks, block_size, num_kv_heads, head_dim] each."""
-        sizes = (self.num_blocks, self.block_size)
-        return self._keys[index].unflatten(0, sizes), self._values[index].unflatten(0, sizes)
+        """Return the same as [num_blocks, block_size, num_kv_heads, head_dim] each."""
+        keys, values = self._views[index]
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same as slots, [num_slots, num_kv_heads, head_dim] each.
+
+        Raises IndexError where the pool is laid out by head: there is no such view.
+        """
+        return self._layers[index]
 
     def store(
         self, index: int, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
         """Write key and value [num_tokens, num_kv_heads, head_dim] to slots [num_tokens] int64."""
-        self._keys[index].index_copy_(0, slot_mapping, key)
-        self._values[index].index_copy_(0, slot_mapping, value)
+        if not self.by_head:
+            keys, values = self.layer(index)
+            keys.index_copy_(0, slot_mapping, key)
+            values.index_copy_(0, slot_mapping, value)
+            return
+        keys, values = self._views[index]
+        blocks, places = slot_mapping // self.block_size, slot_mapping % self.block_size
+        keys[blocks, :, places] = key
+        values[blocks, :, places] = value

@@ -9,5 +9,5 @@ from kiln.jit_kernels.spec import Needs, needs_of
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype) -> Needs:
-    """Return the compile-time values that a model of a dtype fixes."""
-    return {**needs_of(dtype), "head_dim": str(config.head_dim)}
+    """Return the compile-time values that a model of a dtype, KV pool included, fixes."""
+    return {**needs_of(dtype), "head_dim": str(config.head_dim), "kv_t": "SCALAR_T"}

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.attention.torch_attention import attend
+from kiln.engine.attention.context import attend
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
+from kiln.engine.layers.rotate_and_store import rotate_and_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,8 @@ class SelfAttention:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         query, key, value = torch.split(heads, counts, dim=1)
-        if self.query_norm is not None and self.key_norm is not None:
-            query = self.query_norm(query.contiguous())
-            key = self.key_norm(key.contiguous())
-        self.rotary(positions, query, key)
-        out = attend(self.layer, query, key, value, self.head_dim**-0.5, self.window)
+        query = rotate_and_store(
+            self.layer, positions, query, key, value, self.rotary, self.query_norm, self.key_norm
+        )
+        out = attend(self.layer, query, self.head_dim**-0.5, self.window)
         return self.output(out.flatten(1))

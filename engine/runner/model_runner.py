@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kiln.engine.attention.context import AttentionContext, attention_context
-from kiln.engine.attention.plan import plan_attention
-from kiln.engine.attention.workspace import Workspace
+from kiln.engine.attention.choose import kernels_attend
+from kiln.engine.attention.context import Attention, attention_context
+from kiln.engine.attention.kernel_attention import KernelAttention, Limits
+from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.batch import Batch, StepOutput
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
@@ -48,9 +49,8 @@ class ModelRunner:
             self._model = load_model(
                 family, self.model_config, weights, self.max_model_len, self.device, report
             )
+            self._attention = self._make_attention(config)  # takes memory too
             self._pool = self._make_pool(config)
-        self._workspace = Workspace()
-        self._windows = sorted(set(self.model_config.windows), key=str)
 
     @property
     def vocab_size(self) -> int:
@@ -66,11 +66,7 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepOutput:
         """Compute every token of a batch, and draw one for each request that samples."""
         inputs = make_inputs(batch, self._pool.block_size, self.device)
-        plans = {
-            window: plan_attention(inputs.metadata, window, self.dtype) for window in self._windows
-        }
-        context = AttentionContext(inputs.metadata, self._pool, plans, self._workspace)
-        with attention_context(context):
+        with attention_context(self._attention.context(inputs.metadata, self._pool)):
             hidden = self._model.forward(inputs.token_ids, inputs.positions)
         sampling = [request for request in batch.requests if request.samples]
         if not sampling:
@@ -78,12 +74,25 @@ class ModelRunner:
         logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
         return StepOutput(sample(logits, sampling))
 
-    def _make_pool(self, config: EngineConfig) -> KVPool:
+    @property
+    def _kv_shape(self) -> KVShape:
         hf = self.model_config
-        shape = KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.dtype)
+        return KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.dtype)
+
+    def _make_attention(self, config: EngineConfig) -> Attention:
+        hf, limits = self.model_config, config.scheduler
+        needs = kernel_needs(hf, self.dtype)
+        if not kernels_attend(self.device, needs, config.kv.block_size):
+            return TorchAttention(hf.windows, self.dtype)
+        most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)
+        return KernelAttention(self._kv_shape, hf.num_heads, hf.windows, most, self.device)
+
+    def _make_pool(self, config: EngineConfig) -> KVPool:
+        shape = self._kv_shape
         num_blocks = size_pool(config.kv, shape, self.device, self.max_model_len)
         try:
-            return KVPool(shape, num_blocks, config.kv.block_size, self.device)
+            by_head = isinstance(self._attention, KernelAttention)
+            return KVPool(shape, num_blocks, config.kv.block_size, self.device, by_head=by_head)
         except RuntimeError as error:  # torch.OutOfMemoryError too
             size = num_blocks * config.kv.block_size * shape.bytes_per_token / 2**30
             raise ConfigError(

@@ -3,93 +3,102 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 import torch
 
 from kiln.engine.batch import SampledToken, ScheduledRequest
 from kiln.engine.request import TokenLogprobs
-from kiln.engine.runner.filters import filter_logits
-from kiln.engine.runner.logprobs import token_logprobs
-from kiln.engine.runner.noise import exponential_noise
+from kiln.engine.runner.edits import edit_lists
+from kiln.jit_kernels.ops.sampling import Edits, Samples, sample_tokens
+
+_COMPLAINTS = {1: "NaN", 2: "+inf", 4: "no finite logit left"}
 
 
 def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
     """Draw a token for each request from its row of logits [num_rows, vocab_size].
 
     Temperature 0 takes the likeliest token, the lowest id among equals. A row with NaN, +inf or
-    nothing finite gives an error in its SampledToken; the others are not touched by it.
+    nothing finite gives an error in its SampledToken; the others are not touched by it. One copy
+    to the device and one back.
     """
-    raw = logits.float()
-    allowed = _ban(raw, requests)
-    highest, greedy = allowed.max(dim=-1)
-    drawn = greedy
-    random = [row for row, request in enumerate(requests) if request.params.temperature > 0]
-    if random:
-        rows = torch.tensor(random, device=logits.device)
-        picked = _draw(allowed.index_select(0, rows), [requests[row] for row in random])
-        drawn = greedy.index_copy(0, rows, picked)
-    # One copy to the host: float64 holds any token id and any float32 exactly.
-    ids, tops = torch.stack((drawn.double(), highest.double())).tolist()
-    errors = [_complaint(top) for top in tops]
-    token_ids = [int(token) for token in ids]
-    logprobs = _logprobs(raw, requests, token_ids, errors)
+    width = max((request.params.logprobs or 0 for request in requests), default=0)
+    numbers, integers = array("f"), array("q")
+    for request in requests:
+        numbers.extend(_settings(request))
+        integers.extend(_keys(request))
+    parts = [
+        torch.frombuffer(numbers, dtype=torch.float32).view(len(requests), -1),
+        torch.frombuffer(integers, dtype=torch.int64).view(len(requests), -1),
+        *edit_lists(requests),
+    ]
+    settings, keys, *edits = _to_device(parts, logits.device)
+    samples = sample_tokens(
+        logits, settings, keys, edits=Edits(*edits) if edits else None, width=width
+    )
+    host = samples.on_host()
+    tokens, errors = host.tokens.tolist(), host.errors.tolist()
+    logprobs = _Logprobs(host) if any(r.params.logprobs is not None for r in requests) else None
     return tuple(
-        SampledToken(request.request_id, token, logprobs.get(row), error)
-        for row, (request, token, error) in enumerate(zip(requests, token_ids, errors, strict=True))
+        SampledToken(
+            request.request_id,
+            tokens[row],
+            None if logprobs is None else logprobs.of(row, request.params.logprobs),
+            None if not errors[row] else _complaint(errors[row]),
+        )
+        for row, request in enumerate(requests)
     )
 
 
-def _ban(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> torch.Tensor:
-    """Return logits with -inf at each request's banned tokens."""
-    pairs = [(row, token) for row, r in enumerate(requests) for token in r.banned_token_ids]
-    if not pairs:
-        return logits
-    rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
-    lowest = torch.tensor(float("-inf"), device=logits.device)
-    return logits.index_put((rows, tokens), lowest)
+def _settings(request: ScheduledRequest) -> tuple[float, ...]:
+    params = request.params
+    log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return (params.temperature, params.top_p, log_min_p, *penalties)
 
 
-def _draw(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> torch.Tensor:
-    """Draw from softmax(logits / temperature) under the filters: [num_rows] int64.
-
-    The token whose exponential clock, running at its probability, rings first.
-    """
-    params = [request.params for request in requests]
-    heat = torch.tensor([[p.temperature] for p in params], device=logits.device)
-    kept = filter_logits(logits / heat, params)
-    noise = exponential_noise(
-        [request.seed for request in requests],
-        [request.num_output_tokens for request in requests],
-        logits.shape[-1],
-        logits.device,
-    )
-    return (kept.double() - noise.log_()).argmax(dim=-1)
+def _keys(request: ScheduledRequest) -> tuple[int, ...]:
+    params = request.params
+    reported = -1 if params.logprobs is None else params.logprobs
+    return request.seed, request.num_output_tokens, max(params.top_k, 0), reported
 
 
-def _complaint(highest: float) -> str | None:
-    """Say what is wrong with a row, by its highest logit; None where nothing is."""
-    if math.isfinite(highest):
-        return None
-    what = {math.inf: "+inf", -math.inf: "no finite logit left"}.get(highest, "NaN")
+class _Logprobs:
+    """The log-probabilities of a step, out of their tensors at once."""
+
+    def __init__(self, host: Samples) -> None:
+        self._errors, self._tokens = host.errors.tolist(), host.tokens.tolist()
+        self._values, self._ranks = host.logprobs.tolist(), host.ranks.tolist()
+        self._top = host.top_tokens.tolist(), host.top_logprobs.tolist()
+
+    def of(self, row: int, wanted: int | None) -> TokenLogprobs | None:
+        """Return what a row asked for, or None where it asked for nothing or is broken."""
+        if wanted is None or self._errors[row]:
+            return None
+        ids, values = (column[row][:wanted] for column in self._top)
+        top = [
+            (token, value, rank)
+            for rank, (token, value) in enumerate(zip(ids, values, strict=True), start=1)
+            if token >= 0
+        ]
+        return TokenLogprobs(self._tokens[row], self._values[row], self._ranks[row], top)
+
+
+def _complaint(error: int) -> str:
+    what = _COMPLAINTS[error]
     return f"the model's logits hold {what}: weights or dtype may not fit the model"
 
 
-def _logprobs(
-    raw: torch.Tensor,
-    requests: Sequence[ScheduledRequest],
-    token_ids: list[int],
-    errors: list[str | None],
-) -> dict[int, TokenLogprobs]:
-    """Return the log-probabilities of the rows that asked for them and have no error."""
-    wanted = {
-        row: request.params.logprobs
-        for row, request in enumerate(requests)
-        if request.params.logprobs is not None and errors[row] is None
-    }
-    if not wanted:
-        return {}
-    rows = list(wanted)
-    logits = raw.index_select(0, torch.tensor(rows, device=raw.device))
-    found = token_logprobs(logits, [token_ids[row] for row in rows], list(wanted.values()))
-    return dict(zip(rows, found, strict=True))
+def _to_device(parts: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return host tensors of four- and eight-byte elements on a device, in one copy."""
+    if device.type == "cpu":
+        return parts
+    words = [part.view(torch.int32).flatten() for part in parts]
+    padded = [torch.nn.functional.pad(one, (0, one.numel() % 2)) for one in words]
+    together = torch.cat(padded).pin_memory().to(device, non_blocking=True)
+    pieces = together.split([one.numel() for one in padded])
+    return [
+        piece[: one.numel()].view(part.dtype).view(part.shape)
+        for piece, one, part in zip(pieces, words, parts, strict=True)
+    ]

@@ -45,6 +45,7 @@ class ChatForm:
         if delta.finish_reason is not None:
             choice["finish_reason"] = finish_reason(delta.finish_reason)
             choice["stop_reason"] = delta.stop_reason
+            choice["seed"] = self._generation.completions[index].seed
         return self._chunk(choice)
 
     def usage_chunk(self) -> ChatChunk:
@@ -65,6 +66,7 @@ class ChatForm:
                     "logprobs": self._write_logprobs(one),
                     "finish_reason": finish_reason(one.finish_reason),
                     "stop_reason": one.stop_reason,
+                    "seed": one.seed,
                 }
                 for one in self._generation.completions
             ],

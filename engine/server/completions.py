@@ -43,6 +43,7 @@ class CompletionForm:
         if delta.finish_reason is not None:
             choice["finish_reason"] = finish_reason(delta.finish_reason)
             choice["stop_reason"] = delta.stop_reason
+            choice["seed"] = self._generation.completions[index].seed
         return self._chunk(choice)
 
     def usage_chunk(self) -> Completion:
@@ -58,6 +59,7 @@ class CompletionForm:
                 "logprobs": self._write_logprobs(one.index, one),
                 "finish_reason": finish_reason(one.finish_reason),
                 "stop_reason": one.stop_reason,
+                "seed": one.seed,
             }
             for one in self._generation.completions
         ]

@@ -54,6 +54,7 @@ _FAIL_FAST = Field(fail_fast=True)  # one error is enough: a body can hold a mil
 # Whatever their meaning, integers of a body fit the messages to the engine.
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # as a key of an object
 Texts = Annotated[list[str], _FAIL_FAST]
 TokenLists = Annotated[list[TokenIds], _FAIL_FAST]
 OneOrMoreTexts = Annotated[

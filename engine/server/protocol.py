@@ -18,6 +18,7 @@ from kiln.engine.server.fields import (
     OneOrMoreTexts,
     PromptField,
     StrictModel,
+    TokenId,
     TokenIds,
     Unsupported,
     only,
@@ -107,10 +108,18 @@ class GenerationRequest(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Labels the line in the server's log, nothing else")
-    presence_penalty: Annotated[float | None, only(None, 0)] = None
-    frequency_penalty: Annotated[float | None, only(None, 0)] = None
-    repetition_penalty: Annotated[float | None, only(None, 1)] = None
-    logit_bias: Annotated[dict[str, float] | None, only(None, {})] = None
+    presence_penalty: float | None = Field(
+        None, description="Taken off the logits of tokens that the answer has, -2 to 2"
+    )
+    frequency_penalty: float | None = Field(
+        None, description="Taken off them for each time that the answer has them, -2 to 2"
+    )
+    repetition_penalty: float | None = Field(
+        None, description="Divides the logits of tokens of prompt and answer, above 0 to 10"
+    )
+    logit_bias: dict[TokenId, float] | None = Field(
+        None, description="Added to the logits of token ids, -100 to 100"
+    )
     response_format: TextFormat | None = None
 
     @model_validator(mode="after")
@@ -151,10 +160,13 @@ class GenerationRequest(StrictModel):
             for name in (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "stop"),
                 *("stop_token_ids", "ignore_eos", "skip_special_tokens"),
-                "include_stop_str_in_output",
+                *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
+                "repetition_penalty",
             )
             if getattr(self, name) is not None
         }
+        if self.logit_bias:
+            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         asked = self.asked_max_tokens
         drawn = {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
         settings = {

@@ -59,13 +59,14 @@ class AssistantMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One of the ``n`` answers."""
+    """One of the ``n`` answers. With ``seed`` in the request, and n 1, it is drawn again."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    seed: int | None
 
 
 class ChatCompletion(TypedDict):
@@ -87,13 +88,14 @@ class Delta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """One answer's part of a chunk."""
+    """One answer's part of a chunk; the last one has ``stop_reason`` and ``seed``."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: NotRequired[int | str | None]
+    seed: NotRequired[int | None]
 
 
 class ChatChunk(TypedDict):
@@ -124,6 +126,7 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: NotRequired[int | str | None]
+    seed: NotRequired[int | None]
 
 
 class Completion(TypedDict):

@@ -22,8 +22,9 @@ from kiln.jit_kernels.spec import (
 )
 from kiln.jit_kernels.torch_ops import call, define
 
-_THREADS = 256
-_MAX_BLOCKS = 65535  # the limit of grid.y; rows go through grid.x in a loop
+_THREADS = 128
+_PIECES, _PIECE_BYTES = 2, 8  # what a thread takes: kPieces and Piece of the template
+_MAX_BLOCKS = 65535  # the limit of grid.y and grid.z
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -87,10 +88,14 @@ def _bind(activation: str, out: torch.Tensor, x: torch.Tensor) -> Bound:
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    per_vector = 16 // DTYPES[variant["scalar_t"]].itemsize
-    per_block = _THREADS * per_vector
-    columns = min(-(-sizes["d"] // per_block), _MAX_BLOCKS)
-    return LaunchGeometry((min(sizes["rows"], 2**31 - 1), columns, 1), (_THREADS, 1, 1))
+    """Cover a row with blocks of 128 threads; a narrow row with part of a block."""
+    pieces = -(-sizes["d"] * DTYPES[variant["scalar_t"]].itemsize // _PIECE_BYTES)
+    wanted = -(-pieces // _PIECES)
+    across = min(1 << max(wanted - 1, 0).bit_length(), _THREADS)
+    down = _THREADS // across
+    rows = -(-sizes["rows"] // down)
+    deep = max(-(-rows // _MAX_BLOCKS), 1)
+    return LaunchGeometry((-(-wanted // across), -(-rows // deep), deep), (across, down, 1))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -102,6 +107,7 @@ def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[torch.Tensor, 
     dtype = DTYPES[variant["scalar_t"]]
     rows, d, gap = sizes["rows"], sizes["d"], sizes.get("gap", 0)
     x = torch.randn(rows, 2 * d + gap, device=device).mul_(3).to(dtype)[:, : 2 * d]
+    gap = sizes.get("out_gap", gap)
     return torch.empty(rows, d + gap, device=device, dtype=dtype)[:, :d], x
 
 
@@ -109,8 +115,9 @@ _SIZES = [
     {"rows": rows, "d": d, "gap": gap}
     for rows, d, gap in [
         (0, 64, 0), (1, 1, 0), (3, 7, 0), (2, 129, 1), (5, 256, 8), (1, 2056, 0), (2, 4099, 3),
+        (3, 64, 3), (2, 2048, 0), (1, 2052, 0),
     ]
-]  # fmt: skip
+] + [{"rows": 9, "d": 60, "gap": 8, "out_gap": 4}]  # fmt: skip
 
 SPECS = [
     KernelSpec(
@@ -128,6 +135,7 @@ SPECS = [
         sizes=_SIZES,
         bench_sizes=[{"rows": rows, "d": 14336} for rows in (1, 16, 128, 1024, 8192)],
         tolerance={torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3},
+        max_cpu_seconds=0.4,
         paper="https://arxiv.org/abs/2002.05202",
     )
     for activation in _FUNCTIONS

@@ -18,6 +18,8 @@ from kiln.jit_kernels.spec import (
 )
 from kiln.jit_kernels.torch_ops import call, define
 
+_THREADS = 160  # of a block at most; blocks of few start sooner
+
 
 @takes_arrays
 def apply_rotary(
@@ -58,8 +60,8 @@ def _check_heads(name: str, x: torch.Tensor, table: torch.Tensor) -> None:
         raise ValueError(f"apply_rotary: {name} has strides {x.stride()}, want a dense last one")
 
 
-def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """x: [tokens, heads, head_dim]; cosines, sines: [tokens, 1, rotary_dim / 2]."""
+def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Return x [tokens, heads, head_dim] turned by cosines, sines [tokens, 1, rotary_dim / 2]."""
     half = cosines.shape[-1]
     wide = x if x.dtype == torch.float64 else x.float()
     a, b, rest = wide[..., :half], wide[..., half : 2 * half], x[..., 2 * half :]
@@ -75,7 +77,7 @@ def _reference(
     """Return the new query and key."""
     rows = cos_sin_table.index_select(0, positions)
     cosines, sines = rows.unsqueeze(1).chunk(2, dim=-1)
-    return _rotate(query, cosines, sines), _rotate(key, cosines, sines)
+    return rotated(query, cosines, sines), rotated(key, cosines, sines)
 
 
 def _bind(
@@ -84,15 +86,21 @@ def _bind(
     tokens, heads, kv_heads = positions.shape[0], query.shape[1], key.shape[1]
     half = cos_sin_table.shape[1] // 2
     strides = (query.stride(0), query.stride(1), key.stride(0), key.stride(1))
-    values = (positions, query, key, cos_sin_table, tokens, heads, kv_heads, half, *strides)
+    values = (positions, query, key, cos_sin_table, heads, kv_heads, half, *strides)
     sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "half": half}
     return Bound({"scalar_t": SCALARS[query.dtype]}, sizes, values)
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    pairs = (sizes["heads"] + sizes["kv_heads"]) * sizes["half"]
-    threads = min(max(-(-pairs // 32), 1) * 32, 256)
-    return LaunchGeometry((min(sizes["tokens"], 2**31 - 1), 1, 1), (threads, 1, 1))
+    """Give a thread one vector of each half of a head, or in other cases some pairs."""
+    half, heads = sizes["half"], sizes["heads"] + sizes["kv_heads"]
+    size = 16 // DTYPES[variant["scalar_t"]].itemsize
+    pieces, odd = divmod(half, size)
+    if odd or not 0 < pieces <= _THREADS:
+        return LaunchGeometry((sizes["tokens"], 1, 1), (_THREADS, 1, 1))
+    blocks = -(-heads // (_THREADS // pieces))
+    at_once = max(1, -(-heads // blocks))  # of the heads, so that all blocks have as many
+    return LaunchGeometry((sizes["tokens"], blocks, 1), (pieces, at_once, 1))
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -119,7 +127,8 @@ _SIZES = [
     {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "half": half, "rest": rest, "gap": gap}
     for tokens, heads, kv_heads, half, rest, gap in [
         (0, 2, 1, 8, 0, 0), (1, 1, 1, 1, 0, 0), (3, 4, 2, 16, 0, 5), (2, 5, 1, 3, 3, 1),
-        (7, 8, 8, 32, 0, 0), (2, 3, 1, 64, 16, 8),
+        (7, 8, 8, 32, 0, 0), (2, 3, 1, 64, 16, 8), (3, 40, 3, 128, 0, 0), (2, 9, 2, 8, 8, 4),
+        (2, 3, 1, 12, 8, 0), (2, 7, 2, 48, 0, 0),
     ]
 ]  # fmt: skip
 
@@ -128,7 +137,7 @@ _SPEC = KernelSpec(
     source="rotary/apply_rotary.cu",
     entry="apply_rotary",
     schema="(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_table) -> ()",
-    arguments=("pointer",) * 4 + ("int64",) + ("int32",) * 3 + ("int64",) * 4,
+    arguments=("pointer",) * 4 + ("int32",) * 3 + ("int64",) * 4,
     params={"scalar_t": list(DTYPES)},
     bind=_bind,
     geometry=_geometry,

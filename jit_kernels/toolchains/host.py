@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -17,19 +18,26 @@ from typing import Any
 from kiln.cache.env import Env
 from kiln.cache.root import cache_root
 from kiln.jit_kernels.compile.template import Unit, read_source, render
+from kiln.jit_kernels.errors import LaunchError
 from kiln.jit_kernels.spec import HOST_GPU, KernelSpec, Variant, label
 from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
 from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
 
-_ENTRY = "kiln_host_entry"
-# DWARF 4: binutils before 2.42 takes the first file of g++'s version 5 tables for main.cpp.
+_ENTRY, _CLUSTER = "kiln_host_entry", "kiln_host_cluster"
+_SHARED_BYTES = 48 * 1024  # dynamic, of a block, unless a kernel's attribute raises it
+_CLUSTER_DIMS = re.compile(r"\b__cluster_dims__\s*\(([^()]*)\)")
+# -nostdlib keeps the sanitizers' own runtimes out: ours answers their calls.
 _FLAGS = (
-    *("-std=c++20", "-fPIC", "-shared", "-nostdlib", "-fvisibility=hidden", "-g1", "-gdwarf-4"),
+    *("-std=c++20", "-fPIC", "-shared", "-nostdlib", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-Wno-unknown-pragmas"),
 )
-# -nostdlib keeps the sanitizers' own runtimes out: ours answers their calls.
-_CHECKED = ("-O1", "-fsanitize=thread,bounds,alignment,shift,integer-divide-by-zero")
+# Lines are for the checker's reports alone: they are a fifth of the time that a compile takes.
+# DWARF 4: binutils before 2.42 takes the first file of g++'s version 5 tables for main.cpp.
+_CHECKED = (
+    *("-O1", "-g1", "-gdwarf-4"),
+    "-fsanitize=thread,bounds,alignment,shift,integer-divide-by-zero",
+)
 _PLAIN = ("-O2",)
 
 
@@ -71,10 +79,20 @@ def run(
 
 
 def launch(kernel: HostKernel, spec: KernelSpec, arguments: Sequence[Any], *, seed: int = 0) -> int:
-    """Run a loaded kernel as ``run`` does; return how often threads were switched."""
+    """Run a loaded kernel as ``run`` does; return how often threads were switched.
+
+    Raises LaunchError and HostFault.
+    """
     bound = spec.bind(*arguments)
+    geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+    most = max(spec.shared_bytes(bound.variant), _SHARED_BYTES)
+    if geometry.shared_bytes > most:
+        raise LaunchError(
+            f"{kernel.name}: a launch asks for {geometry.shared_bytes} bytes of dynamic shared "
+            f"memory; a GPU gives {most}: raise the spec's shared_bytes"
+        )
     world = World(seed=seed, checked=kernel.checked)
-    world.enqueue(0, kernel, spec.geometry(bound.variant, bound.sizes, HOST_GPU), bound.values)
+    world.enqueue(0, kernel, geometry, bound.values)
     return world.run()
 
 
@@ -105,6 +123,11 @@ def _build(
         f'\n#line 1 "main.cpp"\nextern "C" CUDA_HOST_API void {_ENTRY}(void** parameters) '
         f"{{ cuda_host::Entry<&{entry}>::call(parameters); }}\n"
     )
+    dims = _CLUSTER_DIMS.search(unit.text)
+    if dims:
+        thunk += (
+            f'extern "C" {{ CUDA_HOST_API extern const unsigned {_CLUSTER}[3] = {{{dims[1]}}}; }}\n'
+        )
     files = {f"kernel_sources/include/{name}": text for name, text in unit.headers.items()}
     files |= {f"kernel_sources/{header}": read_source(header) for header in HEADERS}
     recipe = Recipe(
@@ -118,13 +141,26 @@ def _build(
     library = load_library(recipe, compiler, root, ctypes.RTLD_LOCAL)
     address = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
     assert address is not None
-    return HostKernel(name, address, arguments, checked, loaded)
+    cluster = _cluster(library, name) if dims else 1
+    return HostKernel(name, address, arguments, checked, loaded, cluster)
+
+
+def _cluster(library: ctypes.CDLL, name: str) -> int:
+    """Return how many blocks the kernel's clusters have. Raises LaunchError."""
+    blocks, *others = (ctypes.c_uint * 3).in_dll(library, _CLUSTER)
+    if not blocks or any(size > 1 for size in others):
+        raise LaunchError(f"{name}: __cluster_dims__ must be (n, 1, 1) with n > 0")
+    return int(blocks)
 
 
 def _only_gcc(compiler: str) -> tuple[str, ...]:
     # g++ marks the statics of template functions as unique in the process: two kernels would
     # share __shared__ variables of one name. And it turns loops into calls of memset, which no
-    # hook sees. clang does neither, and does not know the options.
+    # hook sees. And it follows variables for debuggers, which costs a compile another fifth. clang
+    # does none of it, and does not know the options.
     if find_compiler(compiler).is_clang:
         return ()
-    return ("-fno-gnu-unique", "-fno-tree-loop-distribute-patterns")
+    return (
+        *("-fno-gnu-unique", "-fno-tree-loop-distribute-patterns"),
+        *("-fno-var-tracking", "-fno-var-tracking-assignments"),
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 _ADDRESS = re.compile(r"\[([^\]\s]+)\+(0x[0-9a-f]+)\]")
 # What stands between a kernel's line and the access: the language surface, its wrappers, the thunk.
-_NOT_KERNEL = ("kernel_sources/host/", "kernel_sources/include/kiln/ptx.cuh", "main.cpp", "??")
+_NOT_KERNEL = ("kernel_sources/host/", "kernel_sources/include/kiln/ptx", "main.cpp", "??")
 _HEADERS = "kernel_sources/include/"
 
 

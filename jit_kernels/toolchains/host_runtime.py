@@ -13,7 +13,7 @@ from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find
 from kiln.jit_kernels.toolchains.host_folder import library_folder, private_folder
 
 HEADERS = ("host/cuda_host.h",)  # what kernels may include, too
-_SOURCES = ("fiber", "scheduler", "sync", "check", "api")
+_SOURCES = ("fiber", "scheduler", "sync", "matrix", "cluster", "check", "api")
 _FLAGS = (
     *("-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti"),
@@ -33,7 +33,10 @@ class Runtime:
         self.region = library.cuda_host_region
         self.region.argtypes = (address, size)
         self.enqueue = library.cuda_host_enqueue
-        self.enqueue.argtypes = (uint, address, uint * 3, uint * 3, size, address)
+        self.enqueue.argtypes = (
+            *(uint, address, uint * 3, uint * 3, size, address),
+            *(uint, ctypes.c_int),
+        )
         self.enqueue.restype = size
         self.run = library.cuda_host_run
         self.run.restype = size

@@ -35,6 +35,7 @@ class HostKernel:
     arguments: tuple[str, ...]
     checked: bool
     runtime: Runtime
+    cluster: int = 1  # blocks of a thread block cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class _Launch:
     block: ArgumentBlock
     address: int
     values: tuple[Value, ...]  # kept alive until the run
+    overlaps: bool
 
 
 class World:
@@ -77,9 +79,19 @@ class World:
         self._allowed.append(tensor)
 
     def enqueue(
-        self, rank: int, kernel: HostKernel, geometry: LaunchGeometry, values: Sequence[Value]
+        self,
+        rank: int,
+        kernel: HostKernel,
+        geometry: LaunchGeometry,
+        values: Sequence[Value],
+        *,
+        overlaps: bool = False,
     ) -> None:
         """Queue a launch on a rank; an empty grid queues nothing.
+
+        ``overlaps``: a programmatic dependent launch, which is ordered after the launch ahead of it
+        only where its threads have waited. It runs after it all the same, but checked, what it
+        touches too early is a race.
 
         Raises LaunchError for a geometry that no GPU would take, ValueError for a rank that does
         not exist, a tensor that is not on the CPU, and a plain kernel in a checked world, which
@@ -92,12 +104,14 @@ class World:
         for value in values:
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 raise ValueError(f"{kernel.name} runs on the CPU; a tensor is on {value.device}")
-        _check_geometry(kernel.name, geometry)
+        _check_geometry(kernel, geometry)
         if 0 in geometry.grid:
             return
         block = ArgumentBlock(kernel.arguments)
         address = block.pack(values)
-        self._launches.append(_Launch(rank, kernel, geometry, block, address, tuple(values)))
+        self._launches.append(
+            _Launch(rank, kernel, geometry, block, address, tuple(values), overlaps)
+        )
 
     def run(self) -> int:
         """Run what was queued and return how often threads were switched.
@@ -140,8 +154,9 @@ class World:
         geometry, dims = launch.geometry, ctypes.c_uint * 3
         grid, block = dims(*geometry.grid), dims(*geometry.block)
         shared = runtime.enqueue(
-            launch.rank, launch.kernel.entry, grid, block, geometry.shared_bytes, launch.address
-        )
+            launch.rank, launch.kernel.entry, grid, block, geometry.shared_bytes, launch.address,
+            launch.kernel.cluster, launch.overlaps,
+        )  # fmt: skip
         if shared > _MAX_SHARED:
             raise LaunchError(
                 f"{launch.kernel.name}: {shared} bytes of shared memory in a block; no GPU has "
@@ -170,14 +185,18 @@ def touchable(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
         yield begin, begin + dense
 
 
-def _check_geometry(name: str, geometry: LaunchGeometry) -> None:
-    threads = math.prod(geometry.block)
+def _check_geometry(kernel: HostKernel, geometry: LaunchGeometry) -> None:
+    name, threads = kernel.name, math.prod(geometry.block)
     fits = all(0 <= n <= most for n, most in zip(geometry.grid, _MAX_GRID, strict=True))
     fits &= all(0 < n <= most for n, most in zip(geometry.block, _MAX_BLOCK, strict=True))
     if not fits or threads > _MAX_THREADS:
         raise LaunchError(
             f"{name}: no GPU takes {geometry}; a grid is at most {_MAX_GRID}, a block "
             f"{_MAX_BLOCK} and {_MAX_THREADS} threads"
+        )
+    if geometry.grid[0] % kernel.cluster:
+        raise LaunchError(
+            f"{name}: {geometry} is no multiple of a cluster of {kernel.cluster} blocks"
         )
     if math.prod(geometry.grid) * threads >= _MAX_TOTAL:
         raise LaunchError(f"{name}: {geometry} has too many threads to run on a CPU")

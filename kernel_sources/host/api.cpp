@@ -107,13 +107,17 @@ API void cuda_host_region(uintptr_t begin, size_t bytes) {
 
 // Returns the bytes of shared memory of a block, static and dynamic.
 API size_t cuda_host_enqueue(unsigned rank, void (*entry)(void**), const unsigned* grid,
-                             const unsigned* block, size_t dynamic_bytes, void** parameters) {
+                             const unsigned* block, size_t dynamic_bytes, void** parameters,
+                             unsigned cluster, int overlaps) {
   const dim3 g(grid[0], grid[1], grid[2]), b(block[0], block[1], block[2]);
   const unsigned blocks = g.x * g.y * g.z;
   const Segment shared = segment_of(entry);
   Rank& r = run.ranks[rank];
-  r.threads = std::max(r.threads, blocks * b.x * b.y * b.z);
-  r.queue.push_back({entry, parameters, g, b, dynamic_bytes, shared, blocks});
+  // Equal ids are ordered. A launch that runs after all of the last shares ids with it.
+  const unsigned threads = blocks * b.x * b.y * b.z, first = overlaps ? r.threads : 0;
+  r.threads = std::max(r.threads, first + threads);
+  r.queue.push_back(
+      {entry, parameters, g, b, dynamic_bytes, shared, blocks, cluster, overlaps != 0, first});
   return shared.size + dynamic_bytes;
 }
 
@@ -126,7 +130,7 @@ API size_t cuda_host_run() {
   if (run.check) run.owners.resize(total);
   for (Rank& rank : run.ranks) {
     if (run.check) rank.after.resize(total);
-    rank.before = std::make_shared<const Epochs>(rank.after);
+    rank.start = rank.before = std::make_shared<const Epochs>(rank.after);
   }
   schedule();
   run.regions.clear();

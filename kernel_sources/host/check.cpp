@@ -53,8 +53,15 @@ bool covers(Scope scope, unsigned a, unsigned b) {
   return scope == sys || (x.rank == y.rank && (scope == gpu || x.block == y.block));
 }
 
-static Region* find_region(uintptr_t p, bool* shared) {
-  for (Region& r : current->block->regions)
+static Region* find_region(uintptr_t& p, bool* shared, const void* pc) {
+  Block* block = current->block;
+  if (block->cluster->blocks.size() > 1) {
+    if (Block* peer = find_peer(p)) block = peer;
+    if (!block->live)
+      fail(format("block %u has exited; its shared memory is reached by %s", block->number,
+                  where(*current, pc).c_str()));
+  }
+  for (Region& r : block->regions)
     if ((*shared = p - r.begin < r.end - r.begin)) return &r;
   const auto after = std::upper_bound(run.regions.begin(), run.regions.end(), p,
                                       [](uintptr_t q, const Region& r) { return q < r.begin; });
@@ -62,8 +69,8 @@ static Region* find_region(uintptr_t p, bool* shared) {
 }
 
 // The shadow of an address, or null for memory that needs none: a kernel's constants.
-static Word* shadow(uintptr_t p, size_t bytes, bool write, bool* shared, const void* pc) {
-  Region* region = find_region(p, shared);
+static Word* shadow(uintptr_t& p, size_t bytes, bool write, bool* shared, const void* pc) {
+  Region* region = find_region(p, shared, pc);
   Dl_info info{};
   if (!region && !write && dladdr(reinterpret_cast<void*>(p), &info)) return nullptr;
   if (!region || p + bytes > region->end)
@@ -81,7 +88,7 @@ static Word* shadow(uintptr_t p, size_t bytes, bool write, bool* shared, const v
 static std::string describe(const Access& a) {
   const Owner& o = run.owners[a.id];
   return format("%s%s by rank %u block %u thread %u at %s", a.scope < 0 ? "" : "atomic ",
-                a.write ? "write" : "read", o.rank, o.block, o.thread, at(a.pc).c_str());
+                a.write ? "write" : "read", o.rank, o.block, o.thread, at(a.place()).c_str());
 }
 
 // Compare an access with those remembered for its word, then remember it.
@@ -102,7 +109,7 @@ static void visit(Word& word, const Access& a, bool shared) {
     }
     const bool atomic = old.scope >= 0 && a.scope >= 0;
     if (!atomic || !covers(Scope(old.scope), old.id, a.id) || !covers(Scope(a.scope), a.id, old.id))
-      report_once(std::min(a.pc, old.pc), std::max(a.pc, old.pc),
+      report_once(std::min(a.place(), old.place()), std::max(a.place(), old.place()),
                   format("data race on %s memory: ", shared ? "shared" : "global") + describe(a) +
                       ", unordered with " + describe(old));
   }
@@ -121,11 +128,20 @@ bool check(const void* address, size_t bytes, Kind kind, int scope, const void* 
     const auto mask = uint8_t(((1u << size) - 1) << offset);
     if (shared && kind != Kind::write && (word->written & mask) != mask)
       report_once(pc, nullptr, "read of uninitialised shared memory by " + where(*current, pc));
-    visit(*word, {current->id, current->epoch, pc, mask, int8_t(scope), write}, shared);
+    visit(*word, {current->id, current->epoch, uintptr_t(pc), mask, scope, write}, shared);
     if (write) word->written |= mask;
     p += size;
   }
   return shared;
+}
+
+// Shared memory that the current thread has just written, but that nobody may read yet.
+void mark_uninitialised(const void* address, size_t bytes) {
+  uintptr_t p = uintptr_t(address);
+  bool shared = false;
+  Word* word = shadow(p, bytes, true, &shared, nullptr);
+  for (uintptr_t q = p; q < p + bytes; q++)
+    word[(q >> 3) - (p >> 3)].written &= uint8_t(~(1u << (q & 7)));
 }
 
 static void on_access(const void* p, size_t bytes, Kind kind, const void* pc) {

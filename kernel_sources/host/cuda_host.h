@@ -17,8 +17,11 @@ namespace cuda_host {
 struct Site { const char* file; int line; };  // where a kernel called in, for reports
 enum Scope : int { cta, gpu, sys };
 enum Order : int { relaxed, acquire, release, acq_rel };
-enum Op : int { load, store, add, sub, exch, cas, max_, min_, and_, or_, xor_, add_float };
-enum WarpOp : int { warp_sync, warp_shuffle, warp_ballot };
+enum Op : int { load, store, add, sub, exch, cas, max_, min_, and_, or_, xor_, inc, add_float };
+enum WarpOp : int {
+  warp_sync, warp_shuffle, warp_ballot, warp_ldmatrix, warp_ldmatrix_trans, warp_mma_bf16,
+  warp_mma_fp16
+};
 
 #define CUDA_HOST_API __attribute__((visibility("default")))
 #define CUDA_HOST_CONST __attribute__((visibility("default"), const))  // one value for one thread
@@ -30,11 +33,23 @@ CUDA_HOST_CONST int lane();
 CUDA_HOST_CONST void* dynamic_shared();           // 16-byte aligned
 CUDA_HOST_API int barrier(bool vote, Site site);  // returns the block's votes
 // Meet the lanes of `mask`. `value`: a shuffle's source lane, a ballot's predicate. A shuffle
-// replaces the `bytes` at `data` by the source lane's; a ballot returns the votes.
+// replaces the `bytes` at `data` by the source lane's; a ballot returns the votes; a matrix
+// operation finds its operands at `data` and leaves its result there.
 CUDA_HOST_API unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site site);
 CUDA_HOST_API uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare,
                               Order order, Scope scope, Site site);
 CUDA_HOST_API void fence(Scope scope);
+// cp.async: the bytes arrive when a wait covers their group, or earlier, as the seed decides. Until
+// that wait they are poison, or count as uninitialised.
+CUDA_HOST_API void copy_async(void* to, const void* from, int bytes, bool valid, Site site);
+CUDA_HOST_API void copy_commit();
+CUDA_HOST_API void copy_wait(int pending);  // for all but the newest `pending` groups
+CUDA_HOST_API void wait_for_launch_ahead();
+CUDA_HOST_CONST unsigned cluster_rank();
+CUDA_HOST_CONST unsigned cluster_size();
+CUDA_HOST_API void cluster_arrive(Site site);
+CUDA_HOST_API void cluster_wait(Site site);
+CUDA_HOST_API void* map_shared(const void* p, unsigned rank, Site site);
 
 template <class To, class From> inline To copy_bits(const From& from) {
   To to{};
@@ -47,6 +62,20 @@ template <class T> inline T shuffle(unsigned mask, T v, int source, Site site) {
   static_assert(sizeof(T) <= 16, "a shuffle moves at most 16 bytes");
   warp(warp_shuffle, mask, source, &v, sizeof v, site);
   return v;
+}
+
+struct MmaOperands { float d[4]; uint32_t a[4], b[2]; };  // of one lane
+__attribute__((always_inline)) inline void mma(WarpOp op, float (&d)[4], const uint32_t (&a)[4],
+                                               uint32_t b0, uint32_t b1, Site site) {
+  MmaOperands io = {{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  warp(op, ~0u, 0, &io, sizeof io, site);
+  for (int i = 0; i < 4; i++) d[i] = io.d[i];
+}
+__attribute__((always_inline)) inline void load_matrix(WarpOp op, uint32_t (&r)[4],
+                                                       const void* row, Site site) {
+  uint64_t io[2] = {uint64_t(row), 0};  // the address goes in, the elements come out
+  warp(op, ~0u, 0, io, sizeof io, site);
+  for (int i = 0; i < 4; i++) r[i] = uint32_t(io[i / 2] >> i % 2 * 32);
 }
 
 // One access of sizeof(V) bytes, as on the GPU. A plain struct copy is split into small accesses,
@@ -80,6 +109,8 @@ template <class... A, void (*Kernel)(A...)> struct Entry<Kernel> {
 #define __constant__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(n)
+#define __cluster_dims__(...)  // the launch's thunk knows
 #define __forceinline__ inline __attribute__((always_inline))
 // A module's __shared__ variables become its thread-local segment, which the runtime saves and
 // restores when it switches blocks. Section attributes would not work inside templates.

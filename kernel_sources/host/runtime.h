@@ -34,13 +34,14 @@ struct Publication { ClockRef clock; unsigned id; Scope scope; };  // what a rel
 using Publications = std::unordered_map<const void*, std::vector<Publication>>;
 
 enum class Kind { read, write, update };
-struct Access {  // epoch 0: an empty slot; scope -1: not atomic
+struct Access {  // epoch 0: an empty slot; scope -1: not atomic; 16 bytes, for there are many
   uint32_t id, epoch;
-  const void* pc;
-  uint8_t mask;
-  int8_t scope;
-  bool write;
+  uint64_t pc : 48, mask : 8;
+  int64_t scope : 7;
+  uint64_t write : 1;
+  const void* place() const { return reinterpret_cast<const void*>(pc); }
 };
+static_assert(sizeof(Access) == 16);
 struct Word { Access slots[6]; uint8_t written; };  // shadow of 8 bytes; all zero: never touched
 struct Freed { void operator()(void* p) const { free(p); } };
 struct Region { uintptr_t begin = 0, end = 0; std::unique_ptr<Word, Freed> words; };
@@ -52,16 +53,28 @@ struct Launch {
   dim3 grid, shape;
   size_t dynamic_bytes;
   Segment shared;
-  unsigned blocks, started = 0;
+  unsigned blocks, cluster;  // blocks of the grid, and of a cluster
+  bool overlaps;             // it may start before the launch ahead has ended
+  unsigned first;            // id of its thread 0 within the rank
+  unsigned started = 0;
 };
 struct Block;
+struct Copy {
+  char* to;
+  const char* from;
+  unsigned bytes, group;
+  bool valid, landed;  // landed: the bytes are there already, but nobody may count on it
+  const void* pc;
+};
+enum class Met { no, arrived, passed };  // at the cluster's barrier
 struct Fiber {
   void* stack_pointer = nullptr;  // null until it first runs
   char* stack = nullptr;
   Block* block = nullptr;
   uint3 thread{};
   unsigned index = 0, id = 0;  // within the block; within the clocks
-  bool done = false, waiting = false, at_barrier = false;
+  bool done = false, waiting = false, at_barrier = false, at_cluster = false;
+  Met met = Met::no;
   const char* what = "";  // what it waits for, and where
   Site site{"", 0};
   bool polled = false;  // its last act was to load a flag
@@ -69,14 +82,19 @@ struct Fiber {
   uint64_t polled_value = 0;
   WarpOp op{};  // how it wants to meet other lanes
   unsigned mask = 0, votes = 0;
-  int value = 0;
-  char data[16];
+  int value = 0, bytes = 0;
+  void* data = nullptr;  // on its own stack
+  std::vector<Copy> copies;  // cp.async under way
+  unsigned group = 0;        // of the copies that it has not committed yet
   uint32_t epoch = 1;  // from here on, the checked form only
-  ClockRef clock, released;
+  ClockRef clock, released, arrival;
+  uint32_t arrival_epoch = 0;  // `arrival`: its clock when it arrived at the cluster's barrier
   std::vector<Publication> seen;  // by loads without acquire; a later fence acquires them
 };
+struct Cluster { std::vector<Block*> blocks; unsigned live = 0, arrived = 0; };
 struct Block {
   Launch* launch;
+  std::shared_ptr<Cluster> cluster;
   unsigned rank, number;  // `number`: the index as one number
   uint3 index;
   std::vector<Fiber> fibers;
@@ -86,13 +104,16 @@ struct Block {
   std::vector<unsigned> waiting_lanes;  // by warp
   unsigned live, arrived = 0;
   int votes = 0, result = 0;
+  ClockRef met;                  // what the cluster's last barrier taught
+  ClockRef waited_from, waited;  // what waiting for the launch ahead makes of a clock
 };
 struct Rank {
   std::deque<Launch> queue;  // the front one runs
   std::vector<std::unique_ptr<Block>> resident;
   unsigned first = 0, threads = 0;       // its ids in the clocks
-  std::shared_ptr<const Epochs> before;  // what the running launch is ordered after
-  Epochs after;                          // what every retired block did or knew
+  // What the running launch is ordered after: once it has waited for the launch ahead, and before.
+  std::shared_ptr<const Epochs> before, start;
+  Epochs after;  // what every retired block of it did or knew
 };
 struct Owner { unsigned rank, block, thread; };
 struct Victim { unsigned rank, warp; const Block* block; uint64_t until; };
@@ -113,6 +134,7 @@ struct Run {  // everything that belongs to one run; beginning a run replaces it
   std::set<std::pair<const void*, const void*>> reported;
 };
 extern Run run;
+constexpr char kPoison = '\xff';  // a NaN of every type
 extern Fiber* current;  // null while the scheduler runs
 constexpr size_t kStackBytes = 256 << 10;
 
@@ -131,6 +153,12 @@ void yield();
 // sync.cpp
 void complete_barrier(Block& block);
 void lane_exited(const Fiber& fiber);
+// cluster.cpp
+void thread_exited(Fiber& fiber);
+Block* find_peer(uintptr_t& p);
+// matrix.cpp
+void check_row(const void* pc);  // of the current thread's ldmatrix
+void matrix_operation(WarpOp op, Fiber* lanes);
 // check.cpp
 void raise(Epochs& to, unsigned at, const Epochs& from);
 void learn(Fiber& fiber, const Clock& clock);
@@ -139,6 +167,7 @@ void order_all(const std::vector<Fiber*>& fibers);
 bool covers(Scope scope, unsigned a, unsigned b);
 // Check one access; return whether it was to the block's shared memory.
 bool check(const void* address, size_t bytes, Kind kind, int scope, const void* pc);
+void mark_uninitialised(const void* address, size_t bytes);
 // api.cpp
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void fail(const std::string& report);

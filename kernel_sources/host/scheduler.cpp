@@ -6,7 +6,6 @@
 namespace cuda_host {
 
 Run run;
-static constexpr char kPoison = '\xff';
 
 uint64_t random_bits() {
   run.random ^= run.random << 13;
@@ -35,6 +34,7 @@ void fiber_main() {
   run.idle = 0;
   lane_exited(*current);
   if (block.live && block.arrived == block.live) complete_barrier(block);
+  thread_exited(*current);
   back_to_scheduler();
   __builtin_unreachable();  // a finished thread is never resumed
 }
@@ -42,9 +42,9 @@ void fiber_main() {
 // The threads know what the launch is ordered after; their first epoch is one that nobody knows.
 static void start_checking(Block& block, const Rank& rank) {
   const unsigned first = block.fibers[0].id;
-  const auto from = rank.before->begin() + first;
+  const auto from = rank.start->begin() + first;
   const auto clock = std::make_shared<const Clock>(
-      Clock{first, {from, from + long(block.fibers.size())}, rank.before});
+      Clock{first, {from, from + long(block.fibers.size())}, rank.start});
   for (Fiber& fiber : block.fibers) {
     run.owners[fiber.id] = {block.rank, block.number, fiber.index};
     fiber.clock = clock;
@@ -56,12 +56,15 @@ static void start_checking(Block& block, const Rank& rank) {
   block.regions[1] = {dynamic, dynamic + block.dynamic.size(), nullptr};
 }
 
-static void start_block(Rank& rank, Launch& launch) {
+static void start_block(Rank& rank, Launch& launch, const std::shared_ptr<Cluster>& cluster) {
   const unsigned n = launch.started++;
   const dim3 grid = launch.grid, shape = launch.shape;
   const unsigned threads = shape.x * shape.y * shape.z;
   auto block = std::make_unique<Block>();
   block->launch = &launch;
+  block->cluster = cluster;
+  cluster->blocks.push_back(block.get());
+  cluster->live += threads;
   block->rank = unsigned(&rank - run.ranks.data());
   block->number = n;
   block->index = {n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
@@ -75,7 +78,7 @@ static void start_block(Rank& rank, Launch& launch) {
     fiber.block = block.get();
     fiber.thread = {i % shape.x, i / shape.x % shape.y, i / shape.x / shape.y};
     fiber.index = i;
-    fiber.id = rank.first + n * threads + i;
+    fiber.id = rank.first + launch.first + n * threads + i;
     run.ready.push_back(&fiber);
   }
   if (run.check) start_checking(*block, rank);
@@ -89,7 +92,7 @@ static void remember(Rank& rank, const Block& block) {
     if (fiber.clock.get() != last) {
       last = fiber.clock.get();
       raise(rank.after, last->first, last->own);
-      if (last->others != rank.before) raise(rank.after, 0, *last->others);
+      if (last->others != rank.start) raise(rank.after, 0, *last->others);
     }
     rank.after[fiber.id] = fiber.epoch;
   }
@@ -99,18 +102,23 @@ static void remember(Rank& rank, const Block& block) {
 static void advance(Rank& rank) {
   for (size_t i = rank.resident.size(); i-- > 0;) {
     Block& block = *rank.resident[i];
-    if (block.live) continue;
+    if (block.cluster->live) continue;  // peers may still reach its shared memory
     if (run.check) remember(rank, block);
     if (run.shared_owner == &block) run.shared_owner = nullptr;
     rank.resident.erase(rank.resident.begin() + long(i));
   }
   while (!rank.queue.empty()) {
     Launch& launch = rank.queue.front();
-    while (launch.started < launch.blocks && rank.resident.size() < run.resident)
-      start_block(rank, launch);
+    while (launch.started < launch.blocks && rank.resident.size() < run.resident) {
+      const auto cluster = std::make_shared<Cluster>();
+      for (unsigned i = 0; i < launch.cluster; i++) start_block(rank, launch, cluster);
+    }
     if (!rank.resident.empty()) return;
     rank.queue.pop_front();
-    if (run.check) rank.before = std::make_shared<const Epochs>(rank.after);
+    if (!run.check) continue;
+    rank.before = std::make_shared<const Epochs>(rank.after);
+    if (rank.queue.empty() || !rank.queue.front().overlaps) rank.start = rank.before;
+    rank.after = *rank.start;
   }
 }
 
@@ -120,20 +128,31 @@ static bool is_victim(const Fiber& fiber) {
          (v.warp == ~0u || fiber.index / 32 == v.warp);
 }
 
+static size_t random_below(size_t n) {
+  return size_t((random_bits() >> 32) * n >> 32);
+}
+
 // Seed 0 takes turns. Other seeds choose at random, and now and then freeze a rank, a block or a
 // warp for up to 16384 steps: uniform choice alone almost never lets one rank get far ahead.
 static Fiber& pick() {
   const size_t n = run.ready.size();
   if (run.seed) {
-    size_t i = random_bits() % n;
-    if (run.switches >= run.victim.until && random_bits() % 64 == 0) {
+    size_t i = random_below(n);
+    // Another block's shared variables must be copied in: stay with one block for some steps.
+    if (run.ranks.size() == 1 && run.shared_owner && random_below(16))
+      for (int tries = 0; tries < 8 && run.ready[i]->block != run.shared_owner; tries++)
+        i = random_below(n);
+    if (run.switches >= run.victim.until && random_below(64) == 0) {
       const Fiber& f = *run.ready[i];
-      const uint64_t kind = random_bits() % 3, steps = 16ull << random_bits() % 11;
-      run.victim = {f.block->rank, kind == 2 ? f.index / 32 : ~0u,
-                    kind ? f.block : nullptr, run.switches + steps};
+      const uint64_t kind = random_below(3);
+      run.victim = {f.block->rank, kind == 2 ? f.index / 32 : ~0u, kind ? f.block : nullptr,
+                    run.switches + (16ull << random_below(11))};
     }
-    if (run.switches < run.victim.until && run.idle < 4 * n)
-      for (int tries = 0; tries < 32 && is_victim(*run.ready[i]); tries++) i = random_bits() % n;
+    if (run.switches < run.victim.until && run.idle < 4 * n) {
+      int tries = 0;
+      while (is_victim(*run.ready[i]) && ++tries < 32) i = random_below(n);
+      if (tries == 32 && run.ranks.size() == 1) run.victim.until = 0;  // nobody else can run
+    }
     std::swap(run.ready.front(), run.ready[i]);
   }
   Fiber& fiber = *run.ready.front();

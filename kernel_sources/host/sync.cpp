@@ -16,7 +16,7 @@ static std::string describe(const Fiber& f) { return std::string(f.what) + " by 
 static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
   std::vector<Fiber*> in;
   unsigned votes = 0;
-  char data[32][16];
+  char data[32][16];  // of a shuffle
   for (unsigned i = 0; i < 32; i++) {
     if (!(mask >> i & 1)) continue;
     Fiber& f = lanes[i];
@@ -26,15 +26,16 @@ static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
                   describe(*current).c_str(), mask, describe(f).c_str(), f.mask));
     in.push_back(&f);
     votes |= unsigned(f.value & 1) << i;
-    memcpy(data[i], f.data, 16);
+    if (f.op == warp_shuffle) memcpy(data[i], f.data, size_t(f.bytes));
   }
+  if (current->op > warp_ballot) matrix_operation(current->op, lanes);
   for (Fiber* f : in) {
     f->votes = votes;
     if (f->op != warp_shuffle) continue;
     const unsigned source = unsigned(f->value) & 31;
     if (!(mask >> source & 1))
       fail(format("%s reads lane %u, not in its mask 0x%08x", describe(*f).c_str(), source, mask));
-    memcpy(f->data, data[source], 16);
+    memcpy(f->data, data[source], size_t(f->bytes));
   }
   // Only __syncwarp orders memory; shuffles and votes do not.
   if (current->op == warp_sync && run.check) order_all(in);
@@ -44,7 +45,8 @@ static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
 }
 
 unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site site) {
-  static const char* const names[] = {"__syncwarp", "a shuffle", "a vote"};
+  static const char* const names[] = {"__syncwarp", "a shuffle", "a vote", "ldmatrix",
+                                      "ldmatrix.trans", "mma", "mma"};
   Fiber& f = *current;
   Block& block = *f.block;
   const unsigned warp_index = f.index / 32, lane = f.index % 32;
@@ -57,12 +59,16 @@ unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site s
   f.value = value;
   if (!(mask >> lane & 1))
     fail(format("the mask 0x%08x lacks its own caller: %s", mask, describe(f).c_str()));
+  if (left < 32 && op > warp_ballot)
+    fail(format("%s needs a whole warp", describe(f).c_str()));
   if (left < 32) mask &= (1u << left) - 1;  // a full mask is fine in a last, partial warp
   for (unsigned i = 0; i < 32; i++)
     if (mask >> i & 1 && lanes[i].done)
       fail(format("%s waits for lane %u, which has exited", describe(f).c_str(), i));
   f.mask = mask;
-  if (bytes) memcpy(f.data, data, size_t(bytes));
+  f.data = data;
+  f.bytes = bytes;
+  if (op == warp_ldmatrix || op == warp_ldmatrix_trans) check_row(__builtin_return_address(0));
   unsigned& waiting = block.waiting_lanes[warp_index];
   waiting |= 1u << lane;
   if ((waiting & mask) == mask) {
@@ -71,7 +77,6 @@ unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site s
     f.waiting = true;
     back_to_scheduler();
   }
-  if (bytes) memcpy(data, f.data, size_t(bytes));
   return f.votes;
 }
 
@@ -126,6 +131,7 @@ template <class T> static uint64_t apply(Op op, T* p, T v, uint64_t compare) {
     case and_: *p = old & v; break;
     case or_: *p = old | v; break;
     case xor_: *p = old ^ v; break;
+    case inc: *p = old >= v ? T(0) : T(old + 1); break;
     case min_: *p = less ? v : old; break;
     case max_: *p = less ? old : v; break;
     case cas: if (old == T(compare)) *p = v; break;

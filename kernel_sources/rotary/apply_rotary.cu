@@ -4,29 +4,71 @@
 //
 // query: [tokens, query_heads, head_dim], key: [tokens, key_heads, head_dim], last dimension dense;
 // positions: [tokens] int64; table: [max_position, rotary_dim] float32. Dimensions of a head past
-// rotary_dim stay as they are. Compile-time parameters (jit_kernels/ops/rotary.py): SCALAR_T.
-#include "kiln/ptx.cuh"
+// rotary_dim stay as they are. A block turns some heads of token blockIdx.x. Where all rows are
+// 16-byte aligned a thread turns one vector of each half of a head; threadIdx.y is the head, so
+// that nothing is divided. Compile-time parameters (jit_kernels/ops/rotary.py): SCALAR_T.
+#include "kiln/rotate.cuh"
+#include "kiln/vec.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
 #endif
 
+namespace {
+
+using Vec = kiln::Vec<SCALAR_T>;
+
+struct Heads {  // of query and key, as one row of heads
+  SCALAR_T *query, *key;
+  int num_query, num_all;
+  int64_t query_stride, query_head_stride, key_stride, key_head_stride;
+
+  KILN_FN SCALAR_T* at(int64_t token, int head) const {
+    return head < num_query ? query + token * query_stride + head * query_head_stride
+                            : key + token * key_stride + (head - num_query) * key_head_stride;
+  }
+  KILN_FN bool aligned() const {
+    const int64_t steps = query_stride | query_head_stride | key_stride | key_head_stride;
+    return steps % Vec::kSize == 0 && kiln::is_vector_aligned(query) &&
+           kiln::is_vector_aligned(key);
+  }
+};
+
+// Turn a pair of elements at a time.
+KILN_FN void turn_elements(const Heads& heads, int64_t token, const float* row, int half) {
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+  for (int pair = blockIdx.y * threads + thread; pair < heads.num_all * half;
+       pair += threads * gridDim.y) {
+    const int i = pair % half;
+    SCALAR_T* x = heads.at(token, pair / half);
+    const float a = kiln::to_float(x[i]), b = kiln::to_float(x[half + i]);
+    kiln::from_float(kiln::turned_first(a, b, row[i], row[half + i]), x[i]);
+    kiln::from_float(kiln::turned_second(a, b, row[i], row[half + i]), x[half + i]);
+  }
+}
+
+}  // namespace
+
 extern "C" __global__ void __launch_bounds__(256)
 apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const float* table,
-             int64_t tokens, int query_heads, int key_heads, int half, int64_t query_stride,
+             int query_heads, int key_heads, int half, int64_t query_stride,
              int64_t query_head_stride, int64_t key_stride, int64_t key_head_stride) {
-  const int pairs = (query_heads + key_heads) * half;
-  for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
-    const float* row = table + positions[token] * 2 * half;
-    for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
-      const int head = pair / half, i = pair % half;
-      SCALAR_T* x = head < query_heads
-                        ? query + token * query_stride + head * query_head_stride
-                        : key + token * key_stride + (head - query_heads) * key_head_stride;
-      const float a = kiln::to_float(x[i]), b = kiln::to_float(x[half + i]);
-      const float c = row[i], s = row[half + i];
-      kiln::from_float(a * c - b * s, x[i]);
-      kiln::from_float(b * c + a * s, x[half + i]);
-    }
+  const Heads heads = {query,        key,        query_heads, query_heads + key_heads,
+                       query_stride, query_head_stride, key_stride,  key_head_stride};
+  const int64_t token = blockIdx.x, position = positions[token];
+  const float* row = table + position * 2 * half;
+  if (half != blockDim.x * Vec::kSize || !heads.aligned() || !kiln::is_vector_aligned(table)) {
+    turn_elements(heads, token, row, half);
+    return;
   }
+  const int head = blockIdx.y * blockDim.y + threadIdx.y, i = threadIdx.x * Vec::kSize;
+  if (head >= heads.num_all) return;
+  SCALAR_T* x = heads.at(token, head) + i;
+  Vec a = Vec::load(x), b = Vec::load(x + half);  // on their way while the position arrives
+  kiln::Turn<Vec::kSize> turn;
+  turn.load(row + i, row + half + i);
+#pragma unroll
+  for (int k = 0; k < Vec::kSize; ++k) turn.pair(a.v[k], b.v[k], k);
+  a.store(x);
+  b.store(x + half);
 }

@@ -190,7 +190,7 @@ def test_refresh_replaces_what_is_there(store):
     assert not list(store.root.rglob(".tmp*"))
 
 
-@pytest.mark.parametrize("when", [0, 4102444800, time.time() - 10 * 365 * 86400])
+@pytest.mark.parametrize("when", [0, 1000000000, 4102444800])
 def test_the_time_of_an_entry_decides_nothing_but_is_renewed_by_a_hit(store, when):
     path = store.path(ARCH, KEY)
     os.utime(path, (when, when))

@@ -184,6 +184,87 @@ def test_on_the_kernels_own_source_run_on_the_cpu(case, name):
     assert json.loads(done.stdout) == [ids[:4] for ids in made.answers[3:6]]
 
 
+ON_KERNELS = """
+import json, sys
+from kiln import LLM, SamplingParams
+from kiln.engine.attention.kernel_attention import KernelAttention
+folder, prompts, kernels = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
+answers = []
+for chunk in (None, 20):
+    llm = LLM(folder, device="cpu", dtype="float16", num_kv_blocks=64, max_chunk_tokens=chunk)
+    assert isinstance(llm.core.runner._attention, KernelAttention) == kernels
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
+    answers.append([list(output.outputs[0].token_ids) for output in outputs])
+print(json.dumps(answers))
+"""
+WIDE_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3", {"head_dim": 64, "num_key_value_heads": 1}),
+    "mistral-window": ("Mistral", {"head_dim": 80, "sliding_window": 18}),
+}
+ATTENTION = {  # environment, and whether the kernels attend
+    "torch": ({"KILN_ATTENTION_DECODE": "torch", "KILN_ATTENTION_PREFILL": "torch"}, False),
+    "decode and prefill": ({}, True),
+    "decode": ({"KILN_ATTENTION_PREFILL": "torch"}, True),
+    "prefill": ({"KILN_ATTENTION_DECODE": "torch"}, True),
+}
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    @cache
+    def make(name: str) -> tuple[Path, list[list[int]], list[list[int]]]:
+        """A model, prompts, and of each answer in float32 what float16 cannot change."""
+        import transformers
+
+        torch.manual_seed(5)
+        family, extra = WIDE_HEADS[name]
+        config = getattr(transformers, f"{family}Config")(**{**COMMON, **extra})
+        model = transformers.AutoModelForCausalLM.from_config(config).half().float().eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.1)
+            parameter.data = parameter.data.half().float()
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder)
+        prompts = [torch.randint(0, 300, (length,)).tolist() for length in (1, 5, 16, 17, 33, 50)]
+        return folder, prompts, [certain(model, prompt) for prompt in prompts]
+
+    return make
+
+
+def certain(model: Any, prompt: list[int]) -> list[int]:
+    """The greedy tokens up to the first that rounding to float16 may change."""
+    tokens = answer(model, prompt, 8)
+    ids = torch.tensor([prompt + tokens[:-1]])
+    with torch.inference_mode():
+        exact = model(ids).logits[0, len(prompt) - 1 :]
+        rounded = model.half()(ids).logits[0, len(prompt) - 1 :].float()
+    model.float()
+    best = exact.topk(2).values
+    clear = best[:, 0] - best[:, 1] > 4 * (exact - rounded).abs().amax(1)
+    return tokens[: int(clear.long().cumprod(0).sum())]
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("name", WIDE_HEADS)
+def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name, attention):
+    folder, prompts, sure = half(name)
+    assert sum(map(len, sure)) >= 0.7 * 8 * len(prompts), "this test would check next to nothing"
+    environ, kernels = ATTENTION[attention]
+    root = Path(kiln.__file__).resolve().parents[1]
+    paths = {"PYTHONPATH": str(root), "KILN_CPU_KERNELS": "host"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_KERNELS, str(folder), json.dumps(prompts), str(kernels)],
+        env={**os.environ, **paths, **environ},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for answers in json.loads(done.stdout):
+        got = [ids[: len(known)] for ids, known in zip(answers, sure, strict=True)]
+        assert got == sure
+
+
 def test_the_demo_model():
     import transformers
 

@@ -234,3 +234,18 @@ def test_bad_settings_are_named(tokenizer_folders, runner):
         LLM("/no/such/model")
     with pytest.raises(RequestError, match="with at least one"):
         LLM(model).chat([])
+
+
+def test_an_answer_tells_the_seed_that_draws_it_again(llm):
+    free = SamplingParams(max_tokens=8, ignore_eos=True, n=2)
+    answers = llm.generate([[1, 2, 3]], free)[0].outputs
+    assert answers[0].seed != answers[1].seed
+    for answer in answers:
+        again = only(llm.generate([[1, 2, 3]], free.replace(n=1, seed=answer.seed)))
+        assert (again.token_ids, again.seed) == (answer.token_ids, answer.seed)
+
+
+def test_a_bias_outside_the_vocabulary_is_refused(llm):
+    with pytest.raises(RequestError, match="logit_bias has token id 400") as caught:
+        llm.generate([[1]], SamplingParams(logit_bias={400: 1.0}))
+    assert caught.value.param == "logit_bias"

@@ -29,6 +29,18 @@ from kiln.engine.sampling_params import MAX_SEED, SamplingParams
         ("max_tokens", 1.0),
         ("min_tokens", -1),
         ("min_tokens", 17),  # more than max_tokens
+        ("presence_penalty", 2.5),
+        ("presence_penalty", "1"),
+        ("frequency_penalty", -2.5),
+        ("frequency_penalty", float("nan")),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 11),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", {"5": 1}),
+        ("logit_bias", {5: 100.5}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", [5]),
+        ("logit_bias", dict.fromkeys(range(1025), 1)),
         ("seed", MAX_SEED + 1),
         ("seed", "7"),
         ("logprobs", -1),
@@ -52,6 +64,8 @@ def test_a_value_out_of_range_is_refused_by_name(field, value):
 def test_the_edges_of_the_ranges_are_inside():
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, n=8, max_tokens=None, min_tokens=99)
     SamplingParams(seed=-MAX_SEED, logprobs=20, stop=["x" * 256] * 16, max_tokens=1, min_tokens=1)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=10)
+    SamplingParams(logit_bias=dict.fromkeys(range(1024), -100))
     SamplingParams(seed=MAX_SEED, logprobs=0, stop_token_ids=[0], temperature=100)
 
 

@@ -332,7 +332,36 @@ def test_seeds_are_drawn_in_order_from_the_engines_own(fake_runner):
     assert seeds(0) == seeds(0)
     assert seeds(0)[1] == 5
     assert len(set(seeds(0) + seeds(1))) == 5
-    assert all(0 <= seed < 2**63 for seed in seeds(3))
+    assert all(0 <= seed < 2**53 for seed in seeds(3))
+
+
+def test_a_seed_is_told_with_the_first_token_alone(fake_runner):
+    runner = fake_runner()
+    scheduler = make(runner)
+    scheduler.add(NewRequest("r", [1], SamplingParams(max_tokens=3, ignore_eos=True)))
+    (request,) = scheduler.waiting
+    told = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        told += [output.seed for output in scheduler.commit(batch, runner.run(batch))]
+    assert told == [request.seed, None, None]
+
+
+def test_tokens_are_counted_for_penalties_and_for_nothing_else(fake_runner):
+    runner = fake_runner(vocab_size=5)
+    scheduler = make(runner)
+    settings = {"max_tokens": 12, "ignore_eos": True}
+    for name, penalty in (("counted", 0.5), ("plain", 0.0)):
+        params = SamplingParams(frequency_penalty=penalty, **settings)
+        scheduler.add(NewRequest(name, [3, 7, 3], params))
+    counted, plain = scheduler.waiting
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        for row in batch.requests:
+            output = (counted if row.request_id == "counted" else plain).token_ids[3:]
+            wanted = {token: output.count(token) for token in (3, 7, *output)}
+            assert row.token_counts == (wanted if row.request_id == "counted" else {})
+        scheduler.commit(batch, runner.run(batch))
 
 
 def test_logprobs_go_out_with_their_token(fake_runner):

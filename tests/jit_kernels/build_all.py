@@ -1,7 +1,8 @@
 """Build every kernel for one target in a process of its own; print keys and digests as JSON.
 
 A second argument is a user id to become first, once NVRTC is loaded: a Python under somebody's
-home may be out of that user's reach, and the kernels' sources are not.
+home may be out of that user's reach, and the kernels' sources are not. Or it is --one-of-each, to
+build one variant of each kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from kiln.jit_kernels.toolchains import nvrtc
 
 if __name__ == "__main__":
     jobs = jobs_for(all_specs().values(), [sys.argv[1]])
-    if len(sys.argv) > 2:
+    if "--one-of-each" in sys.argv:
+        jobs = list({job.spec.name: job for job in jobs}.values())
+    elif len(sys.argv) > 2:
         nvrtc.version(), nvrtc.identity(), render(jobs[0].spec, jobs[0].variant)
         os.setgroups([])
         os.setgid(int(sys.argv[2]))

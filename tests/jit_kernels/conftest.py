@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kiln.cache.store import Store
-from kiln.jit_kernels.arch import ALL_ARCHS
 from kiln.jit_kernels.compile.build import Built, build, header_of
 from kiln.jit_kernels.compile.bundling import export_bundle
 from kiln.jit_kernels.compile.ingredients import ingredients_of
@@ -48,19 +48,41 @@ class Compiled:
     cpu_seconds: float
 
 
-@pytest.fixture(scope="session")
-def everything(tmp_path_factory) -> dict[str, Compiled]:
-    """Build every variant for every target, with all cores; by the job's name."""
-    cache = KernelCache(Store(tmp_path_factory.mktemp("everything")))
+class Everything:
+    """Programs by job, each built once; many at once with all cores."""
 
-    def compiled(job: Job) -> Compiled:
+    def __init__(self, cache: KernelCache) -> None:
+        self._cache = cache
+        self._done: dict[str, Compiled] = {}
+
+    def build(self, jobs: Iterable[Job]) -> None:
+        missing = [job for job in jobs if job.name not in self._done]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for one in pool.map(self._compiled, missing):
+                self._done[one.job.name] = one
+
+    def __getitem__(self, job: Job) -> Compiled:
+        self.build([job])
+        return self._done[job.name]
+
+    def _compiled(self, job: Job) -> Compiled:
         start = time.thread_time()
-        built = build(job.spec, job.variant, job.arch, cache)
+        built = build(job.spec, job.variant, job.arch, self._cache)
         return Compiled(job, built, time.thread_time() - start)
 
-    jobs = jobs_for(all_specs().values(), ALL_ARCHS)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return {one.job.name: one for one in pool.map(compiled, jobs)}
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory, request) -> Everything:
+    """Build ahead what the tests of this session ask for one by one."""
+    programs = Everything(KernelCache(Store(tmp_path_factory.mktemp("everything"))))
+    calls = (getattr(item, "callspec", None) for item in request.session.items)
+    asked = (call.params for call in calls if call is not None)
+    programs.build(
+        Job(call["spec"], call["variant"], call["arch"])
+        for call in asked
+        if {"spec", "variant", "arch"} <= call.keys()
+    )
+    return programs
 
 
 @pytest.fixture(scope="session")
@@ -68,12 +90,13 @@ def warm(tmp_path_factory, everything) -> Warm:
     folder = tmp_path_factory.mktemp("warm")
     cache = KernelCache(Store(folder / "kernels"))
     jobs = jobs_for(all_specs().values(), ARCHS)
-    cubins = {job.name: everything[job.name].built.cubin for job in jobs}
+    everything.build(jobs)
+    cubins = {job.name: everything[job].built.cubin for job in jobs}
     for job in jobs:
         unit = render(job.spec, job.variant)
         ingredients = ingredients_of(job.spec, unit, job.arch, nvrtc.identity())
         header = header_of(job.spec, job.variant, ingredients, cubins[job.name])
-        assert cache.keep(job.arch, everything[job.name].built.key, cubins[job.name], header)
+        assert cache.keep(job.arch, everything[job].built.key, cubins[job.name], header)
     done = export_bundle(folder / "all.kpack", jobs, cache)
     assert done.written == len(jobs)
     return Warm(folder / "kernels", folder / "all.kpack", done.sha256, jobs, cubins)

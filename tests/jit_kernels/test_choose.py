@@ -94,8 +94,8 @@ def test_preparing_loads_for_each_device_and_dtype(monkeypatch):
 def test_a_broken_template_is_served_by_the_next_implementation(monkeypatch, triton, runs):
     """Through the public function: what is faked is the GPU, and where the operator is sent."""
     set_toggle(monkeypatch, "auto", cuda=True)
-    broken = read_source("norm/rms_norm.cu").replace("sqrtf(", "sqrtff(")
-    line = 1 + broken[: broken.index("sqrtff(")].count("\n")
+    broken = read_source("norm/rms_norm.cu").replace('extern "C"', 'undeclared(); extern "C"', 1)
+    line = 1 + broken[: broken.index("undeclared")].count("\n")
     whole = template.closed_source
     monkeypatch.setattr(
         template,

@@ -1,4 +1,4 @@
-"""A new kernel is two new files and no edit: its tests, toggle and warm-up come by themselves."""
+"""A new kernel is two new files, its faults, and no edit: tests, toggle and warm-up come along."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def checkout(tmp_path_factory):
     after = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     assert {path: after.get(path) for path in before} == before, "no file was edited"
     new = {str(path.relative_to(copy)) for path in after.keys() - before.keys()}
-    assert new == {f"kernel_sources/{NAME}/{NAME}.cu", f"jit_kernels/ops/{NAME}.py"}
+    kernel = {f"kernel_sources/{NAME}/{NAME}.cu", f"jit_kernels/ops/{NAME}.py"}
+    assert new == kernel | {f"tests/jit_kernels/faults/{NAME}.py"}
     return copy
 
 
@@ -50,6 +51,7 @@ def test_its_tests_appear_and_pass(checkout):
         "tests/jit_kernels/test_every_kernel.py",
         "tests/jit_kernels/test_every_kernel_on_host.py",
         "tests/jit_kernels/test_launch.py",
+        "tests/jit_kernels/test_faults.py",
     )  # fmt: skip
     passed = int(out.rsplit(" passed", 1)[0].split()[-1])
     assert passed >= 3 * 7 + 3 * 3  # every target, then headers, declaration, reference, host

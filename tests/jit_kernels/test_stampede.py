@@ -19,7 +19,7 @@ from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.registry import all_specs
 
 folder, processes, trouble = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-jobs = jobs_for(all_specs().values(), ["sm_90a"])[:: 3 if trouble else 1]
+jobs = jobs_for(all_specs().values(), ["sm_90a"])[:: 9 if trouble else 1]
 
 def no_lock(fd, operation):
     name = trouble[os.getpid() % len(trouble)]

@@ -6,13 +6,21 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
-from gpu import greedy, report
+from gpu import agreement, greedy, invariance, kernels, report
+from gpu.pace import NotMeasured, Pace
+from gpu.sealed import sealed_bundle
+
+from kiln.jit_kernels.bench.ceilings import Ceilings
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
+ARGS = argparse.Namespace(quick=True, bundle=None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine would run it all")
@@ -25,25 +33,167 @@ def test_without_a_gpu_every_section_is_not_measured(tmp_path):
     assert "not measured" in (tmp_path / "gpu_check.md").read_text()
 
 
+def run_section(name, tmp_path, *more):
+    written = tmp_path / "section.json"
+    command = [sys.executable, "tools/gpu_check.py", "--section", name, "--result", str(written)]
+    done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(written.read_text())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would make it work")
+def test_a_section_that_breaks_has_a_result_with_its_traceback(tmp_path):
+    section = run_section("kernel_loading", tmp_path)
+    assert section["status"] == "failed"
+    assert "Traceback" in section["reason"]
+
+
+def test_a_section_without_what_it_needs_is_not_measured(tmp_path):
+    section = run_section("sealed_bundle", tmp_path)
+    assert section["status"] == "not measured"
+    assert "--bundle" in section["reason"]
+    with pytest.raises(NotMeasured):
+        sealed_bundle(ARGS)
+
+
+def test_one_item_that_fails_does_not_stop_the_others(capsys):
+    def work(item):
+        if item == "bad":
+            raise ValueError("boom\nsecond line")
+        yield {"kernel": item, "ok": True}
+
+    rows = Pace(ARGS, seconds=60).rows(["a", "bad", "b"], str, work)
+    assert [row["kernel"] for row in rows] == ["a", "bad", "b"]
+    assert [row["ok"] for row in rows] == [True, False, True]
+    assert rows[1]["status"] == "ValueError: boom"
+    assert "bad" in capsys.readouterr().out
+
+
+def test_what_finds_no_time_left_says_so_and_is_no_failure():
+    rows = Pace(ARGS, seconds=0).rows(["a"], str, lambda item: [{"ok": False}])
+    assert rows == [
+        {"kernel": "a", "status": "not measured: the section's 0 s were used up"},
+    ]
+
+
 def test_the_greedy_section_holds_on_a_cpu():
     rows = greedy.parity(argparse.Namespace(quick=True), device="cpu")
     assert len(rows) == 8
     assert not [row for row in rows if not row["ok"]]
 
 
-def test_timings_become_a_table_and_a_plot(tmp_path):
+def test_two_runs_of_one_source_agree_to_the_bit():
+    spec = find_spec("rms_norm")
+    row = agreement.compare_sides(spec, next(spec.variants()), "cpu")
+    assert row["ok"]
+    assert row["bitwise"]
+    assert row["difference"] == 0
+    assert row["cases"] == len(spec.sizes)
+
+
+def test_sides_that_disagree_are_told(monkeypatch):
+    spec = find_spec("rms_norm")
+    sides = []
+
+    def run(spec, arguments, *, env, seed=0):
+        sides.append(seed)
+        arguments[0].fill_(1.0 + 0.1 * seed)
+
+    monkeypatch.setattr(agreement.host, "run", run)
+    row = agreement.compare_sides(spec, next(spec.variants()), "cpu")
+    assert sides[:2] == [0, 1]
+    assert not row["ok"]
+    assert not row["bitwise"]
+    assert row["difference"] == pytest.approx(0.1 / 1, abs=0.02)
+
+
+def on_host(spec, arguments, seed=0):
+    agreement.host.run(spec, arguments, env=settings(), seed=seed)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "fused_add_rms_norm", "silu_and_mul", "route_tokens"])
+def test_rows_alone_and_shuffled_have_the_bits_of_the_whole(name):
+    row = invariance.by_row(find_spec(name), "cpu", on_host)
+    assert row["trials"] > 10
+    assert row["differ"] == 0
+    assert row["ok"]
+
+
+def test_a_row_that_depends_on_its_place_is_found():
+    def by_place(spec, arguments):
+        on_host(spec, arguments)
+        arguments[0].add_(torch.arange(len(arguments[0])).unsqueeze(1))
+
+    row = invariance.by_row(find_spec("rms_norm"), "cpu", by_place)
+    assert row["differ"] > 5
+    assert not row["ok"]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The kernel sections on the host toolchain and small sizes: their code, not their numbers."""
+    names = ("rms_norm", "route_tokens", "align_tokens")
+    small = {
+        name: replace(find_spec(name), bench_sizes=find_spec(name).sizes[1:3]) for name in names
+    }
+    monkeypatch.setattr(kernels, "DEVICE", "cpu")
+    monkeypatch.setattr(kernels, "load_kernels", lambda *a: None)
+    monkeypatch.setattr(kernels, "all_specs", lambda: small)
+    return small
+
+
+def test_the_parity_section_has_a_row_for_each_variant_and_choice(on_cpu):
+    rows = kernels.parity(ARGS)
+    assert not [row for row in rows if not row["ok"]]
+    want = 2 * sum(len(list(spec.variants())) for spec in on_cpu.values())
+    assert len(rows) == want
+    assert {row["implementation"] for row in rows} == {"host", "torch"}
+    assert all(row["cases"] == len(find_spec("rms_norm").sizes) + 1 for row in rows[:6])
+
+
+def test_the_parity_section_names_the_size_that_fails(on_cpu, monkeypatch):
+    def wrong(arguments):
+        return lambda: arguments[0].zero_()
+
+    monkeypatch.setattr(kernels, "implementations", lambda spec: {"jit": wrong})
+    rows = kernels.parity(ARGS)
+    assert not [row for row in rows if row["ok"]]
+    assert all("sizes" in row for row in rows)
+
+
+def test_the_timing_section_begins_with_the_ceilings_and_has_each_kernel(on_cpu):
+    first, *rows = kernels.timing(ARGS)
+    assert first["ceilings"]["copy_bytes_s"] > 0
+    assert {row["kernel"] for row in rows} == set(on_cpu)
+    own = [row for row in rows if row["implementation"] == "host"]
+    assert all(row["ok"] for row in own)
+    assert len(rows) == 2 * len(on_cpu)
+
+
+def test_integers_must_be_equal_and_not_merely_close():
+    whole = [torch.tensor([1, 2, 3])]
+    spec = replace(find_spec("rms_norm"), schema="(Tensor(a!) out) -> ()", tolerance=1e9)
+    assert agreement._difference(spec, whole, [torch.tensor([1, 2, 3])]) == 0
+    assert agreement._difference(spec, whole, [torch.tensor([1, 2, 4])]) == float("inf")
+
+
+def test_timings_become_a_table_and_a_roofline(tmp_path):
     row = {
-        "kernel": "rms_norm", "sizes": {"rows": 1}, "bytes": 1000, "jit_us": 2.0,
-        "torch_us": 4.0, "compile_us": 3.0, "copy_gb_s": 4000.0,
+        "kernel": "rms_norm", "family": "norm", "variant": {}, "sizes": {"rows": 1},
+        "implementation": "jit", "status": "measured", "median_us": 2.0, "spread_us": 0.1,
+        "captured": True, "cold": True, "bytes": 1000, "flops": 2000, "bound": "memory",
+        "gb_s": 0.5, "tflop_s": 0.001, "share_of_floor": 0.1, "times_ours": 1.0,
     }  # fmt: skip
+    torch_row = row | {"implementation": "torch", "median_us": 4.0, "times_ours": 2.0}
+    rows = [{"ceilings": asdict(Ceilings(4e12, 8e14, 1.3, 60 << 20))}, row, torch_row]
     result = {
         "command": "c",
         "machine": report.machine(),
-        "sections": {"kernel_timing": {"status": "passed", "rows": [row, row], "seconds": 1}},
+        "sections": {"kernel_timing": {"status": "passed", "rows": rows, "seconds": 1}},
     }
     report.write_tables(result, tmp_path)
-    assert "| rms_norm | rows=1 |" in (tmp_path / "gpu_check.md").read_text()
-    assert (tmp_path / "gpu_kernels.png").stat().st_size > 1000
+    assert "| rms_norm | rows=1 | 2.00 |" in (tmp_path / "gpu_check.md").read_text()
+    assert (tmp_path / "roofline-norm.png").stat().st_size > 1000
 
 
 @pytest.mark.gpu

@@ -6,60 +6,91 @@ import argparse
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from gpu.loading import launch_functions
-from kiln.jit_kernels.dispatch import run_reference
-from kiln.jit_kernels.launch import launch, load_kernels
-from kiln.jit_kernels.parity import compare
+from gpu.pace import Pace, first_line
+from kiln.jit_kernels.bench.ceilings import measure_ceilings
+from kiln.jit_kernels.bench.copies import bytes_held
+from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
+from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
+from kiln.jit_kernels.launch import load_kernels
+from kiln.jit_kernels.parity import Parity, compare
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import DTYPES, KernelSpec, label
-from kiln.jit_kernels.timing import copies_for, copy_bandwidth, time_launches
-from kiln.jit_kernels.triton_forms import has_triton, triton_form
+from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant, label
 
 Row = dict[str, Any]
-_ROUNDS, _CALLS = 9, 400
+DEVICE = "cuda"
+_CHOICES = ("jit", "host", "torch", "triton")
+_ROUNDS, _CALLS, _ROUND_SECONDS = 9, 400, 0.02
+_LAST_SHARE = 1.1  # after which a kernel that has begun is not ended
+_COMPILE_SHARE = 0.6  # of the time, after which torch.compile is no longer asked
+_LARGE_SHARE = 0.6  # of the time, after which only the smallest benchmark size is checked
+_WIDE_BYTES = 2 << 30  # of float64 copies of a call's tensors, above which a size is left out
 
 
-def implementations(spec: KernelSpec) -> dict[str, Callable[..., None]]:
-    """Return name -> function with the operator's arguments, for each way to run a spec."""
-    forms: dict[str, Callable[..., None]] = {
-        "jit": lambda *arguments: launch(spec, arguments),
-        "torch": functools.partial(run_reference, spec),
+def implementations(spec: KernelSpec) -> dict[str, Form]:
+    """Return name -> form for each choice of a toggle that a spec has here."""
+    forms = forms_of(spec, DEVICE, compiled=False)
+    return {
+        name: form for name, form in forms.items() if name in _CHOICES and not isinstance(form, str)
     }
-    if has_triton(spec.family):
-        forms["triton"] = triton_form(spec.family, spec.name)
-    return forms
 
 
 def parity(args: argparse.Namespace) -> list[Row]:
-    """Every variant, every size, every implementation against float64 on the device."""
-    load_kernels(list(all_specs().values()), torch.device("cuda"))
-    rows = []
-    for spec in all_specs().values():
-        for name, run in implementations(spec).items():
+    """Every variant, every size, every implementation against float64 on the device.
+
+    All the sizes of the tests, and the benchmarks' as far as there is time and their float64
+    reference fits; Triton and torch at the first of those only: their code is not at stake.
+    """
+    pace = Pace(args, seconds=90)
+
+    def rows_of(spec: KernelSpec) -> Iterator[Row]:
+        load_kernels([spec], torch.device(DEVICE))
+        for name, form in implementations(spec).items():
             for variant in spec.variants():
-                worst = max(
-                    (compare(spec, variant, sizes, run, "cuda") for sizes in _sizes(spec, args)),
-                    key=lambda p: float("inf") if p.error != p.error else p.error,
-                )
-                rows.append(
-                    {
-                        "kernel": label(spec, variant),
-                        "implementation": name,
-                        "error": worst.error,
-                        "allowed": worst.allowed,
-                        "ok": worst.holds,
-                    }
-                )
-    return rows
+                few = args.quick or name != OWN[DEVICE] or pace.used() > _LARGE_SHARE
+                yield _parity_row(spec, variant, name, form, 1 if few else 4)
+
+    return pace.rows(all_specs().values(), _name, rows_of)
 
 
-def _sizes(spec: KernelSpec, args: argparse.Namespace) -> list[Any]:
-    return list(spec.sizes) + list(spec.bench_sizes[: 1 if args.quick else 4])
+def _parity_row(spec: KernelSpec, variant: Variant, name: str, form: Form, large: int) -> Row:
+    row: Row = {"kernel": label(spec, variant), "implementation": name}
+    benched = spec.bench_sizes[:large]
+    worst, cases, left_out = Parity(0.0, spec.allowed_error(variant)), 0, 0
+    for sizes in [*spec.sizes, *benched]:
+        try:
+            found = _compare(spec, variant, sizes, form)
+        except torch.cuda.OutOfMemoryError:
+            found = None
+        except Exception as error:  # this row fails, and the others are still measured
+            failed = f"{first_line(error)} at {dict(sizes)}"
+            return row | {"error": failed, "allowed": worst.allowed, "ok": False}
+        if found is None:
+            left_out += 1
+            continue
+        cases += 1
+        if not found.error <= worst.error:  # a NaN too
+            worst = found
+        if not found.holds:
+            row["sizes"] = dict(sizes)
+            break
+    numbers = {"error": worst.error, "allowed": worst.allowed, "cases": cases}
+    return row | numbers | {"left_out": left_out, "ok": worst.holds and cases > 0}
+
+
+def _compare(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form) -> Parity | None:
+    """Return the error of one case, or None where its reference would take too much memory."""
+    if spec.cost(variant, sizes).bytes * 4 > _WIDE_BYTES:
+        return None
+    if bytes_held(spec.make_inputs(variant, sizes, DEVICE)) * 4 > 4 * _WIDE_BYTES:
+        return None
+    return compare(spec, variant, sizes, lambda *arguments: form(arguments)(), DEVICE)
 
 
 def launch_overhead(args: argparse.Namespace) -> list[Row]:
@@ -69,66 +100,81 @@ def launch_overhead(args: argparse.Namespace) -> list[Row]:
     "jit" is the operator's kernel with shapes and stream looked up, "operator" that through
     torch.ops. Rounds of all of them alternate; the median round counts.
     """
-    rows = []
-    for spec in all_specs().values():
-        variant = next(spec.variants(spec.bench_needs))
-        load_kernels([spec], torch.device("cuda"), variant)
-        inputs = spec.make_inputs(variant, spec.bench_sizes[0], "cuda")
-        row: Row = {"kernel": spec.name}
-        calls: dict[str, Callable[[], Any]] = {}
-        for name, call in launch_functions(spec, inputs).items():
-            if isinstance(call, str):
-                row[f"{name}_us"] = call
-            else:
-                calls[name] = call
-        operator = getattr(torch.ops.kiln, spec.name).default
-        for name, run in {**implementations(spec), "operator": operator}.items():
-            calls[name] = functools.partial(run, *inputs)
-        rows.append(row | {f"{name}_us": us for name, us in _call_us(calls).items()})
-    return rows
+    return Pace(args, seconds=40).rows(all_specs().values(), _name, _launch_rows)
+
+
+def _launch_rows(spec: KernelSpec) -> list[Row]:
+    variant = next(spec.variants(spec.bench_needs))
+    load_kernels([spec], torch.device(DEVICE), variant)
+    inputs = spec.make_inputs(variant, spec.bench_sizes[0], DEVICE)
+    row: Row = {"kernel": spec.name}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, call in launch_functions(spec, inputs).items():
+        if isinstance(call, str):
+            row[f"{name}_us"] = call
+        else:
+            calls[name] = call
+    for name, form in implementations(spec).items():
+        calls[name] = form(inputs)
+    operator = getattr(torch.ops.kiln, spec.name).default
+    calls["operator"] = functools.partial(operator, *inputs)
+    return [row | {f"{name}_us": us for name, us in _call_us(calls).items()}]
 
 
 def _call_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     rounds: dict[str, list[float]] = {name: [] for name in calls}
+    times = {name: _how_often(call) for name, call in calls.items()}
     for number in range(_ROUNDS + 1):
         for name, call in calls.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
-            for _ in range(_CALLS):
+            for _ in range(times[name]):
                 call()
             if number:  # the first one warms up
-                rounds[name].append((time.perf_counter() - start) / _CALLS * 1e6)
+                rounds[name].append((time.perf_counter() - start) / times[name] * 1e6)
     torch.cuda.synchronize()
-    return {name: round(statistics.median(times), 2) for name, times in rounds.items()}
+    return {name: round(statistics.median(values), 2) for name, values in rounds.items()}
+
+
+def _how_often(call: Callable[[], Any]) -> int:
+    """Return how many calls make a round: fewer of what is slow, such as a reference in torch."""
+    call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return max(3, min(_CALLS, int(_ROUND_SECONDS / (time.perf_counter() - start))))
 
 
 def timing(args: argparse.Namespace) -> list[Row]:
-    """Time of each implementation, side by side, and its share of the copy bandwidth."""
-    load_kernels(list(all_specs().values()), torch.device("cuda"))
-    peak = copy_bandwidth()
-    rows: list[Row] = []
-    for spec in all_specs().values():
-        variant = next(spec.variants(spec.bench_needs))
-        torch.compiler.reset()  # or the limit of recompiles turns later sizes into eager code
-        compiled = torch.compile(functools.partial(run_reference, spec), dynamic=False)
-        for sizes in spec.bench_sizes[: 2 if args.quick else None]:
-            cost = spec.cost(variant, sizes)
-            inputs = [
-                spec.make_inputs(variant, sizes, "cuda") for _ in range(copies_for(cost.bytes))
-            ]
-            row: Row = {
-                "kernel": spec.name,
-                "dtype": str(DTYPES[variant["scalar_t"]]).removeprefix("torch."),
-                "sizes": dict(sizes),
-                "bytes": cost.bytes,
-                "copy_gb_s": round(peak / 1e9, 1),
-            }
-            for name, run in {**implementations(spec), "compile": compiled}.items():
-                measured = time_launches(run, inputs)
-                row[f"{name}_us"] = round(measured.median_us, 3)
-                row[f"{name}_spread_us"] = round(measured.spread_us, 3)
-            row["gb_s"] = round(cost.bytes / row["jit_us"] / 1e3, 1)
-            row["share_of_copy"] = round(row["gb_s"] * 1e9 / peak, 3)
-            rows.append(row)
-            print(f"  {row['kernel']} {row['sizes']}: {row['jit_us']} us", flush=True)
-    return rows
+    """Measure what ``kiln bench kernels`` does: one row a kernel, size and implementation.
+
+    The first row is the machine's ceilings. torch.compile takes seconds a size: it is asked at the
+    largest, and no more when its share of the time is used up.
+    """
+    pace = Pace(args, seconds=170)
+    ceilings = measure_ceilings(DEVICE)
+    print(f"  {ceilings}", flush=True)
+
+    def rows_of(spec: KernelSpec) -> Iterator[Row]:
+        load_kernels([spec], torch.device(DEVICE), spec.bench_needs)
+        few = args.quick or pace.used() > _COMPILE_SHARE
+        wanted = Wanted(
+            DEVICE, compiled="none" if few else "largest", num_sizes=2 if args.quick else None
+        )
+        for row in bench_kernel(spec, ceilings, wanted):
+            ours = row["implementation"] == OWN[DEVICE]
+            yield row | {"ok": row["status"] == "measured"} if ours else row
+            if pace.used() > _LAST_SHARE:
+                yield {
+                    "kernel": spec.name,
+                    "status": "not measured: further sizes, for want of time",
+                }
+                return
+
+    rows = pace.rows(all_specs().values(), _name, rows_of)
+    return [{"ceilings": asdict(ceilings)}, *rows]
+
+
+def _name(spec: KernelSpec) -> str:
+    return spec.name

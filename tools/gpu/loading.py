@@ -26,6 +26,7 @@ _LAUNCHERS: dict[str, Callable[[], Any]] = {
     "cuda_python": CudaPythonLauncher,
     "cupy": CuPyLauncher,
 }
+_SHARED_UNASKED = 48 << 10  # bytes that a block gets without an attribute of its kernel
 _KINDS = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
 
 
@@ -59,6 +60,8 @@ def _cuda_core(
         from cuda import core
     except ImportError as error:
         return f"not measured: {error}"
+    if geometry.shared_bytes > _SHARED_UNASKED:
+        return f"not measured: asks for {geometry.shared_bytes} bytes of shared memory"
     device = core.Device(torch.cuda.current_device())
     device.set_current()
     kernel = core.ObjectCode.from_cubin(cubin).get_kernel(spec.entry)
@@ -68,13 +71,16 @@ def _cuda_core(
     queue = core.Stream.from_handle(stream)
 
     def call() -> None:
-        plain = [
-            value.data_ptr() if kind == "pointer" else _KINDS[kind](value)
-            for kind, value in zip(spec.arguments, values, strict=True)
-        ]
+        plain = [_plain(kind, value) for kind, value in zip(spec.arguments, values, strict=True)]
         core.launch(queue, config, kernel, *plain)
 
     return call
+
+
+def _plain(kind: str, value: Any) -> Any:
+    if kind != "pointer":
+        return _KINDS[kind](value)
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value  # 0: an absent tensor
 
 
 def loading(args: argparse.Namespace) -> list[Row]:

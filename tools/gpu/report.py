@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from kiln.engine.cli.bench_kernel_files import draw_rooflines, markdown
 
 _PACKAGES = (
     "torch",
@@ -36,11 +40,11 @@ def show(name: str, section: dict[str, Any]) -> None:
     print(f"{name}: {section['status']} ({section['seconds']} s)", section.get("reason", ""))
     for row in section["rows"]:
         if row.get("ok") is False:
-            print("  failed:", row)
+            print("  failed:", {key: value for key, value in row.items() if value not in ({}, "")})
 
 
 def write_tables(result: dict[str, Any], folder: Path) -> None:
-    """Write gpu_check.md, and a roofline plot a kernel where matplotlib is installed."""
+    """Write gpu_check.md, and a roofline a kernel family where matplotlib is installed."""
     machine_line = (
         f"{result['machine']['gpu']}, Python {result['machine']['python']}, "
         + ", ".join(f"{name} {version}" for name, version in result["machine"]["packages"].items())
@@ -48,11 +52,31 @@ def write_tables(result: dict[str, Any], folder: Path) -> None:
     parts = ["# GPU check", "", machine_line, "", f"`{result['command']}`", ""]
     for name, section in result["sections"].items():
         parts += [f"## {name}: {section['status']}", "", section.get("reason", "")]
-        parts += _table(section["rows"])
+        rows = section["rows"]
+        parts += _timing_lines(rows, result, folder) if name == "kernel_timing" else _table(rows)
     (folder / "gpu_check.md").write_text("\n".join(parts) + "\n")
-    timing = result["sections"].get("kernel_timing", {}).get("rows", [])
-    if timing:
-        _plot(timing, folder / "gpu_kernels.png")
+
+
+def _timing_lines(rows: list[dict[str, Any]], result: dict[str, Any], folder: Path) -> list[str]:
+    """Return the timings as ``kiln bench kernels`` shows them, and draw its rooflines."""
+    ceilings = next((row["ceilings"] for row in rows if "ceilings" in row), None)
+    if ceilings is None:
+        return _table(rows)
+    measured = [row for row in rows if "implementation" in row]
+    bench = {
+        "device": "cuda",
+        "remark": "",
+        "ceilings": ceilings,
+        "rows": measured,
+        "hardware": result["machine"] | {"cpu": platform.processor(), "cores": os.cpu_count()},
+        "versions": result["machine"]["packages"],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": result["command"],
+    }
+    for path in draw_rooflines(bench, folder):
+        print(f"wrote {path}")
+    rest = [row for row in rows if "implementation" not in row and "ceilings" not in row]
+    return [*markdown(bench).splitlines()[4:], "", *_table(rest)]
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
@@ -69,28 +93,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return " ".join(f"{key}={item}" for key, item in value.items())
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """One panel a kernel: achieved bandwidth over bytes moved, with the copy's as the roof."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        print("no matplotlib: no plot")
-        return
-    names = list(dict.fromkeys(row["kernel"] for row in rows))
-    figure, axes = pyplot.subplots(2, -(-len(names) // 2), figsize=(14, 7), squeeze=False)
-    for name, axis in zip(names, axes.flat, strict=False):
-        mine = [row for row in rows if row["kernel"] == name]
-        for kind in ("jit", "triton", "compile", "torch"):
-            if f"{kind}_us" not in mine[0]:
-                continue
-            x = [row["bytes"] / 1e6 for row in mine]
-            y = [row["bytes"] / row[f"{kind}_us"] / 1e3 for row in mine]
-            axis.plot(x, y, marker="o", label=kind)
-        axis.axhline(mine[0]["copy_gb_s"], color="grey", linestyle="--", label="copy")
-        axis.set(xscale="log", yscale="log", title=name, xlabel="MB moved", ylabel="GB/s")
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)

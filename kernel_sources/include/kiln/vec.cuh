@@ -1,16 +1,20 @@
 // Rows of T in 16-byte accesses, with a scalar tail.
 #pragma once
-#include "kiln/ptx.cuh"
+#include "kiln/ptx_store.cuh"
 
 namespace kiln {
 
-// 16 bytes of T that move in one memory access.
-template <class T> struct alignas(16) Vec {
-  static constexpr int kSize = 16 / sizeof(T);
+// N elements of T, 16 bytes unless told otherwise, that move in one memory access.
+template <class T, int N = 16 / int(sizeof(T))> struct alignas(N * sizeof(T)) Vec {
+  static constexpr int kSize = N;
+  static_assert(N * sizeof(T) <= 16, "one memory access moves at most 16 bytes");
   T v[kSize];
 
   KILN_FN static Vec load(const T* p) { return load_vector<Vec>(p); }
-  KILN_FN void store(T* p) const { store_vector(p, *this); }
+  KILN_FN void store(T* p) const {  // to global memory
+    if constexpr (sizeof(Vec) % 4 == 0) store_global(p, *this);
+    else store_vector(p, *this);
+  }
 };
 
 template <class T> KILN_FN bool is_vector_aligned(const T* p) {

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from kiln.engine.attention.context import AttentionContext, attention_context, current
+from kiln.engine.attention.context import attend, attention_context, current
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.plan import plan_attention
-from kiln.engine.attention.torch_attention import attend
+from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.attention.workspace import Workspace
 from kiln.engine.kv.pool import KVPool, KVShape
 
@@ -62,13 +62,14 @@ class Requests:
     def attend(self, rows=None, window=None, scale=0.3):
         rows = list(range(len(self.sizes))) if rows is None else rows
         metadata = self.metadata(rows)
-        plans = {window: plan_attention(metadata, window, torch.float32)}
         new = [slice(self.sizes[row][0], None) for row in rows]
         key = torch.cat([self.keys[row][part] for row, part in zip(rows, new, strict=True)])
         value = torch.cat([self.values[row][part] for row, part in zip(rows, new, strict=True)])
         query = torch.cat([self.queries[row] for row in rows])
-        with attention_context(AttentionContext(metadata, self.pool, plans, Workspace())):
-            out = attend(0, query, key, value, scale, window)
+        attention = TorchAttention([window], torch.float32)
+        with attention_context(attention.context(metadata, self.pool)):
+            self.pool.store(0, metadata.slot_mapping, key, value)
+            out = attend(0, query, scale, window)
         return out.split(list(metadata.query_lens))
 
     def expected(self, row, window=None, scale=0.3):

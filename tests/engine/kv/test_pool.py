@@ -69,3 +69,21 @@ def test_weights_that_leave_no_room_are_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 1000))
     with pytest.raises(ConfigError, match=r"use a smaller model, or raise gpu_memory_utilization"):
         size_pool(KVConfig(), SHAPE, torch.device("cuda", 0), 100)
+
+
+def test_a_pool_by_head_holds_the_same_and_each_head_of_a_block_in_one_piece():
+    key, value = torch.randn(2, 3, 2, 8).half().unbind()
+    slots = torch.tensor([6, 19, 0])
+    by_token, by_head = (KVPool(SHAPE, 5, 4, CPU, by_head=choice) for choice in (False, True))
+    for pool in (by_token, by_head):
+        pool.store(1, slots, key, value)
+    for index in (0, 1):
+        views = [pool.views(1)[index] for pool in (by_token, by_head)]
+        assert views[0].shape == (5, 2, 4, 8)
+        assert torch.equal(*views)
+        assert torch.equal(by_token.blocks(1)[index], by_head.blocks(1)[index])
+        assert views[1][3, 1].is_contiguous()
+        assert views[1].stride(0) == 2 * 2 * 4 * 8
+    assert not by_head.views(0)[0].any()
+    with pytest.raises(IndexError):
+        by_head.layer(0)

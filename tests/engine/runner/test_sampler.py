@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kiln.engine.batch import ScheduledRequest
-from kiln.engine.runner.filters import filter_logits
 from kiln.engine.runner.sampler import sample
 from kiln.engine.sampling_params import SamplingParams
 
@@ -21,58 +21,7 @@ def request(name="r", seed=0, position=0, banned=(), **params):
     return ScheduledRequest(name, [1], 0, [0], True, position, settings, seed, frozenset(banned))
 
 
-def kept(logits, **params):
-    row = filter_logits(torch.tensor([logits]), [SamplingParams(**params)])[0]
-    return [token for token, logit in enumerate(row.tolist()) if logit > -INF]
-
-
 LOGITS = [0.0, 3.0, 1.0, 2.0, 3.0, -1.0]
-
-
-def test_top_k_keeps_exactly_k_the_lower_id_first_among_equals():
-    assert kept(LOGITS, top_k=1) == [1]
-    assert kept(LOGITS, top_k=2) == [1, 4]
-    assert kept(LOGITS, top_k=3) == [1, 3, 4]
-    for everything in (0, -1, 6, 600):
-        assert kept(LOGITS, top_k=everything) == [0, 1, 2, 3, 4, 5]
-    assert kept([1.0, *[2.0] * 20_000], top_k=4) == [1, 2, 3, 4]
-
-
-def test_top_p_keeps_the_likeliest_until_they_hold_that_mass():
-    logits = [math.log(p) for p in (0.1, 0.5, 0.15, 0.25)]
-    assert kept(logits, top_p=0.01) == [1]
-    assert kept(logits, top_p=0.49) == [1]
-    assert kept(logits, top_p=0.51) == [1, 3]
-    assert kept(logits, top_p=0.76) == [1, 2, 3]
-    assert kept(logits, top_p=0.95) == [0, 1, 2, 3]
-
-
-def test_top_p_measures_the_mass_that_top_k_left():
-    logits = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
-    assert kept(logits, top_p=0.6) == [0, 1]
-    assert kept(logits, top_k=3, top_p=0.43) == [0]
-    assert kept(logits, top_k=3, top_p=0.46) == [0, 1]
-
-
-def test_min_p_keeps_those_likely_enough_beside_the_likeliest():
-    logits = [math.log(p) for p in (0.5, 0.26, 0.14, 0.1)]
-    assert kept(logits, min_p=1.0) == [0]
-    assert kept(logits, min_p=0.5) == [0, 1]
-    assert kept(logits, min_p=0.21) == [0, 1, 2]
-    assert kept(logits, min_p=0.0) == [0, 1, 2, 3]
-
-
-def test_filters_of_one_row_leave_the_next_alone():
-    params = [SamplingParams(top_k=1), SamplingParams(), SamplingParams(min_p=1.0)]
-    rows = filter_logits(torch.tensor([LOGITS] * 3), params)
-    assert torch.equal(rows[1], torch.tensor(LOGITS))
-    assert (rows > -INF).sum(-1).tolist() == [1, 6, 2]
-
-
-def test_top_p_1_keeps_every_token_of_a_large_vocabulary():
-    logits = torch.randn(2, 50_000) * 3
-    params = [SamplingParams(top_p=1.0), SamplingParams(top_p=0.5)]
-    assert torch.equal(filter_logits(logits, params)[0], logits[0])
 
 
 @pytest.mark.parametrize(
@@ -192,3 +141,34 @@ def test_sixteen_bit_logits_are_sampled_in_float32(dtype):
     logits = torch.randn(3, 50).to(dtype)
     rows = [request(seed=i, top_p=0.9, logprobs=1) for i in range(3)]
     assert sample(logits, rows) == sample(logits.float(), rows)
+
+
+def test_penalties_and_biases_act_through_the_counts_of_the_request():
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+
+    def greedy(counts, **params):
+        row = replace(request(temperature=0, **params), token_counts=counts)
+        return sample(logits, [row])[0].token_id
+
+    assert greedy({}) == 0
+    assert greedy({0: 2}, frequency_penalty=0.4) == 0
+    assert greedy({0: 3}, frequency_penalty=0.4) == 1
+    assert greedy({0: 0}, frequency_penalty=2.0, presence_penalty=2.0) == 0
+    assert greedy({0: 1}, presence_penalty=1.5) == 1
+    assert greedy({0: 0}, repetition_penalty=1.5) == 1
+    assert greedy({}, logit_bias={2: 2.5}) == 2
+    assert greedy({}, logit_bias={0: -100, 1: -100}) == 2
+    banned = replace(request(temperature=0, banned=(3,), logit_bias={3: 100}))
+    assert sample(logits, [banned])[0].token_id == 0
+    mixed = [request(temperature=0), banned, replace(request(temperature=0), token_counts={0: 1})]
+    assert [token.token_id for token in sample(logits.expand(3, 4), mixed)] == [0, 0, 0]
+
+
+def test_logprobs_ignore_penalties():
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+    row = replace(
+        request(temperature=0, presence_penalty=2.0, logprobs=1), token_counts={0: 1, 1: 1}
+    )
+    found = sample(logits, [row])[0]
+    assert (found.token_id, found.logprobs.rank, found.logprobs.top[0][0]) == (0, 1, 0)
+    assert found.logprobs.logprob == pytest.approx(logits[0].log_softmax(0)[0].item())

@@ -228,3 +228,24 @@ def test_small_answers_do_not_wait_for_a_delayed_ack(api):
         api.get("/version")
         taken.append(time.perf_counter() - begun)
     assert min(taken) < 0.03
+
+
+@pytest.mark.parametrize("name", ["completion", "chat"])
+def test_an_answer_without_a_seed_tells_the_one_that_was_drawn(api, stream, name):
+    path, body = BODIES[name]
+    free = {key: value for key, value in body.items() if key != "seed"}
+    first, second = (api.post(path, json=free).json()["choices"] for _ in range(2))
+    seeds = [choice["seed"] for choice in first + second]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**53 for seed in seeds), "any JSON reader must take it exactly"
+
+    def content(choice):
+        return choice["message"]["content"] if "message" in choice else choice["text"]
+
+    for choice in first:
+        again = api.post(path, json={**free, "n": 1, "seed": choice["seed"]}).json()["choices"]
+        assert content(again[0]) == content(choice)
+        assert again[0]["seed"] == choice["seed"]
+    events = stream(api, path, body)
+    told = {c["index"]: c["seed"] for e in events for c in e["choices"] if "seed" in c}
+    assert told == {index: body["seed"] + index for index in range(body["n"])}

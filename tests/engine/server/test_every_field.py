@@ -118,6 +118,29 @@ def _echo(complete):
     assert complete(prompt="hello", echo=True)["choices"][0]["text"] == "hello" + plain
 
 
+def _logit_bias(complete):
+    answer = complete(logit_bias={"5": 100}, temperature=0, logprobs=0, max_tokens=3)
+    assert len(set(answer["choices"][0]["logprobs"]["tokens"])) == 1
+    banned = complete(logit_bias={"5": 100, "6": 99}, temperature=0, max_tokens=3)
+    assert banned["choices"][0]["text"] == answer["choices"][0]["text"]
+    assert complete(logit_bias={})["choices"] == complete()["choices"]
+
+
+def _penalty(field, value):
+    """Two tokens lie far above all others and nearly level: the penalty makes them take turns."""
+
+    def check(complete):
+        level = {"logit_bias": {"9": 60, "10": 60}, "temperature": 0, "logprobs": 0}
+        plain, changed = (
+            complete(**level, **more)["choices"][0]["logprobs"]["tokens"]
+            for more in ({}, {field: value})
+        )
+        assert len(set(plain)) == 1
+        assert len(set(changed)) == 2
+
+    return check
+
+
 # What shows that a field acts; a check named by its argument takes ``complete`` or ``text``.
 ACTS = {
     "model": _model,
@@ -137,6 +160,10 @@ ACTS = {
     "include_stop_str_in_output": _include_stop_str_in_output,
     "logprobs": _logprobs,
     "echo": _echo,
+    "logit_bias": _logit_bias,
+    "presence_penalty": _penalty("presence_penalty", 2),
+    "frequency_penalty": _penalty("frequency_penalty", 1.5),
+    "repetition_penalty": _penalty("repetition_penalty", 1.5),
 }
 ELSEWHERE = {  # shown in the tests of streaming, of chat, and of the log
     "stream",
@@ -148,10 +175,6 @@ ELSEWHERE = {  # shown in the tests of streaming, of chat, and of the log
 }
 # Fields of OpenAI's that do nothing yet: (values that change nothing, one that would).
 REFUSED = {
-    "presence_penalty": ([None, 0, 0.0], 0.5),
-    "frequency_penalty": ([None, 0], -1),
-    "repetition_penalty": ([None, 1, 1.0], 1.1),
-    "logit_bias": ([None, {}], {"5": 1}),
     "response_format": ([None, {"type": "text"}], {"type": "json_object"}),
     "best_of": ([None, 1], 2),
     "suffix": ([None, ""], "end"),

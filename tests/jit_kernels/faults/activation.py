@@ -1,49 +1,83 @@
 """Faults planted in the activation kernels; see test_faults.py."""
 
+_GATED = "kiln/gated.cuh"
+_FLOAT = {"scalar_t": "float"}
+_SMALL = [{"rows": 5, "d": 256, "gap": 8}]
+
 FAULTS = [
     {
         "kernel": "silu_and_mul",
         "name": "misaligned vectors",
-        "old": "return aligned ?",
-        "new": "return true ?",
-        "header": "kiln/vec.cuh",
+        "old": "uint32_t(d) | uint32_t(x_stride) | uint32_t(out_stride)",
+        "new": "uint32_t(d)",
+        "sizes": [{"rows": 3, "d": 64, "gap": 3}],
+    },
+    {
+        "kernel": "silu_and_mul",
+        "name": "dropped last piece",
+        "old": "if (first + v * span < d) kiln::store_words",
+        "new": "if (first + v * span + Piece::kSize < d) kiln::store_words",
+        "sizes": _SMALL,
     },
     {
         "kernel": "silu_and_mul",
         "name": "dropped tail",
-        "old": "i = vectors_end + first; i < d;",
-        "new": "i = vectors_end + first; i < vectors_end;",
+        "old": "i < first + Piece::kSize && i < d;",
+        "new": "i < first + Piece::kSize && i < d - 1;",
+        "sizes": [{"rows": 3, "d": 7, "gap": 0}],
     },
     {
         "kernel": "silu_and_mul",
         "name": "columns written by every block",
-        "old": "blockIdx.y * int64_t(blockDim.x) +",
-        "new": "0 * int64_t(blockDim.x) +",
+        "old": "blockIdx.x * kPieces",
+        "new": "0 * kPieces",
+        "sizes": [{"rows": 1, "d": 2056, "gap": 0}],
+    },
+    {
+        "kernel": "silu_and_mul",
+        "name": "half of the columns",
+        "old": "constexpr int kPieces = 2;",
+        "new": "constexpr int kPieces = 1;",
+        "sizes": _SMALL,
+    },
+    {
+        "kernel": "silu_and_mul",
+        "name": "one row of each block",
+        "old": "block * blockDim.y + threadIdx.y",
+        "new": "block * blockDim.y",
+        "sizes": _SMALL,
     },
     {
         "kernel": "silu_and_mul",
         "name": "gate taken for up",
-        "old": "up = gate + d;",
-        "new": "up = gate;",
-    },
-    {
-        "kernel": "silu_and_mul",
-        "name": "wrong sign",
-        "old": "expf(-x)",
-        "new": "expf(x)",
+        "old": "gate + d + first",
+        "new": "gate + first",
+        "sizes": _SMALL,
     },
     {
         "kernel": "gelu_and_mul",
-        "name": "wrong scale",
-        "old": "0.70710678118654752f",
-        "new": "0.7f",
-        "needs": {"scalar_t": "float"},
+        "name": "the distribution of the wrong side",
+        "old": "x > 0.0f ? sub_rn(1.0f, p) : p",
+        "new": "x < 0.0f ? sub_rn(1.0f, p) : p",
+        "header": _GATED,
+        "sizes": _SMALL,
+    },
+    {
+        "kernel": "gelu_and_mul",
+        "name": "a coefficient a little off",
+        "old": "7.084459219894639e-3f",
+        "new": "7.15e-3f",
+        "header": _GATED,
+        "needs": _FLOAT,
+        "sizes": _SMALL,
     },
     {
         "kernel": "gelu_tanh_and_mul",
         "name": "wrong scale",
         "old": "0.044715f",
         "new": "0.045f",
-        "needs": {"scalar_t": "float"},
+        "header": _GATED,
+        "needs": _FLOAT,
+        "sizes": _SMALL,
     },
 ]

@@ -1,142 +1,170 @@
 """Faults planted in the norm kernels; see test_faults.py."""
 
+_ROWS, _RMS = "kiln/rows.cuh", "kiln/rms.cuh"
+
+
+def _at(rows, d, gap=0, offset=0):
+    return [{"rows": rows, "d": d, "gap": gap, "offset": offset}]
+
+
+# Teams of 16, 32, 64 and 384 threads for bf16; held rows but for _UNALIGNED, which has vectors that
+# are not, and _ODD, whose width no vectors fill.
+_SMALL, _WARP, _TWO_WARPS, _WIDE = _at(35, 64), _at(5, 192, 8), _at(2, 896), _at(2, 4104, 8)
+_UNALIGNED, _ODD = _at(37, 64, 3), _at(34, 60, 4)
+
 FAULTS = [
-    {
-        "kernel": "rms_norm",
-        "name": "dropped barrier before the sums are read",
-        "old": "/ 32] = x;\n  __syncthreads();",
-        "new": "/ 32] = x;",
-        "header": "kiln/reduce.cuh",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "dropped barrier after the sums were read",
-        "old": "__syncthreads();  // earlier readers of partial are done",
-        "new": "",
-        "header": "kiln/reduce.cuh",
-        "few_blocks": True,
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "dropped barrier before the sums are read",
-        "old": "/ 32] = x;\n  __syncthreads();",
-        "new": "/ 32] = x;",
-        "header": "kiln/reduce.cuh",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "dropped barrier after the sums were read",
-        "old": "__syncthreads();  // earlier readers of partial are done",
-        "new": "",
-        "header": "kiln/reduce.cuh",
-        "few_blocks": True,
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "half of each warp left out of the sum",
-        "old": "m = 16; m; m >>= 1) x +=",
-        "new": "m = 8; m; m >>= 1) x +=",
-        "header": "kiln/reduce.cuh",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "half of each warp left out of the sum",
-        "old": "m = 16; m; m >>= 1) x +=",
-        "new": "m = 8; m; m >>= 1) x +=",
-        "header": "kiln/reduce.cuh",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "misaligned vectors",
-        "old": "return aligned ?",
-        "new": "return true ?",
-        "header": "kiln/vec.cuh",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "vectors past the row",
-        "old": "size - size % Vec<T>::kSize",
-        "new": "(size + Vec<T>::kSize - 1) / Vec<T>::kSize * Vec<T>::kSize",
-        "header": "kiln/vec.cuh",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "misaligned vectors",
-        "old": "return aligned ?",
-        "new": "return true ?",
-        "header": "kiln/vec.cuh",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "vectors past the row",
-        "old": "size - size % Vec<T>::kSize",
-        "new": "(size + Vec<T>::kSize - 1) / Vec<T>::kSize * Vec<T>::kSize",
-        "header": "kiln/vec.cuh",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "dropped tail of the sum",
-        "old": "for (int64_t i = vectors_end + threadIdx.x; i < d; i += blockDim.x)\n      sum",
-        "new": "for (int64_t i = vectors_end; i < vectors_end; i += blockDim.x)\n      sum",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "dropped tail of the result",
-        "old": "for (int64_t i = vectors_end + threadIdx.x; i < d; i += blockDim.x)\n      scale",
-        "new": "for (int64_t i = vectors_end; i < vectors_end; i += blockDim.x)\n      scale",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "wrong scale",
-        "old": "partial) / d + eps",
-        "new": "partial) / (d + 1) + eps",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "no square root",
-        "old": "1.0f / sqrtf(",
-        "new": "1.0f / (",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "no weight",
-        "old": "* kiln::to_float(weight), y",
-        "new": ", y",
-    },
-    {
-        "kernel": "rms_norm",
-        "name": "rows taken as dense",
-        "old": "x + row * x_stride",
-        "new": "x + row * d",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "dropped tail of the sum",
-        "old": "for (int64_t i = vectors_end + threadIdx.x; i < d; i += blockDim.x)\n      sum",
-        "new": "for (int64_t i = vectors_end; i < vectors_end; i += blockDim.x)\n      sum",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "dropped tail of the result",
-        "old": "for (int64_t i = vectors_end + threadIdx.x; i < d; i += blockDim.x)\n      scale",
-        "new": "for (int64_t i = vectors_end; i < vectors_end; i += blockDim.x)\n      scale",
-    },
-    {
-        "kernel": "fused_add_rms_norm",
-        "name": "wrong scale",
-        "old": "partial) / d + eps",
-        "new": "partial) / (d + 1) + eps",
-    },
+    {"kernel": "rms_norm", **fault}
+    for fault in [
+        {
+            "name": "dropped barrier before the sums are read",
+            "old": "  }\n  __syncthreads();\n  const int warps",
+            "new": "  }\n  const int warps",
+            "header": _ROWS,
+            "sizes": _at(3, 2048),
+        },
+        {
+            "name": "half of each warp left out of the sum",
+            "old": "if (blockDim.x > 16) x = Op",
+            "new": "if (blockDim.x > 32) x = Op",
+            "header": _ROWS,
+            "sizes": _WARP,
+        },
+        {
+            "name": "sums of warps that there are not",
+            "old": "if (blockDim.x == 64) partial",
+            "new": "if (false) partial",
+            "header": _ROWS,
+            "sizes": _TWO_WARPS,
+        },
+        {
+            "name": "four warps left out of the sum",
+            "old": "if (warps > 4) x =",
+            "new": "if (warps > 12) x =",
+            "header": _ROWS,
+            "sizes": _WIDE,
+        },
+        {
+            "name": "the last warps left out of the sum",
+            "old": "int w = 8; w < warps;",
+            "new": "int w = 8; w + 4 < warps;",
+            "header": _ROWS,
+            "sizes": _WIDE,
+        },
+        {
+            "name": "misaligned vectors",
+            "old": "return misalignment_of(first) | uint32_t(stride) * sizeof(T);",
+            "new": "return misalignment_of(first);",
+            "header": _ROWS,
+            "sizes": _UNALIGNED,
+        },
+        {
+            "name": "misaligned vectors of one row",
+            "old": "left >= Chunk<T>::kSize && is_vector_aligned(p)",
+            "new": "left >= Chunk<T>::kSize",
+            "header": _ROWS,
+            "sizes": _UNALIGNED,
+        },
+        {
+            "name": "vectors past the row",
+            "old": " | uint32_t(d) * sizeof(T);",
+            "new": ";",
+            "header": _ROWS,
+            "sizes": _ODD,
+        },
+        {
+            "name": "rows too wide for the registers",
+            "old": "d <= kChunks * team_span<T>()",
+            "new": "true",
+            "header": _ROWS,
+            "sizes": _at(1, 16392),
+        },
+        {
+            "name": "dropped last chunk of the result",
+            "old": "if (i < size) part.chunk[v].store(p);",
+            "new": "if (i < size - Chunk<T>::kSize) part.chunk[v].store(p);",
+            "header": _ROWS,
+            "sizes": _WARP,
+        },
+        {
+            "name": "dropped tail of a row that is not aligned",
+            "old": "k < left && k < Chunk<T>::kSize",
+            "new": "k < left - 1 && k < Chunk<T>::kSize",
+            "header": _ROWS,
+            "sizes": _ODD,
+        },
+        {
+            "name": "a row past the last",
+            "old": "const int size = row < rows ? int(d) : 0;",
+            "new": "const int size = int(d);",
+            "header": _ROWS,
+            "sizes": _SMALL,
+        },
+        {
+            "name": "the first team of a block for all",
+            "old": "blockDim.y + threadIdx.y;",
+            "new": "blockDim.y;",
+            "header": _ROWS,
+            "sizes": _SMALL,
+        },
+        {
+            "name": "elements in the wrong half of a word",
+            "old": "pack<T>(x[0], x[1])",
+            "new": "pack<T>(x[1], x[0])",
+            "header": "kiln/chunk.cuh",
+            "sizes": _WARP,
+        },
+        {
+            "name": "no square root",
+            "old": "sqrt_rn(add_rn(mean, eps))",
+            "new": "add_rn(mean, eps)",
+            "header": _RMS,
+            "sizes": _WARP,
+        },
+        {
+            "name": "no weight",
+            "old": "Word<T>::product(Word<T>::packed(y), weight.word[i])",
+            "new": "Word<T>::packed(y)",
+            "header": _RMS,
+            "sizes": _WARP,
+        },
+        {
+            "name": "no weight offset",
+            "old": "add_rn(w[k], offset)",
+            "new": "w[k]",
+            "header": _RMS,
+            "sizes": _at(3, 7, 0, 1),
+        },
+        {
+            "name": "rows taken as dense",
+            "old": "x + index * x_stride",
+            "new": "x + index * size",
+            "header": _RMS,
+            "sizes": _WARP,
+        },
+    ]
+] + [
     {
         "kernel": "fused_add_rms_norm",
         "name": "sum not stored",
-        "old": "      r.store(sums + i);\n",
+        "old": "if (ADD) store_part(row.part, sums, int(size));",
         "new": "",
+        "header": _RMS,
+        "sizes": _WARP,
+    },
+    {
+        "kernel": "fused_add_rms_norm",
+        "name": "sum of an unaligned row not stored",
+        "old": "if (ADD) store_some(s, sums + i, size - i);",
+        "new": "",
+        "header": _RMS,
+        "sizes": _UNALIGNED,
     },
     {
         "kernel": "fused_add_rms_norm",
         "name": "norm of x alone",
-        "old": "const Vec r = Vec::load(sums + i), w",
-        "new": "const Vec r = Vec::load(y + i), w",
+        "old": "row.s = ADD ? sums : in;",
+        "new": "row.s = in;",
+        "header": _RMS,
+        "sizes": _UNALIGNED,
     },
-]
+]  # fmt: skip

@@ -1,46 +1,73 @@
 """Faults planted in the rotary kernels; see test_faults.py."""
 
 FAULTS = [
-    {
-        "kernel": "apply_rotary",
-        "name": "dropped tail",
-        "old": "pair < pairs;",
-        "new": "pair < pairs - 1;",
-    },
-    {
-        "kernel": "apply_rotary",
-        "name": "tail past the end",
-        "old": "pair < pairs;",
-        "new": "pair <= pairs;",
-    },
-    {
-        "kernel": "apply_rotary",
-        "name": "wrong sign",
-        "old": "a * c - b * s",
-        "new": "a * c + b * s",
-    },
-    {
-        "kernel": "apply_rotary",
-        "name": "wrong row of the table",
-        "old": "positions[token] * 2",
-        "new": "token * 2",
-    },
-    {
-        "kernel": "apply_rotary",
-        "name": "reads what it has just written",
-        "old": "b * c + a * s",
-        "new": "b * c + kiln::to_float(x[i]) * s",
-    },
-    {
-        "kernel": "apply_rotary",
-        "name": "wrong key head",
-        "old": "(head - query_heads) *",
-        "new": "head *",
-    },
-    {
-        "kernel": "apply_rotary",
-        "name": "halves side by side",
-        "old": "x[half + i]);\n      const",
-        "new": "x[i + 1]);\n      const",
-    },
+    {"kernel": "apply_rotary", **fault}
+    for fault in [
+        {
+            "name": "dropped tail",
+            "old": "pair < heads.num_all * half;",
+            "new": "pair < heads.num_all * half - 1;",
+        },
+        {
+            "name": "tail past the end",
+            "old": "pair < heads.num_all * half;",
+            "new": "pair <= heads.num_all * half;",
+        },
+        {
+            "name": "wrong sign",
+            "old": "sub_rn(mul_rn(a, c), mul_rn(b, s))",
+            "new": "add_rn(mul_rn(a, c), mul_rn(b, s))",
+            "header": "kiln/rotate.cuh",
+        },
+        {
+            "name": "wrong row of the table",
+            "old": "table + position * 2",
+            "new": "table + token * 2",
+        },
+        {
+            "name": "reads what it has just written",
+            "old": "kiln::turned_second(a, b, row",
+            "new": "kiln::turned_second(kiln::to_float(x[i]), b, row",
+        },
+        {
+            "name": "wrong key head",
+            "old": "(head - num_query) *",
+            "new": "head *",
+        },
+        {
+            "name": "halves side by side",
+            "old": "x[half + i]);\n    kiln",
+            "new": "x[i + 1]);\n    kiln",
+        },
+        {
+            "name": "vectors that are not aligned",
+            "old": "return steps % Vec::kSize == 0 &&",
+            "new": "return",
+        },
+        {
+            "name": "halves that are not whole vectors",
+            "old": "half != blockDim.x * Vec::kSize ||",
+            "new": "",
+        },
+        {
+            "name": "last head dropped",
+            "old": "if (head >= heads.num_all) return;",
+            "new": "if (head + 1 >= heads.num_all) return;",
+        },
+        {
+            "name": "heads past the last",
+            "old": "if (head >= heads.num_all) return;",
+            "new": "",
+        },
+        {
+            "name": "first heads again in a token's second block",
+            "old": "head = blockIdx.y * blockDim.y + threadIdx.y",
+            "new": "head = threadIdx.y",
+        },
+        {
+            "name": "sines for cosines",
+            "old": "turn.load(row + i, row + half + i)",
+            "new": "turn.load(row + half + i, row + i)",
+        },
+    ]
 ]

@@ -1,0 +1,33 @@
+"""Whether Kiln's attention kernels run a model, or torch does."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.attention_splits import KV_BLOCK
+from kiln.jit_kernels.choose import choice
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import Needs
+
+_FAMILIES = ("attention_decode", "attention_prefill")
+
+
+def kernels_attend(device: torch.device, needs: Needs, block_size: int) -> bool:
+    """Return whether the paged kernels serve a model on a device, and not torch's operations.
+
+    They do where a toggle's choice has one for the model's dtype and head_dim and blocks are of 16
+    tokens; on a CPU, where ``KILN_CPU_KERNELS`` runs kernels there. Where only one of the two
+    families is set to "torch", its requests go through the kernel's reference.
+    """
+    comes = all(
+        next(spec.variants(needs), None) is not None
+        for spec in all_specs().values()
+        if spec.family in _FAMILIES
+    )
+    if block_size != KV_BLOCK or not comes:
+        return False
+    if device.type == "cuda":
+        return any(choice(family, needs).implementation != "torch" for family in _FAMILIES)
+    chosen = (settings().kernel_choice(family) for family in _FAMILIES)
+    return settings().cpu_kernels != "torch" and any(one != "torch" for one in chosen)

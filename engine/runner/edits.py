@@ -1,0 +1,42 @@
+"""What requests change about single tokens before a draw: bans, biases, penalties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from kiln.engine.batch import ScheduledRequest
+
+_UNSEEN = -1  # of a token that is in neither prompt nor output
+
+
+def edit_lists(requests: Sequence[ScheduledRequest]) -> list[torch.Tensor]:
+    """Return starts, tokens, counts and biases as kiln.jit_kernels.ops.sampling.Edits has them.
+
+    An empty list where no request changes anything.
+    """
+    if not any(r.banned_token_ids or r.token_counts or r.params.logit_bias for r in requests):
+        return []
+    starts: list[int] = [0]
+    tokens: list[int] = []
+    counts: list[int] = []
+    biases: list[float] = []
+    for request in requests:
+        seen = request.token_counts
+        bias = {
+            **(request.params.logit_bias or {}),
+            **dict.fromkeys(request.banned_token_ids, -math.inf),
+        }
+        others = [token for token in bias if token not in seen]
+        tokens += [*seen, *others]
+        counts += [*seen.values(), *[_UNSEEN] * len(others)]
+        biases += [bias.get(token, 0.0) for token in (*seen, *others)]
+        starts.append(len(tokens))
+    return [
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(tokens, dtype=torch.int32),
+        torch.tensor(counts, dtype=torch.int32),
+        torch.tensor(biases, dtype=torch.float32),
+    ]

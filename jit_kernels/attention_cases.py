@@ -1,0 +1,111 @@
+"""Random calls of paged attention, with NaN wherever nothing may be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from kiln.jit_kernels.attention_reference import Paged
+from kiln.jit_kernels.attention_splits import KV_BLOCK
+
+FAR = 2**30  # a block id that no pool has
+Ragged = Sequence[tuple[int, int]]  # (tokens in the pool, query tokens) of each request
+BATCHES: Sequence[Ragged] = (
+    [(0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (33, 1)],
+    [],
+    [(255, 1), (256, 1), (0, 1), (257, 1)],
+    [(2, 3), (9, 0), (17, 3), (40, 17), (0, 0), (120, 16), (5, 1)],
+    [(20, 1), (777, 1)],
+)
+_DEFAULTS = MappingProxyType({"window": 0, "cap": 0, "sinks": 0, "by_token": 0})
+
+
+def ragged(sizes: Mapping[str, int]) -> Ragged:
+    """Return a case's requests: one of BATCHES, or ``requests`` of ``context``, one ``long``."""
+    if "batch" in sizes:
+        return BATCHES[sizes["batch"]]
+    one_long = [(sizes["long"], 1)] if "long" in sizes else []
+    return one_long + [(sizes["context"], 1)] * sizes["requests"]
+
+
+def moved_bytes(sizes: Mapping[str, int], head_dim: int, itemsize: int, kv_itemsize: int) -> int:
+    """Return the bytes that a case must move: keys and values that are seen, query, out, lse."""
+    lengths = ragged(sizes)
+    window, heads = sizes.get("window", 0), sizes["kv_heads"] * sizes["group"]
+    keys = sum(min(length, window + tokens) if window else length for length, tokens in lengths)
+    tokens = sum(tokens for _, tokens in lengths)
+    moved = 2 * keys * sizes["kv_heads"] * head_dim * kv_itemsize
+    moved += tokens * heads * (2 * head_dim * itemsize + 4)
+    return moved + (8 * len(lengths) + 4) + 4 * heads * sizes.get("sinks", 0)
+
+
+def make_case(
+    sizes: Mapping[str, int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    head_dim: int,
+    device: str,
+    *,
+    requests: Ragged | None = None,
+) -> Paged:
+    """Return a random call. Block tables have holes, and ids of no block past a request's end.
+
+    ``sizes``: what ``ragged`` takes, unless ``requests`` are given; kv_heads, group; and, where
+    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head).
+    """
+    sizes = {**_DEFAULTS, **sizes}
+    requests = ragged(sizes) if requests is None else requests
+    kv_heads, heads = sizes["kv_heads"], sizes["kv_heads"] * sizes["group"]
+    counts = [-(-length // KV_BLOCK) for length, _ in requests]
+    table, spare = random_table(counts)
+    pool = torch.randn(
+        sum(counts) + len(spare), 2, kv_heads, KV_BLOCK, head_dim, device=device, dtype=dtype
+    )
+    _poison(pool, table, counts, [length for length, _ in requests], spare)
+    if sizes["by_token"]:
+        pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
+    pool = pool.to(kv_dtype)
+    starts = torch.tensor([0, *(tokens for _, tokens in requests)]).cumsum(0).to(torch.int32)
+    query = torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
+    sinks = torch.randn(heads).mul_(2) if sizes["sinks"] else None
+    return Paged(
+        query=query.to(device),
+        key_pool=pool[:, 0],
+        value_pool=pool[:, 1],
+        block_table=table.to(device),
+        seq_lens=torch.tensor([length for length, _ in requests], dtype=torch.int32).to(device),
+        cu_seqlens_q=starts.to(device),
+        sinks=None if sinks is None else sinks.to(device),
+        scale=head_dim**-0.5,
+        window=sizes["window"],
+        soft_cap=float(sizes["cap"]),
+        k_scale=0.75,
+        v_scale=1.5,
+    )
+
+
+def random_table(counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a table [num_requests, max_blocks] int32, and the blocks that nobody holds."""
+    order = torch.randperm(sum(counts) + 3).to(torch.int32)
+    table = torch.full((len(counts), max(counts, default=0) + 2), FAR, dtype=torch.int32)
+    at = 0
+    for row, count in zip(table, counts, strict=True):
+        row[:count] = order[at : at + count]
+        at += count
+    return table, order[at:]
+
+
+def _poison(
+    pool: torch.Tensor,
+    table: torch.Tensor,
+    counts: Sequence[int],
+    lengths: Sequence[int],
+    spare: torch.Tensor,
+) -> None:
+    """Put NaN where no request has a token. pool: [num_blocks, 2, kv_heads, 16, head_dim]."""
+    pool[spare.long().to(pool.device)] = float("nan")
+    for row, count, length in zip(table.tolist(), counts, lengths, strict=True):
+        if length % KV_BLOCK:
+            pool[row[count - 1], :, :, length % KV_BLOCK :] = float("nan")

@@ -1,0 +1,85 @@
+"""What the public functions of attention refuse, by name."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.attention_reference import Paged
+from kiln.jit_kernels.attention_splits import KV_BLOCK, MOST_GROUP
+from kiln.jit_kernels.shapes import check_dtype, check_shape
+
+_ALIGNED = 16  # bytes
+
+
+def check_attention(function: str, call: Paged, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Refuse a call that the kernels cannot serve: ValueError for shapes, TypeError for dtypes."""
+    query, table = call.query, call.block_table
+    if query.dim() != 3 or table.dim() != 2:
+        raise ValueError(
+            f"{function}: query is {list(query.shape)}, block_table {list(table.shape)}; want "
+            f"[num_tokens, num_heads, head_dim] and [num_requests, max_blocks]"
+        )
+    check_dtype(function, query=query, out=out)
+    check_shape(function, "out", out, query.shape)
+    if not out.is_contiguous():
+        raise ValueError(f"{function}: out has strides {out.stride()}, want contiguous")
+    _check_pool(function, "key_pool", call.key_pool, query)
+    _check_pool(function, "value_pool", call.value_pool, query)
+    check_shape(function, "value_pool", call.value_pool, call.key_pool.shape)
+    heads, kv_heads = query.shape[1], call.key_pool.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"{function}: {heads} query heads do not share {kv_heads} KV heads evenly")
+    if heads > MOST_GROUP * kv_heads:
+        raise ValueError(
+            f"{function}: {heads} query heads share {kv_heads} KV heads; at most {MOST_GROUP} may "
+            f"share one"
+        )
+    requests = table.shape[0]
+    _check_dense(function, "block_table", table, tuple(table.shape), torch.int32)
+    _check_dense(function, "seq_lens", call.seq_lens, (requests,), torch.int32)
+    _check_dense(function, "cu_seqlens_q", call.cu_seqlens_q, (requests + 1,), torch.int32)
+    if call.sinks is not None:
+        _check_dense(function, "sinks", call.sinks, (heads,), torch.float32)
+    if lse.numel():
+        _check_dense(function, "lse", lse, tuple(query.shape[:2]), torch.float32)
+
+
+def _check_dense(
+    function: str, name: str, tensor: torch.Tensor, sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    check_shape(function, name, tensor, sizes)
+    if tensor.dtype != dtype:
+        raise TypeError(f"{function}: {name} is {tensor.dtype}, want {dtype}")
+    if not tensor.is_contiguous() and (tensor.dim() < 2 or tensor.stride(-1) != 1):
+        raise ValueError(f"{function}: {name} has strides {tensor.stride()}, want dense rows")
+
+
+def _check_pool(function: str, name: str, pool: torch.Tensor, query: torch.Tensor) -> None:
+    if pool.dim() != 4 or pool.shape[2] != KV_BLOCK or pool.shape[3] != query.shape[2]:
+        raise ValueError(
+            f"{function}: {name} is {list(pool.shape)}, want [num_blocks, num_kv_heads, "
+            f"{KV_BLOCK}, {query.shape[2]}]"
+        )
+    if pool.dtype not in (query.dtype, torch.float8_e4m3fn):
+        raise TypeError(
+            f"{function}: {name} is {pool.dtype}, want {query.dtype} or torch.float8_e4m3fn"
+        )
+    if pool.device != query.device:
+        raise ValueError(f"{function}: {name} is on {pool.device} but query on {query.device}")
+    if not has_aligned_rows(pool):
+        raise ValueError(
+            f"{function}: {name} has strides {pool.stride()}, want dense rows that start at "
+            f"multiples of {_ALIGNED} bytes"
+        )
+
+
+def has_aligned_rows(x: torch.Tensor) -> bool:
+    """Return whether the last dimension is dense and each row starts at a multiple of 16 bytes."""
+    if not x.numel():
+        return True
+    step = _ALIGNED // x.element_size()
+    even = all(
+        stride % step == 0 for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
+        if size > 1
+    )  # fmt: skip
+    return x.stride(-1) == 1 and even and x.data_ptr() % _ALIGNED == 0

@@ -1,0 +1,120 @@
+"""How decode attention is cut into work items: the host's side of ``kiln/attention_split.cuh``.
+
+A split depends on its own request and on constants of the machine, never on the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiln.jit_kernels.spec import Gpu
+
+KV_BLOCK = 16  # tokens of a block of the pool
+TILE_ROWS = 16  # (token, head of the group) rows of an mma tile
+MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
+FAN_IN = 32  # partial results merged at once
+MOST_GROUP = 255  # heads of a group that the kernels' division holds for
+_SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
+_RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
+_STATIC = 1280  # bytes, more than the kernel's own shared variables
+_FITTING = 70 * 1024  # bytes of stages that leave room for three blocks on Hopper
+FIRST_IDS = 8  # blocks of a split whose ids stand in its work item
+ITEM_INTS = 8 + FIRST_IDS
+_REGISTER_BLOCKS = 3  # resident blocks that the registers of a multiprocessor allow
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRule:
+    """A split for each ``blocks`` blocks of a request; beyond ``few`` of them, for four times that.
+
+    A long request has fewer splits a block: they cost it less time than they cost its neighbours.
+    ``most``: at most, in all of its tiles.
+    """
+
+    most: int
+    blocks: int = _SPLIT_BLOCKS
+    few: int = _FEW_SPLITS
+
+    def splits(self, num_blocks: int) -> int:
+        """Return how many splits a request of so many blocks would have, were there no ``most``."""
+        splits = -(-num_blocks // self.blocks)
+        return splits if splits <= self.few else self.few + (splits - self.few + 3) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the kernel's shared memory depends on. Units: elements, bytes an element."""
+
+    head_dim: int
+    kv_bytes: int
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return 4 if self.head_dim <= 128 else 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of dynamic shared memory: the warps' stages and the queries."""
+        slot = 2 * KV_BLOCK * (self.head_dim * self.kv_bytes // 16 | 1) * 16
+        wanted = 2 + -(-TILE_ROWS * (self.head_dim + 8) * 4 // slot)
+        stages = min(_FITTING // (self.warps * slot), wanted)
+        return self.warps * stages * slot + TILE_ROWS * (self.head_dim // 8 | 1) * 16
+
+    def resident_blocks(self, gpu: Gpu) -> int:
+        """Return how many blocks run on a GPU at once."""
+        room = (gpu.max_shared_bytes + _RESERVED) // (self.shared_bytes + _STATIC + _RESERVED)
+        return gpu.num_multiprocessors * max(1, min(room, _REGISTER_BLOCKS))
+
+
+def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
+    """Return the rule of a machine: a lone long request just fills it, in one level of merging.
+
+    Where a second level would be nearly empty, there is none.
+    """
+    most = max(1, shape.resident_blocks(gpu) // num_kv_heads)
+    return SplitRule(FAN_IN if FAN_IN < most < FAN_IN * 3 // 2 else min(most, 2**15))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One request's work: its blocks that any of its tokens sees, its tiles and splits."""
+
+    first_block: int
+    num_blocks: int
+    num_tiles: int  # 0: nothing to do
+    num_splits: int
+
+    def begin(self, split: int) -> int:
+        """Return where a split begins, in blocks of the request."""
+        return self.first_block + split * self.num_blocks // self.num_splits
+
+
+def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int) -> Cut:
+    """Return how a request of ``num_tokens`` queries and ``seq_len`` keys is cut up."""
+    first = max(0, seq_len - num_tokens + 1 - window) // KV_BLOCK if window else 0
+    blocks = -(-seq_len // KV_BLOCK) - first
+    tiles = -(-num_tokens * group // TILE_ROWS) if num_tokens <= MOST_TOKENS else 0
+    most = max(1, rule.most // max(1, tiles))
+    return Cut(first, blocks, tiles, max(1, min(rule.splits(blocks), most)))
+
+
+def most_items(
+    rule: SplitRule, num_requests: int, num_tokens: int, max_blocks: int, group: int
+) -> int:
+    """Return the most work items, of one KV head, that a step of these shapes can have."""
+    splits = max(1, min(rule.most, rule.splits(max_blocks)))
+    queries = min(num_tokens, MOST_TOKENS * num_requests)
+    tiles = min(num_requests, num_tokens) + queries * group // TILE_ROWS
+    return min(tiles * splits, num_requests * max(rule.most, group))
+
+
+def most_rows(
+    rule: SplitRule, num_requests: int, num_tokens: int, max_blocks: int, group: int
+) -> int:
+    """Return the most rows of partial results, of one KV head, that such a step can have."""
+    splits = min(rule.most, rule.splits(max_blocks))
+    if splits <= 1:
+        return 0
+    queries = min(num_tokens, MOST_TOKENS * num_requests)
+    return min(queries * group * splits, num_requests * TILE_ROWS * rule.most)

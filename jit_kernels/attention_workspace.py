@@ -1,0 +1,102 @@
+"""The memory that decode attention works in: made once, shared by all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.attention_splits import (
+    ITEM_INTS,
+    Shape,
+    SplitRule,
+    most_items,
+    most_rows,
+    split_rule,
+)
+from kiln.jit_kernels.spec import HOST_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Everything that decode attention needs beside its arguments.
+
+    ``partials`` are kept in float32: rows of head_dim, and two numbers a row in ``scales``.
+    ``arrivals`` count, and are zero between launches. One stream at a time may use a workspace.
+    """
+
+    rule: SplitRule
+    num_heads: int
+    num_kv_heads: int
+    max_requests: int
+    item_tables: Mapping[int, torch.Tensor]  # by window: [1 + max_items, 16] int32
+    partials: torch.Tensor  # [max_rows, num_kv_heads, head_dim] float32
+    scales: torch.Tensor  # [max_rows, num_kv_heads, 2] float32
+    arrivals: torch.Tensor  # [max_items, num_kv_heads, warps of a block] int32
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory in all."""
+        tensors = [self.partials, self.scales, self.arrivals, *self.item_tables.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def check(self, num_requests: int, num_tokens: int, max_blocks: int) -> None:
+        """Refuse a step that could need more than there is.
+
+        Raises ValueError that names the numbers.
+        """
+        group = self.num_heads // self.num_kv_heads
+        sizes = (num_requests, num_tokens, max_blocks, group)
+        needs = (num_requests, most_items(self.rule, *sizes), most_rows(self.rule, *sizes))
+        has = (self.max_requests, self.arrivals.shape[0], self.partials.shape[0])
+        if any(need > room for need, room in zip(needs, has, strict=True)):
+            raise ValueError(
+                f"the attention workspace has room for {has[0]} requests, {has[1]} work items and "
+                f"{has[2]} partial rows; {num_requests} requests with {num_tokens} tokens and "
+                f"{max_blocks} blocks each may need {needs[0]}, {needs[1]} and {needs[2]}"
+            )
+
+
+def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
+    *,
+    max_requests: int,
+    max_tokens: int,
+    max_blocks: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    windows: Sequence[int] = (0,),
+    rule: SplitRule | None = None,
+) -> Workspace:
+    """Return a workspace for steps of at most these sizes. ``max_blocks``: of one request.
+
+    With P blocks resident on the GPU it takes at most about max_requests * 16 * P * (4 * head_dim
+    + 8) bytes, a sixteenth of that times the group where each request has one token: on an H200 at
+    head_dim 128, 3.3 MB a request at most. ``windows``: the windows in use, 0 for none. ``rule``
+    None: that of the device.
+    """
+    shape = Shape(head_dim, kv_dtype.itemsize)
+    if rule is None:
+        machine = gpu(device.index or 0) if device.type == "cuda" else HOST_GPU
+        rule = split_rule(shape, num_kv_heads, machine)
+    group = num_heads // num_kv_heads
+    sizes = (max_requests, max_tokens, max_blocks, group)
+    items, rows = most_items(rule, *sizes), most_rows(rule, *sizes)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return Workspace(
+        rule=rule,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        max_requests=max_requests,
+        item_tables={window: integers(1 + items, ITEM_INTS) for window in windows},
+        partials=torch.empty(rows, num_kv_heads, head_dim, device=device),
+        scales=torch.empty(rows, num_kv_heads, 2, device=device),
+        arrivals=integers(items, num_kv_heads, shape.warps),
+    )

@@ -1,0 +1,1 @@
+"""Measuring kernels: ceilings of the machine, ways to run a kernel, times side by side."""

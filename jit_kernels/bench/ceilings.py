@@ -1,0 +1,77 @@
+"""What the machine itself can do: the roofs that every kernel is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kiln.jit_kernels.spec import Cost
+from kiln.jit_kernels.timing import Call, CpuWork, GpuWork, Work, time_side_by_side
+
+_COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+_MATMUL_SIZE = {"cuda": 8192, "cpu": 512}
+_MATMUL_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Rates measured on a device, and the time of the smallest launch.
+
+    Units: bytes read plus written a second, operations a second, microseconds, bytes.
+    """
+
+    copy_bytes_s: float
+    matmul_flops_s: float
+    launch_us: float
+    l2_bytes: int
+
+    def floor_us(self, cost: Cost) -> float:
+        """Return the least time in which a cost can be paid, in microseconds."""
+        return max(cost.bytes / self.copy_bytes_s, cost.flops / self.matmul_flops_s) * 1e6
+
+    def bound(self, cost: Cost) -> str:
+        """Return which ceiling is nearer: "memory" or "compute"."""
+        by_memory = cost.bytes / self.copy_bytes_s >= cost.flops / self.matmul_flops_s
+        return "memory" if by_memory else "compute"
+
+
+def work_on(device: str) -> Callable[[Sequence[Call]], Work]:
+    """Return what makes calls on a device into something to time."""
+    return GpuWork if device == "cuda" else CpuWork
+
+
+def measure_ceilings(device: str) -> Ceilings:
+    """Measure a device, "cuda" or "cpu", which also brings its clocks up.
+
+    The copy is the faster of the driver's and a kernel's: on an H200 the driver's is far behind.
+    The product is torch's, of random bf16 matrices on a GPU (zeros would run faster) and float32
+    ones on a CPU. The smallest launch writes one element.
+    """
+    num_bytes, size = _COPY_BYTES[device], _MATMUL_SIZE[device]
+    source = torch.randn(num_bytes // 4, device=device)
+    target, one = torch.empty_like(source), torch.zeros(1, device=device)
+    a, b = (torch.randn(size, size, device=device).to(_MATMUL_DTYPE[device]) for _ in range(2))
+    product = torch.empty_like(a)
+    calls: dict[str, list[Call]] = {
+        "copy": [lambda: target.copy_(source)] * 2,
+        "multiply": [lambda: torch.mul(source, 1.0, out=target)] * 2,
+        "matmul": [lambda: torch.mm(a, b, out=product)],
+        "launch": [lambda: one.fill_(1.0)] * 64,
+    }
+    make = work_on(device)
+    times = time_side_by_side({name: make(some) for name, some in calls.items()})
+    copy_us = min(times[name].median_us for name in ("copy", "multiply"))
+    return Ceilings(
+        copy_bytes_s=2 * num_bytes / (copy_us * 1e-6),
+        matmul_flops_s=2 * size**3 / (times["matmul"].median_us * 1e-6),
+        launch_us=times["launch"].median_us,
+        l2_bytes=_l2_bytes(device),
+    )
+
+
+def _l2_bytes(device: str) -> int:
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties("cuda").L2_cache_size)
+    return 0

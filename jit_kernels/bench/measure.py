@@ -1,0 +1,200 @@
+"""Every way to run a kernel, checked against its reference and timed beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from kiln.jit_kernels.bench.ceilings import Ceilings, work_on
+from kiln.jit_kernels.bench.copies import bytes_held, copies_of, is_cold, num_copies
+from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
+from kiln.jit_kernels.bench.limits import time_limit
+from kiln.jit_kernels.bench.peer_sampling import Drawn
+from kiln.jit_kernels.dispatch import run_reference
+from kiln.jit_kernels.parity import compare
+from kiln.jit_kernels.spec import Cost, KernelSpec, Sizes, Variant, label
+from kiln.jit_kernels.timing import Timing, Work, time_side_by_side
+
+Row = dict[str, Any]
+_CPU_ROUNDS = 3
+_FORM_SECONDS = 30  # to compile one way to run a kernel and to run it the first time
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure: "cuda" or "cpu", which other ways to run a kernel, and how many sizes.
+
+    ``compiled``: at which sizes torch.compile is asked, for it takes seconds at each.
+    """
+
+    device: str = "cuda"
+    compiled: Literal["all", "largest", "none"] = "all"
+    peers: bool = False
+    num_sizes: int | None = None
+
+
+def bench_kernel(
+    spec: KernelSpec,
+    ceilings: Ceilings,
+    wanted: Wanted,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Iterator[Row]:
+    """Yield one row for each benchmark size and way to run a kernel.
+
+    A row has kernel, family, variant, sizes, implementation, status, and where the status is
+    "measured": median_us, spread_us, fastest_us, rounds, outliers, captured, cold, bytes, flops,
+    bound, gb_s, tflop_s, floor_us, share_of_floor, and times_ours, by which Kiln's own kernel is
+    faster. Any other status says why there is no number. ``tell`` hears what is done next.
+    """
+    spec = _without_scales(spec)
+    variant = next(spec.variants(spec.bench_needs), None)
+    if variant is None:
+        yield _row(spec, {}, {}, OWN[wanted.device]) | {"status": f"no {dict(spec.bench_needs)}"}
+        return
+    compiled = wanted.compiled != "none"
+    forms = dict(forms_of(spec, wanted.device, compiled=compiled, peers=wanted.peers))
+    cases = _cases(spec, variant, wanted)
+    once = wanted.compiled == "largest" and "compile" in forms
+    for name, form in forms.items():
+        if not isinstance(form, str) and not (once and name == "compile"):
+            tell(f"{label(spec, variant)}: checking {name}")
+            forms[name] = _flaw(spec, variant, cases[0], form, wanted.device) or form
+    for sizes in cases:
+        tell(f"{label(spec, variant)} {' '.join(f'{k}={v}' for k, v in sizes.items())}")
+        skipped = {"compile": "asked at the largest size only"} if once else {}
+        these = forms if sizes is cases[-1] else {**forms, **skipped}
+        yield from _bench_case(spec, variant, sizes, these, ceilings, wanted.device)
+
+
+def _without_scales(spec: KernelSpec) -> KernelSpec:
+    """Return a spec whose inputs have the scales of a pool that is not quantised: others lack them.
+
+    They are multiplied in anyway, and take no time of a kernel's own.
+    """
+    places = [i for i, name in enumerate(spec.argument_names) if name in ("k_scale", "v_scale")]
+
+    def make_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
+        arguments = list(spec.make_inputs(variant, sizes, device))
+        for place in places:
+            arguments[place] = 1.0
+        return tuple(arguments)
+
+    return replace(spec, make_inputs=make_inputs) if places else spec
+
+
+def _cases(spec: KernelSpec, variant: Variant, wanted: Wanted) -> list[Sizes]:
+    """Return the sizes to measure: on a CPU the largest of the tests, for the host form is slow."""
+    if wanted.device == "cpu":
+        return [max(spec.sizes, key=lambda sizes: spec.cost(variant, sizes).bytes)]
+    return list(spec.bench_sizes[: wanted.num_sizes])
+
+
+def _flaw(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form, device: str) -> str | None:
+    """Return why the time of a form would mean nothing: it fails, or its result is wrong."""
+
+    def run(*arguments: Any) -> None:
+        result = form(arguments)()
+        if not isinstance(result, torch.Tensor | Drawn):
+            return
+        # A peer that gives the first result alone, or draws that no other can repeat.
+        own = result.clone() if isinstance(result, torch.Tensor) else None  # it may be the output
+        run_reference(spec, *arguments)
+        if own is not None:
+            first = arguments[spec.result_positions[0]]
+            first.copy_(own.view(first.shape))
+        elif isinstance(result, Drawn):
+            result.check()
+
+    try:
+        with time_limit(_FORM_SECONDS):
+            parity = compare(spec, variant, sizes, run, device)
+    except Exception as error:  # of torch, Triton or a peer: its row says so, the others go on
+        return f"failed: {_first_line(error)}"
+    if parity.holds:
+        return None
+    return f"wrong result: error {parity.error:.3g}, {parity.allowed:.3g} is allowed"
+
+
+def _bench_case(
+    spec: KernelSpec,
+    variant: Variant,
+    sizes: Sizes,
+    forms: Mapping[str, Form | str],
+    ceilings: Ceilings,
+    device: str,
+) -> Iterator[Row]:
+    cost = spec.cost(variant, sizes)
+    first = spec.make_inputs(variant, sizes, device)
+    count = 1
+    if device == "cuda":
+        count = num_copies(cost.bytes, bytes_held(first), ceilings.l2_bytes, _free_bytes())
+    copies = copies_of(first, count)
+    works: dict[str, Work] = {}
+    status: dict[str, str] = {}
+    for name, form in forms.items():
+        if isinstance(form, str):
+            status[name] = form
+            continue
+        try:
+            with time_limit(_FORM_SECONDS):
+                works[name] = work_on(device)([form(arguments) for arguments in copies])
+        except Exception as error:  # as above
+            status[name] = f"failed: {_first_line(error)}"
+    time = partial(time_side_by_side, min_rounds=_CPU_ROUNDS, max_rounds=_CPU_ROUNDS)
+    times = time_side_by_side(works) if device == "cuda" else time(works)
+    ours = times.get(OWN[device])
+    cold = is_cold(count, cost.bytes, ceilings.l2_bytes)
+    for name in forms:
+        row = _row(spec, variant, sizes, name)
+        if name in times:
+            yield row | {"status": "measured"} | _numbers(times[name], ours, cost, ceilings, cold)
+        else:
+            yield row | {"status": status[name]}
+
+
+def _free_bytes() -> int:
+    """Return the GPU's free memory, with what torch keeps for itself and does not use."""
+    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return torch.cuda.mem_get_info()[0] + kept
+
+
+def _row(spec: KernelSpec, variant: Variant, sizes: Sizes, implementation: str) -> Row:
+    return {
+        "kernel": spec.name,
+        "family": spec.family,
+        "variant": dict(variant),
+        "sizes": dict(sizes),
+        "implementation": implementation,
+    }
+
+
+def _numbers(
+    timing: Timing, ours: Timing | None, cost: Cost, ceilings: Ceilings, cold: bool
+) -> Row:
+    seconds, floor = timing.median_us * 1e-6, ceilings.floor_us(cost)
+    return {
+        "median_us": round(timing.median_us, 3),
+        "spread_us": round(timing.spread_us, 3),
+        "fastest_us": round(timing.fastest_us, 3),
+        "rounds": timing.rounds,
+        "outliers": timing.outliers,
+        "captured": timing.captured,
+        "cold": cold,
+        "bytes": cost.bytes,
+        "flops": cost.flops,
+        "bound": ceilings.bound(cost),
+        "gb_s": round(cost.bytes / seconds / 1e9, 2),
+        "tflop_s": round(cost.flops / seconds / 1e12, 4),
+        "floor_us": round(floor, 4),
+        "share_of_floor": round(floor / timing.median_us, 4),
+        "times_ours": None if ours is None else round(timing.median_us / ours.median_us, 3),
+    }
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or repr(error)
+    return f"{type(error).__name__}: {text.splitlines()[0]}"

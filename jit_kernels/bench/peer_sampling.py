@@ -1,0 +1,72 @@
+"""FlashInfer's sampling in the place of Kiln's: filters and a draw, without what Kiln reports too.
+
+Its random numbers are its own, so its tokens cannot be those of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import torch
+
+from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.timing import Call
+
+_TEMPERATURE, _TOP_P = 0, 1  # columns of sample_tokens' settings
+_TOP_K = 2  # and of its keys
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens [rows] that were drawn by other random numbers than the reference's."""
+
+    tokens: torch.Tensor
+    logits: torch.Tensor
+
+    def check(self) -> None:
+        """Raise ValueError unless every token has some probability."""
+        rows = torch.arange(self.logits.shape[0], device=self.logits.device)
+        tokens = self.tokens.long()
+        inside = (tokens >= 0) & (tokens < self.logits.shape[1])
+        if not (inside & (self.logits[rows, tokens * inside] > float("-inf"))).all():
+            raise ValueError("a token was drawn that has no probability")
+
+
+def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[tuple[Any, ...]], Call]:
+    """Return FlashInfer's softmax and sampling for the filters that the rows have in common."""
+    sampling = flashinfer.sampling
+
+    def form(arguments: tuple[Any, ...]) -> Call:
+        named = dict(zip(spec.argument_names, arguments, strict=True))
+        if named["mask"] is not None or named["edit_starts"] is not None:
+            raise ValueError("no masks and no penalties there")
+        logits = named["logits"]
+        temperature = named["settings"][:, _TEMPERATURE].contiguous()
+        top_p = named["settings"][:, _TOP_P].contiguous()
+        top_k = named["keys"][:, _TOP_K].int()
+        if (temperature == 0).all():
+            return lambda: Drawn(logits.argmax(1), logits)
+        draw = _draw_of(sampling, top_k, top_p)
+        return lambda: Drawn(draw(sampling.softmax(logits.float(), temperature)), logits)
+
+    return form
+
+
+def _draw_of(
+    sampling: ModuleType, top_k: torch.Tensor, top_p: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the cheapest of its functions that does what the rows ask for."""
+    by_k, by_p = bool((top_k > 0).any()), bool((top_p < 1).any())
+    if by_k and by_p:
+        return lambda probs: sampling.top_k_top_p_sampling_from_probs(probs, top_k, top_p)
+    if by_k:
+        return lambda probs: sampling.top_k_sampling_from_probs(probs, top_k)
+    if by_p:
+        return lambda probs: sampling.top_p_sampling_from_probs(probs, top_p)
+    return lambda probs: sampling.sampling_from_probs(probs)
+
+
+SAMPLING = MappingProxyType({"sample_tokens": {"flashinfer": ("flashinfer", flashinfer_form)}})

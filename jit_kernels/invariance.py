@@ -1,0 +1,181 @@
+"""Batch invariance: a request's attention has the same bits whoever shares the launch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kiln.jit_kernels.attention_cases import FAR, make_case
+from kiln.jit_kernels.attention_reference import Paged
+from kiln.jit_kernels.attention_splits import (
+    ITEM_INTS,
+    KV_BLOCK,
+    Shape,
+    SplitRule,
+    most_items,
+    most_rows,
+)
+from kiln.jit_kernels.launch import launch
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import Gpu, KernelSpec, LaunchGeometry, Sizes, Variant
+from kiln.jit_kernels.toolchains import host
+
+_PADDING = -1  # a request of no key and one query, as the padding of a graph's bucket
+_KINDS = (
+    (torch.bfloat16, torch.bfloat16, 64),
+    (torch.float16, torch.float16, 128),
+    (torch.bfloat16, torch.float8_e4m3fn, 64),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """How a batch is run; none of it may show in a result."""
+
+    blocks: int  # of the grid, for each KV head
+    seed: int  # of the schedule, on the host toolchain
+
+
+def attention_trials(
+    device: torch.device, batches: int, seed: int, *, longest: int = 400
+) -> list[str]:
+    """Run random batches of decode attention; return how they failed, nothing where all is well.
+
+    Each request's rows are compared, bit by bit, with those of the same request alone and in other
+    batches: other neighbours, positions, paddings, widths of the block table, grids and, on the
+    host toolchain, schedules. ``device``: a CUDA device, or the CPU for the host toolchain;
+    ``longest``: keys of a request.
+    """
+    failures = []
+    for number in range(batches):
+        chance = random.Random(f"{seed}/{number}")
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(chance.randrange(2**31))
+            failures += [f"batch {number}: {one}" for one in _trial(chance, device, longest)]
+    return failures
+
+
+def _trial(chance: random.Random, device: torch.device, longest: int) -> list[str]:
+    """Return what differs between the arrangements of one random batch."""
+    requests = [_request(chance, longest) for _ in range(chance.randint(1, 6))]
+    dtype, kv_dtype, head_dim = chance.choice(_KINDS)
+    sizes = {
+        "kv_heads": chance.choice((1, 2)),
+        "group": chance.choice((1, 3, 4, 8)),
+        "window": chance.choice((0, 0, 50)),
+        "cap": chance.choice((0, 0, 5)),
+        "sinks": chance.choice((0, 1)),
+        "by_token": chance.choice((0, 1)),
+    }
+    case = make_case(sizes, dtype, kv_dtype, head_dim, str(device), requests=requests)
+    rule = SplitRule(chance.choice((1, 3, 40)), chance.choice((1, 2, 16)), chance.choice((2, 40)))
+    everybody = range(len(requests))
+    wanted = _rows(case, list(everybody), rule, _Launch(5, 0))
+    orders: list[list[int]] = [[request] for request in everybody]
+    for _ in range(2):
+        order = chance.sample(everybody, chance.randint(1, len(requests)))
+        for _ in range(chance.randint(0, 3)):
+            order.insert(chance.randint(0, len(order)), _PADDING)
+        orders.append(order)
+    failures = []
+    for order in orders:
+        how = _Launch(chance.randint(1, 9), chance.randrange(1000))
+        for request, rows in _rows(case, order, rule, how).items():
+            if not torch.equal(rows, wanted[request]):
+                failures.append(f"{requests[request]} differs in {order} with {how}, {sizes}")
+    return failures
+
+
+def _request(chance: random.Random, longest: int) -> tuple[int, int]:
+    """Return a random (length, query tokens); some are prefill's."""
+    length = chance.choice((0, 1, chance.randint(2, 60), chance.randint(60, longest)))
+    return length, chance.choice((1, 1, 1, min(max(length, 1), chance.randint(2, 18))))
+
+
+def _rows(case: Paged, order: list[int], rule: SplitRule, how: _Launch) -> dict[int, torch.Tensor]:
+    """Run requests of a case in an order; return each one's out and lse, as bits, by request."""
+    batch = _arranged(case, order)
+    out, lse = _run(batch, rule, how)
+    together = torch.cat((out.view(torch.int16).int().flatten(1), lse.view(torch.int32)), dim=1)
+    starts = batch.cu_seqlens_q.tolist()
+    return {
+        request: together[starts[place] : starts[place + 1]]
+        for place, request in enumerate(order)
+        if request != _PADDING
+    }
+
+
+def _arranged(case: Paged, order: list[int]) -> Paged:
+    """Return the call of some requests in an order, over a block table of another width."""
+    device, starts = case.query.device, case.cu_seqlens_q.tolist()
+    padding = torch.full((1, *case.query.shape[1:]), float("nan"), device=device)
+    queries = [
+        padding.to(case.query.dtype)
+        if request == _PADDING
+        else case.query[starts[request] : starts[request + 1]]
+        for request in order
+    ]
+    width = case.block_table.shape[1] + len(order)
+    table = torch.full((len(order), width), FAR, dtype=torch.int32, device=device)
+    for row, request in zip(table, order, strict=True):
+        if request != _PADDING:
+            row[: case.block_table.shape[1]] = case.block_table[request]
+    lengths = case.seq_lens.tolist()
+    ends = torch.tensor([0, *(len(rows) for rows in queries)]).cumsum(0)
+    return replace(
+        case,
+        query=torch.cat(queries),
+        block_table=table,
+        seq_lens=_int32([0 if one == _PADDING else lengths[one] for one in order], device),
+        cu_seqlens_q=_int32(ends.tolist(), device),
+    )
+
+
+def _run(case: Paged, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plan and attend on the device; return out and lse."""
+    tokens, heads, head_dim = case.query.shape
+    kv_heads, device = case.key_pool.shape[1], case.query.device
+    blocks = -(-int(case.seq_lens.max()) // KV_BLOCK)
+    shapes = (len(case.seq_lens), tokens, blocks, heads // kv_heads)
+    items = torch.zeros(1 + most_items(rule, *shapes), ITEM_INTS, dtype=torch.int32, device=device)
+    lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
+    numbers = (heads // kv_heads, case.window, rule.most, rule.blocks, rule.few)
+    _launch("attention_plan", (items, *lengths, *numbers), how)
+    rows = (max(1, most_rows(rule, *shapes)), kv_heads)
+    out = torch.zeros(case.query.shape, dtype=case.query.dtype, device=device)
+    lse = torch.zeros(tokens, heads, device=device)
+    warps = Shape(head_dim, case.key_pool.element_size()).warps
+    arrivals = torch.zeros(len(items), kv_heads, warps, dtype=torch.int32, device=device)
+    arguments = (
+        out, lse, case.query, case.key_pool, case.value_pool, *lengths, items, case.sinks,
+        torch.full((*rows, head_dim), float("nan"), device=device),
+        torch.full((*rows, 2), float("nan"), device=device),
+        arrivals, case.scale, case.window, case.soft_cap, case.k_scale, case.v_scale,
+    )  # fmt: skip
+    _launch("paged_attention", arguments, how)
+    return out, lse
+
+
+def _launch(name: str, arguments: Sequence[object], how: _Launch) -> None:
+    """Run a kernel on as many blocks as asked."""
+    whole = find_spec(name)
+
+    def geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+        grid = (sizes["kv_heads"], how.blocks, 1) if "kv_heads" in sizes else (how.blocks, 1, 1)
+        return replace(whole.geometry(variant, sizes, gpu), grid=grid)
+
+    spec: KernelSpec = replace(whole, geometry=geometry)
+    tensor = next(value for value in arguments if isinstance(value, torch.Tensor))
+    if tensor.device.type == "cuda":
+        launch(spec, arguments)
+        return
+    kernel = host.load(whole, spec.bind(*arguments).variant, checked=False, env=settings())
+    host.launch(kernel, spec, arguments, seed=how.seed)
+
+
+def _int32(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)

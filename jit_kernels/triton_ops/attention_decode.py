@@ -1,0 +1,271 @@
+"""Triton forms of decode attention: the same plan and splits; a second launch merges the splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kiln.jit_kernels.attention_splits import FIRST_IDS, ITEM_INTS, MOST_TOKENS, TILE_ROWS
+
+_LOG2E = tl.constexpr(1.44269504088896)
+_MOST_TOKENS = tl.constexpr(MOST_TOKENS)
+_ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
+_TILE = 64  # keys at a time
+_STAGES = 5  # the look-up of a block costs the pipeline three of them: this leaves two tiles
+_PROGRAMS = 4  # a multiprocessor
+
+
+@triton.jit
+def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits):
+    """Return first block, blocks, tiles and splits, as kiln/attention_split.cuh does."""
+    first = tl.where(window > 0, tl.maximum(0, length - tokens + 1 - window), 0) // 16
+    blocks = (length + 15) // 16 - first
+    tiles = tl.where(tokens <= _MOST_TOKENS, (tokens * group + 15) // 16, 0)
+    most = tl.maximum(1, max_splits // tl.maximum(1, tiles))
+    splits = (blocks + split_blocks - 1) // split_blocks
+    splits = tl.where(splits > few_splits, few_splits + (splits - few_splits + 3) // 4, splits)
+    splits = tl.maximum(1, tl.minimum(splits, most))
+    return first, blocks, tiles, splits
+
+
+@triton.jit
+def _plan(  # noqa: PLR0913
+    items, block_table, seq_lens, cu_seqlens_q, table_row, num_requests, capacity, group, window,
+    max_splits, split_blocks, few_splits, ALL: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0)
+    every = tl.arange(0, ALL)
+    here = every < num_requests
+    lengths = tl.load(seq_lens + every, mask=here, other=0)
+    begins = tl.load(cu_seqlens_q + every, mask=here, other=0)
+    tokens = tl.load(cu_seqlens_q + every + 1, mask=here, other=0) - begins
+    first, blocks, tiles, splits = _cut(
+        lengths, tokens, group, window, max_splits, split_blocks, few_splits
+    )
+    counts = tl.where(here, tiles * splits, 0)
+    rows = tl.where((counts > 0) & (splits > 1), splits * tokens * group, 0)
+    before = every < request
+    start = tl.sum(tl.where(before, counts, 0), 0)
+    row_start = tl.sum(tl.where(before, rows, 0), 0)
+    if request == num_requests:
+        tl.store(items, tl.minimum(start, capacity))
+        tl.store(items + 1, row_start)
+        tl.store(items + 2, 0)
+        tl.store(items + 3, 0)
+    else:
+        own = every == request
+        first_token, num_tokens = tl.load(cu_seqlens_q + request), tl.sum(tl.where(own, tokens, 0))
+        count = tl.sum(tl.where(own, counts, 0), 0)
+        n = tl.sum(tl.where(own, splits, 0), 0)
+        own_blocks = tl.sum(tl.where(own, blocks, 0), 0)
+        own_first = tl.sum(tl.where(own, first, 0), 0)
+        for at in range(0, count, 64):
+            local = at + tl.arange(0, 64)
+            fits = (local < count) & (start + local < capacity)
+            to = items + _ITEM * (1 + start + local)
+            split = local % n
+            begin = own_first + split * own_blocks // n
+            end = own_first + (split + 1) * own_blocks // n
+            tl.store(to, request + 0 * local, mask=fits)
+            tl.store(to + 1, first_token + 0 * local, mask=fits)
+            tl.store(to + 2, n * 256 + num_tokens + 0 * local, mask=fits)
+            tl.store(to + 3, tl.load(seq_lens + request) + 0 * local, mask=fits)
+            tl.store(to + 4, (local // n) * 65536 + split, mask=fits)
+            tl.store(to + 5, row_start + 0 * local, mask=fits)
+            tl.store(to + 6, begin, mask=fits)
+            tl.store(to + 7, end, mask=fits)
+            for k in range(_FIRST_IDS):
+                table = block_table + request.to(tl.int64) * table_row + begin + k
+                ids = tl.load(table, mask=fits & (begin + k < end), other=0)
+                tl.store(to + 8 + k, ids, mask=fits)
+
+
+@triton.jit
+def _widen(bits):
+    """Return the float32 values of e4m3 bits; 0x7f and 0xff are NaN."""
+    size = (bits.to(tl.int32) & 0x7F) << 20
+    value = size.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+    value = tl.where(size == 0x7F << 20, float("nan"), value)
+    return tl.where(bits.to(tl.int32) >= 128, -value, value)
+
+
+@triton.jit
+def _capped(y, soft_cap):
+    """Return logits in log2 units, capped unless soft_cap is 0."""
+    if soft_cap > 0:
+        y = soft_cap * _LOG2E * (1 - 2 / (tl.exp2(y * (2 / soft_cap)) + 1))
+    return y
+
+
+@triton.jit
+def _finish(  # noqa: PLR0913
+    out, lse, sinks, row, head, used, o, top, total, v_scale, D: tl.constexpr, DIM: tl.constexpr,
+    LSE: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Divide by the sum, to which a sink adds one logit without a value, and store."""
+    if SINKS:
+        sink = tl.load(sinks + head, mask=used, other=0.0) * _LOG2E
+        best = tl.maximum(top, sink)
+        o = o * tl.exp2(top - best)[:, None]
+        total = total * tl.exp2(top - best) + tl.exp2(sink - best)
+        top = best
+    some = total > 0
+    scale = tl.where(some, v_scale / tl.where(some, total, 1.0), 0.0)
+    d = tl.arange(0, DIM)
+    to = out + row[:, None] * D + d[None, :]
+    tl.store(to, (o * scale[:, None]).to(out.dtype.element_ty), mask=used[:, None] & (d < D)[None])
+    if LSE:
+        value = (top + tl.log2(tl.where(some, total, 1.0))) / _LOG2E
+        tl.store(lse + row, tl.where(some, value, float("-inf")), mask=used)
+
+
+@triton.jit
+def _attend(  # noqa: PLR0913
+    out, lse, query, key_pool, value_pool, block_table, items, sinks, partials, scales,
+    query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
+    table_row, num_kv_heads, group, window, scale, soft_cap, v_scale, D: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
+    LSE: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    num_work = tl.load(items) * num_kv_heads
+    d = tl.arange(0, DIM)
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        item = items + _ITEM * (1 + work // num_kv_heads)
+        kv_head = work % num_kv_heads
+        request, first_token, size = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+        tokens, length, part = size % 256, tl.load(item + 3), tl.load(item + 4)
+        tile, split = part // 65536, part % 65536
+        begin = tl.load(item + 6) * 16
+        end = tl.minimum(tl.load(item + 7) * 16, length)
+        row = tile * 16 + tl.arange(0, 16)
+        used = row < tokens * group
+        limit = tl.where(used, length - tokens + row // group + 1, 0)
+        least = tl.where(window > 0, limit - window, 0)
+        token, head = (first_token + row // group).to(tl.int64), kv_head * group + row % group
+        q = tl.load(
+            query + (token * query_token + head * query_head)[:, None] + d[None, :],
+            mask=used[:, None] & (d < D)[None, :], other=0.0,
+        ).to(COMPUTE)  # fmt: skip
+        top, total = tl.full([16], float("-inf"), tl.float32), tl.zeros([16], tl.float32)
+        o = tl.zeros([16, DIM], tl.float32)
+        table = block_table + request.to(tl.int64) * table_row
+        keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
+        for start in tl.range(begin, end, TILE, num_stages=STAGES):
+            key = start + tl.arange(0, TILE)
+            here = key < end
+            block = tl.load(table + key // 16, mask=here, other=0).to(tl.int64)
+            inside = d < D
+            at = block * key_block + key % 16 * key_token
+            wanted = inside[:, None] & here[None, :]
+            k = tl.load(keys + at[None, :] + d[:, None], mask=wanted, other=0)
+            at = block * value_block + key % 16 * value_token
+            wanted = here[:, None] & inside[None, :]
+            v = tl.load(values + at[:, None] + d[None, :], mask=wanted, other=0)
+            if FP8:
+                k, v = _widen(k), _widen(v)
+            y = _capped(tl.dot(q, k.to(COMPUTE)) * (scale * _LOG2E), soft_cap)
+            seen = (key[None, :] < limit[:, None]) & (key[None, :] >= least[:, None])
+            y = tl.where(seen & here[None, :], y, float("-inf"))
+            best = tl.maximum(top, tl.max(y, 1))
+            base = tl.where(best > float("-inf"), best, 0.0)
+            p, f = tl.exp2(y - base[:, None]), tl.exp2(top - base)
+            total, top = total * f + tl.sum(p, 1), best
+            o = o * f[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE))
+        if size < 512:  # one split
+            _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
+                    total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
+        else:
+            slot = tl.load(item + 5) + split.to(tl.int64) * tokens * group + row
+            slot = slot * num_kv_heads + kv_head
+            tl.store(partials + slot[:, None] * D + d[None], o, mask=used[:, None] & (d < D)[None])
+            tl.store(scales + slot * 2, top, mask=used)
+            tl.store(scales + slot * 2 + 1, total, mask=used)
+
+
+@triton.jit
+def _merge(  # noqa: PLR0913
+    out, lse, items, sinks, partials, scales, num_kv_heads, group, v_scale,
+    D: tl.constexpr, DIM: tl.constexpr, LSE: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    num_work = tl.load(items) * num_kv_heads
+    d = tl.arange(0, DIM)
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        item = items + _ITEM * (1 + work // num_kv_heads)
+        kv_head = work % num_kv_heads
+        first_token, size, part = tl.load(item + 1), tl.load(item + 2), tl.load(item + 4)
+        tokens, num_splits = size % 256, size // 256
+        if (part % 65536 == 0) & (num_splits > 1):
+            row = part // 65536 * 16 + tl.arange(0, 16)
+            used = row < tokens * group
+            slot = (tl.load(item + 5).to(tl.int64) + row) * num_kv_heads + kv_head
+            step = tokens.to(tl.int64) * group * num_kv_heads
+            top = tl.full([16], float("-inf"), tl.float32)
+            for s in range(num_splits):
+                top = tl.maximum(top, tl.load(scales + (slot + s * step) * 2, mask=used, other=0.0))
+            base = tl.where(top > float("-inf"), top, 0.0)
+            total, o = tl.zeros([16], tl.float32), tl.zeros([16, DIM], tl.float32)
+            for s in range(num_splits):
+                at = slot + s * step
+                f = tl.exp2(tl.load(scales + at * 2, mask=used, other=0.0) - base)
+                total += tl.load(scales + at * 2 + 1, mask=used, other=0.0) * f
+                seen = used[:, None] & (d < D)[None, :]
+                part_o = tl.load(partials + at[:, None] * D + d[None, :], mask=seen, other=0.0)
+                o += part_o * f[:, None]
+            head = kv_head * group + row % group
+            to = (first_token + row // group).to(tl.int64) * (num_kv_heads * group) + head
+            _finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
+
+
+def attention_plan(
+    out_items: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    *numbers: int,
+) -> None:
+    """Write the table of work items as the kernel of this name does.
+
+    ``numbers``: group, window, max_splits, split_blocks, few_splits.
+    """
+    count = seq_lens.shape[0]
+    _plan[(count + 1,)](
+        out_items, block_table, seq_lens, cu_seqlens_q, block_table.stride(0), count,
+        out_items.shape[0] - 1, *numbers, ALL=triton.next_power_of_2(max(count, 1)),
+    )  # fmt: skip
+
+
+def paged_attention(*arguments: Any) -> None:
+    """Write out and out_lse; the arguments of the operator. The counters are not needed."""
+    out, lse, query, key_pool, value_pool, table = arguments[:6]
+    items, sinks, partials, scales = arguments[8:12]
+    scale, window, soft_cap, k_scale, v_scale = arguments[13:]
+    fp8 = key_pool.dtype != query.dtype
+    if fp8:
+        key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
+    kv_heads, head_dim = key_pool.shape[1], query.shape[2]
+    heads = (kv_heads, query.shape[1] // kv_heads)
+    options = {
+        "D": head_dim,
+        "DIM": triton.next_power_of_2(head_dim),
+        "LSE": lse.numel() > 0,
+        "SINKS": sinks is not None,
+    }
+    # The interpreter multiplies the bits of bfloat16 as integers.
+    compute = tl.float32
+    programs = TILE_ROWS // 2
+    if query.is_cuda:
+        compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
+        found = torch.cuda.get_device_properties(query.device)
+        programs = _PROGRAMS * found.multi_processor_count
+    _attend[(programs,)](
+        out, lse, query, key_pool, value_pool, table, items, sinks, partials, scales,
+        *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
+        table.stride(0), *heads, window, scale * k_scale, soft_cap, v_scale,
+        TILE=_TILE, STAGES=_STAGES, FP8=fp8, COMPUTE=compute, **options,
+    )  # fmt: skip
+    _merge[(programs,)](
+        out, lse, items, sinks, partials, scales, *heads, v_scale, **options,
+    )  # fmt: skip

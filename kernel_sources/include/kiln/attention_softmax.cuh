@@ -1,0 +1,81 @@
+// Softmax over tiles of keys in the registers of a warp, as mma leaves them: of each m of M tiles of
+// 16 rows a lane has parts of two rows, j = 0 and 1: s[m][.][2 * j ..] and o[m][.][2 * j ..].
+#pragma once
+#include "kiln/ptx_fast.cuh"
+#include "kiln/reduce.cuh"
+
+namespace kiln {
+
+constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
+constexpr float kSlack = 8;  // weights up to 2^8 are no less exact, and most tiles rescale nothing
+
+// What to subtract from logits whose greatest is top: -infinity - -infinity would be NaN.
+KILN_FN float finite(float top) { return top > minus_infinity() ? top : 0.0f; }
+
+// s = cap tanh(scale s / cap), in log2 units. tanh(z) = 1 - 2 / (e^2z + 1) is never inf / inf; the
+// quotient by way of a logarithm, for an exact one is a long way round.
+template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, float scale) {
+  const float twice = 2 * kLog2e * scale / cap;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float below = log2_fast(exp2_fast(s[m][n][j] * twice) + 1.0f);
+        s[m][n][j] = cap * kLog2e * (1.0f - exp2_fast(1.0f - below));
+      }
+}
+
+// Hide the keys that a row does not see; it sees `within` before the key `end`, counted from this
+// lane's first one. j: which of the lane's two rows.
+template <int N> KILN_FN void hide_keys(float (&s)[N][4], int j, int end, int within) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (n * 8 + i >= end || n * 8 + i < end - within) s[n][2 * j + i] = minus_infinity();
+}
+
+// Logits as weights: s = 2^(s * scale - top), where top follows the rows' greatest with some slack,
+// and sum and o, which are relative to it, follow suit. A row's top depends on nothing but the row.
+template <int M, int N, int C>
+KILN_FN void soften(float (&s)[M][N][4], float (&o)[M][C][4], float (&top)[M][2],
+                    float (&sum)[M][2], float scale) {
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    float best[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      best[j] = minus_infinity();
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        best[j] = fmaxf(best[j], fmaxf(s[m][n][2 * j], s[m][n][2 * j + 1]));
+      best[j] = fmaxf(top[m][j], quad_max(best[j]) * scale);
+    }
+    const bool rose[2] = {best[0] > top[m][0] + kSlack, best[1] > top[m][1] + kSlack};
+    if (__any_sync(0xffffffffu, rose[0] || rose[1])) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float f = rose[j] ? exp2_fast(top[m][j] - best[j]) : 1.0f;
+        top[m][j] = rose[j] ? best[j] : top[m][j];
+        sum[m][j] *= f;
+#pragma unroll
+        for (int c = 0; c < C; ++c) o[m][c][2 * j] *= f, o[m][c][2 * j + 1] *= f;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float down = -finite(top[m][j]);
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 2 * j; i < 2 * j + 2; ++i) {
+          s[m][n][i] = exp2_fast(fma_rn(s[m][n][i], scale, down));
+          sum[m][j] += s[m][n][i];
+        }
+    }
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,47 @@
+// Thread block clusters: blocks that run together and reach each other's shared memory. sm_90 and
+// later; the kernel says __cluster_dims__(n, 1, 1), and a grid is a multiple of it.
+#pragma once
+#include "kiln/ptx.cuh"
+
+namespace kiln {
+#ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
+KILN_FN uint32_t cluster_rank() {  // of this block in its cluster
+  uint32_t r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+KILN_FN uint32_t cluster_size() {  // in blocks
+  uint32_t r;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
+  return r;
+}
+// A barrier over the cluster in two halves, each met by whole warps: what any thread did before it
+// arrived is seen after the wait. A block that a peer may still reach must not end.
+KILN_FN void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+KILN_FN void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+KILN_FN void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+// Where the block `rank` of the cluster keeps its own copy of a shared variable.
+template <class T> KILN_FN T* map_shared(T* p, uint32_t rank) {
+  uint64_t r;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(p), "r"(rank));
+  return reinterpret_cast<T*>(r);
+}
+#else  // ---- host ------------------------------------------------------------------------------
+__forceinline__ uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
+__forceinline__ uint32_t cluster_size() { return cuda_host::cluster_size(); }
+__forceinline__ void cluster_arrive(CUDA_HOST_SITE) { cuda_host::cluster_arrive(site); }
+__forceinline__ void cluster_wait(CUDA_HOST_SITE) { cuda_host::cluster_wait(site); }
+__forceinline__ void cluster_sync(CUDA_HOST_SITE) {
+  cuda_host::cluster_arrive(site);
+  cuda_host::cluster_wait(site);
+}
+template <class T> __forceinline__ T* map_shared(T* p, uint32_t rank, CUDA_HOST_SITE) {
+  return static_cast<T*>(cuda_host::map_shared(p, rank, site));
+}
+#endif
+}  // namespace kiln

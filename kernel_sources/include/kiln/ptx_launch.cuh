@@ -1,0 +1,24 @@
+// Dependent launches: a kernel that may start before the one ahead of it in the stream has ended.
+#pragma once
+#include "kiln/ptx.cuh"
+
+namespace kiln {
+#ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
+// Wait until the kernel ahead has ended and its writes are seen. Comes before the first read of
+// what it wrote, and the first write of what it reads.
+KILN_FN void pdl_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Let the next kernel start; what it waits for is still the end of this one.
+KILN_FN void pdl_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#else  // ---- host ------------------------------------------------------------------------------
+KILN_FN void pdl_wait() { cuda_host::wait_for_launch_ahead(); }
+KILN_FN void pdl_launch_dependents() {}
+#endif
+}  // namespace kiln

@@ -1,0 +1,40 @@
+// Two elements of 16 bits at once, in one word, which stays one.
+#pragma once
+#include "kiln/ptx_mma.cuh"
+
+namespace kiln {
+
+// The products of the pairs a and b, rounded once to T, bf16 or fp16; the same bits as on the host.
+template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b);
+
+#ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
+// Let the compiler forget what it has unpacked from the word: it keeps one register, not two.
+KILN_FN void forget_unpacked(uint32_t& word) { asm volatile("" : "+r"(word)); }
+#else  // ---- host ------------------------------------------------------------------------------
+KILN_FN void forget_unpacked(uint32_t&) {}
+#endif
+
+#if defined(KILN_ON_GPU) && __CUDA_ARCH__ >= 800  // ---- device ---------------------------------
+template <> KILN_FN uint32_t mul_pair<bf16>(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"  // plus -0; sm_80 has no mul.bf16x2
+      : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000));
+  return y;
+}
+template <> KILN_FN uint32_t mul_pair<fp16>(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+#else  // ---- host, and sm_75, which has no bf16 arithmetic ------------------------------------
+// A product is exact in float32 but for what is below half of the smallest T: rounded once, too.
+template <> KILN_FN uint32_t mul_pair<bf16>(uint32_t a, uint32_t b) {
+  return pack<bf16>(mul_rn(as_float(a << 16), as_float(b << 16)),
+                    mul_rn(as_float(a & 0xffff0000), as_float(b & 0xffff0000)));
+}
+template <> KILN_FN uint32_t mul_pair<fp16>(uint32_t a, uint32_t b) {
+  return pack<fp16>(mul_rn(to_float(fp16{uint16_t(a)}), to_float(fp16{uint16_t(b)})),
+                    mul_rn(to_float(fp16{uint16_t(a >> 16)}), to_float(fp16{uint16_t(b >> 16)})));
+}
+#endif
+}  // namespace kiln

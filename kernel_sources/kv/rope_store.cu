@@ -1,0 +1,175 @@
+// A token's way from the qkv projection into attention, in one launch. For each head of query and
+// key: rms_norm(x, weight) where there are weights, then the NeoX rotation of apply_rotary; then
+//   out[t, h, :] = query;  key_pool[slot / B, h, slot % B, :] = key / k_scale;  value_pool likewise
+//
+// query, out: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; pools: [blocks,
+// kv_heads, B, head_dim]; slots: [tokens] int64, -1 stores nothing; out may be query. All rows
+// 16-byte aligned, head_dim and rotary_dim / 2 multiples of 8, head_dim at most 256. A pool of e4m3
+// holds x / scale, saturating; one of SCALAR_T x. Bit for bit what rms_norm, apply_rotary and a
+// copy give. A head has a team of threads, a power of two, each with two chunks of 8 elements: the
+// two of a rotation, or of what is not rotated two neighbours. threadIdx.y is the head: nothing is
+// divided. Compile-time parameters (jit_kernels/ops/kv.py): SCALAR_T, KV_T.
+#include "kiln/rotate.cuh"
+#include "kiln/vec.cuh"
+
+#ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
+#define SCALAR_T kiln::bf16
+#endif
+#ifndef KV_T
+#define KV_T SCALAR_T
+#endif
+
+namespace {
+
+using Vec = kiln::Vec<SCALAR_T>;
+constexpr int kChunk = 8;
+constexpr int kVectors = kChunk / Vec::kSize;
+constexpr uint32_t kWarp = 0xffffffffu;
+
+struct Chunk {
+  Vec part[kVectors];
+
+  KILN_FN void load(const SCALAR_T* p) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) part[i] = Vec::load(p + i * Vec::kSize);
+  }
+  KILN_FN void store(SCALAR_T* p) const {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) part[i].store(p + i * Vec::kSize);
+  }
+  KILN_FN SCALAR_T& at(int i) { return part[i / Vec::kSize].v[i % Vec::kSize]; }
+  KILN_FN SCALAR_T at(int i) const { return part[i / Vec::kSize].v[i % Vec::kSize]; }
+};
+
+KILN_FN void store_chunk(SCALAR_T* p, const Chunk& x, float) { x.store(p); }
+KILN_FN void store_chunk(kiln::e4m3* p, const Chunk& x, float scale) {
+  kiln::Vec<kiln::e4m3, kChunk> bytes;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i)
+    kiln::from_float(kiln::div_rn(kiln::to_float(x.at(i)), scale), bytes.v[i]);
+  bytes.store(p);
+}
+
+// Which two chunks of a head a thread of its team has.
+struct Place {
+  int thread, team, chunks, pieces;  // chunks of a head, of half the rotated dimensions
+  bool rotated;
+  int first, second;
+
+  KILN_FN Place(int head_dim, int half)
+      : thread(threadIdx.x), team(blockDim.x), chunks(head_dim / kChunk), pieces(half / kChunk) {
+    rotated = thread < pieces;
+    first = rotated ? thread : 2 * thread;
+    second = rotated ? thread + pieces : 2 * thread + 1;
+  }
+  // The sums x of the first and y of the second chunks as they would be if thread i had the chunks
+  // i and i + team.
+  KILN_FN void in_order(float& x, float& y) const {
+    const float low = of(x, y, thread), high = of(x, y, thread + team);
+    x = low, y = high;
+  }
+
+ private:
+  KILN_FN float of(float x, float y, int chunk) const {
+    const bool left = chunk < pieces, right = !left && chunk < 2 * pieces;
+    const int owner = left ? chunk : right ? chunk - pieces : chunk / 2;
+    const float a = __shfl_sync(kWarp, x, owner, team), b = __shfl_sync(kWarp, y, owner, team);
+    return left || (!right && chunk % 2 == 0) ? a : b;
+  }
+};
+
+KILN_FN float sum_of_squares(const Vec& x) {
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < Vec::kSize; ++k) {
+    const float y = kiln::to_float(x.v[k]);
+    sum = kiln::fma_rn(y, y, sum);
+  }
+  return sum;
+}
+
+// The sum of squares of a head, in the order of rms_norm's teams: the vectors of a thread, then the
+// threads as a butterfly.
+KILN_FN float sum_of_squares(const Chunk& a, const Chunk& b, const Place& place) {
+  float sums[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    float x = sum_of_squares(a.part[i]), y = sum_of_squares(b.part[i]);
+    if (place.pieces != place.team) place.in_order(x, y);
+    sums[i] = kiln::add_rn(x, y);
+  }
+  for (int m = place.team / 2; m; m >>= 1)
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i)
+      sums[i] = kiln::add_rn(sums[i], __shfl_xor_sync(kWarp, sums[i], m));
+  return kVectors == 2 ? kiln::add_rn(sums[0], sums[kVectors - 1]) : sums[0];
+}
+
+KILN_FN void scale_chunk(Chunk& x, const SCALAR_T* weight, float scale) {
+  Chunk w;
+  w.load(weight);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const float y = kiln::round_to<SCALAR_T>(kiln::mul_rn(kiln::to_float(x.at(i)), scale));
+    kiln::from_float(kiln::mul_rn(y, kiln::to_float(w.at(i))), x.at(i));
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(256)
+rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* query,
+           const SCALAR_T* key, const SCALAR_T* value, const int64_t* positions,
+           const float* table, const int64_t* slots, const SCALAR_T* query_weight,
+           const SCALAR_T* key_weight, int heads, int kv_heads, int head_dim, int half,
+           int block_size, int block_shift, int64_t out_stride, int64_t out_head_stride,
+           int64_t query_stride, int64_t query_head_stride, int64_t key_stride,
+           int64_t key_head_stride, int64_t value_stride, int64_t value_head_stride,
+           int64_t key_block, int64_t key_head, int64_t key_place, int64_t value_block,
+           int64_t value_head, int64_t value_place, float inverse_dim, float eps, float k_scale,
+           float v_scale) {
+  const Place place(head_dim, half);
+  const int64_t token = blockIdx.x, position = positions[token], slot = slots[token];
+  const int head = blockIdx.y * blockDim.y + threadIdx.y, kv_head = head - heads;
+  const bool is_query = kv_head < 0, is_value = kv_head >= kv_heads;
+  const int h = is_query ? head : is_value ? kv_head - kv_heads : kv_head;
+  const SCALAR_T* from = is_query   ? query + token * query_stride + h * query_head_stride
+                         : is_value ? value + token * value_stride + h * value_head_stride
+                                    : key + token * key_stride + h * key_head_stride;
+  const bool there = kv_head < 2 * kv_heads;
+  const bool has_first = there && place.first < place.chunks;
+  const bool has_second = there && place.second < place.chunks;
+  const int i = place.first * kChunk, j = place.second * kChunk;
+  Chunk a = {}, b = {};  // on their way while position and slot arrive
+  if (has_first) a.load(from + i);
+  if (has_second) b.load(from + j);
+  const bool rotated = has_first && place.rotated && !is_value;
+  kiln::Turn<kChunk> turn;
+  if (rotated) turn.load(table + position * 2 * half + i, table + (position * 2 + 1) * half + i);
+
+  if (query_weight) {
+    const float mean = kiln::mul_rn(sum_of_squares(a, b, place), inverse_dim);
+    const float scale = kiln::div_rn(1.0f, kiln::sqrt_rn(kiln::add_rn(mean, eps)));
+    const SCALAR_T* weight = is_query ? query_weight : key_weight;
+    if (has_first && !is_value) scale_chunk(a, weight + i, scale);
+    if (has_second && !is_value) scale_chunk(b, weight + j, scale);
+  }
+  if (rotated) {
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) turn.pair(a.at(k), b.at(k), k);
+  }
+
+  if (is_query) {
+    SCALAR_T* to = out + token * out_stride + h * out_head_stride;
+    if (has_first) a.store(to + i);
+    if (has_second) b.store(to + j);
+  } else if (slot >= 0) {
+    const int64_t block = block_shift >= 0 ? slot >> block_shift : slot / block_size;
+    const int64_t row = slot - block * block_size;
+    KV_T* to = is_value ? value_pool + block * value_block + h * value_head + row * value_place
+                        : key_pool + block * key_block + h * key_head + row * key_place;
+    const float scale = is_value ? v_scale : k_scale;
+    if (has_first) store_chunk(to + i, a, scale);
+    if (has_second) store_chunk(to + j, b, scale);
+  }
+}

@@ -1,0 +1,137 @@
+// sorted_ids = the places of ids [pairs] in the order of their experts, each expert's run in the
+//   order of the places and filled up with `pairs` to a multiple of block_size; expert_ids[b] = the
+//   expert of block b; expert_ends[e] = where e's run ends; num_post_padded = where the last ends
+//
+// ids: [pairs] int32, what is outside 0 .. experts-1 is left out. sorted_ids: [capacity] with room
+// for all runs, the rest of it is filled with `pairs`; expert_ids: [blocks], the rest -1. One block
+// of 512 threads, at most 512 experts; stable: the same on every run.
+// Compile-time parameters: none.
+#include "kiln/ptx.cuh"
+
+namespace {
+
+constexpr int kWarps = 16, kMaxExperts = 512, kExpertBits = 9, kAhead = 4;
+constexpr uint32_t kAll = 0xffffffffu;
+
+// The lanes whose expert is this lane's; nothing of use where that is out of range.
+KILN_FN uint32_t peers_of(int expert, bool valid) {
+  uint32_t peers = __ballot_sync(kAll, valid);
+#pragma unroll
+  for (int bit = 0; bit < kExpertBits; ++bit) {
+    const uint32_t votes = __ballot_sync(kAll, expert >> bit & 1);
+    peers &= expert >> bit & 1 ? votes : ~votes;
+  }
+  return peers;
+}
+
+// The sum of x over this thread and all before it. partial: shared, kWarps ints.
+KILN_FN int sum_up_to(int x, int* partial) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(kAll, x, step);
+    if (lane >= step) x += other;
+  }
+  if (lane == 31) partial[warp] = x;
+  __syncthreads();
+  int before = lane < warp ? partial[lane] : 0;
+#pragma unroll
+  for (int m = 16; m; m >>= 1) before += __shfl_xor_sync(kAll, before, m);
+  return before + x;
+}
+
+// Each warp has a stretch of the pairs to itself, of whole groups of 32; the ids of some groups are
+// on their way while one is worked on.
+struct Stretch {
+  const int32_t* ids;
+  int end;
+  int ahead[kAhead];
+
+  KILN_FN Stretch(const int32_t* ids, int begin, int end) : ids(ids), end(end) {
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) ahead[k] = at(begin + 32 * k);
+  }
+  KILN_FN int at(int first) const {
+    const int pair = first + int(threadIdx.x) % 32;
+    return pair < end ? ids[pair] : -1;
+  }
+  KILN_FN int next(int first) {
+    const int expert = ahead[0];
+#pragma unroll
+    for (int k = 1; k < kAhead; ++k) ahead[k - 1] = ahead[k];
+    ahead[kAhead - 1] = at(first + 32 * kAhead);
+    return expert;
+  }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(512)
+align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
+             int32_t* expert_ends, const int32_t* ids, int pairs, int experts, int block_size,
+             int capacity, int blocks) {
+  __shared__ int places[kWarps * kMaxExperts];  // of a warp and an expert: first a count
+  __shared__ int first_block[kMaxExperts], end_block[kMaxExperts], filled[kMaxExperts];
+  __shared__ int partial[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
+  for (int i = thread; i < kWarps * experts; i += blockDim.x) places[i] = 0;
+  __syncthreads();
+
+  int* mine = places + warp * experts;
+  const int each = (pairs + kWarps * 32 - 1) / (kWarps * 32) * 32;
+  const int begin = warp * each, end = min(begin + each, pairs);
+  Stretch counted(ids, begin, end);
+#pragma unroll 1
+  for (int first = begin; first < end; first += 32) {
+    const int expert = counted.next(first);
+    if (expert >= 0 && expert < experts) atomicAdd(mine + expert, 1);
+  }
+  Stretch placed(ids, begin, end);
+  __syncthreads();
+
+  // Counts of warps become where each begins inside its expert's run; runs are laid end to end.
+  int count = 0;
+  if (thread < experts) {
+    int own[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) own[w] = places[w * experts + thread];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      places[w * experts + thread] = count;
+      count += own[w];
+    }
+  }
+  const int run_blocks = (count + block_size - 1) / block_size;
+  const int run_end = sum_up_to(run_blocks, partial);
+  if (thread < experts) {
+    first_block[thread] = run_end - run_blocks;
+    filled[thread] = (run_end - run_blocks) * block_size + count;
+    end_block[thread] = run_end;
+    expert_ends[thread] = run_end * block_size;
+    if (thread == experts - 1) *num_post_padded = run_end * block_size;
+  }
+  __syncthreads();
+
+#pragma unroll 1
+  for (int first = begin; first < end; first += 32) {
+    const int expert = placed.next(first);
+    const bool valid = expert >= 0 && expert < experts;
+    const uint32_t peers = peers_of(expert, valid);
+    const int before = valid ? mine[expert] : 0;
+    __syncwarp();
+    if (valid && lane == __ffs(peers) - 1) mine[expert] = before + __popc(peers);
+    __syncwarp();
+    const int rank = before + __popc(peers & ((1u << lane) - 1));
+    if (valid) sorted_ids[first_block[expert] * block_size + rank] = first + lane;
+  }
+  const int own = lane * kWarps + warp;  // most experts have no pairs, where those are few
+  uint32_t used = __ballot_sync(kAll, own < experts && first_block[own] < end_block[own]);
+  for (; used; used &= used - 1) {
+    const int expert = (__ffs(used) - 1) * kWarps + warp, last = end_block[expert];
+    for (int at = filled[expert] + lane; at < last * block_size; at += 32) sorted_ids[at] = pairs;
+    for (int b = first_block[expert] + lane; b < last; b += 32) expert_ids[b] = expert;
+  }
+  const int all = end_block[experts - 1];
+  for (int at = all * block_size + thread; at < capacity; at += blockDim.x) sorted_ids[at] = pairs;
+  for (int b = all + thread; b < blocks; b += blockDim.x) expert_ids[b] = -1;
+}

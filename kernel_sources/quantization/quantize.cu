@@ -1,0 +1,35 @@
+// out[r, i] = QUANT_T(x[r, i] / scale), scale = max |x| / 448 (e4m3) or 127 (int8) of what has it
+//
+// x, out: [rows, d], rows may be strided; any d, any alignment. One scale a row, out_scale
+// [rows, 1]; or, group 128, for each 128 elements of one, out_scale [rows, d / 128], where 128
+// divides d; or for all, out_scale [1]: the one given, or that of the largest of the maxima
+// [num_maxima].
+// Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
+#include "kiln/plain.cuh"
+#include "kiln/quantize.cuh"
+
+#ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
+#define SCALAR_T kiln::bf16
+#define QUANT_T kiln::e4m3
+#endif
+
+extern "C" __global__ void __maxnreg__(48)
+quantize(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale, const float* maxima,
+         int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride, int64_t group_stride,
+         int64_t x_stride, int32_t group, int32_t num_maxima) {
+  __shared__ kiln::Partial<uint32_t> partial;
+  float given = scale ? *scale : 0.0f;
+  if (maxima) {  // few enough for each warp to look at all
+    uint32_t largest = 0;
+    for (int i = (threadIdx.y * blockDim.x + threadIdx.x) % 32; i < num_maxima; i += 32)
+      largest = kiln::Larger::of(largest, kiln::magnitude(maxima[i]));
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+      largest = kiln::Larger::of(largest, __shfl_xor_sync(0xffffffffu, largest, m));
+    given = kiln::scale_of<QUANT_T>(largest);
+  }
+  const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
+      reinterpret_cast<uint8_t*>(out), out_stride, out_scale, scale_stride, group_stride, d,
+      group != 0, scale || maxima, given, partial};
+  kiln::run_rows<SCALAR_T>(kiln::PlainRows<SCALAR_T>{x, x_stride}, sink, rows, d);
+}

@@ -1,0 +1,27 @@
+// out[r, :] = quantize(rms_norm(x[r, :])), with its scales: bit for bit what those two give
+//
+// x, out: [rows, d], rows may be strided; weight: [d]; scales as in quantize.cu. A team of
+// threads a row, which is read once.
+// Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
+#include "kiln/quantize.cuh"
+#include "kiln/rms.cuh"
+
+#ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
+#define SCALAR_T kiln::bf16
+#define QUANT_T kiln::e4m3
+#endif
+
+extern "C" __global__ void __maxnreg__(48)
+rms_norm_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const SCALAR_T* weight,
+               const float* scale, int64_t rows, int64_t d, int64_t out_stride,
+               int64_t scale_stride, int64_t group_stride, int64_t x_stride, int32_t group,
+               float inverse_d, float eps, float weight_offset) {
+  __shared__ kiln::Partial<float> partial;
+  __shared__ kiln::Partial<uint32_t> largest;
+  const kiln::RmsRows<SCALAR_T, false> source{x,         x_stride, nullptr,       0,      weight,
+                                              inverse_d, eps,      weight_offset, partial};
+  const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
+      reinterpret_cast<uint8_t*>(out), out_stride, out_scale, scale_stride, group_stride, d,
+      group != 0, scale != nullptr, scale ? *scale : 0.0f, largest};
+  kiln::run_rows<SCALAR_T>(source, sink, rows, d);
+}

@@ -1,0 +1,44 @@
+// out[b] = max |x[r, i]| over all i and the rows r = b, b + num_parts, ...      out: [num_parts]
+//
+// x: [rows, d], rows may be strided; any d, any alignment. A block a part; the largest of all parts
+// is the tensor's, whatever the order, and a NaN stays one.
+// Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T.
+#include "kiln/quantize.cuh"
+
+#ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
+#define SCALAR_T kiln::bf16
+#endif
+
+namespace {
+
+// The largest of ROWS rows at a time: one alone leaves too little under way, where there are many.
+template <int ROWS>
+KILN_FN uint32_t largest_of(const SCALAR_T* x, int64_t rows, int64_t d, int64_t stride) {
+  using Chunk = kiln::Chunk<SCALAR_T>;
+  const bool whole = (kiln::misalignment_of(x, stride) | uint32_t(d) * sizeof(SCALAR_T)) % 16 == 0;
+  uint32_t largest = 0;
+  for (int64_t row = blockIdx.x; row < rows; row += ROWS * gridDim.x) {
+    for (int64_t i = kiln::first_chunk<SCALAR_T>(); i < d; i += kiln::team_span<SCALAR_T>()) {
+      Chunk some[ROWS]{};
+      const SCALAR_T* p = x + row * stride + i;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r, p += gridDim.x * stride)
+        if (r == 0 || row + r * gridDim.x < rows)
+          some[r] = whole ? Chunk::load(p) : kiln::load_some(p, d - i);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) largest = kiln::largest_magnitude(some[r], largest);
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(512)
+tensor_amax(float* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t x_stride) {
+  __shared__ kiln::Partial<uint32_t> partial;
+  uint32_t largest = rows > gridDim.x ? largest_of<4>(x, rows, d, x_stride)
+                                      : largest_of<1>(x, rows, d, x_stride);
+  largest = kiln::team_reduce<kiln::Larger>(largest, partial);
+  if (threadIdx.x == 0) out[blockIdx.x] = kiln::as_float(largest);
+}

@@ -1,0 +1,90 @@
+"""One launch and an operation for each part leave the same queries and the same pool."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kiln.engine.attention.context import AttentionContext, attention_context
+from kiln.engine.attention.metadata import AttentionMetadata
+from kiln.engine.attention.torch_attention import TorchStep
+from kiln.engine.attention.workspace import Workspace
+from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.layers import rotate_and_store as module
+from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.rotary import Rotary
+from kiln.jit_kernels.ops import kv
+from kiln.jit_kernels.rotary_table import rotary_table
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.toolchains import host
+
+TOKENS, HEADS, KV_HEADS, HEAD_DIM = 7, 4, 2, 32
+
+
+def run(dtype, norms):
+    """The query, and layer 1 of the pool, after a step of 7 tokens."""
+    torch.manual_seed(7)
+    pool = KVPool(KVShape(2, KV_HEADS, HEAD_DIM, dtype), 3, 16, torch.device("cpu"))
+    qkv = torch.randn(TOKENS, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
+    query, key, value = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+    nothing = torch.empty(0, dtype=torch.int32)
+    slots = torch.randperm(48)[:TOKENS]
+    metadata = AttentionMetadata(slots, nothing, nothing, nothing, (), (), 16)
+    norm = [RMSNorm(torch.rand(HEAD_DIM).to(dtype), 1e-3) if norms else None for _ in range(2)]
+    rotary = Rotary(rotary_table(HEAD_DIM, 64, 10000.0))
+    with attention_context(AttentionContext(metadata, pool, TorchStep(pool, {}, Workspace()))):
+        got = module.rotate_and_store(
+            1, torch.randint(64, (TOKENS,)), query, key, value, rotary, *norm
+        )
+    assert not any(part.any() for part in pool.layer(0))
+    return got, *pool.layer(1)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Take the one launch, and count how often."""
+    seen = []
+
+    def launch(spec, *arguments):
+        seen.append(spec.name)
+        host.run(spec, arguments, env=settings())
+
+    monkeypatch.setattr(kv, "call", launch)
+    monkeypatch.setattr(module, "is_one_launch", lambda *_: True)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norms", [False, True])
+def test_one_launch_does_what_the_parts_do(request, dtype, norms):
+    parts = run(dtype, norms)
+    seen = request.getfixturevalue("launches")
+    once = run(dtype, norms)
+    assert seen == ["rope_store"]
+    bound = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]  # torch rounds elsewhere
+    for a, b in zip(parts, once, strict=True):
+        torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("mode", "choice", "head_dim", "wanted"),
+    [
+        ("torch", "auto", 128, False),
+        ("host", "auto", 128, True),
+        ("host-check", "jit", 128, True),
+        ("host", "torch", 128, False),
+        ("host", "auto", 100, False),
+    ],
+)
+def test_a_cpu_takes_one_launch_only_where_it_runs_kernels(
+    monkeypatch, mode, choice, head_dim, wanted
+):
+    class Settings:
+        cpu_kernels = mode
+
+        def kernel_choice(self, family):
+            return choice
+
+    monkeypatch.setattr(kv, "settings", Settings)
+    monkeypatch.setattr(kv, "is_one_launch", kv.is_one_launch.__wrapped__)
+    assert kv.is_one_launch("cpu", head_dim, head_dim) is wanted

@@ -1,0 +1,92 @@
+"""Faults planted in the decode attention kernels; see test_faults.py."""
+
+_ONE_HEAD = {"kv_heads": 1, "group": 4, "most": 6, "split": 16}
+_TINY = {**_ONE_HEAD, "batch": 0}
+_SPLIT = {"batch": 2, "kv_heads": 1, "group": 3, "most": 6, "split": 4}
+_TREE = {"batch": 4, "kv_heads": 1, "group": 1, "most": 33, "split": 1}  # two levels of merging
+_DEEP = {**_TREE, "most": 40}  # the second node has children of its own
+_SPECULATIVE = {"batch": 3, "kv_heads": 1, "group": 8, "most": 33, "split": 2}
+_WINDOW = {**_SPECULATIVE, "group": 1, "window": 30}  # a tile's tokens see different first blocks
+_ALL_OPTIONS = {**_SPECULATIVE, "window": 20, "cap": 3, "sinks": 1}
+_TWO_HEADS = {**_SPLIT, "by_token": 1, "kv_heads": 2}
+_LONG = {"requests": 1, "context": 400, "kv_heads": 1, "group": 4, "most": 1, "split": 16}
+_REUSED = {**_LONG, "requests": 16, "context": 150}  # more items than blocks
+_VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
+_MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
+
+
+def _planted(kernel, rows):
+    names = ("name", "old", "new", "sizes")
+    for row in rows:
+        fault = dict(zip(names, row[:4], strict=True)) | (row[4] if len(row) > 4 else {})
+        yield {"kernel": kernel, **fault, "sizes": [fault["sizes"]]}
+
+
+_MERGE = {"header": "kiln/attention_merge.cuh"}
+_ROWS = {"header": "kiln/attention_rows.cuh"}
+_CUT = {"header": "kiln/attention_split.cuh"}
+_SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
+_MEMORY = {"header": "kiln/ptx_memory.cuh", "seeds": 3}
+_ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
+_RELAXED = "inc, counter, last, cuda_host::relaxed"
+_HALF = "kiln::copy_wait<2 * kStages - 1>();\n      "
+_SHORT = _HALF.replace("kStages - 1", "kStages")
+_FP8 = {**_ROWS, "needs": {"scalar_t": "kiln::bf16", "head_dim": "80", "kv_t": "kiln::e4m3"}}
+_KEYS, _VALUES = "__syncwarp();  // the keys are", "__syncwarp();  // the values are"
+_FIRST, _NEXT = "__syncwarp();  // the item", "__syncwarp();  // every lane"
+_ATTENTION = [
+    ("no wait for the keys", _HALF + _KEYS, _KEYS, _LONG),
+    ("wait for the values one group short", _HALF + _VALUES, _SHORT + _VALUES, _LONG),
+    ("no wait for the first item", "kiln::copy_wait<0>();\n  " + _FIRST, _FIRST, _TINY),
+    ("no wait for the next item", "kiln::copy_wait<0>();\n    " + _NEXT, _NEXT, _TREE),
+    ("no wait for the queries", "kiln::copy_wait<kLate>();", "", _TINY),
+    ("item used without a warp barrier", _FIRST, "//", _TINY, _SEEDS),
+    ("no barrier after the queries", "__syncthreads();  // the q", "//", _SPLIT, _SEEDS),
+    ("keys replaced too early", "__syncwarp();  // the keys have", "//", _LONG, _SEEDS),
+    ("values replaced too early", "__syncwarp();  // the values have", "//", _LONG, _SEEDS),
+    ("results over the next item's blocks", "+ kAhead * kSlot);", ");", _TREE, _SEEDS),
+    ("no barrier before the warps are merged", "__syncthreads();  // all", "//", _TINY, _SEEDS),
+    ("results replaced too early", "__syncthreads();  // the results", "//", _REUSED, _SEEDS),
+    ("no warp barrier before an arrival", "__syncwarp();  // the warp's", "//", _DEEP, _MORE_SEEDS),
+    ("a counter shared by two levels", "node + (1 << level)", "node", _TREE, _MORE_SEEDS),
+    ("a counter shared by the warps", "* kWarps + warp,", "* kWarps,", _SPECULATIVE, _SEEDS),
+    ("the first takes itself for the last", "before) != children - 1", "before) != 0", _SPLIT),
+    ("arrival without an order", _ACQ_REL, _RELAXED, _SPLIT, _MEMORY),
+    ("keys past the end read", "row + lane / kChunks < valid", "true", _TINY),
+    ("queries of another request read", "row < rows);", "true);", _TINY),
+    ("block table read past the end", "i + lane < count ? table", "true ? table", _TINY),
+    ("no guard for a row without keys", "> minus_infinity() ? top", "> 0 ? top", _TINY, _MERGE),
+    ("no guard for an empty sum", "x.sum > 0 ? f * v_scale", "true ? f * v_scale", _TINY, _MERGE),
+    ("first ids of the wrong block", "item.ids[known]", "item.ids[0]", _SPLIT),
+    ("next ids not looked up", "if (refill % 32 == 0) {", "if (refill == 0) {", _VERY_LONG),
+    ("causal limit off by one", "num_keys - num_tokens + 1;", "num_keys - num_tokens;", _TINY),
+    ("last keys taken for seen by all", "> all_limit;", "> all_limit + 1;", _SPECULATIVE),
+    ("window off by one", "limit[j / 2] - window;", "limit[j / 2] - window + 1;", _WINDOW),
+    ("first keys taken for seen by all", "token_of(last_row) - window", "-window", _WINDOW),
+    ("wrong token of a row", "unsigned(inverse_group)", "unsigned(1 << 18)", _SPECULATIVE),
+    ("wrong KV head", "id * value_block + head *", "id * value_block + 0 *", _TWO_HEADS),
+    ("pool taken as laid out by head", "half ? value_token", "half ? HEAD_DIM", _TWO_HEADS),
+    ("rows merged in another tile's place", "tile * kRows) * int64_t", "0) * int64_t", _ALL_OPTIONS,
+     _SEEDS),
+    ("old result not rescaled", "|| best[1] > top[1])", ")", _SPECULATIVE),
+    ("cap left out", "if (cap > 0)", "if (cap > 100)", _ALL_OPTIONS),
+    ("sink of another head", "sinks + h :", "sinks + h % 2 :", _ALL_OPTIONS),
+    ("scale of the values left out", "f * v_scale / x.sum", "f / x.sum", _TINY, _MERGE),
+    ("lse in units of log2", "log2_fast(x.sum)) * kLn2", "log2_fast(x.sum))", _TINY, _MERGE),
+    ("wrong chunk of the values", "(2 * c + lane / 16)", "(2 * c + 1 - lane / 16)", _TINY, _ROWS),
+    ("bytes of fp8 values not sorted", "(x & 0xff0000ff) |", "x |", _TINY, _FP8),
+    ("fp8 queries in 16-bit order", "32 + lane % 4 * 8", "32 + lane % 4 * 4", _TINY, _FP8),
+]  # fmt: skip
+_PLAN = [
+    ("no barrier before the sums are read", "= x;\n  __syncthreads();", "= x;", _MANY, _SEEDS),
+    ("requests past the first 128 left out", "r < request;", "r < min(request, 128);", _MANY),
+    ("tile and split swapped", "tile << 16 | split", "split << 16 | tile", _SPECULATIVE),
+    ("rows of whole requests counted", "x.num_splits > 1)", "true)", _SPECULATIVE),
+    ("ids past the end of a split", "begin + k < end ?", "true ?", _SPECULATIVE),
+    ("long requests not left to prefill", "num_tokens <= kMostTokens", "true", _SPECULATIVE, _CUT),
+    ("window left out", "window ? max(", "false ? max(", _ALL_OPTIONS, _CUT),
+    ("splits not shared by the tiles", "rule.most / max(1, x.num_tiles)", "rule.most",
+     {**_SPECULATIVE, "split": 1}, _CUT),
+    ("long splits as short as the first", "splits > rule.few", "false", {**_TREE, "few": 2}, _CUT),
+]  # fmt: skip
+FAULTS = [*_planted("paged_attention", _ATTENTION), *_planted("attention_plan", _PLAN)]

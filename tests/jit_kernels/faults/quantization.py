@@ -1,0 +1,178 @@
+"""Faults planted in the kernels that quantise; see test_faults.py.
+
+What they share with the norms, the rows, is faulty there.
+"""
+
+_FP8 = {"scalar_t": "kiln::bf16", "quant_t": "kiln::e4m3"}
+_INT8 = {"scalar_t": "kiln::bf16", "quant_t": "int8_t"}
+_CODES, _RMS, _GATED = "kiln/quantize.cuh", "kiln/rms.cuh", "kiln/gated_rows.cuh"
+
+_GROUPS = [{"rows": 5, "d": 256, "group": 128, "gap": 16, "column_major": 1}]
+_GIVEN = [{"rows": 4, "d": 192, "given": 1, "gap": 8}]
+_ODD = [{"rows": 2, "d": 129, "gap": 1}]
+_EVEN = [{"rows": 34, "d": 60, "gap": 4}]
+_CODE_GAP = [{"rows": 3, "d": 2048, "code_gap": 4}]
+_MAXIMA = [{"rows": 3, "d": 40, "given": 1, "maxima": 1}]
+_WIDE = [{"rows": 2, "d": 4104, "gap": 8, "offset": 1}]
+
+FAULTS = [
+    {"kernel": "quantize", "needs": _FP8, "header": _CODES, **fault}
+    for fault in [
+        {
+            "name": "scales of groups apart by one",
+            "old": "i / kGroup * group_stride",
+            "new": "i / kGroup",
+            "sizes": _GROUPS,
+        },
+        {
+            "name": "half of a group left out",
+            "old": "m = kLanes / 2; m;",
+            "new": "m = kLanes / 4; m;",
+            "sizes": _GROUPS,
+        },
+        {
+            "name": "a row of zeros divided by zero",
+            "old": "return scale < 0x1p-126f ? 0x1p-126f : scale;",
+            "new": "return scale;",
+            "sizes": _ODD,
+        },
+        {
+            "name": "dropped tail of the codes",
+            "old": "k < left && k < kSize; ++k, rest",
+            "new": "k < left - 1 && k < kSize; ++k, rest",
+            "sizes": _ODD,
+        },
+        {
+            "name": "codes of one word for the other",
+            "old": "if (kSize == 8) rest = rest << 32 | word[0];",
+            "new": "",
+            "sizes": _EVEN,
+        },
+        {
+            "name": "misaligned codes",
+            "old": "return misalignment_of(out, out_stride) * (16 / Codes<T, Q>::kSize);",
+            "new": "return 0;",
+            "sizes": _CODE_GAP,
+        },
+        {
+            "name": "the given scale not returned",
+            "old": "if (is_given && index == 0 && threadIdx.x == 0) scales[0] = given;",
+            "new": "",
+            "sizes": _GIVEN,
+        },
+        {
+            "name": "multiplied by the scale",
+            "old": "if (is_given) return div_rn(1.0f, given);",
+            "new": "if (is_given) return given;",
+            "sizes": _GIVEN,
+        },
+        {
+            "name": "signed maxima",
+            "old": "as_uint(x) & 0x7fffffff",
+            "new": "as_uint(x)",
+            "sizes": _ODD,
+        },
+        {
+            "name": "the scale of another format",
+            "old": "kLargest = 448.0f",
+            "new": "kLargest = 240.0f",
+            "sizes": _ODD,
+        },
+        {
+            "name": "integers that wrap",
+            "old": "code < -128 ? -128 : code > 127 ? 127 : code",
+            "new": "code",
+            "needs": _INT8,
+            "sizes": _GIVEN,
+        },
+        {
+            "name": "rounded the other way",
+            "old": "mul_rn(some[k], inverse)",
+            "new": "div_rn(some[k], div_rn(1.0f, inverse))",
+        },
+        {
+            "name": "maxima of the first lanes alone",
+            "old": "i < num_maxima; i += 32",
+            "new": "i < min(num_maxima, 32); i += 32",
+            "header": "",
+            "sizes": _MAXIMA,
+        },
+        {
+            "name": "half of the lanes' maxima",
+            "old": "int m = 16; m; m >>= 1",
+            "new": "int m = 8; m; m >>= 1",
+            "header": "",
+            "sizes": _MAXIMA,
+        },
+    ]
+] + [
+    {
+        "kernel": "rms_norm_quant",
+        "name": "dropped barrier between the maxima and their reading",
+        "old": "  }\n  __syncthreads();\n  const int warps",
+        "new": "  }\n  __syncwarp();\n  const int warps",
+        "header": "kiln/rows.cuh",
+        "needs": _INT8,
+        "sizes": _WIDE,
+    },
+    {
+        "kernel": "rms_norm_quant",
+        "name": "one array for sums and maxima",
+        "old": "scale ? *scale : 0.0f, largest}",
+        "new": "scale ? *scale : 0.0f, reinterpret_cast<kiln::Partial<uint32_t>&>(partial)}",
+        "needs": _FP8,
+        "seeds": 20,
+        "sizes": _WIDE,
+    },
+    {
+        "kernel": "fused_add_rms_norm_quant",
+        "name": "sum not stored",
+        "old": "if (ADD) store_part(row.part, sums, int(size));",
+        "new": "",
+        "header": _RMS,
+        "needs": _FP8,
+        "sizes": _WIDE,
+    },
+    {
+        "kernel": "silu_and_mul_quant",
+        "name": "gate taken for up",
+        "old": "load_part(up, gate + d, int(size));",
+        "new": "load_part(up, gate, int(size));",
+        "header": _GATED,
+        "needs": _FP8,
+        "sizes": _GIVEN,
+    },
+    {
+        "kernel": "silu_and_mul_quant",
+        "name": "gate taken for up in rows that are not aligned",
+        "old": "row = {gate, gate + d, size};",
+        "new": "row = {gate, gate, size};",
+        "header": _GATED,
+        "needs": _FP8,
+        "sizes": _ODD,
+    },
+    {
+        "kernel": "tensor_amax",
+        "name": "rows of other parts",
+        "old": "row += ROWS * gridDim.x",
+        "new": "row += ROWS",
+    },
+    {
+        "kernel": "tensor_amax",
+        "name": "one row for four",
+        "old": "++r, p += gridDim.x * stride)",
+        "new": "++r)",
+    },
+    {
+        "kernel": "tensor_amax",
+        "name": "rows past the last",
+        "old": "if (r == 0 || row + r * gridDim.x < rows)",
+        "new": "",
+    },
+    {
+        "kernel": "tensor_amax",
+        "name": "the first threads' columns alone",
+        "old": "i < d; i += kiln::team_span<SCALAR_T>()",
+        "new": "i < min(d, int64_t(kiln::team_span<SCALAR_T>())); i += kiln::team_span<SCALAR_T>()",
+    },
+]

@@ -1,0 +1,328 @@
+"""Decode attention beyond its cases: what it must not touch, capacities, far pools, refusals."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from kiln.jit_kernels.attention_cases import FAR, make_case
+from kiln.jit_kernels.attention_error import MOST_UNITS, attention_error
+from kiln.jit_kernels.attention_reference import attend, scattered
+from kiln.jit_kernels.attention_splits import (
+    KV_BLOCK,
+    MOST_TOKENS,
+    Shape,
+    SplitRule,
+    cut,
+    most_items,
+    most_rows,
+    split_rule,
+)
+from kiln.jit_kernels.attention_workspace import make_workspace
+from kiln.jit_kernels.compile.template import Unit, render
+from kiln.jit_kernels.errors import HostFault
+from kiln.jit_kernels.ops import attention_decode
+from kiln.jit_kernels.ops.attention_decode import paged_attention, plan_attention
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import HOST_GPU, Gpu
+from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.host_world import World
+
+CPU = torch.device("cpu")
+H200 = Gpu(num_multiprocessors=132, max_shared_bytes=227 * 1024)
+SIZES = {"kv_heads": 2, "group": 4}
+MIXED = [(0, 1), (1, 1), (40, 1), (300, 4), (60, 17), (0, 0), (33, 1)]
+
+
+def serves(tokens):
+    return tokens <= MOST_TOKENS
+
+
+def case_of(requests, seed=0, dtype=torch.bfloat16, head_dim=64, **sizes):
+    torch.manual_seed(seed)
+    return make_case({**SIZES, **sizes}, dtype, dtype, head_dim, "cpu", requests=requests)
+
+
+def on_host(monkeypatch, checked=True):
+    """Let the operators run the kernels' own source, as KILN_CPU_KERNELS does for a process."""
+    monkeypatch.setattr(
+        attention_decode,
+        "call",
+        lambda spec, *arguments: host.run(spec, arguments, checked=checked, env=settings()),
+    )
+
+
+def run(case, **named):
+    """Call the public function on a case."""
+    positional = ("query", "key_pool", "value_pool", "block_table", "seq_lens", "cu_seqlens_q")
+    values = {field.name: getattr(case, field.name) for field in fields(case)}
+    first = [values.pop(name) for name in positional]
+    return paged_attention(*first, **values, **named)
+
+
+def error(case, out, lse, before=None):
+    wanted = scattered(
+        attend(case, serves), torch.zeros_like(out) if before is None else before, lse
+    )
+    return attention_error(case, out, lse, wanted, serves)
+
+
+@pytest.mark.parametrize("kernel", [False, True], ids=["reference", "kernel"])
+def test_the_public_function_plans_for_itself(monkeypatch, kernel):
+    if kernel:
+        on_host(monkeypatch)
+    case = case_of(MIXED, sinks=1)
+    out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
+    assert run(case, out=out, lse=lse) is out
+    assert error(case, out, lse) <= MOST_UNITS
+    without = run(replace(case, query=case.query.contiguous()))
+    alone = torch.ones(len(out), dtype=torch.bool)
+    alone[7:24] = False  # of the request with 17 tokens: it is not written
+    assert torch.equal(without[alone], out[alone])
+
+
+def test_a_request_of_prefill_is_left_alone(monkeypatch):
+    on_host(monkeypatch)
+    case = case_of(MIXED)
+    out, lse = torch.full_like(case.query, 7.0), torch.full(case.query.shape[:2], 7.0)
+    run(case, out=out, lse=lse)
+    rows = slice(7, 24)
+    assert (out[rows] == 7).all()
+    assert (lse[rows] == 7).all()
+    assert not (torch.cat((out[:7], out[24:])) == 7).any()
+
+
+def test_one_workspace_serves_steps_of_any_lengths_and_two_windows(monkeypatch):
+    on_host(monkeypatch)
+    workspace = make_workspace(
+        max_requests=8, max_tokens=40, max_blocks=40, num_heads=8, num_kv_heads=2, head_dim=64,
+        kv_dtype=torch.bfloat16, device=CPU, windows=(0, 50), rule=SplitRule(40, 1, 40),
+    )  # fmt: skip
+    for seed in range(4):
+        lengths = random.Random(seed).sample((0, 0, 1, 30, 256, 400, 600), 5)
+        case = case_of([(length, 1) for length in lengths], seed)
+        plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
+        for window in (0, 50):
+            windowed = replace(case, window=window)
+            out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
+            run(windowed, out=out, lse=lse, workspace=workspace)
+            assert error(windowed, out, lse) <= MOST_UNITS
+            assert not workspace.arrivals.any()
+
+
+def test_a_step_that_the_workspace_may_not_hold_is_refused_with_the_numbers():
+    workspace = make_workspace(
+        max_requests=4, max_tokens=4, max_blocks=64, num_heads=8, num_kv_heads=2, head_dim=64,
+        kv_dtype=torch.bfloat16, device=CPU, rule=SplitRule(4, 16, 4),
+    )  # fmt: skip
+    case = case_of([(40, 1)] * 5)
+    with pytest.raises(ValueError, match=r"room for 4 requests, 16 work items.* may need 5"):
+        plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
+    with pytest.raises(ValueError, match=r"window 9 is not of the workspace's: \[0\]"):
+        run(replace(case, window=9), workspace=workspace)
+
+
+def test_capacities_are_never_exceeded():
+    chance = random.Random(0)
+    for _ in range(3000):
+        rule = SplitRule(
+            *(chance.choice(of) for of in ((1, 2, 5, 33, 264), (1, 4, 16), (1, 2, 99)))
+        )
+        group, max_blocks = chance.choice((1, 3, 4, 8, 16, 20)), chance.randint(1, 200)
+        requests = [
+            (chance.randint(0, max_blocks * KV_BLOCK), chance.choice((0, 1, 3, 16, 17, 40)))
+            for _ in range(chance.randint(1, 9))
+        ]
+        window = chance.choice((0, 0, 100))
+        cuts = [(n, cut(rule, n, length, group, window)) for length, n in requests]
+        items = sum(one.num_tiles * one.num_splits for _, one in cuts)
+        rows = sum(
+            n * group * one.num_splits for n, one in cuts if one.num_tiles and one.num_splits > 1
+        )
+        shapes = (len(requests), sum(n for _, n in requests), max_blocks, group)
+        assert items <= most_items(rule, *shapes), (rule, requests, group)
+        assert rows <= most_rows(rule, *shapes), (rule, requests, group)
+
+
+def test_splits_cover_a_request_once_and_in_order():
+    for length in (0, 1, 16, 255, 257, 4096, 100_000):
+        one = cut(SplitRule(33), 1, length, 4, 0)
+        bounds = [one.begin(split) for split in range(one.num_splits + 1)]
+        assert bounds[0] == 0
+        assert bounds[-1] == -(-length // KV_BLOCK)
+        assert bounds == sorted(bounds)
+
+
+def test_a_lone_long_request_fills_the_machine_and_short_ones_are_not_split():
+    rule = split_rule(Shape(128, 2), 8, H200)
+    assert Shape(128, 2).resident_blocks(H200) == 396
+    assert rule.most == 49
+    assert cut(rule, 1, 131072, 4, 0).num_splits * 8 == 392
+    assert cut(rule, 1, 512, 4, 0).num_splits == 1
+    assert [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(5)] == [2, 3, 4, 6, 10]
+    assert split_rule(Shape(128, 2), 10, H200).most == 32, "a second level for 39 is not worth it"
+    assert split_rule(Shape(64, 2), 64, HOST_GPU).most == 1
+
+
+def test_partial_results_take_the_rows_that_are_used():
+    workspace = make_workspace(
+        max_requests=256, max_tokens=256, max_blocks=8192, num_heads=32, num_kv_heads=8,
+        head_dim=128, kv_dtype=torch.bfloat16, device=torch.device("meta"),
+        rule=split_rule(Shape(128, 2), 8, H200),
+    )  # fmt: skip
+    assert workspace.partials.shape == (256 * 4 * 49, 8, 128)
+    assert workspace.num_bytes < 212e6
+
+
+@pytest.mark.parametrize("room", [8000, 6000], ids=["enough", "too-small"])
+def test_more_requests_than_the_plan_has_threads(room):
+    spec = find_spec("attention_plan")
+    lengths = torch.tensor([length % 700 for length in range(1300)], dtype=torch.int32)
+    items = torch.full((1 + room + 20, 16), -1, dtype=torch.int32)
+    arguments = [
+        items[: 1 + room],
+        torch.randint(9999, (1300, 44), dtype=torch.int32),
+        lengths,
+        torch.arange(1301, dtype=torch.int32),
+        *(4, 0, 33, 4, 33),
+    ]
+    (wanted,) = spec.reference(*arguments)
+    assert wanted[0, 0] == min(room, 7281)
+    host.run(spec, arguments, env=settings())
+    assert torch.equal(arguments[0], wanted)
+    assert (items[1 + room :] == -1).all()
+
+
+def test_nothing_at_or_past_a_length_is_read(monkeypatch):
+    """The checker knows only the bytes of the pool and the table that belong to a request."""
+    case = case_of([(37, 1), (0, 1), (300, 3), (16, 1)])
+    lengths = case.seq_lens.tolist()
+
+    def only_own(spec, *arguments):
+        bound, world = spec.bind(*arguments), World(checked=True, seed=1)
+        values = list(bound.values)
+        if spec.name == "paged_attention":
+            for row, length in enumerate(lengths):
+                for at, pool in ((3, case.key_pool), (4, case.value_pool)):
+                    values[at] = pool.data_ptr()
+                    for place in range(0, length, KV_BLOCK):
+                        block = case.block_table[row, place // KV_BLOCK]
+                        for rows in pool[block]:  # a head's
+                            world.allow(rows[: length - place])
+        for row, length in enumerate(lengths):
+            world.allow(case.block_table[row, : -(-length // KV_BLOCK)])
+        values[5 if spec.name == "paged_attention" else 1] = case.block_table.data_ptr()
+        kernel = host.load(spec, bound.variant, checked=True, env=settings())
+        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+        world.enqueue(0, kernel, geometry, values)
+        world.run()
+
+    monkeypatch.setattr(attention_decode, "call", only_own)
+    out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
+    run(case, out=out, lse=lse)
+    assert error(case, out, lse) <= MOST_UNITS
+    case.seq_lens[0] = 38
+    with pytest.raises(HostFault, match="out-of-bounds"):
+        run(case)
+
+
+def far_case(folder):
+    """Move a case's blocks 2^28 elements apart, in a file of which only touched pages exist."""
+    near = case_of([(40, 1), (70, 2)])
+    count, step = near.key_pool.shape[0], 2**28
+    with (folder / "sparse").open("w+b") as file:
+        file.truncate(count * step * 2)
+        region = mmap.mmap(file.fileno(), count * step * 2)
+    memory = torch.frombuffer(region, dtype=torch.bfloat16)
+    shape, strides = near.key_pool.shape, (step, 16 * 64, 64, 1)
+    pools = [memory.as_strided(shape, strides, offset) for offset in (0, 2**27)]
+    for pool, source in zip(pools, (near.key_pool, near.value_pool), strict=True):
+        pool.copy_(source)
+    assert (count - 1) * step > 2**31
+    return near, replace(near, key_pool=pools[0], value_pool=pools[1])
+
+
+def test_pools_beyond_two_to_the_31_elements(monkeypatch, tmp_path):
+    on_host(monkeypatch, checked=False)
+    near, far = far_case(tmp_path)
+    assert torch.equal(run(near), run(far))
+
+
+def test_a_32_bit_offset_is_caught(tmp_path):
+    spec = find_spec("paged_attention")
+    _, far = far_case(tmp_path)
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_decode, "call", lambda spec, *a: seen.append((spec, a)))
+        run(far)
+    (plan, planned), (spec, arguments) = seen
+    host.run(plan, planned, env=settings())
+    bound = spec.bind(*arguments)
+    unit = render(spec, bound.variant)
+    text = unit.text.replace("id * key_block", "int(id * key_block)")
+    assert text != unit.text
+    kernel = host.build(
+        Unit(unit.name, text, unit.headers), spec.entry, spec.arguments, name="32 bits",
+        checked=True, env=settings(),
+    )  # fmt: skip
+    try:
+        host.launch(kernel, spec, arguments)
+    except HostFault:
+        return
+    out, lse = arguments[0], torch.zeros(0)
+    assert not error(far, out, lse) <= MOST_UNITS
+
+
+def test_logits_of_hundreds_leave_no_infinity(monkeypatch):
+    on_host(monkeypatch)
+    case = case_of([(64, 1), (300, 2), (500, 1)], soft_cap=0)
+    case = replace(case, scale=case.scale * 40)
+    out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
+    run(case, out=out, lse=lse)
+    assert out.isfinite().all()
+    wide = attend(replace(case, query=case.query.double()), serves)
+    for one in wide:
+        rows = slice(one.first_token, one.first_token + one.num_tokens)
+        assert ((out[rows] - one.out).abs() <= 2**-7 * one.bound + 2e-4).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        (
+            {"query": torch.zeros(2, 8, 64).double()},
+            TypeError,
+            "query is torch.float64",
+        ),
+        ({"query": torch.zeros(2, 64)}, ValueError, r"query is \[2, 64\]"),
+        ({"query": torch.zeros(2, 7, 64).bfloat16()}, ValueError, "7 query heads"),
+        ({"query": torch.zeros(2, 512, 64).bfloat16()}, ValueError, "at most 255 may share one"),
+        ({"key_pool": torch.zeros(3, 2, 8, 64).bfloat16()}, ValueError, r"want \[num_blocks, num_"),
+        ({"key_pool": torch.zeros(9, 2, 16, 64)}, TypeError, "key_pool is torch.float32"),
+        ({"value_pool": torch.zeros(9, 1, 16, 64).bfloat16()}, ValueError, "value_pool is"),
+        ({"seq_lens": torch.zeros(2, dtype=torch.int64)}, TypeError, "seq_lens is torch.int64"),
+        ({"seq_lens": torch.zeros(3, dtype=torch.int32)}, ValueError, r"seq_lens is \[3\]"),
+        ({"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}, ValueError, "cu_seqlens_q is"),
+        ({"sinks": torch.zeros(8).double()}, TypeError, "sinks is torch.float64"),
+        (
+            {"key_pool": torch.zeros(5, 2, 16, 65).bfloat16()[..., :64]},
+            ValueError,
+            "multiples of 16 bytes",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changes, kind, says):
+    case = case_of([(20, 1), (30, 1)])
+    with pytest.raises(kind, match=says):
+        run(replace(case, **changes))
+
+
+def test_ids_past_the_end_are_as_far_as_the_tests_say():
+    case = case_of([(20, 1), (300, 1)])
+    assert (case.block_table[0, 2:] == FAR).all()
+    assert case.key_pool[case.block_table[0, 1].item(), :, 4:].isnan().all()

@@ -1,0 +1,220 @@
+"""Prefill attention: bits that depend on the own request alone, far blocks, plans and refusals."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kiln.jit_kernels.attention_cases import make_case
+from kiln.jit_kernels.attention_reference import Paged, attend
+from kiln.jit_kernels.attention_tiles import (
+    TILE_ROWS,
+    Tiles,
+    make_prefill_workspace,
+    most_tiles,
+    ordered_tiles,
+    serves,
+)
+from kiln.jit_kernels.ops import attention_prefill
+from kiln.jit_kernels.ops.attention_prefill import paged_prefill, plan_prefill
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.toolchains import host
+
+HEADS, GROUP, DIM = 2, 3, 64
+_MAP_NORESERVE = 0x4000  # of Linux: mmap lacks the name in Python 3.11
+
+
+class Kernels:
+    """Runs operators as their kernels' own source, on a chosen grid and schedule."""
+
+    def __init__(self):
+        self.blocks, self.seed, self.launched = 4, 0, []
+
+    def call(self, spec, *arguments):
+        self.launched.append(spec.name)
+        if spec.name == "paged_prefill":
+            whole = spec.geometry
+
+            def geometry(variant, sizes, gpu):
+                one = whole(variant, sizes, gpu)
+                return LaunchGeometry((self.blocks, 1, 1), one.block, one.shared_bytes)
+
+            kernel = host.load(spec, spec.bind(*arguments).variant, checked=False, env=settings())
+            spec = replace(spec, geometry=geometry)
+            host.launch(kernel, spec, arguments, seed=self.seed)
+        else:
+            host.run(spec, arguments, env=settings())
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    runs = Kernels()
+    monkeypatch.setattr(attention_prefill, "call", runs.call)
+    return runs
+
+
+def case(requests, seed=0, dtype=torch.bfloat16, **sizes) -> Paged:
+    torch.manual_seed(seed)
+    sizes = {"kv_heads": HEADS, "group": GROUP, **sizes}
+    return make_case(sizes, dtype, dtype, DIM, "cpu", requests=requests)
+
+
+def run(one: Paged, workspace=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Out and lse as integers: a NaN of a row that was left alone equals itself."""
+    out = torch.full(one.query.shape, float("nan")).to(one.query.dtype)
+    lse = torch.full(one.query.shape[:2], float("nan"))
+    paged_prefill(
+        one.query, one.key_pool, one.value_pool, one.block_table, one.seq_lens, one.cu_seqlens_q,
+        one.scale, window=one.window, soft_cap=one.soft_cap, sinks=one.sinks, k_scale=one.k_scale,
+        v_scale=one.v_scale, out=out, lse=lse, workspace=workspace,
+    )  # fmt: skip
+    return out.view(torch.int16), lse.view(torch.int32)
+
+
+def pick(one: Paged, rows: list[int]) -> tuple[Paged, torch.Tensor]:
+    """Some requests of a call in another order, and which tokens of the call theirs were."""
+    starts = one.cu_seqlens_q.tolist()
+    tokens = torch.tensor([t for r in rows for t in range(starts[r], starts[r + 1])]).long()
+    lengths = [0, *(starts[r + 1] - starts[r] for r in rows)]
+    return replace(
+        one,
+        query=one.query[tokens],
+        block_table=one.block_table[rows],
+        seq_lens=one.seq_lens[rows],
+        cu_seqlens_q=torch.tensor(lengths).cumsum(0).to(torch.int32),
+    ), tokens
+
+
+def random_requests(source: random.Random) -> list[tuple[int, int]]:
+    """Requests of 0 to 90 tokens, some of them decode's, in contexts of up to 200."""
+    counts = [
+        source.choice([1, 16, 17, source.randint(0, 90)]) for _ in range(source.randint(1, 5))
+    ]
+    return [(count + source.randint(0, 110), count) for count in counts]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_bits_depend_on_the_own_request_alone(kernels, seed):
+    source = random.Random(seed)
+    requests = random_requests(source)
+    extras = {"window": source.choice([0, 0, 40]), "cap": source.choice([0, 5]), "sinks": seed % 2}
+    whole = case(requests, seed, **extras)
+    wanted = run(whole)
+    order = list(range(len(requests)))
+    source.shuffle(order)
+    for rows in (order, *([row] for row in order)):
+        kernels.blocks, kernels.seed = source.choice([1, 2, 3, 7]), source.choice([0, 1, 2])
+        some, tokens = pick(whole, rows)
+        for got, want in zip(run(some), wanted, strict=True):
+            assert torch.equal(got, want[tokens])
+
+
+def test_a_plan_serves_every_layer_and_the_next_step(kernels):
+    workspace = make_prefill_workspace(
+        max_requests=4, max_tokens=200, group=GROUP, device=torch.device("cpu"), windows=(0, 30)
+    )
+    for requests in ([(80, 80), (5, 1)], [(90, 40), (20, 20), (33, 17)], [(3, 1)]):
+        for window in (0, 30):
+            one = case(requests, window=window)
+            plan_prefill(workspace, one.seq_lens, one.cu_seqlens_q, one.query.shape[0])
+            wanted = run(one)
+            kernels.launched.clear()
+            for _ in range(2):
+                for got, want in zip(run(one, workspace), wanted, strict=True):
+                    assert torch.equal(got, want)
+            assert kernels.launched == ["paged_prefill"] * 2
+            assert not workspace.counter.any()
+
+
+def test_blocks_beyond_2_to_the_31_elements(kernels):
+    one = case([(40, 40)])
+    blocks = one.key_pool.shape[0]
+    far = 2**31 // one.key_pool[0].numel() // 2 + 1  # the pool holds keys and values
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    size = (far + blocks) * 2 * one.key_pool[0].numel() * 2
+    memory = torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.bfloat16)
+    pools = memory.view(far + blocks, 2, *one.key_pool.shape[1:])  # untouched pages do not exist
+    pools[far:, 0], pools[far:, 1] = one.key_pool, one.value_pool
+    moved = one.block_table.clone()
+    moved[:, :3] += far
+    distant = replace(one, key_pool=pools[:, 0], value_pool=pools[:, 1], block_table=moved)
+    for got, want in zip(run(distant), run(one), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_blocks_that_no_row_of_a_tile_sees_are_not_read(kernels):
+    cases = (case([(33, 33), (65, 20)], seed, group=4) for seed in range(50))
+    one = next(one for one in cases if not (one.block_table[one.block_table < 99] == 0).any())
+    assert one.key_pool[0].isnan().all(), "block 0 must be nobody's"
+    out, _ = run(one)
+    assert not out.view(torch.bfloat16).isnan().any()
+
+
+def test_lse_may_be_left_out(kernels):
+    one = case([(30, 30)])
+    out = paged_prefill(
+        one.query, one.key_pool, one.value_pool, one.block_table, one.seq_lens, one.cu_seqlens_q,
+        one.scale, k_scale=one.k_scale, v_scale=one.v_scale,
+    )  # fmt: skip
+    assert torch.equal(out.view(torch.int16), run(one)[0])
+
+
+def test_the_reference_leaves_other_requests_alone():
+    one = case([(20, 20), (9, 3), (40, 16), (18, 17)])
+    assert [(a.first_token, a.num_tokens) for a in attend(one, serves)] == [(0, 20), (39, 17)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tiles_cover_every_row_once_heaviest_first_within_the_room(seed):
+    source = random.Random(seed)
+    group, window = source.choice([1, 3, 8]), source.choice([0, 100])
+    sizes = [(n + source.randint(0, 900), n) for n in (source.randint(0, 400) for _ in range(9))]
+    requests = [Tiles(tokens, length, group, window) for length, tokens in sizes]
+    items = ordered_tiles(requests)
+    rows = sorted((request, tile) for request, tile, _, _ in items)
+    wanted = [
+        (request, tile)
+        for request, (_, tokens) in enumerate(sizes)
+        if serves(tokens)
+        for tile in range(-(-tokens * group // TILE_ROWS))
+    ]
+    assert rows == wanted
+    assert len(items) <= most_tiles(len(sizes), sum(tokens for _, tokens in sizes), group)
+    weights = [requests[request].weight(tile) for request, tile, _, _ in items]
+    slack = max(weights, default=0) / 8 + 1
+    assert all(b <= a + slack for a, b in pairwise(weights))
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "says"),
+    [
+        ({"scale": 0.0}, ValueError, "above 0"),
+        ({"k_scale": -1.0}, ValueError, "above 0"),
+        ({"out": torch.empty(20, HEADS * GROUP, DIM)}, TypeError, "out is torch.float32"),
+        ({"lse": torch.empty(20, 1)}, ValueError, "lse is"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(named, error, says):
+    one = case([(20, 20)])
+    arguments = {"scale": one.scale, **named}
+    with pytest.raises(error, match=says):
+        paged_prefill(
+            one.query, one.key_pool, one.value_pool, one.block_table, one.seq_lens,
+            one.cu_seqlens_q, **arguments,
+        )  # fmt: skip
+
+
+def test_a_workspace_that_is_too_small_or_another_model_s_is_refused(kernels):
+    one, device = case([(60, 60)]), torch.device("cpu")
+    small = make_prefill_workspace(max_requests=1, max_tokens=20, group=GROUP, device=device)
+    with pytest.raises(ValueError, match=r"room for 1 tiles.* may need 2"):
+        plan_prefill(small, one.seq_lens, one.cu_seqlens_q, 60)
+    other = make_prefill_workspace(max_requests=1, max_tokens=60, group=1, device=device)
+    with pytest.raises(ValueError, match="heads a KV head"):
+        run(one, other)

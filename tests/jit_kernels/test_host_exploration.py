@@ -1,0 +1,50 @@
+"""Seeds explore: a fault that only a rank far ahead of another shows is found by many of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kiln.jit_kernels.compile.template import Unit, include_closure
+from kiln.jit_kernels.errors import HostFault
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.host_world import World
+
+# Ranks tell each other that they have come to an epoch, and wait for each other. One that waits for
+# exactly its own epoch misses it when a peer is an epoch ahead, and has stored the next.
+MEET = """
+#include "kiln/ptx_memory.cuh"
+using namespace kiln;
+extern "C" __global__ void k(uint32_t* flags, int rank, int ranks, int epoch) {
+  const int peer = threadIdx.x;
+  if (peer >= ranks) return;
+  store_release<Scope::sys>(flags + peer * ranks + rank, epoch);
+  while (int(load_acquire<Scope::sys>(flags + rank * ranks + peer)) TEST epoch);
+}
+"""
+SEEDS = range(1, 41)
+
+
+def hangs(test, ranks, seed):
+    text = MEET.replace("TEST", test)
+    unit = Unit("test.cu", text, include_closure(text))
+    kinds = ["pointer", "int32", "int32", "int32"]
+    kernel = host.build(unit, "k", kinds, name="k", checked=False, env=settings())
+    flags, world = torch.zeros(ranks, ranks, dtype=torch.int32), World(ranks, seed=seed)
+    for epoch in range(1, 5):
+        for rank in range(ranks):
+            values = (flags, rank, ranks, epoch)
+            world.enqueue(rank, kernel, LaunchGeometry((1, 1, 1), (32, 1, 1)), values)
+    try:
+        world.run()
+    except HostFault as fault:
+        return "deadlock" in str(fault)
+    return False
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_an_epoch_ahead_is_found_by_a_quarter_of_the_seeds(ranks):
+    assert sum(hangs("!=", ranks, seed) for seed in SEEDS) >= len(SEEDS) / 4
+    assert not any(hangs("<", ranks, seed) for seed in SEEDS)

@@ -1,0 +1,121 @@
+"""The norm kernels: fused against alone, Gemma's form, and which threads sum a row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kiln.jit_kernels.compile.template import Unit, include_closure
+from kiln.jit_kernels.ops.norm import SPECS, fused_add_rms_norm, rms_norm
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.row_geometry import row_geometry, team_size
+from kiln.jit_kernels.settings import settings as environment
+from kiln.jit_kernels.spec import Gpu
+from kiln.jit_kernels.toolchains import host, nvrtc
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def on_host(name, *arguments):
+    host.run(find_spec(name), arguments, env=environment())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(DTYPES),
+    st.integers(1, 5),
+    st.one_of(st.integers(1, 700), st.sampled_from([896, 2048, 4096])),
+    st.sampled_from([0, 3, 8]),
+    st.sampled_from([0.0, 1.0, 0.5]),
+    st.integers(0, 2**31),
+)
+def test_fused_is_add_then_norm_bit_for_bit(dtype, rows, d, gap, offset, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, residual = (torch.randn(rows, d + gap, generator=generator).to(dtype)[:, :d] for _ in "xr")
+    weight = torch.randn(d, generator=generator).to(dtype)
+    for run, add in ((on_host, True), (None, False)):
+        total = x + residual
+        if add:
+            want = torch.empty_like(total)
+            run("rms_norm", want, total, weight, 1e-5, offset)
+            got, sums = x.clone(), residual.clone()
+            run("fused_add_rms_norm", got, sums, weight, 1e-5, offset)
+        else:
+            want = rms_norm(total, weight, 1e-5, weight_offset=offset)
+            got, sums = x.clone(), residual.clone()
+            fused_add_rms_norm(got, sums, weight, 1e-5, offset)
+        assert torch.equal(sums, total)
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_the_same_bits_aligned_or_not_alone_or_in_a_batch(dtype):
+    x, weight = torch.randn(40, 4096).to(dtype), torch.randn(4096).to(dtype)
+    want = torch.empty_like(x)
+    on_host("rms_norm", want, x, weight, 1e-6, 0.0)
+    wide = torch.zeros(40, 4099, dtype=dtype)[:, 1:4097]
+    wide.copy_(x)
+    for rows in (slice(0, 40), slice(7, 8), slice(11, 13)):
+        for source in (x, wide):
+            got = torch.empty_like(x[rows])
+            on_host("rms_norm", got, source[rows], weight, 1e-6, 0.0)
+            assert torch.equal(got, want[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_offset_rounds_as_gemma_does(dtype):
+    x, weight = torch.randn(4, 64).to(dtype), torch.randn(64).to(dtype)
+    wide = x.float()
+    normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    want = (normal * (1.0 + weight.float())).type_as(x)  # transformers, modeling_gemma.py
+    got = rms_norm(x, weight, 1e-6, weight_offset=1.0)
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(got, want, rtol=2 * unit, atol=unit)
+    plain = rms_norm(x, weight, 1e-6)
+    assert not torch.equal(plain, got)
+
+
+def test_threads_of_a_row_depend_on_its_width_and_type_alone():
+    for d in (1, 64, 128, 896, 1024, 2048, 4096, 8192, 16384, 100_000):
+        for scalar, itemsize in (("float", 4), ("kiln::fp16", 2), ("kiln::bf16", 2)):
+            team = team_size(d, itemsize)
+            seen = {
+                row_geometry({"scalar_t": scalar}, {"rows": rows, "d": d}, Gpu(count, 1)).block[0]
+                for rows in (1, 100, 100_000)
+                for count in (1, 4, 132)
+            }
+            assert seen == {team}
+            assert team % 32 == 0 or (team == 16 and itemsize == 2)
+
+
+def test_every_row_is_somebodys():
+    for d in (64, 1024, 4096):
+        for rows in (1, 5, 16, 17, 5000):
+            geometry = row_geometry({"scalar_t": "float"}, {"rows": rows, "d": d}, Gpu(4, 1))
+            assert geometry.grid[0] * geometry.block[1] >= rows
+    with pytest.raises(ValueError, match="more than one launch"):
+        row_geometry({"scalar_t": "float"}, {"rows": 2**32, "d": 4096}, Gpu(4, 1))
+
+
+def test_both_kernels_come_in_three_programs():
+    assert all(len(list(spec.variants())) == 3 for spec in SPECS)
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "wanted"),
+    [
+        ("ptx_fast", "p[0] = reciprocal_fast(p[1]);", "rcp.approx.ftz.f32"),
+        ("ptx_store", "uint32_t w[4] = {q[0], q[1], 2, 3}; store_words(p, w);", "st.global.v4.u32"),
+        ("ptx_store", "uint32_t w[2] = {q[0], 3}; store_words(p, w);", "st.global.v2.u32"),
+        ("ptx_store", "uint32_t w[1] = {q[0]}; store_words(p, w);", "st.global.u32"),
+    ],
+)
+def test_device_bodies_are_the_instructions_they_are_taken_for(header, body, wanted):
+    text = (
+        f'#include "kiln/{header}.cuh"\nextern "C" __global__ void k(float* p, uint32_t* q) '
+        f"{{ using namespace kiln; {body} }}"
+    )
+    unit = Unit("test.cu", text, include_closure(text))
+    assert wanted in nvrtc.compile_ptx("k", unit, "sm_90a")

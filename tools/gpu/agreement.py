@@ -1,0 +1,87 @@
+"""The same inputs through the host toolchain and through the GPU: the same results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from gpu.pace import NotMeasured, Pace, Row
+from kiln.jit_kernels.bench.copies import copy_to
+from kiln.jit_kernels.errors import ToolchainMissing
+from kiln.jit_kernels.launch import launch, load_kernels
+from kiln.jit_kernels.parity import largest_error, poisoned_inputs
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import KernelSpec, Variant, label
+from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.host_build import find_compiler
+
+_VARIANTS = 2  # of each kernel: what the host compiler has time for
+
+
+def host_equals_gpu(args: argparse.Namespace) -> list[Row]:
+    """Integers and what the spec calls exact must be equal, the rest within twice the bound.
+
+    Each side may be off by the bound. ``bitwise`` tells where not a bit differs although that is
+    not asked. Raises NotMeasured without a C++ compiler.
+    """
+    try:
+        find_compiler(settings().host_compiler)
+    except ToolchainMissing as error:
+        raise NotMeasured(str(error)) from None
+    return Pace(args, seconds=60).rows(all_specs().values(), lambda spec: spec.name, _rows_of)
+
+
+def _rows_of(spec: KernelSpec) -> Iterator[Row]:
+    for variant in islice(spec.variants(spec.bench_needs), _VARIANTS):
+        load_kernels([spec], torch.device("cuda"), variant)
+        yield compare_sides(spec, variant, "cuda")
+
+
+def compare_sides(spec: KernelSpec, variant: Variant, device: str) -> Row:
+    """Run all test sizes of a variant on both sides; return the row of what came of it."""
+    allowed = 2 * spec.allowed_error(variant)
+    row: Row = {"kernel": label(spec, variant), "cases": len(spec.sizes)}
+    worst, bitwise = 0.0, True
+    for number, sizes in enumerate(spec.sizes):
+        torch.manual_seed(number)
+        here = poisoned_inputs(spec, variant, sizes, "cpu")
+        there = copy_to(here, device)
+        host.run(spec, here, env=settings())
+        if device == "cuda":
+            launch(spec, there)
+            torch.cuda.synchronize()
+        else:
+            host.run(spec, there, seed=1, env=settings())
+        results = [(here[i], there[i].cpu()) for i in spec.result_positions]
+        bitwise &= all(_same_bits(a, b) for a, b in results)
+        difference = _difference(spec, here, copy_to(there, "cpu"))
+        if not difference <= worst:  # a NaN too
+            worst = difference
+        if not worst <= allowed:
+            row["sizes"] = dict(sizes)
+            break
+    found = {"bitwise": bitwise, "difference": worst, "allowed": allowed}
+    return row | found | {"ok": worst <= allowed}
+
+
+def _difference(spec: KernelSpec, here: Sequence[Any], there: Sequence[Any]) -> float:
+    """Return the largest difference: infinite where integers differ, else by the spec's measure."""
+    pairs = [(there[i], here[i]) for i in spec.result_positions]
+    whole = [(got, want) for got, want in pairs if not got.dtype.is_floating_point]
+    if any(not torch.equal(got, want) for got, want in whole):
+        return float("inf")
+    if spec.error is not None:
+        return spec.error(there, [want for _, want in pairs])
+    errors = [0.0 if _same_bits(got, want) else largest_error(got, want) for got, want in pairs]
+    return max(errors, default=0.0) if not any(e != e for e in errors) else float("nan")
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bytes, NaNs included."""
+    as_bytes = (x.contiguous().flatten().view(torch.uint8) for x in (a, b) if x.numel())
+    return a.shape == b.shape and torch.equal(*as_bytes) if a.numel() else a.shape == b.shape

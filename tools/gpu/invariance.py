@@ -1,0 +1,99 @@
+"""A request's results do not depend on who shares the batch: random trials of it, on the GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from gpu.pace import Pace, Row
+from kiln.jit_kernels.bench.copies import copy_to
+from kiln.jit_kernels.invariance import attention_trials
+from kiln.jit_kernels.launch import launch
+from kiln.jit_kernels.registry import all_specs, find_spec
+from kiln.jit_kernels.spec import KernelSpec
+
+Run = Callable[[KernelSpec, Sequence[Any]], None]
+_BATCHES, _AT_ONCE = 200, 20
+# Operators whose tensors have one row a token or request in the first dimension, and which of
+# their arguments have not.
+_BY_ROW = {
+    "sample_tokens": ("edit_starts", "edit_tokens", "edit_counts", "edit_biases"),
+    "route_tokens": ("bias",),
+    "rms_norm": ("weight",),
+    "fused_add_rms_norm": ("weight",),
+    "silu_and_mul": (),
+}
+
+
+def batch_invariance(args: argparse.Namespace) -> list[Row]:
+    """Run the random batches of attention, then row after row of what works by rows."""
+    pace = Pace(args, seconds=70)
+    names = ["paged_attention", *(name for name in _BY_ROW if name in all_specs())]
+    return pace.rows(names, str, partial(_rows_of, pace, args.quick))
+
+
+def _rows_of(pace: Pace, quick: bool, name: str) -> Iterator[Row]:
+    if name == "paged_attention":
+        yield _attention(pace, _BATCHES // 10 if quick else _BATCHES)
+    else:
+        yield by_row(find_spec(name), "cuda")
+
+
+def _attention(pace: Pace, wanted: int) -> Row:
+    """Run batches until there are enough or three quarters of the time are gone."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    failures: list[str] = []
+    done = 0
+    while done < wanted and pace.used() < 0.75:
+        failures += attention_trials(device, _AT_ONCE, seed=done)
+        done += _AT_ONCE
+    row: Row = {"kernel": "paged_attention", "trials": done, "differ": len(failures)}
+    return row | {"first": failures[0] if failures else "", "ok": not failures and done > 0}
+
+
+def by_row(spec: KernelSpec, device: str, run: Run = launch) -> Row:
+    """Run each test size whole, shuffled, and each row alone; compare the results bit by bit.
+
+    ``run`` takes the spec and the operator's arguments.
+    """
+    shared = _BY_ROW[spec.name]
+    trials = differ = 0
+    for variant in spec.variants(spec.bench_needs):
+        for sizes in spec.sizes:
+            arguments = copy_to(spec.make_inputs(variant, sizes, "cpu"), device)
+            named = dict(zip(spec.argument_names, arguments, strict=True))
+            if any(named.get(name) is not None for name in shared if name.startswith("edit")):
+                continue  # lists that a row's number points into
+            rows = arguments[spec.result_positions[0]].shape[0]
+            whole = _results(spec, arguments, slice(None), run)
+            picks = [torch.randperm(rows), *(torch.tensor([row]) for row in range(min(rows, 8)))]
+            for pick in picks if rows else []:
+                some = _results(spec, arguments, pick.to(device), run)
+                trials += 1
+                differ += any(
+                    not torch.equal(_bits(a[pick.to(device)]), _bits(b))
+                    for a, b in zip(whole, some, strict=True)
+                )
+    ok = not differ and trials > 0
+    return {"kernel": spec.name, "trials": trials, "differ": differ, "ok": ok}
+
+
+def _results(
+    spec: KernelSpec, arguments: Sequence[Any], pick: slice | torch.Tensor, run: Run
+) -> list[torch.Tensor]:
+    """Run on some rows of fresh copies; return the results."""
+    shared = _BY_ROW[spec.name]
+    own = [
+        value[pick].clone() if isinstance(value, torch.Tensor) and name not in shared else value
+        for name, value in zip(spec.argument_names, copy_to(tuple(arguments)), strict=True)
+    ]
+    run(spec, tuple(own))
+    return [own[position] for position in spec.result_positions]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.numel() else tensor

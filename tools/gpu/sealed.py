@@ -1,0 +1,120 @@
+"""Kernels from a sealed bundle that was made elsewhere, in a process that may compile nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from gpu.pace import NotMeasured, Row, first_line
+from kiln.cache.bundle import Bundle
+from kiln.jit_kernels.compile.build import Built
+from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
+from kiln.jit_kernels.launch import launch, load_kernels, target_arch
+from kiln.jit_kernels.parity import compare
+from kiln.jit_kernels.ready import ready_guard
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.spec import KernelSpec, label
+
+_SECONDS = 90
+
+
+def sealed_bundle(args: argparse.Namespace) -> list[Row]:
+    """Load every kernel from the bundle and run one parity case of each, with NVRTC out of reach.
+
+    The cache is sealed, the cache folder empty, and a compile or a load after "ready" an error.
+    The first row says which NVRTC built the kernels and which driver loaded them. Raises
+    NotMeasured when no bundle is named.
+    """
+    if args.bundle is None:
+        raise NotMeasured("no --bundle FILE: make one with kiln warmup --export FILE, elsewhere")
+    tools = Path(__file__).resolve().parents[1]
+    with tempfile.TemporaryDirectory() as empty:
+        environ = os.environ | {
+            "KILN_KERNEL_CACHE": "sealed",
+            "KILN_KERNEL_CACHE_DIR": empty,
+            "KILN_KERNEL_BUNDLE": str(Path(args.bundle).resolve()),
+            "KILN_JIT_AFTER_READY": "error",
+            "PYTHONPATH": os.pathsep.join([str(tools), str(tools / "import_root")]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "gpu.sealed", str(args.bundle)],
+            env=environ, stdout=subprocess.PIPE, text=True, timeout=_SECONDS,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the sealed process ended with {done.returncode}: see its last words")
+    rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def serve(bundle: Path) -> list[Row]:
+    """Return the rows: what the bundle is, then each kernel."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    arch = target_arch(device)
+    entries = [(a, entry) for a, _, entry in Bundle.open(bundle).entries()]
+    builders = {value_of(stored_ingredients(entry.header), "toolchain") for _, entry in entries}
+    tiers: dict[str, str] = {}
+
+    def note(name: str, built: Built) -> None:
+        tiers[name] = built.tier
+
+    rows: list[Row] = []
+    loaded = []
+    for spec in all_specs().values():
+        try:
+            load_kernels([spec], device, on_built=note)
+            loaded.append(spec)
+        except Exception as error:  # its row fails, the others are still tried
+            rows.append({"kernel": spec.name, "status": first_line(error), "ok": False})
+    ready_guard().declare_ready()
+    rows += [_parity_row(spec, tiers) for spec in loaded]
+    about = {
+        "kernel": "(all)",
+        "bundle": bundle.name,
+        "entries": len(entries),
+        "for_this_gpu": sum(a == arch for a, _ in entries),
+        "built_by": ", ".join(sorted(builders)),
+        "loaded_by_driver": _driver_version(),
+        "nvrtc_in_this_process": _maps_nvrtc(),
+    }
+    return [about, *rows]
+
+
+def _parity_row(spec: KernelSpec, tiers: dict[str, str]) -> Row:
+    """Run one case of every variant; ``ok`` also asks that each came out of the bundle."""
+    worst, from_bundle, variants = 0.0, 0, list(spec.variants())
+    try:
+        for variant in variants:
+            sizes = max(spec.sizes, key=lambda sizes: spec.cost(variant, sizes).bytes)
+            found = compare(spec, variant, sizes, lambda *a: launch(spec, a), "cuda")
+            share = found.error / found.allowed if found.allowed else float(not found.holds) * 2
+            worst = max(worst, share) if share == share else float("inf")
+            from_bundle += tiers.get(label(spec, variant)) == "bundle"
+    except Exception as error:
+        return {"kernel": spec.name, "status": first_line(error), "ok": False}
+    row = {"kernel": spec.name, "variants": len(variants), "from_bundle": from_bundle}
+    ok = worst <= 1 and from_bundle == len(variants)
+    return row | {"worst_error_of_allowed": round(worst, 3), "ok": ok}
+
+
+def _driver_version() -> str:
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+    return done.stdout.splitlines()[0].strip() if done.stdout.strip() else "unknown"
+
+
+def _maps_nvrtc() -> bool:
+    """Whether this process has loaded an NVRTC, ours or anybody's."""
+    return "libnvrtc" in Path("/proc/self/maps").read_text()
+
+
+if __name__ == "__main__":
+    print(json.dumps(serve(Path(sys.argv[1]))))
