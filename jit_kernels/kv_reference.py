@@ -78,7 +78,7 @@ def rope_store_error(arguments: Sequence[Any], wanted: Sequence[torch.Tensor]) -
     for got, want in zip(arguments[:3], wanted, strict=True):
         allowed = _ROUNDING.get(got.dtype, 0.075)  # e4m3: 2^-4, and what its input was rounded by
         if got.dtype == torch.float8_e4m3fn:
-            want = want.clamp(-E4M3_MAX, E4M3_MAX)
+            want = want.double().clamp(-E4M3_MAX, E4M3_MAX)
         error = largest_error(got, want) / allowed
         if error != error:
             return error

@@ -9,7 +9,7 @@
 #define SCALAR_T kiln::bf16
 #endif
 
-extern "C" __global__ void __maxnreg__(40)
+extern "C" __global__ void __maxnreg__(48)
 fused_add_rms_norm(SCALAR_T* x, SCALAR_T* residual, const SCALAR_T* weight, int64_t rows, int64_t d,
                    int64_t x_stride, int64_t residual_stride, float inverse_d, float eps,
                    float weight_offset) {

@@ -12,7 +12,7 @@ from kiln.jit_kernels.toolchains import nvrtc
 
 HEADERS = (
     *("math", "ptx_async", "ptx_cluster", "ptx_fp8", "ptx_launch", "ptx_memory", "ptx_mma"),
-    *("reduce", "vec"),
+    *("ptx_pair", "ptx_warp", "reduce", "vec"),
 )
 INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS)
 SIGNATURE = "float* p, uint32_t* q, kiln::bf16* b, kiln::fp16* h, kiln::e4m3* e"
@@ -110,10 +110,15 @@ PINNED = {
         "unpack_e4m3<bf16>(q[2], q[3], q[4]);",
         ["cvt.rn.f16x2.e4m3x2", *["cvt.f32.f16"] * 2, "cvt.rn.bf16x2.f32"],
     ),
+    "arithmetic of pairs": (
+        "q[0] = mul_pair<bf16>(q[0], q[1]); q[2] = mul_pair<fp16>(q[2], q[3]);",
+        ["fma.rn.bf16x2", "mul.rn.f16x2"],
+    ),
+    "over a warp": ("q[0] = warp_largest(q[threadIdx.x]);", ["redux.sync.max.u32"]),
     "vectors": (
         "Vec<bf16>::load(b).store(b + 8); Vec<bf16, 4>::load(b + 16).store(b + 20); "
         "Vec<e4m3>::load(e).store(e + 16);",
-        ["ld.global.v4.u32", "st.global.v4.u32", "ld.global.v4.u16", "st.global.v4.u16",
+        ["ld.global.v4.u32", "st.global.v4.u32", "ld.global.v2.u32", "st.global.v2.u32",
          "ld.global.v4.u32", "st.global.v4.u32"],
     ),
     "dynamic shared memory": (
