@@ -199,7 +199,8 @@ def test_import_kiln_is_light(heavy):
 
 
 def test_import_kiln_takes_under_50_ms():
-    code = "import time; t = time.perf_counter(); import kiln; print(time.perf_counter() - t)"
+    # CPU time: on a busy machine the clock on the wall tells of others.
+    code = "import time; t = time.process_time(); import kiln; print(time.process_time() - t)"
     times = [
         float(subprocess.check_output([sys.executable, "-c", code], env=_env(), timeout=60))
         for _ in range(3)
