@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kiln.jit_kernels.spec import Gpu
+from kiln.jit_kernels.spec import Gpu, Variant
 
 KV_BLOCK = 16  # tokens of a block of the pool
 TILE_ROWS = 16  # (token, head of the group) rows of an mma tile
 MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
 FAN_IN = 32  # partial results merged at once
+HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
 MOST_GROUP = 255  # heads of a group that the kernels' division holds for
 _SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
 _RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
@@ -41,25 +42,39 @@ class SplitRule:
         return splits if splits <= self.few else self.few + (splits - self.few + 3) // 4
 
 
+def head_tile(head_dim: int) -> int:
+    """Return what head_dim is rounded up to; itself where no kernel comes for it."""
+    tile = next((tile for tile in HEAD_TILES if head_dim <= tile), head_dim)
+    return head_dim if head_dim % 16 else tile
+
+
+def has_fp8_pool(variant: Variant) -> bool:
+    """Return whether a variant comes with a pool of e4m3: those that models need.
+
+    Each is built for every target.
+    """
+    return variant["scalar_t"] == "kiln::bf16" and variant["head_tile"] != "256"
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the kernel's shared memory depends on. Units: elements, bytes an element."""
 
-    head_dim: int
+    head_tile: int
     kv_bytes: int
 
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        return 4 if self.head_dim <= 128 else 2
+        return 4 if self.head_tile <= 128 else 2
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory: the warps' stages and the queries."""
-        slot = 2 * KV_BLOCK * (self.head_dim * self.kv_bytes // 16 | 1) * 16
-        wanted = 2 + -(-TILE_ROWS * (self.head_dim + 8) * 4 // slot)
+        slot = 2 * KV_BLOCK * (self.head_tile * self.kv_bytes // 16 | 1) * 16
+        wanted = 2 + -(-TILE_ROWS * (self.head_tile + 8) * 4 // slot)
         stages = min(_FITTING // (self.warps * slot), wanted)
-        return self.warps * stages * slot + TILE_ROWS * (self.head_dim // 8 | 1) * 16
+        return self.warps * stages * slot + TILE_ROWS * (self.head_tile // 8 | 1) * 16
 
     def resident_blocks(self, gpu: Gpu) -> int:
         """Return how many blocks run on a GPU at once."""

@@ -12,6 +12,7 @@ from kiln.jit_kernels.attention_splits import (
     ITEM_INTS,
     Shape,
     SplitRule,
+    head_tile,
     most_items,
     most_rows,
     split_rule,
@@ -79,7 +80,7 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
     head_dim 128, 3.3 MB a request at most. ``windows``: the windows in use, 0 for none. ``rule``
     None: that of the device.
     """
-    shape = Shape(head_dim, kv_dtype.itemsize)
+    shape = Shape(head_tile(head_dim), kv_dtype.itemsize)
     if rule is None:
         machine = gpu(device.index or 0) if device.type == "cuda" else HOST_GPU
         rule = split_rule(shape, num_kv_heads, machine)

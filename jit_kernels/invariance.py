@@ -15,6 +15,7 @@ from kiln.jit_kernels.attention_splits import (
     KV_BLOCK,
     Shape,
     SplitRule,
+    head_tile,
     most_items,
     most_rows,
 )
@@ -27,7 +28,7 @@ from kiln.jit_kernels.toolchains import host
 _PADDING = -1  # a request of no key and one query, as the padding of a graph's bucket
 _KINDS = (
     (torch.bfloat16, torch.bfloat16, 64),
-    (torch.float16, torch.float16, 128),
+    (torch.float16, torch.float16, 112),
     (torch.bfloat16, torch.float8_e4m3fn, 64),
 )
 
@@ -148,7 +149,7 @@ def _run(case: Paged, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torc
     rows = (max(1, most_rows(rule, *shapes)), kv_heads)
     out = torch.zeros(case.query.shape, dtype=case.query.dtype, device=device)
     lse = torch.zeros(tokens, heads, device=device)
-    warps = Shape(head_dim, case.key_pool.element_size()).warps
+    warps = Shape(head_tile(head_dim), case.key_pool.element_size()).warps
     arrivals = torch.zeros(len(items), kv_heads, warps, dtype=torch.int32, device=device)
     arguments = (
         out, lse, case.query, case.key_pool, case.value_pool, *lengths, items, case.sinks,

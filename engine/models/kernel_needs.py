@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 
 from kiln.engine.models.hf_config import HFConfig
+from kiln.jit_kernels.attention_splits import head_tile
 from kiln.jit_kernels.spec import Needs, needs_of
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype) -> Needs:
     """Return the compile-time values that a model of a dtype, KV pool included, fixes."""
-    return {**needs_of(dtype), "head_dim": str(config.head_dim), "kv_t": "SCALAR_T"}
+    return {
+        **needs_of(dtype),
+        "head_tile": str(head_tile(config.head_dim)),
+        "kv_t": "SCALAR_T",
+        "soft_cap": "false",
+    }

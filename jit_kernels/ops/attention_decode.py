@@ -15,12 +15,15 @@ from kiln.jit_kernels.attention_error import MOST_UNITS, attention_error
 from kiln.jit_kernels.attention_reference import Paged, attend, scattered
 from kiln.jit_kernels.attention_splits import (
     FIRST_IDS,
+    HEAD_TILES,
     ITEM_INTS,
     KV_BLOCK,
     MOST_TOKENS,
     Shape,
     SplitRule,
     cut,
+    has_fp8_pool,
+    head_tile,
     most_items,
     most_rows,
 )
@@ -40,8 +43,6 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import call, define
 
 _SAME, _E4M3 = "SCALAR_T", "kiln::e4m3"  # what the pool holds
-# Those of models in use, and an odd one for tests: each variant is built for every target.
-_FP8_HEAD_DIMS = ("64", "80", "128")
 _LOG2E = math.log2(math.e)
 _PLAN_BLOCKS, _PLAN_THREADS = 2, 128  # blocks a multiprocessor
 _INVERSE = 2**20  # i // group is i * (_INVERSE // group + 1) // _INVERSE, for rows of a tile
@@ -70,10 +71,11 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     """Return the attention of requests with up to 16 tokens in this step over their paged keys.
 
     query, out: [num_tokens, num_heads, head_dim] bf16 or fp16; key_pool, value_pool: [num_blocks,
-    num_kv_heads, 16, head_dim] of that dtype or float8_e4m3fn, any strides but of the last
-    dimension; block_table [num_requests, max_blocks], seq_lens [num_requests], cu_seqlens_q
-    [num_requests + 1]: int32; seq_lens counts the step's tokens too. A token sees its own key and
-    those before it, the last ``window`` of them (0: all). ``soft_cap`` c makes c tanh(x / c) of a
+    num_kv_heads, 16, head_dim] of that dtype, or of float8_e4m3fn beside bf16 queries of head_dim
+    up to 128, any strides but of the last dimension; head_dim: a multiple of 16 up to 256;
+    block_table [num_requests, max_blocks], seq_lens [num_requests], cu_seqlens_q [num_requests +
+    1]: int32; seq_lens counts the step's tokens too. A token sees its own key and those before
+    it, the last ``window`` of them (0: all). ``soft_cap`` c makes c tanh(x / c) of a
     logit (0: no cap); sinks [num_heads] float32 are one more logit each, without a value;
     keys count k_scale-fold, values v_scale-fold. lse [num_tokens, num_heads] float32, if given,
     gets the logarithm of the sum of e to the logits.
@@ -219,12 +221,13 @@ def _attention_bind(*arguments: Any) -> Bound:
     values = (
         out, lse, query, key_pool, value_pool, block_table, items, 0 if sinks is None else sinks,
         *workspace, *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
-        block_table.stride(0), items.shape[0] - 1, group, _INVERSE // group + 1, window,
-        scale * k_scale * _LOG2E, soft_cap * _LOG2E, 2 / soft_cap if soft_cap else 0.0, v_scale,
+        block_table.stride(0), items.shape[0] - 1, group, _INVERSE // group + 1, query.shape[2],
+        window, scale * k_scale * _LOG2E, soft_cap * _LOG2E, 2 / soft_cap if soft_cap else 0.0,
+        v_scale,
     )  # fmt: skip
     variant = {
         "scalar_t": SCALARS[query.dtype],
-        "head_dim": str(query.shape[2]),
+        "head_tile": str(head_tile(query.shape[2])),
         "kv_t": _SAME if key_pool.dtype == query.dtype else _E4M3,
     }
     return Bound(variant, {"kv_heads": kv_heads}, values)
@@ -237,7 +240,7 @@ def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 
 def _shape(variant: Variant) -> Shape:
     itemsize = DTYPES[variant["scalar_t"]].itemsize if variant["kv_t"] == _SAME else 1
-    return Shape(int(variant["head_dim"]), itemsize)
+    return Shape(int(variant["head_tile"]), itemsize)
 
 
 def _attention_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -257,8 +260,9 @@ def _attention_cost(variant: Variant, sizes: Sizes) -> Cost:
     shape, itemsize = _shape(variant), DTYPES[variant["scalar_t"]].itemsize
     keys = sum(length * tokens for length, tokens in ragged(sizes))
     heads = sizes["kv_heads"] * sizes["group"]
-    moved = moved_bytes(sizes, shape.head_dim, itemsize, shape.kv_bytes)
-    return Cost(moved, 4 * keys * heads * shape.head_dim)
+    head_dim = shape.head_tile - sizes.get("less", 0)
+    moved = moved_bytes(sizes, head_dim, itemsize, shape.kv_bytes)
+    return Cost(moved, 4 * keys * heads * head_dim)
 
 
 def _room(sizes: Sizes) -> tuple[int, int]:
@@ -294,7 +298,8 @@ def _planned(
 def _attention_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
     shape, dtype = _shape(variant), DTYPES[variant["scalar_t"]]
     kv_dtype = dtype if variant["kv_t"] == _SAME else torch.float8_e4m3fn
-    case = make_case(sizes, dtype, kv_dtype, shape.head_dim, device)
+    head_dim = shape.head_tile - sizes.get("less", 0)
+    case = make_case(sizes, dtype, kv_dtype, head_dim, device)
     lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
     (items,) = _plan_reference(*_planned(sizes, *lengths))
     rows = (max(1, _room(sizes)[1]), sizes["kv_heads"])
@@ -302,7 +307,7 @@ def _attention_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any,
         torch.zeros(case.query.shape, dtype=dtype, device=device),
         torch.zeros(case.query.shape[:2], device=device),
         case.query, case.key_pool, case.value_pool, *lengths, items, case.sinks,
-        torch.zeros(*rows, shape.head_dim, device=device),
+        torch.zeros(*rows, head_dim, device=device),
         torch.zeros(*rows, 2, device=device),
         torch.zeros(len(items), sizes["kv_heads"], shape.warps, dtype=torch.int32, device=device),
         case.scale, case.window, case.soft_cap, case.k_scale, case.v_scale,
@@ -312,8 +317,9 @@ def _attention_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any,
 _SIZES: list[dict[str, int]] = [
     {"batch": 0, "kv_heads": 2, "group": 4, "most": 6, "split": 16},
     {"batch": 1, "kv_heads": 1, "group": 1, "most": 6, "split": 16},
-    {"batch": 2, "kv_heads": 1, "group": 3, "most": 3, "split": 2, "by_token": 1},
+    {"batch": 2, "kv_heads": 1, "group": 3, "most": 3, "split": 2, "by_token": 1, "less": 16},
     {"batch": 3, "kv_heads": 1, "group": 8, "most": 33, "split": 2, "cap": 3, "sinks": 1},
+    {"batch": 0, "kv_heads": 1, "group": 2, "most": 6, "split": 2, "sinks": 1, "less": 48},
     {"batch": 3, "kv_heads": 1, "group": 16, "most": 33, "split": 1, "few": 2, "window": 20},
     {"batch": 4, "kv_heads": 2, "group": 1, "most": 40, "split": 1, "sinks": 1},
 ]
@@ -352,10 +358,10 @@ _ATTENTION = KernelSpec(
     "Tensor item_table, Tensor? sinks, Tensor(c!) workspace_partials, "
     "Tensor(d!) workspace_scales, Tensor(e!) workspace_arrivals, float scale, int window, "
     "float soft_cap, float k_scale, float v_scale) -> ()",
-    arguments=("pointer",) * 11 + ("int64",) * 9 + ("int32",) * 4 + ("float",) * 4,
+    arguments=("pointer",) * 11 + ("int64",) * 9 + ("int32",) * 5 + ("float",) * 4,
     params={
         "scalar_t": ["kiln::bf16", "kiln::fp16"],
-        "head_dim": ["64", "80", "96", "128", "256"],
+        "head_tile": [str(tile) for tile in HEAD_TILES],
         "kv_t": [_SAME, _E4M3],
     },
     bind=_attention_bind,
@@ -366,12 +372,12 @@ _ATTENTION = KernelSpec(
     sizes=_SIZES,
     bench_sizes=_BENCH_SIZES,
     tolerance=MOST_UNITS,
-    comes=lambda variant: variant["kv_t"] == _SAME or variant["head_dim"] in _FP8_HEAD_DIMS,
+    comes=lambda variant: variant["kv_t"] == _SAME or has_fp8_pool(variant),
     min_arch=80,
     max_cpu_seconds=1.0,
     shared_bytes=lambda variant: _shape(variant).shared_bytes,
     error=_attention_error,
-    bench_needs={"scalar_t": "kiln::bf16", "head_dim": "128", "kv_t": _SAME},
+    bench_needs={"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": _SAME},
     paper="https://crfm.stanford.edu/2023/10/12/flashdecoding.html",
 )
 SPECS = [_PLAN, _ATTENTION]

@@ -11,6 +11,7 @@ from kiln.jit_kernels.attention_cases import make_case
 from kiln.jit_kernels.attention_checks import check_attention, has_aligned_rows
 from kiln.jit_kernels.attention_error import MOST_UNITS, attention_error
 from kiln.jit_kernels.attention_reference import Paged, attend, scattered
+from kiln.jit_kernels.attention_splits import HEAD_TILES, has_fp8_pool, head_tile
 from kiln.jit_kernels.attention_tiles import (
     TILE_KEYS,
     TILE_ROWS,
@@ -36,10 +37,10 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import call, define
 
 _SAME, _E4M3 = "SCALAR_T", "kiln::e4m3"  # what the pool holds
-_FP8_HEAD_DIMS = ("64", "128")  # those of models in use: each variant is built for every target
 _PLAN_THREADS = 512
+_CAP = 3  # of tests
 _PAGED = (*range(2, 8), 9, *range(11, 16))  # of the operator's arguments, those of Paged
-_WIDE = 128  # head_dim up to which two blocks run on a multiprocessor
+_WIDE = 128  # tile of head_dim up to which two blocks run on a multiprocessor
 
 
 @takes_arrays
@@ -64,7 +65,8 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
     """Return the attention of requests with more than 16 tokens in this step over their paged keys.
 
     Arguments, results and refusals as of paged_attention, which serves the other requests: their
-    rows are left alone. scale is above 0. With ``workspace`` its plan for this step
+    rows are left alone. scale is above 0. A soft_cap takes bf16, in the pool too, and a head_dim
+    above 64; for others NoSuchKernel is raised. With ``workspace`` its plan for this step
     (``plan_prefill``) is used, and nothing is allocated but ``out``. Source:
     https://arxiv.org/abs/2307.08691
     """
@@ -174,15 +176,24 @@ def _prefill_bind(*arguments: Any) -> Bound:
     values = (
         out, lse, query, key_pool, value_pool, block_table, *arguments[6:9], arguments[10], sinks,
         *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
-        block_table.stride(0), query.shape[1], key_pool.shape[1], window, scale * k_scale,
-        soft_cap, v_scale,
+        block_table.stride(0), query.shape[1], key_pool.shape[1], query.shape[2], window,
+        scale * k_scale, soft_cap, v_scale,
     )  # fmt: skip
     variant = {
         "scalar_t": SCALARS[query.dtype],
-        "head_dim": str(query.shape[2]),
+        "head_tile": str(head_tile(query.shape[2])),
         "kv_t": _SAME if key_pool.dtype == query.dtype else _E4M3,
+        "soft_cap": "true" if soft_cap else "false",
     }
     return Bound(variant, {}, values)
+
+
+def _comes(variant: Variant) -> bool:
+    """Keep to what models need, as each variant is built for every target."""
+    fp8 = variant["kv_t"] == _E4M3
+    if variant["soft_cap"] == "true":  # Gemma's head_dims, in its dtype
+        return variant["head_tile"] != "64" and variant["scalar_t"] == "kiln::bf16" and not fp8
+    return not fp8 or has_fp8_pool(variant)
 
 
 def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -191,16 +202,16 @@ def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 
 def _shared_bytes(variant: Variant) -> int:
     """Return the bytes of queries, keys and values; rows are an odd number of 16 bytes apart."""
-    head_dim, fp8 = int(variant["head_dim"]), variant["kv_t"] == _E4M3
-    row, narrow = (head_dim // 8 | 1) * 16, (head_dim // 16 | 1) * 16
-    key_tiles = 1 if fp8 or head_dim > _WIDE else 2
+    tile, fp8 = int(variant["head_tile"]), variant["kv_t"] == _E4M3
+    row, narrow = (tile // 8 | 1) * 16, (tile // 16 | 1) * 16
+    key_tiles = 1 if fp8 or tile > _WIDE else 2
     shared = TILE_ROWS * row + (key_tiles + 1) * TILE_KEYS * row
     return shared + (2 * TILE_KEYS * narrow if fp8 else 0)
 
 
 def _prefill_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     """Return as many blocks as run at once; the work is found on the device."""
-    shared, wide = _shared_bytes(variant), int(variant["head_dim"]) <= _WIDE
+    shared, wide = _shared_bytes(variant), int(variant["head_tile"]) <= _WIDE
     resident = max(1, min(2 if wide else 1, gpu.max_shared_bytes // (shared + 2048)))
     grid = (gpu.num_multiprocessors * resident, 1, 1)
     return LaunchGeometry(grid, (128 if wide else 256, 1, 1), shared)
@@ -224,6 +235,10 @@ def _ragged(sizes: Sizes) -> Sequence[tuple[int, int]]:
     return [(sizes["context"], sizes["tokens"])] * sizes["requests"]
 
 
+def _head_dim(variant: Variant, sizes: Sizes) -> int:
+    return int(variant["head_tile"]) - sizes.get("less", 0)
+
+
 def _plan_cost(variant: Variant, sizes: Sizes) -> Cost:
     requests = _ragged(sizes)
     tokens = sum(count for _, count in requests)
@@ -233,7 +248,7 @@ def _plan_cost(variant: Variant, sizes: Sizes) -> Cost:
 
 def _prefill_cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count the products that causality leaves, and each key and value once a request."""
-    dim, size = int(variant["head_dim"]), DTYPES[variant["scalar_t"]].itemsize
+    dim, size = _head_dim(variant, sizes), DTYPES[variant["scalar_t"]].itemsize
     stored = size if variant["kv_t"] == _SAME else 1
     window, heads = sizes.get("window", 0), sizes["kv_heads"] * sizes["group"]
     moved = pairs = 0
@@ -260,7 +275,8 @@ def _plan_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]
 
 
 def _prefill_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
-    dtype, dim = DTYPES[variant["scalar_t"]], int(variant["head_dim"])
+    dtype, dim = DTYPES[variant["scalar_t"]], _head_dim(variant, sizes)
+    sizes = {**sizes, "cap": _CAP if variant["soft_cap"] == "true" else 0}
     kv_dtype = dtype if variant["kv_t"] == _SAME else torch.float8_e4m3fn
     case = make_case(sizes, dtype, kv_dtype, dim, device, requests=_ragged(sizes))
     (items,) = _plan_reference(*_plan_inputs({}, sizes, device))
@@ -276,8 +292,8 @@ def _prefill_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, .
 _SIZES: list[dict[str, int]] = [
     {"batch": 0, "kv_heads": 2, "group": 3},
     {"batch": 1, "kv_heads": 1, "group": 1},
-    {"batch": 2, "kv_heads": 1, "group": 4, "by_token": 1},
-    {"batch": 3, "kv_heads": 1, "group": 3, "window": 50, "cap": 3, "sinks": 1},
+    {"batch": 2, "kv_heads": 1, "group": 4, "by_token": 1, "less": 16},
+    {"batch": 3, "kv_heads": 1, "group": 3, "window": 50, "sinks": 1, "less": 48},
     {"batch": 4, "kv_heads": 1, "group": 2, "sinks": 1},
     {"batch": 6, "kv_heads": 1, "group": 2, "sharp": 5, "window": 50},
 ]
@@ -320,11 +336,12 @@ _PREFILL = KernelSpec(
     "Tensor value_pool, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
     "Tensor item_table, Tensor? sinks, Tensor(c!) workspace_counter, float scale, int window, "
     "float soft_cap, float k_scale, float v_scale) -> ()",
-    arguments=("pointer",) * 11 + ("int64",) * 9 + ("int32",) * 3 + ("float",) * 3,
+    arguments=("pointer",) * 11 + ("int64",) * 9 + ("int32",) * 4 + ("float",) * 3,
     params={
         "scalar_t": ["kiln::bf16", "kiln::fp16"],
-        "head_dim": ["64", "80", "96", "128", "256"],
+        "head_tile": [str(tile) for tile in HEAD_TILES],
         "kv_t": [_SAME, _E4M3],
+        "soft_cap": ["false", "true"],
     },
     bind=_prefill_bind,
     geometry=_prefill_geometry,
@@ -334,12 +351,12 @@ _PREFILL = KernelSpec(
     sizes=_SIZES,
     bench_sizes=_BENCH_SIZES,
     tolerance=MOST_UNITS,
-    comes=lambda variant: variant["kv_t"] == _SAME or variant["head_dim"] in _FP8_HEAD_DIMS,
+    comes=_comes,
     min_arch=80,
     max_cpu_seconds=1.0,
     shared_bytes=_shared_bytes,
     error=_prefill_error,
-    bench_needs={"scalar_t": "kiln::bf16", "head_dim": "128", "kv_t": _SAME},
+    bench_needs={"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": _SAME, "soft_cap": "false"},
     paper="https://arxiv.org/abs/2307.08691",
 )
 SPECS = [_PLAN, _PREFILL]

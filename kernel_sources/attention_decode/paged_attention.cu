@@ -1,9 +1,9 @@
 // out[t, h, :] = v_scale sum_j softmax_j(cap(scale q[t, h, :] . k_j)) v_j, j the keys that t sees
 //
-// out, query: [num_tokens, num_heads, HEAD_DIM]; pools: blocks of 16 tokens, rows dense, any other
-// strides; items: attention_plan's. HEAD_DIM: a multiple of 16 from 64 to 256. Query, pools and out
-// start every row at a multiple of 16 bytes. Compile-time parameters: SCALAR_T, KV_T, HEAD_DIM
-// (jit_kernels/ops/attention_decode.py).
+// out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 tokens, rows dense, any other
+// strides; items: attention_plan's. head_dim: a multiple of 16 up to HEAD_TILE. Query, pools and
+// out start every row at a multiple of 16 bytes. Compile-time parameters: SCALAR_T, KV_T,
+// HEAD_TILE (jit_kernels/ops/attention_decode.py).
 //
 // Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
 //
@@ -22,13 +22,13 @@
 #ifndef KV_T
 #define KV_T SCALAR_T
 #endif
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
+#ifndef HEAD_TILE
+#define HEAD_TILE 128
 #endif
 
 namespace {
 
-using Tile = kiln::AttentionTile<SCALAR_T, KV_T, HEAD_DIM>;
+using Tile = kiln::AttentionTile<SCALAR_T, KV_T, HEAD_TILE>;
 using kiln::finite;
 using kiln::Float4;
 using kiln::Scale;
@@ -36,7 +36,7 @@ using kiln::Scale;
 constexpr uint32_t kWarp = 0xffffffffu;
 constexpr int kFanBits = 5;  // 32 partial results are merged at once; more splits as a tree
 constexpr int kRows = kiln::kTileRows, kBlock = kiln::kKVBlock, kChunks = Tile::kChunks;
-constexpr int kWarps = HEAD_DIM <= 128 ? 4 : 2, kThreads = kWarps * 32;
+constexpr int kWarps = HEAD_TILE <= 128 ? 4 : 2, kThreads = kWarps * 32;
 constexpr int kSlot = 2 * Tile::kBytes;  // a stage: keys and values of a block
 // A warp's result takes the place of its last stages, while blocks of the next item fill the first.
 constexpr int kResultSlots = (kRows * Tile::kPitch * 4 + kSlot - 1) / kSlot;
@@ -44,7 +44,7 @@ constexpr int kFitting = 70 * 1024 / (kWarps * kSlot), kWanted = 2 + kResultSlot
 constexpr int kStages = kFitting < kWanted ? kFitting : kWanted, kAhead = kStages - kResultSlots;
 constexpr int kLate = 2 * (kStages - kAhead);  // halves of stages that wait for the results to go
 constexpr int kWarpBytes = kStages * kSlot;
-static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM >= 64 && HEAD_DIM <= 256);
+static_assert(32 % kChunks == 0);  // a lane has the same 16 bytes of all rows that it copies
 static_assert(kStages >= 2 && kAhead >= 1);
 
 }  // namespace
@@ -55,8 +55,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
                 const float* sinks, float* partials, Scale* scales, uint32_t* arrivals,
                 int64_t query_token, int64_t query_head, int64_t key_block, int64_t key_head,
                 int64_t key_token, int64_t value_block, int64_t value_head, int64_t value_token,
-                int64_t table_row, int capacity, int group, int inverse_group, int window,
-                float scale, float cap, float steepness, float v_scale) {
+                int64_t table_row, int capacity, int group, int inverse_group, int head_dim,
+                int window, float scale, float cap, float steepness, float v_scale) {
   __shared__ kiln::WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
   __shared__ Scale warp_scales[kWarps][kRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4;
@@ -79,29 +79,20 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   };
   auto look_up = [&](int i) { return i + lane < count ? table[(i + lane) * kWarps] : 0; };
   // The keys (half 0) or values (half 1) of block i, which has an id in the pool; a group.
+  constexpr int kAtOnce = 32 / kChunks;  // rows
+  const int own_column = lane % kChunks * (16 / int(sizeof(KV_T)));
   auto fetch = [&](int i, int half, int64_t id) {
     const KV_T* from = half ? value_pool + id * value_block + head * value_head
                             : key_pool + id * key_block + head * key_head;
     const int64_t token = half ? value_token : key_token;
     unsigned char* to = stages + i % kStages * kSlot + half * Tile::kBytes;
-    const int valid = num_keys - i * kWarps * kBlock;  // rows past it are never read
-    if constexpr (32 % kChunks == 0) {
-      constexpr int kAtOnce = 32 / kChunks;  // rows
-      from += lane / kChunks * token + lane % kChunks * (16 / int(sizeof(KV_T)));
-      to += lane / kChunks * Tile::kStep + lane % kChunks * 16;
+    // Rows past it are never read, nor columns past head_dim: there zeros come in their place.
+    const int valid = own_column < head_dim ? num_keys - i * kWarps * kBlock : 0;
+    from += lane / kChunks * token + own_column;
+    to += lane / kChunks * Tile::kStep + lane % kChunks * 16;
 #pragma unroll
-      for (int row = 0; row < kBlock; row += kAtOnce) {
-        kiln::copy_async_16(to + row * Tile::kStep, from, row + lane / kChunks < valid);
-        from += kAtOnce * token;
-      }
-    } else {
-#pragma unroll 4
-      for (int c = lane; c < kBlock * kChunks; c += 32) {
-        const int row = c / kChunks, column = c % kChunks;
-        kiln::copy_async_16(to + row * Tile::kStep + column * 16,
-                            from + row * token + column * (16 / int(sizeof(KV_T))), row < valid);
-      }
-    }
+    for (int row = 0; row < kBlock; row += kAtOnce, from += kAtOnce * token)
+      kiln::copy_async_16(to + row * Tile::kStep, from, row + lane / kChunks < valid);
   };
   auto fetch_stages = [&](const kiln::WorkItem& item, int begin, int end) {
 #pragma unroll 1
@@ -116,13 +107,14 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   auto copy_queries = [&](const kiln::WorkItem& item) {
     const int start = (item.part >> 16) * kRows, rows = (item.size & 255) * group - start;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * (HEAD_DIM / 8); i += kThreads) {
-      const int row = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8), token = token_of(start + row);
+    for (int i = threadIdx.x; i < kRows * (HEAD_TILE / 8); i += kThreads) {
+      const int row = i / (HEAD_TILE / 8), chunk = i % (HEAD_TILE / 8);
+      const int token = token_of(start + row);
       const int64_t h = head * group + start + row - token * group;
       kiln::copy_async_16(
           queries + row * Tile::kQueryStep + chunk * 16,
           query + (item.first_token + token) * query_token + h * query_head + chunk * 8,
-          row < rows);
+          row < rows && chunk * 8 < head_dim);
     }
     kiln::copy_commit();
   };
@@ -134,7 +126,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   kiln::copy_wait<0>();
   __syncwarp();  // the item is there
 
-  float o[HEAD_DIM / 8][4] = {};
+  float o[HEAD_TILE / 8][4] = {};
   float top[2] = {}, sum[2] = {};
 #pragma unroll 1
   for (int now = -1, next = blockIdx.y, side = 1;; now = next, next += gridDim.y, side ^= 1) {
@@ -170,7 +162,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       const int flat = tile * kRows + row, token = token_of(flat);
       const int h = head * group + flat - token * group;
       const int64_t to = int64_t(item.first_token + token) * num_heads + h;
-      kiln::finish(out + to * HEAD_DIM + column, lse && column == 0 ? lse + to : nullptr,
+      kiln::finish(out + to * head_dim + column, lse && column == 0 ? lse + to : nullptr,
                    sinks ? sinks + h : nullptr, y, whole, v_scale);
     };
     // Merge the warps, in warp order; a warp takes every kWarps-th row.
@@ -187,7 +179,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       }
       const int64_t slot = base + split * split_rows + int64_t(row) * num_kv_heads;
 #pragma unroll 1
-      for (int column = lane * 4; column < HEAD_DIM; column += 128) {
+      for (int column = lane * 4; column < head_dim; column += 128) {
         const float* from = results + row * Tile::kPitch + column;
         Float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -197,7 +189,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
         if (num_splits == 1)
           finish(row, column, y, whole);
         else
-          kiln::store_vector(partials + slot * HEAD_DIM + column, y);
+          kiln::store_vector(partials + slot * head_dim + column, y);
       }
       if (num_splits > 1 && lane == 0) kiln::store_vector(scales + slot, whole);
     }
@@ -231,10 +223,10 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
           float weight;
           const Scale whole = kiln::weigh(own, weight);
 #pragma unroll 1
-          for (int column = lane * 4; column - lane * 4 < HEAD_DIM; column += 128) {
-            const bool inside = column < HEAD_DIM;
-            float* o_0 = partials + slot * HEAD_DIM + column;
-            const Float4 y = kiln::gather(weight, children, o_0, stride * HEAD_DIM, inside);
+          for (int column = lane * 4; column - lane * 4 < head_dim; column += 128) {
+            const bool inside = column < head_dim;
+            float* o_0 = partials + slot * head_dim + column;
+            const Float4 y = kiln::gather(weight, children, o_0, stride * head_dim, inside);
             if (inside && root) finish(row, column, y, whole);
             if (inside && !root) kiln::store_vector(o_0, y);
           }
@@ -271,7 +263,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     ahead = look_up(32);
 
 #pragma unroll
-    for (int c = 0; c < HEAD_DIM / 8; ++c)
+    for (int c = 0; c < HEAD_TILE / 8; ++c)
 #pragma unroll
       for (int j = 0; j < 4; ++j) o[c][j] = 0.0f;
     top[0] = top[1] = kiln::minus_infinity(), sum[0] = sum[1] = 0.0f;
@@ -300,8 +292,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float y = logit[n][j] * scale;
-          // tanh(z) = 1 - 2 / (e^2z + 1) saturates, where the symmetric form is inf / inf
-          if (cap > 0) y = cap * (1 - 2 / (kiln::exp2_fast(y * steepness) + 1));
+          if (cap > 0) y = kiln::capped(y * steepness, cap);
           const int own = key + n * 8 + lane % 4 * 2 + j % 2;
           const bool old = window && own < limit[j / 2] - window;
           if (masked && (own >= limit[j / 2] || old)) y = kiln::minus_infinity();
@@ -317,7 +308,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
           top[j] = best[j];
           sum[j] *= f;
 #pragma unroll
-          for (int c = 0; c < HEAD_DIM / 8; ++c) o[c][2 * j] *= f, o[c][2 * j + 1] *= f;
+          for (int c = 0; c < HEAD_TILE / 8; ++c) o[c][2 * j] *= f, o[c][2 * j + 1] *= f;
         }
       }
 #pragma unroll

@@ -1,9 +1,10 @@
 // out[t, h, :] = v_scale sum_j softmax_j(cap(scale q[t, h, :] . k_j)) v_j, j the keys that t sees
 //
-// out, query: [num_tokens, num_heads, HEAD_DIM]; pools: blocks of 16 tokens, rows dense, any other
-// strides; items: prefill_plan's. scale > 0. HEAD_DIM: a multiple of 16 up to 256. Query, pools and
-// out start every row at a multiple of 16 bytes. counter: 0 before and after. Compile-time
-// parameters: SCALAR_T, KV_T, HEAD_DIM (jit_kernels/ops/attention_prefill.py).
+// out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 tokens, rows dense, any other
+// strides; items: prefill_plan's. scale > 0. head_dim: a multiple of 16 up to HEAD_TILE. Query,
+// pools and out start every row at a multiple of 16 bytes. counter: 0 before and after.
+// Compile-time parameters: SCALAR_T, KV_T, HEAD_TILE, SOFT_CAP
+// (jit_kernels/ops/attention_prefill.py).
 //
 // A block takes 128 rows (token, head of the group) of one request at a time, its warps 32 each (16
 // where registers are short), and goes over the keys in tiles of 64 that all warps share, while the
@@ -23,8 +24,11 @@
 #ifndef KV_T
 #define KV_T SCALAR_T
 #endif
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
+#ifndef HEAD_TILE
+#define HEAD_TILE 128
+#endif
+#ifndef SOFT_CAP  // whether there is one: code that is never run slows the loop down by 4 %
+#define SOFT_CAP false
 #endif
 
 namespace {
@@ -32,30 +36,30 @@ namespace {
 constexpr uint32_t kWarp = 0xffffffffu;
 using kiln::kLog2e, kiln::kLn2;
 constexpr int kBlock = kiln::kKVBlock, kRows = kiln::kPrefillRows;
-constexpr int kParts = HEAD_DIM <= 128 ? 2 : 1;  // tiles of 16 rows of a warp: each key read from
+constexpr int kParts = HEAD_TILE <= 128 ? 2 : 1;  // tiles of 16 rows of a warp: each key read from
 constexpr int kWarps = kRows / (16 * kParts);    // shared memory serves all of them
 constexpr int kThreads = kWarps * 32;
 constexpr int kKeys = 64, kBlocks = kKeys / kBlock;  // keys of a tile
-constexpr int kSteps = HEAD_DIM / 16;
+constexpr int kSteps = HEAD_TILE / 16;
 constexpr bool kFp8 = sizeof(KV_T) == 1;
 // Rows of shared memory lie an odd number of 16-byte chunks apart: the eight that ldmatrix reads at
 // once are in different banks.
-constexpr int kChunks = HEAD_DIM / 8, kStep = (kChunks | 1) * 16;  // bytes
+constexpr int kChunks = HEAD_TILE / 8, kStep = (kChunks | 1) * 16;  // bytes
 constexpr int kTile = kKeys * kStep;                               // of keys or of values
 // What cp.async brings; KV_T of one byte has a stage of its own, which becomes a tile of SCALAR_T.
-constexpr int kRawChunks = HEAD_DIM * int(sizeof(KV_T)) / 16;
+constexpr int kRawChunks = HEAD_TILE * int(sizeof(KV_T)) / 16;
 constexpr int kRawStep = kFp8 ? (kRawChunks | 1) * 16 : kStep, kRawTile = kKeys * kRawStep;
 // Shared memory: queries, then kStages tiles of keys and one of values, then, with KV_T of one
-// byte, what is to become them. Within the 99 KiB of the smallest GPUs up to HEAD_DIM 128.
-constexpr int kStages = kFp8 || HEAD_DIM > 128 ? 1 : 2;
-static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256);
+// byte, what is to become them. Within the 99 KiB of the smallest GPUs up to HEAD_TILE 128.
+constexpr int kStages = kFp8 || HEAD_TILE > 128 ? 1 : 2;
 
 using Parts = float[kParts][2];
 
 // A tile of the pool is copied in turns. kEven: a thread has the same 16 bytes of a row in all of
 // them, and its rows lie evenly in the blocks.
 constexpr int kTurns = (kKeys * kRawChunks + kThreads - 1) / kThreads;
-constexpr bool kEven = kThreads % kRawChunks == 0 && kBlock % (kThreads / kRawChunks) == 0;
+static_assert(kThreads % kRawChunks == 0 && 32 % kRawChunks == 0);
+constexpr bool kEven = kBlock % (kThreads / kRawChunks) == 0;
 constexpr int kAhead = 32;  // blocks of keys of which a warp knows the addresses
 
 // What a warp knows of its item, in shared memory: registers are short.
@@ -63,7 +67,8 @@ struct Known {
   const KV_T *keys[kAhead], *values[kAhead];  // blocks of the KV head
   const KV_T *key_pool, *value_pool;          // the KV head of block 0
   const int* table;                           // the request's blocks that matter
-  int num_blocks, num_keys;                   // of the request, those that matter
+  int num_blocks;                             // of the request, those that matter
+  int num_keys[32];  // too; 0 for a lane that copies columns past head_dim: zeros come instead
   int work;                                   // which item of which KV head
   int first, last;                            // limits of the warp's first and last row
   int limits[16 * kParts];                    // a row sees the keys before it
@@ -95,7 +100,7 @@ KILN_FN void multiply_keys(float (&s)[kParts][kKeys / 8][4], const unsigned char
 }
 
 // o += p times a tile of values.
-KILN_FN void add_values(float (&o)[kParts][HEAD_DIM / 8][4],
+KILN_FN void add_values(float (&o)[kParts][HEAD_TILE / 8][4],
                         const float (&p)[kParts][kKeys / 8][4], const unsigned char* values,
                         int lane) {
 #pragma unroll
@@ -137,8 +142,9 @@ KILN_FN void widen(unsigned char* to, const unsigned char* raw) {
 
 // Normalise a warp's rows and store them by way of the queries' place. norms: the warp's own.
 KILN_FN void finish(SCALAR_T* out, float* lse, const float* sinks, float v_scale, int num_heads,
-                    const kiln::WarpRows& rows, unsigned char* place, float (&norms)[16 * kParts],
-                    const float (&o)[kParts][HEAD_DIM / 8][4], const Parts& top, const Parts& sum) {
+                    int head_dim, const kiln::WarpRows& rows, unsigned char* place,
+                    float (&norms)[16 * kParts],
+                    const float (&o)[kParts][HEAD_TILE / 8][4], const Parts& top, const Parts& sum) {
   const int lane = threadIdx.x % 32, quad = lane / 4;
   float all = 0, best = 0;  // of row `lane`
 #pragma unroll
@@ -172,7 +178,7 @@ KILN_FN void finish(SCALAR_T* out, float* lse, const float* sinks, float v_scale
       const int row = m * 16 + quad + 8 * j;
       const float f = norms[row];
 #pragma unroll
-      for (int c = 0; c < HEAD_DIM / 8; ++c) {
+      for (int c = 0; c < HEAD_TILE / 8; ++c) {
         const uint32_t pair = kiln::pack<SCALAR_T>(o[m][c][2 * j] * f, o[m][c][2 * j + 1] * f);
         kiln::store_vector(place + row * kStep + c * 16 + lane % 4 * 4, pair);
       }
@@ -181,22 +187,23 @@ KILN_FN void finish(SCALAR_T* out, float* lse, const float* sinks, float v_scale
 #pragma unroll 1
   for (int i = lane; i < rows.count * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
+    if (chunk * 8 >= head_dim) continue;
     const int64_t to = rows.token_of(row) * num_heads + rows.head_of(row);
-    kiln::store_vector(out + to * HEAD_DIM + chunk * 8,
+    kiln::store_vector(out + to * head_dim + chunk * 8,
                        kiln::load_vector<Words4>(place + row * kStep + chunk * 16));
   }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, HEAD_DIM <= 128 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(kThreads, HEAD_TILE <= 128 ? 2 : 1)
 paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_pool,
               const KV_T* value_pool, const int* block_table, const int* seq_lens,
               const int* cu_seqlens_q, const kiln::TileItem* items, uint32_t* counter,
               const float* sinks, int64_t query_token, int64_t query_head, int64_t key_block,
               int64_t key_head, int64_t key_token, int64_t value_block, int64_t value_head,
-              int64_t value_token, int64_t table_row, int num_heads, int num_kv_heads, int window,
-              float scale, float soft_cap, float v_scale) {
+              int64_t value_token, int64_t table_row, int num_heads, int num_kv_heads, int head_dim,
+              int window, float scale, float soft_cap, float v_scale) {
   __shared__ int next_work[2];
   __shared__ Known of_warp[kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4;
@@ -211,16 +218,16 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
 
   // A block's first work is its own number. For each piece of work that it does it asks for another
   // one, so that as many numbers are taken as there is work: then the counter is 0 again.
-  const int num_work = items[0].request * num_kv_heads;
-  auto take = [&] { return int(gridDim.x + kiln::arrive(counter, num_work - 1)); };
-  auto rows_of = [&](int work) {  // asked for twice: registers are short in between
+  auto num_work = [&] { return items[0].request * num_kv_heads; };  // anew: registers are short
+  auto take = [&] { return int(gridDim.x + kiln::arrive(counter, num_work() - 1)); };
+  auto rows_of = [&](int work) {  // asked for twice, likewise
     const kiln::TileItem item = kiln::load_vector<kiln::TileItem>(items + 1 + work / num_kv_heads);
     const int token = cu_seqlens_q[item.request], all = cu_seqlens_q[item.request + 1] - token;
     const int first = item.tile * kRows + warp * 16 * kParts;
     const int count = min(16 * kParts, all * group - first);
     return kiln::WarpRows{first, count, group, token, work % num_kv_heads * group};
   };
-  for (int turn = 0, work = blockIdx.x; work < num_work; work = next_work[turn]) {
+  for (int turn = 0, work = blockIdx.x; work < num_work(); work = next_work[turn]) {
     turn ^= 1;
     const int kv_head = work % num_kv_heads;
     const kiln::TileItem item = kiln::load_vector<kiln::TileItem>(items + 1 + work / num_kv_heads);
@@ -238,12 +245,13 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
       if (lane == 0) known.first = rows.count < 16 * kParts ? 0 : limit;
       if (lane == max(rows.count, 1) - 1) known.last = limit;
     }
+    const bool inside = lane % kRawChunks * (16 / int(sizeof(KV_T))) < head_dim;
+    known.num_keys[lane] = inside ? min(x.seq_len, num_blocks * kBlock) : 0;
     if (lane == 0) {
       known.key_pool = key_pool + kv_head * key_head;
       known.value_pool = value_pool + kv_head * value_head;
       known.table = table;
       known.num_blocks = num_blocks;
-      known.num_keys = min(x.seq_len, num_blocks * kBlock);
       known.work = work;
     }
 
@@ -260,7 +268,7 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
       }
     };
     auto fetch = [&](int i, unsigned char* to, const KV_T* const* pool, int64_t token) {
-      const int valid = known.num_keys - i * kKeys;  // what is past it is never read
+      const int valid = known.num_keys[lane] - i * kKeys;  // what is past it is never read
       pool += i * kBlocks % kAhead;
       if constexpr (kEven) {
         constexpr int kAtOnce = kThreads / kRawChunks;
@@ -299,7 +307,8 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
       const int row = i / kChunks, chunk = i % kChunks;
       const SCALAR_T* from =
           query + rows.token_of(row) * query_token + rows.head_of(row) * query_head + chunk * 8;
-      kiln::copy_async_16(queries + row * kStep + chunk * 16, from, row < rows.count);
+      kiln::copy_async_16(queries + row * kStep + chunk * 16, from,
+                          row < rows.count && chunk * 8 < head_dim);
     }
     if (count > 0) {
       fetch_keys(0);
@@ -308,7 +317,7 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
     kiln::copy_commit();
     if (threadIdx.x == 0) next_work[turn] = take();
 
-    float o[kParts][HEAD_DIM / 8][4] = {};
+    float o[kParts][HEAD_TILE / 8][4] = {};
     Parts top, sum = {};
 #pragma unroll
     for (int m = 0; m < kParts; ++m) top[m][0] = top[m][1] = kiln::minus_infinity();
@@ -340,7 +349,7 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
       float s[kParts][kKeys / 8][4] = {};
       if (seen) {
         multiply_keys(s, queries, tiles + i % kStages * kTile, lane);
-        if (soft_cap > 0) kiln::cap_logits(s, soft_cap, scale);
+        if (SOFT_CAP) kiln::cap_logits(s, soft_cap, scale);
         if (key < last - within || key + kKeys > first) {
 #pragma unroll
           for (int m = 0; m < kParts; ++m)
@@ -350,7 +359,7 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
               kiln::hide_keys(s[m], j, end - key - lane % 4 * 2, within);
             }
         }
-        kiln::soften(s, o, top, sum, soft_cap > 0 ? 1.0f : scale * kLog2e);
+        kiln::soften(s, o, top, sum, SOFT_CAP ? 1.0f : scale * kLog2e);
       }
       if constexpr (!kFp8) {
         kiln::copy_wait<kStages - 1>();
@@ -365,8 +374,8 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
 
     kiln::copy_wait<0>();  // without keys the queries are still on their way, to where results go
     __syncwarp();
-    finish(out, lse, sinks, v_scale, num_heads, rows_of(known.work), queries, known.norms, o, top,
-           sum);
+    finish(out, lse, sinks, v_scale, num_heads, head_dim, rows_of(known.work), queries, known.norms,
+           o, top, sum);
     __syncthreads();  // every warp is done with the tiles, and the next item is known
   }
 }

@@ -1,19 +1,14 @@
 // What splitting attention over keys needs: the states of parts, their merge, and the end of a row.
 #pragma once
+#include "kiln/attention_logits.cuh"
 #include "kiln/ptx_mma.cuh"
-#include "kiln/reduce.cuh"
 
 namespace kiln {
-
-constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 
 // Of a row's unnormalised result: both are relative to 2^top, the greatest logit in log2 units.
 struct alignas(8) Scale { float top, sum; };
 struct alignas(16) Float4 { float x, y, z, w; };
 struct alignas(8) Words2 { uint32_t x, y; };
-
-// What to subtract from logits whose greatest is top: -infinity - -infinity would be NaN.
-KILN_FN float finite(float top) { return top > minus_infinity() ? top : 0.0f; }
 
 KILN_FN Float4 add_scaled(Float4 y, Float4 v, float f) {
   return {y.x + v.x * f, y.y + v.y * f, y.z + v.z * f, y.w + v.w * f};

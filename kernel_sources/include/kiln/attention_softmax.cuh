@@ -1,19 +1,13 @@
 // Softmax over tiles of keys in the registers of a warp, as mma leaves them: of each m of M tiles of
 // 16 rows a lane has parts of two rows, j = 0 and 1: s[m][.][2 * j ..] and o[m][.][2 * j ..].
 #pragma once
-#include "kiln/ptx_fast.cuh"
-#include "kiln/reduce.cuh"
+#include "kiln/attention_logits.cuh"
 
 namespace kiln {
 
-constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 constexpr float kSlack = 8;  // weights up to 2^8 are no less exact, and most tiles rescale nothing
 
-// What to subtract from logits whose greatest is top: -infinity - -infinity would be NaN.
-KILN_FN float finite(float top) { return top > minus_infinity() ? top : 0.0f; }
-
-// s = cap tanh(scale s / cap), in log2 units. tanh(z) = 1 - 2 / (e^2z + 1) is never inf / inf; the
-// quotient by way of a logarithm, for an exact one is a long way round.
+// s = cap tanh(scale s / cap), in log2 units.
 template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, float scale) {
   const float twice = 2 * kLog2e * scale / cap;
 #pragma unroll
@@ -21,10 +15,7 @@ template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, 
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float below = log2_fast(exp2_fast(s[m][n][j] * twice) + 1.0f);
-        s[m][n][j] = cap * kLog2e * (1.0f - exp2_fast(1.0f - below));
-      }
+      for (int j = 0; j < 4; ++j) s[m][n][j] = capped(s[m][n][j] * twice, cap * kLog2e);
 }
 
 // Hide the keys that a row does not see; it sees `within` before the key `end`, counted from this

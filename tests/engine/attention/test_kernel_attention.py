@@ -114,7 +114,7 @@ def test_a_step_launches_only_what_has_work(launches):
         ),
         ({}, {}, 16, False),
         ({"KILN_CPU_KERNELS": "host"}, {"scalar_t": "float"}, 16, False),
-        ({"KILN_CPU_KERNELS": "host"}, {"head_dim": "24"}, 16, False),
+        ({"KILN_CPU_KERNELS": "host"}, {"head_tile": "24"}, 16, False),
         ({"KILN_CPU_KERNELS": "host"}, {}, 7, False),
     ],
     ids=["host", "one-family", "neither", "torch", "float32", "head-dim", "block-size"],
@@ -122,5 +122,5 @@ def test_a_step_launches_only_what_has_work(launches):
 def test_kernels_attend_where_they_can_and_may(monkeypatch, environ, needs, block_size, wanted):
     env = read(families(), environ)
     monkeypatch.setattr(choose, "settings", lambda: env)
-    needs = {"scalar_t": "kiln::bf16", "head_dim": "64", **needs}
+    needs = {"scalar_t": "kiln::bf16", "head_tile": "64", **needs}
     assert kernels_attend(CPU, needs, block_size) == wanted

@@ -12,6 +12,7 @@ _TWO_HEADS = {**_SPLIT, "by_token": 1, "kv_heads": 2}
 _LONG = {"requests": 1, "context": 400, "kv_heads": 1, "group": 4, "most": 1, "split": 16}
 _REUSED = {**_LONG, "requests": 16, "context": 150}  # more items than blocks
 _VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
+_NARROW = {**_TWO_HEADS, "less": 16}  # columns of the tile past head_dim
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
 
@@ -22,6 +23,7 @@ def _planted(kernel, rows):
         yield {"kernel": kernel, **fault, "sizes": [fault["sizes"]]}
 
 
+_LOGITS = {"header": "kiln/attention_logits.cuh"}
 _MERGE = {"header": "kiln/attention_merge.cuh"}
 _ROWS = {"header": "kiln/attention_rows.cuh"}
 _CUT = {"header": "kiln/attention_split.cuh"}
@@ -31,7 +33,7 @@ _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
 _RELAXED = "inc, counter, last, cuda_host::relaxed"
 _HALF = "kiln::copy_wait<2 * kStages - 1>();\n      "
 _SHORT = _HALF.replace("kStages - 1", "kStages")
-_FP8 = {**_ROWS, "needs": {"scalar_t": "kiln::bf16", "head_dim": "80", "kv_t": "kiln::e4m3"}}
+_FP8 = {**_ROWS, "needs": {"scalar_t": "kiln::bf16", "head_tile": "64", "kv_t": "kiln::e4m3"}}
 _KEYS, _VALUES = "__syncwarp();  // the keys are", "__syncwarp();  // the values are"
 _FIRST, _NEXT = "__syncwarp();  // the item", "__syncwarp();  // every lane"
 _ATTENTION = [
@@ -53,9 +55,9 @@ _ATTENTION = [
     ("the first takes itself for the last", "before) != children - 1", "before) != 0", _SPLIT),
     ("arrival without an order", _ACQ_REL, _RELAXED, _SPLIT, _MEMORY),
     ("keys past the end read", "row + lane / kChunks < valid", "true", _TINY),
-    ("queries of another request read", "row < rows);", "true);", _TINY),
+    ("queries of another request read", "row < rows && chunk", "chunk", _TINY),
     ("block table read past the end", "i + lane < count ? table", "true ? table", _TINY),
-    ("no guard for a row without keys", "> minus_infinity() ? top", "> 0 ? top", _TINY, _MERGE),
+    ("no guard for a row without keys", "> minus_infinity() ? top", "> 0 ? top", _TINY, _LOGITS),
     ("no guard for an empty sum", "x.sum > 0 ? f * v_scale", "true ? f * v_scale", _TINY, _MERGE),
     ("first ids of the wrong block", "item.ids[known]", "item.ids[0]", _SPLIT),
     ("next ids not looked up", "if (refill % 32 == 0) {", "if (refill == 0) {", _VERY_LONG),
@@ -65,7 +67,7 @@ _ATTENTION = [
     ("first keys taken for seen by all", "token_of(last_row) - window", "-window", _WINDOW),
     ("wrong token of a row", "unsigned(inverse_group)", "unsigned(1 << 18)", _SPECULATIVE),
     ("wrong KV head", "id * value_block + head *", "id * value_block + 0 *", _TWO_HEADS),
-    ("pool taken as laid out by head", "half ? value_token", "half ? HEAD_DIM", _TWO_HEADS),
+    ("pool taken as laid out by head", "half ? value_token", "half ? head_dim", _TWO_HEADS),
     ("rows merged in another tile's place", "tile * kRows) * int64_t", "0) * int64_t", _ALL_OPTIONS,
      _SEEDS),
     ("old result not rescaled", "|| best[1] > top[1])", ")", _SPECULATIVE),
@@ -73,6 +75,10 @@ _ATTENTION = [
     ("sink of another head", "sinks + h :", "sinks + h % 2 :", _ALL_OPTIONS),
     ("scale of the values left out", "f * v_scale / x.sum", "f / x.sum", _TINY, _MERGE),
     ("lse in units of log2", "log2_fast(x.sum)) * kLn2", "log2_fast(x.sum))", _TINY, _MERGE),
+    ("columns past head_dim read", "own_column < head_dim ?", "true ?", _NARROW),
+    ("queries past head_dim read", "row < rows && chunk * 8 < head_dim", "row < rows", _NARROW),
+    ("columns past head_dim stored", "< head_dim; column +=", "< HEAD_TILE; column +=", _NARROW),
+    ("columns past head_dim merged", "inside = column < head_dim", "inside = true", _NARROW),
     ("wrong chunk of the values", "(2 * c + lane / 16)", "(2 * c + 1 - lane / 16)", _TINY, _ROWS),
     ("bytes of fp8 values not sorted", "(x & 0xff0000ff) |", "x |", _TINY, _FP8),
     ("fp8 queries in 16-bit order", "32 + lane % 4 * 8", "32 + lane % 4 * 4", _TINY, _FP8),

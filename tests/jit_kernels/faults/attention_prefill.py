@@ -1,8 +1,8 @@
 """Faults planted in the kernels of prefill attention; see test_faults.py."""
 
-_BF16 = {"scalar_t": "kiln::bf16", "head_dim": "64", "kv_t": "SCALAR_T"}
+_BF16 = {"scalar_t": "kiln::bf16", "head_tile": "64", "kv_t": "SCALAR_T", "soft_cap": "false"}
 _FP8 = {**_BF16, "kv_t": "kiln::e4m3"}
-_WIDE = {**_BF16, "head_dim": "256"}  # one tile of keys
+_WIDE = {**_BF16, "head_tile": "256"}  # one tile of keys
 
 FAULTS = [
     {"kernel": "paged_prefill", "needs": _BF16, **fault}
@@ -98,7 +98,7 @@ FAULTS = [
             "name": "infinity less infinity",
             "old": "return top > minus_infinity() ? top : 0.0f;",
             "new": "return top;",
-            "header": "kiln/attention_softmax.cuh",
+            "header": "kiln/attention_logits.cuh",
         },
         {
             "name": "no barrier between lanes before the result takes the queries' place",
@@ -143,9 +143,24 @@ FAULTS = [
             "new": "i < 16 * kParts * kChunks; i += 32",
         },
         {
+            "name": "columns past head_dim read",
+            "old": "= inside ? min(",
+            "new": "= true ? min(",
+        },
+        {
+            "name": "columns past head_dim stored",
+            "old": "if (chunk * 8 >= head_dim) continue;",
+            "new": "",
+        },
+        {
+            "name": "queries past head_dim loaded",
+            "old": "row < rows.count && chunk * 8 < head_dim);",
+            "new": "row < rows.count);",
+        },
+        {
             "name": "rows of padding loaded",
-            "old": "copy_async_16(queries + row * kStep + chunk * 16, from, row < rows.count);",
-            "new": "copy_async_16(queries + row * kStep + chunk * 16, from, true);",
+            "old": "row < rows.count && chunk * 8 < head_dim);",
+            "new": "chunk * 8 < head_dim);",
         },
         {
             "name": "item left out",
@@ -188,13 +203,14 @@ FAULTS = [
         },
         {
             "name": "no cap",
-            "old": "if (soft_cap > 0) kiln::cap_logits(s, soft_cap, scale);",
-            "new": "if (soft_cap > 0) kiln::cap_logits(s, 100.0f, scale);",
+            "old": "kiln::cap_logits(s, soft_cap, scale);",
+            "new": "kiln::cap_logits(s, 100.0f, scale);",
+            "needs": {**_BF16, "head_tile": "128", "soft_cap": "true"},
         },
         {
             "name": "counter left as it is",
-            "old": "kiln::arrive(counter, num_work - 1)",
-            "new": "kiln::arrive(counter, num_work)",
+            "old": "kiln::arrive(counter, num_work() - 1)",
+            "new": "kiln::arrive(counter, num_work())",
         },
         {
             "name": "next keys over those that others still read",
@@ -219,7 +235,7 @@ FAULTS = [
             "name": "halves of a chunk swapped",
             "old": "(2 * chunk + half) * 16",
             "new": "(2 * chunk + 1 - half) * 16",
-            "needs": {**_FP8, "scalar_t": "kiln::fp16"},
+            "needs": _FP8,
         },
     ]
 ] + [
