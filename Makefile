@@ -10,7 +10,9 @@ serve: $(VENV)/.serve
 	$(BIN)/kiln serve $(MODEL)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	programs=$$(mktemp -d) && trap 'rm -rf "$$programs"' EXIT && \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --programs="$$programs" && \
+	$(BIN)/python -m pytest -m alone --programs="$$programs"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

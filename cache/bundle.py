@@ -12,12 +12,12 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kiln.cache.entry import ALIGNMENT, DIGEST_SIZE, Entry, EntryError, decode, encode
+from kiln.cache.entry import ALIGNMENT, DIGEST_SIZE, Entry, EntryError, decode, encode, header_of
 from kiln.cache.layout import check_name
 from kiln.cache.publish import publish
 from kiln.cache.trust import Trust, Untrusted, close_quietly, open_checked, read_all
@@ -45,9 +45,8 @@ class Bundle:
     def __init__(self, path: Path, data: bytes) -> None:
         """Take the bytes of a bundle; ``open`` is what callers want. Raises BundleError."""
         self.path = path
-        self.sha256 = hashlib.sha256(data).hexdigest()
         self._data = data
-        self._places = _read_manifest(path, data)
+        self.sha256, self._places = _read_manifest(path, data)
 
     @classmethod
     def open(cls, path: Path, sha256: str | None = None, trust: Trust | None = None) -> Bundle:
@@ -77,17 +76,25 @@ class Bundle:
         place = self._places.get((arch, key))
         if place is None:
             return None
-        data = self._data[place.start : place.end]
-        if hashlib.sha256(data).hexdigest() != place.sha256:
-            raise BundleError(f"bundle {self.path}: {key} is not what the manifest lists")
         try:
-            return decode(data, key, arch)
+            return decode(self._data[place.start : place.end], key, arch)
         except EntryError as error:
             raise BundleError(f"bundle {self.path}: {key}: {error}") from None
 
+    def headers(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what every entry says of itself; payloads are not looked at. Raises BundleError."""
+        for place in self._places.values():
+            try:
+                yield header_of(self._data[place.start : place.end])
+            except EntryError as error:
+                raise BundleError(f"bundle {self.path}: {error}") from None
+
     def entries(self) -> Iterator[tuple[str, str, Entry]]:
         """Yield target, key and entry of everything, in order. Raises BundleError."""
-        for arch, key in self._places:
+        for (arch, key), place in self._places.items():
+            data = memoryview(self._data)[place.start : place.end]
+            if hashlib.sha256(data).hexdigest() != place.sha256:
+                raise BundleError(f"bundle {self.path}: {key} is not what the manifest lists")
             entry = self.get(arch, key)
             assert entry is not None
             yield arch, key, entry
@@ -124,11 +131,13 @@ def write_bundle(path: Path, entries: Iterable[tuple[str, str, Entry]]) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _read_manifest(path: Path, data: bytes) -> dict[tuple[str, str], _Place]:
+def _read_manifest(path: Path, data: bytes) -> tuple[str, dict[tuple[str, str], _Place]]:
+    """Return the SHA-256 of a whole bundle, which is checked, and where its entries lie."""
     if not data.startswith(_MAGIC) or len(data) < _START + DIGEST_SIZE:
         raise BundleError(f"{path} is not a bundle of kernels, or truncated")
     end = len(data) - DIGEST_SIZE
-    if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
+    whole = hashlib.sha256(memoryview(data)[:end])
+    if whole.digest() != data[end:]:
         raise BundleError(f"bundle {path} is truncated or damaged: its SHA-256 does not fit")
     start = _START + int(_LENGTH.unpack_from(data, len(_MAGIC))[0])
     places: dict[tuple[str, str], _Place] = {}
@@ -140,7 +149,8 @@ def _read_manifest(path: Path, data: bytes) -> dict[tuple[str, str], _Place]:
             places[name] = place
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(f"bundle {path}: its manifest makes no sense: {error}") from None
-    return places
+    whole.update(data[end:])
+    return whole.hexdigest(), places
 
 
 def _place(item: dict[str, Any], start: int) -> tuple[tuple[str, str], _Place]:

@@ -56,14 +56,22 @@ def decode(data: bytes, key: str, arch: str | None = None) -> Entry:
     if hashlib.sha256(body).digest() != data[-DIGEST_SIZE:]:
         raise EntryError("truncated or damaged: its SHA-256 does not fit")
     # From here on the bytes are as somebody wrote them; whether for this key is still open.
-    start = _START + int(_LENGTH.unpack_from(data, len(MAGIC))[0])
-    try:
-        header = json.loads(data[_START:start])
-    except (ValueError, RecursionError):
-        raise EntryError("its header is not JSON") from None
-    if not isinstance(header, dict) or header.get("size") != len(body) - start:
-        raise EntryError("its header does not fit its payload")
+    header = header_of(data)
     for name, want in (("key", key), ("arch", arch)):
         if want is not None and header.get(name) != want:
             raise EntryError(f"its {name} is {header.get(name)!r}, want {want!r}")
-    return Entry(header, data[start:-DIGEST_SIZE])
+    return Entry(header, data[-DIGEST_SIZE - header["size"] : -DIGEST_SIZE])
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    """Return what an entry says of itself, unverified. Raises EntryError where it cannot be so."""
+    start = _START + int(_LENGTH.unpack_from(data, len(MAGIC))[0])
+    try:
+        header = json.loads(str(data[_START:start], "utf-8"))
+    except (ValueError, RecursionError):
+        raise EntryError("its header is not JSON") from None
+    size = len(data) - DIGEST_SIZE - start
+    if not isinstance(header, dict) or header.get("size") != size:
+        raise EntryError("its header does not fit its payload")
+    header["size"] = size  # JSON may have said it as a float
+    return header

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,11 @@ import pytest
 # kernel is compiled once and a test cannot pass on what an earlier version left behind.
 _CACHE = tempfile.TemporaryDirectory(prefix="kiln-tests-")
 os.environ.setdefault("KILN_KERNEL_CACHE_DIR", _CACHE.name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``make test`` runs two passes, of several processes: they compile each program once."""
+    parser.addoption("--programs", type=Path, help="keep the tests' programs in this folder")
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ def main() -> int:
     flip = commands.add_parser("flips", help="damaged and misassembled entries")
     flip.add_argument("--full", action="store_true", help="every bit, not one in 50")
     network = commands.add_parser("nfs", help="two nodes with caches of their own")
+    network.add_argument("--min-stale", type=int, default=1, help="stale answers to wait for")
     lookup = commands.add_parser("lookup", help="microseconds, from the page cache")
     for command in (kill, network):
         command.add_argument("--seconds", type=float, default=60.0)
@@ -86,7 +87,7 @@ def _flips(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _nfs(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    result = nfs.two_nodes(folder, seconds=args.seconds)
+    result = nfs.two_nodes(folder, seconds=args.seconds, min_stale=args.min_stale)
     return {"passed": nfs.passed(result), **result}
 
 

@@ -125,13 +125,13 @@ class KernelCache:
     def _bundle_toolchains(self) -> tuple[str, ...]:
         if self.bundle is None:
             return ()
-        return _toolchains_in(entry for _, _, entry in self.bundle.entries())
+        return _toolchains_in(self.bundle.headers())
 
     def _stored_toolchains(self, arch: str) -> tuple[str, ...]:
         if arch not in self._stored:
             names = (one for one in self.store.entries() if one.arch == arch)
             entries = (self.store.get(one.arch, one.key) for one in names)
-            self._stored[arch] = _toolchains_in(entry for entry in entries if entry is not None)
+            self._stored[arch] = _toolchains_in(entry.header for entry in entries if entry)
         return self._stored[arch]
 
     def _in_bundle(self, arch: str, key: str) -> Entry | None:
@@ -141,11 +141,11 @@ class KernelCache:
             raise BundleRefused(str(error)) from None
 
 
-def _toolchains_in(entries: Iterable[Entry]) -> tuple[str, ...]:
+def _toolchains_in(headers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     found: dict[str, None] = {}
-    for entry in entries:
+    for header in headers:
         with suppress(ValueError):  # an entry of some other program
-            found[value_of(stored_ingredients(entry.header), "toolchain")] = None
+            found[value_of(stored_ingredients(header), "toolchain")] = None
     return tuple(found)
 
 

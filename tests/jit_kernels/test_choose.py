@@ -164,5 +164,5 @@ def test_every_triton_form_agrees_with_the_reference():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
-    assert report["checked"] >= 18
+    assert report["checked"] >= 50
     assert not report["wrong"]

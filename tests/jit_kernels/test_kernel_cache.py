@@ -201,6 +201,7 @@ def test_what_somebody_else_builds_is_left_for_later(tmp_path, compiles):
     assert [tier for _, tier in order[:-1]] == ["built", "built"]
 
 
+@pytest.mark.alone
 def test_a_warm_look_up_takes_50_microseconds(warm):
     """From key to verified bytes; from template to key it is half as much again."""
     built = [build(job.spec, job.variant, job.arch, warm.cache()) for job in warm.jobs]

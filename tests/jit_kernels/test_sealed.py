@@ -117,6 +117,7 @@ def test_a_tampered_bundle_is_exit_code_4(warm, bare, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("tier", ["disk", "bundle"])
 def test_a_warm_start_of_64_kernels_takes_40_ms_and_loads_no_compiler(warm, tmp_path, tier):
     environ = {

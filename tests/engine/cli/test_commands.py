@@ -25,6 +25,7 @@ def test_every_module_of_the_folder_is_a_command():
     assert all(command.HELP in " ".join(text.split()) for command in find_commands())
 
 
+@pytest.mark.alone
 def test_help_is_fast_and_imports_nothing_heavy():
     code = (
         "import sys, time; begun = time.perf_counter()\n"
