@@ -9,6 +9,7 @@ from kiln.engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
+KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two are one
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -52,6 +53,7 @@ class KVConfig:
     num_blocks: int | None = None
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory that Kiln may use in all
     kv_memory_gib: float = 1.0  # GiB for the pool on a CPU
+    kv_cache_dtype: KVCacheDType = "auto"  # the model's own, or 8-bit floats of half its size
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -61,6 +63,8 @@ class KVConfig:
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
         _require(self.kv_memory_gib > 0, "kv_memory_gib", self.kv_memory_gib, "above 0")
+        dtypes, dtype = ("auto", "fp8", "fp8_e4m3"), self.kv_cache_dtype
+        _require(dtype in dtypes, "kv_cache_dtype", dtype, f"one of {', '.join(dtypes)}")
 
 
 @dataclass(frozen=True, slots=True)

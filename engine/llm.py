@@ -12,6 +12,7 @@ from kiln.engine.chat_template import Message
 from kiln.engine.config import (
     DType,
     EngineConfig,
+    KVCacheDType,
     KVConfig,
     LoadFormat,
     ModelConfig,
@@ -54,6 +55,7 @@ class LLM:
         num_kv_blocks: int | None = None,
         gpu_memory_utilization: float = 0.9,
         kv_memory_gib: float = 1.0,
+        kv_cache_dtype: KVCacheDType = "auto",
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         max_chunk_tokens: int | None = None,
@@ -61,9 +63,12 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         folder = resolve_model_folder(model)
+        kv = KVConfig(
+            block_size, num_kv_blocks, gpu_memory_utilization, kv_memory_gib, kv_cache_dtype
+        )
         config = EngineConfig(
             ModelConfig(str(folder), dtype, device, load_format, max_model_len, seed=seed),
-            KVConfig(block_size, num_kv_blocks, gpu_memory_utilization, kv_memory_gib),
+            kv,
             # Offline there is nobody to turn away: the whole batch waits its turn.
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_chunk_tokens, sys.maxsize),
         )

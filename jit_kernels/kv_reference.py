@@ -13,6 +13,7 @@ from kiln.jit_kernels.parity import largest_error
 from kiln.jit_kernels.spec import SCALARS
 
 E4M3_MAX = 448.0
+_MAX_ODD_SLOTS = 2**32  # the kernel divides 32 bits
 
 
 def rope_store_reference(  # noqa: PLR0913 (the operator's arguments)
@@ -49,10 +50,14 @@ def store(pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, scale: float
     slots, x = slots[kept], x[kept]
     blocks, places = slots // pool.shape[2], slots % pool.shape[2]
     if pool.dtype == torch.float8_e4m3fn:
-        narrow = (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(pool.dtype)
-        pool.view(torch.uint8)[blocks, :, places] = narrow.view(torch.uint8)
+        pool.view(torch.uint8)[blocks, :, places] = narrowed(x, scale).view(torch.uint8)
     else:
         pool[blocks, :, places] = (x / scale).to(pool.dtype) if scale != 1.0 else x.to(pool.dtype)
+
+
+def narrowed(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """Return x / scale in e4m3: the nearest number of at most 448 in size."""
+    return (x.float() / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
 
 
 def _normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -97,6 +102,18 @@ def check_pool(name: str, pool: torch.Tensor, dtype: torch.dtype, scale: float) 
     if pool.dtype in SCALARS and scale != 1.0:
         raise ValueError(f"rope_store: a {name} of {pool.dtype} takes no scale, got {scale}")
     _check_aligned(name, pool, 4, 8 if pool.dtype == torch.float8_e4m3fn else 16)
+
+
+def check_slots(blocks: int, block_size: int) -> None:
+    """Refuse more slots than the kernel can divide by a block_size that is no power of two.
+
+    Raises ValueError.
+    """
+    if block_size & (block_size - 1) and blocks * block_size > _MAX_ODD_SLOTS:
+        raise ValueError(
+            f"rope_store: {blocks} blocks of {block_size} tokens; want a block_size that is a "
+            f"power of two for more than {_MAX_ODD_SLOTS} slots"
+        )
 
 
 def check_heads(name: str, x: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ class TorchAttention:
 
     def __init__(self, windows: Iterable[int | None], dtype: torch.dtype) -> None:
         self._windows, self._dtype = sorted(set(windows), key=str), dtype
-        self._workspace = Workspace()
+        self._workspace = Workspace(dtype)
 
     def context(self, metadata: AttentionMetadata, pool: KVPool) -> AttentionContext:
         """Plan a step."""

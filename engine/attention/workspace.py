@@ -6,13 +6,14 @@ import torch
 
 
 class Workspace:
-    """Two buffers that grow to the largest gather so far.
+    """Two buffers that grow to the largest gather so far. ``dtype`` is what attention computes in.
 
     Fresh memory costs a CPU one page fault per 4 KiB, several times what the gather itself takes.
     Layers run one after the other, so one pair serves all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._keys = torch.empty(0)
         self._values = torch.empty(0)
 
@@ -23,6 +24,12 @@ class Workspace:
 
         They are valid until the next call.
         """
+        if keys.dtype != self._dtype:  # of 8 bits, which torch gathers as bytes only
+            keys, values = (
+                pool.view(torch.uint8).index_select(0, slots).view(pool.dtype).to(self._dtype)
+                for pool in (keys, values)
+            )
+            return keys, values
         count = slots.shape[0]
         if count > self._keys.shape[0]:
             self._keys = keys.new_empty((count, *keys.shape[1:]))

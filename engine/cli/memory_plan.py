@@ -11,7 +11,7 @@ from kiln.engine.config import KVConfig
 from kiln.engine.kv.pool import KVShape
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.registry import read_model
-from kiln.engine.runner.device import resolve_device, resolve_dtype
+from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 
 _GIB = 2**30
 
@@ -56,7 +56,8 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     else:
         free, total = torch.cuda.mem_get_info(device)
         pool = max(0, int(kv.gpu_memory_utilization * total) - (total - free) - weights)
-    shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
+    kv_dtype = resolve_kv_dtype(kv.kv_cache_dtype, dtype)
+    shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
     blocks = pool // (shape.bytes_per_token * kv.block_size)
     return MemoryPlan(str(device), weights, pool, blocks * kv.block_size, config.max_positions)
 

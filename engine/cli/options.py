@@ -11,7 +11,7 @@ from kiln.engine.errors import ModelError
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 _MODEL_FLAGS = ("dtype", "device", "load_format", "max_model_len", "seed")
-_KV_FLAGS = ("block_size", "gpu_memory_utilization", "kv_memory_gib")
+_KV_FLAGS = ("block_size", "gpu_memory_utilization", "kv_memory_gib", "kv_cache_dtype")
 _SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "max_waiting")
 ENGINE_FLAGS = (*_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS)
 
@@ -44,6 +44,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SHARE",
         help="share of the GPU's memory that Kiln may use in all; default 0.9",
+    )
+    kv.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8", "fp8_e4m3"),
+        help="8-bit floats hold twice the tokens; default: the model's dtype",
     )
     scheduler = parser.add_argument_group("scheduler")
     scheduler.add_argument(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.jit_kernels.kv_reference import narrowed
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -79,13 +81,18 @@ class KVPool:
     def store(
         self, index: int, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Write key and value [num_tokens, num_kv_heads, head_dim] to slots [num_tokens] int64."""
+        """Write key and value [num_tokens, num_kv_heads, head_dim] to slots [num_tokens] int64.
+
+        A pool of 8-bit floats takes the nearest number of at most 448 in size.
+        """
+        keys, values = self._views[index] if self.by_head else self.layer(index)
+        if keys.dtype == torch.float8_e4m3fn:  # torch moves bytes where it does not such floats
+            key, value = narrowed(key).view(torch.uint8), narrowed(value).view(torch.uint8)
+            keys, values = keys.view(torch.uint8), values.view(torch.uint8)
         if not self.by_head:
-            keys, values = self.layer(index)
             keys.index_copy_(0, slot_mapping, key)
             values.index_copy_(0, slot_mapping, value)
             return
-        keys, values = self._views[index]
         blocks, places = slot_mapping // self.block_size, slot_mapping % self.block_size
         keys[blocks, :, places] = key
         values[blocks, :, places] = value

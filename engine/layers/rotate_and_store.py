@@ -28,8 +28,9 @@ def rotate_and_store(
     overwritten.
     """
     context = current()
-    slots = context.metadata.slot_mapping
-    if is_one_launch(query.device.type, query.shape[-1], rotary.table.shape[1]):
+    slots, pools = context.metadata.slot_mapping, context.pool.views(layer)
+    kinds = (query.device.type, query.dtype, pools[0].dtype)
+    if is_one_launch(*kinds, query.shape[-1], rotary.table.shape[1]):
         return rope_store(
             query,
             key,
@@ -37,7 +38,7 @@ def rotate_and_store(
             positions,
             rotary.table,
             slots,
-            *context.pool.views(layer),
+            *pools,
             query_weight=query_norm.weight if query_norm is not None else None,
             key_weight=key_norm.weight if key_norm is not None else None,
             eps=query_norm.eps if query_norm is not None else 0.0,

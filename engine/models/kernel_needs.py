@@ -9,11 +9,11 @@ from kiln.jit_kernels.attention_splits import head_tile
 from kiln.jit_kernels.spec import Needs, needs_of
 
 
-def kernel_needs(config: HFConfig, dtype: torch.dtype) -> Needs:
-    """Return the compile-time values that a model of a dtype, KV pool included, fixes."""
+def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:
+    """Return the compile-time values that a model of a dtype, and its KV pool's, fix."""
     return {
         **needs_of(dtype),
         "head_tile": str(head_tile(config.head_dim)),
-        "kv_t": "SCALAR_T",
+        "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",
         "soft_cap": "false",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.engine.config import DType
+from kiln.engine.config import DType, KVCacheDType
 from kiln.engine.errors import ConfigError
 
 
@@ -39,3 +39,8 @@ def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) ->
     if name != "auto":
         return named[name]
     return torch.float32 if device.type == "cpu" else checkpoint
+
+
+def resolve_kv_dtype(name: KVCacheDType, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the KV pool of a model of ``dtype``."""
+    return dtype if name == "auto" else torch.float8_e4m3fn

@@ -18,11 +18,12 @@ from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.registry import read_model
-from kiln.engine.runner.device import resolve_device, resolve_dtype
+from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.sampler import sample
 from kiln.jit_kernels.choose import prepare
 from kiln.jit_kernels.dispatch import check_cpu_toggles
+from kiln.jit_kernels.spec import Needs
 
 
 class ModelRunner:
@@ -39,9 +40,11 @@ class ModelRunner:
         family, self.model_config = read_model(folder)
         self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
+        self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
+        needs = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
         if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
             torch.cuda.set_device(self.device)
-            prepare(report, kernel_needs(self.model_config, self.dtype))
+            prepare(report, needs)
         else:
             check_cpu_toggles()
         with torch.inference_mode():
@@ -49,7 +52,7 @@ class ModelRunner:
             self._model = load_model(
                 family, self.model_config, weights, self.max_model_len, self.device, report
             )
-            self._attention = self._make_attention(config)  # takes memory too
+            self._attention = self._make_attention(config, needs)  # takes memory too
             self._pool = self._make_pool(config)
 
     @property
@@ -77,11 +80,10 @@ class ModelRunner:
     @property
     def _kv_shape(self) -> KVShape:
         hf = self.model_config
-        return KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.dtype)
+        return KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.kv_dtype)
 
-    def _make_attention(self, config: EngineConfig) -> Attention:
+    def _make_attention(self, config: EngineConfig, needs: Needs) -> Attention:
         hf, limits = self.model_config, config.scheduler
-        needs = kernel_needs(hf, self.dtype)
         if not kernels_attend(self.device, needs, config.kv.block_size):
             return TorchAttention(hf.windows, self.dtype)
         most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)

@@ -10,6 +10,7 @@ from kiln.jit_kernels.choose import choice
 from kiln.jit_kernels.kv_reference import (
     check_heads,
     check_pool,
+    check_slots,
     copy_blocks_reference,
     rope_store_error,
     rope_store_reference,
@@ -43,13 +44,15 @@ def serves(head_dim: int, rotary_dim: int) -> bool:
 
 
 @cache
-def is_one_launch(device_type: str, head_dim: int, rotary_dim: int) -> bool:
+def is_one_launch(
+    device_type: str, dtype: torch.dtype, pool_dtype: torch.dtype, head_dim: int, rotary_dim: int
+) -> bool:
     """Return whether rope_store runs as a kernel for such heads: on a GPU where the choice is jit.
 
     On a CPU, where ``KILN_CPU_KERNELS`` runs kernels there. Elsewhere its reference would run, and
     an operation for each part is quicker. Decided once a process.
     """
-    if not serves(head_dim, rotary_dim):
+    if not serves(head_dim, rotary_dim) or not _ROPE_STORE.has_variant(_variant(dtype, pool_dtype)):
         return False
     if device_type == "cuda":
         return choice("kv").implementation == "jit"
@@ -84,8 +87,9 @@ def rope_store(  # noqa: PLR0913 (all that a token needs on its way)
     model's dtype or float8_e4m3fn, which holds x / scale, saturating. ``out`` is where the query
     goes: query itself where it is None.
 
-    Raises ValueError on a wrong shape, on rows that are not 16-byte aligned and on sizes that
-    ``serves`` refuses; TypeError on a wrong dtype.
+    Raises ValueError on a wrong shape, on rows that are not 16-byte aligned, on sizes that
+    ``serves`` refuses and on more than 2^32 slots where block_size is no power of two; TypeError on
+    a wrong dtype.
     """
     out = query if out is None else out
     _check(query, key, value, out, cos_sin_table)
@@ -95,6 +99,7 @@ def rope_store(  # noqa: PLR0913 (all that a token needs on its way)
     blocks, _, block_size, _ = key_pool.shape
     check_shape("rope_store", "key_pool", key_pool, (blocks, kv_heads, block_size, head_dim))
     check_shape("rope_store", "value_pool", value_pool, key_pool.shape)
+    check_slots(blocks, block_size)
     if key_pool.dtype != value_pool.dtype:
         raise TypeError(f"rope_store: pools are {key_pool.dtype} and {value_pool.dtype}")
     for name, index in (("positions", positions), ("slot_mapping", slot_mapping)):
@@ -192,8 +197,12 @@ def _rope_store_bind(  # noqa: PLR0913 (the operator's arguments)
         1 / head_dim, eps, k_scale, v_scale,
     )  # fmt: skip
     sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    kind = _POOL_KINDS[key_pool.dtype == torch.float8_e4m3fn]
-    return Bound({"scalar_t": SCALARS[query.dtype], "kv_t": kind}, sizes, values)
+    return Bound(_variant(query.dtype, key_pool.dtype), sizes, values)
+
+
+def _variant(dtype: torch.dtype, pool_dtype: torch.dtype) -> Variant:
+    kind = _POOL_KINDS[pool_dtype == torch.float8_e4m3fn]
+    return {"scalar_t": SCALARS[dtype], "kv_t": kind}
 
 
 def _rope_store_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -272,6 +281,11 @@ def _copy_blocks_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[to
     return both.to(torch.bfloat16)[..., :elements], pairs
 
 
+def _rope_store_comes(variant: Variant) -> bool:
+    """Leave out an fp8 pool for any model but a bf16 one."""
+    return variant["kv_t"] == "SCALAR_T" or variant["scalar_t"] == "kiln::bf16"
+
+
 _ROPE_STORE = KernelSpec(
     name="rope_store",
     source="kv/rope_store.cu",
@@ -309,7 +323,7 @@ _ROPE_STORE = KernelSpec(
         {"tokens": tokens, "heads": 32, "kv_heads": 8, "head_dim": 128}
         for tokens in (1, 16, 128, 256, 1024, 8192)
     ],
-    max_cpu_seconds=0.4,
+    comes=_rope_store_comes,
     tolerance=1.0,  # of what rope_store_error allows each dtype
     error=rope_store_error,
     paper="https://arxiv.org/abs/2104.09864",

@@ -269,6 +269,7 @@ _ROUTE = KernelSpec(
         _route_case(9, 1, 32, sigmoid=1, hostile=1),
         _route_case(8, 120, 8, bias=1, renorm=0, hostile=1),
         _route_case(5, 64, 1, (32, 1), sigmoid=1, renorm=0),
+        _route_case(9, 64, 8, (32, 4), sigmoid=1, bias=1),
     ],
     bench_sizes=[
         _route_case(tokens, 0, 8, (8, 4), sigmoid=1, bias=1) for tokens in (1, 16, 64, 512, 8192)

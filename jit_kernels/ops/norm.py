@@ -164,7 +164,6 @@ _RMS_NORM = KernelSpec(
     sizes=_SIZES,
     bench_sizes=_BENCH_SIZES,
     tolerance=_TOLERANCE,
-    max_cpu_seconds=0.4,
     paper="https://arxiv.org/abs/1910.07467",
 )
 _FUSED = KernelSpec(

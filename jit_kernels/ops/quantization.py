@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kiln.jit_kernels.ops.activation import silu_and_mul
+from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
 from kiln.jit_kernels.quantization_specs import (
     FUSED_ADD_RMS_NORM_QUANT,
     QUANTIZE,
@@ -11,6 +13,7 @@ from kiln.jit_kernels.quantization_specs import (
     SILU_AND_MUL_QUANT,
     SPECS,
     TENSOR_AMAX,
+    is_fused,
 )
 from kiln.jit_kernels.quantized import GROUP, empty_codes
 from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
@@ -73,8 +76,8 @@ def rms_norm_quant(
     """Return rms_norm(x, weight, eps) quantised, bit for bit what those two functions give.
 
     x: [..., d], weight: [d]. The scales are those of rows [..., 1]; with ``group_size`` 128 those
-    of groups [..., d / 128]; with ``scale``, float32 of one element, that one for all, [1]. Raises
-    as rms_norm and quantize_per_group do.
+    of groups [..., d / 128]; with ``scale``, float32 of one element, that one for all, [1]. One
+    launch, or for float32 two. Raises as rms_norm and quantize_per_group do.
     """
     check_dtype("rms_norm_quant", x=x, weight=weight)
     check_shape("rms_norm_quant", "weight", weight, x.shape[-1:])
@@ -82,8 +85,12 @@ def rms_norm_quant(
     given = _given("rms_norm_quant", scale)
     codes = empty_codes(rows.shape, x.device, dtype, group_size, scale is not None,
                         column_major_scales)  # fmt: skip
-    numbers = (group_size, eps, weight_offset)
-    call(RMS_NORM_QUANT, *codes, rows, weight.contiguous(), given, *numbers)
+    if is_fused(x.dtype):
+        numbers = (group_size, eps, weight_offset)
+        call(RMS_NORM_QUANT, *codes, rows, weight.contiguous(), given, *numbers)
+    else:
+        y = rms_norm(rows, weight, eps, weight_offset=weight_offset)
+        call(QUANTIZE, *codes, y, given, None, group_size)
     return _shaped(x, *codes)
 
 
@@ -117,8 +124,13 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
     given = _given(name, scale)
     codes = empty_codes(rows.shape, x.device, dtype, group_size, scale is not None,
                         column_major_scales)  # fmt: skip
-    numbers = (group_size, eps, weight_offset)
-    call(FUSED_ADD_RMS_NORM_QUANT, *codes, sums, rows, weight.contiguous(), given, *numbers)
+    if is_fused(x.dtype):
+        numbers = (group_size, eps, weight_offset)
+        call(FUSED_ADD_RMS_NORM_QUANT, *codes, sums, rows, weight.contiguous(), given, *numbers)
+    else:
+        y = rows.clone()
+        fused_add_rms_norm(y, sums, weight, eps, weight_offset)
+        call(QUANTIZE, *codes, y, given, None, group_size)
     return _shaped(x, *codes)
 
 
@@ -141,7 +153,10 @@ def silu_and_mul_quant(
     rows, given = dense_rows(x), _given("silu_and_mul_quant", scale)
     shape = (rows.shape[0], rows.shape[1] // 2)
     codes = empty_codes(shape, x.device, dtype, group_size, scale is not None, column_major_scales)
-    call(SILU_AND_MUL_QUANT, *codes, rows, given, group_size)
+    if is_fused(x.dtype):
+        call(SILU_AND_MUL_QUANT, *codes, rows, given, group_size)
+    else:
+        call(QUANTIZE, *codes, silu_and_mul(rows), given, None, group_size)
     return _shaped(x, *codes)
 
 

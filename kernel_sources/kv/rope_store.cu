@@ -42,7 +42,8 @@ struct Chunk {
 };
 
 KILN_FN void store_chunk(SCALAR_T* p, const Chunk& x, float) { x.store(p); }
-KILN_FN void store_chunk(kiln::e4m3* p, const Chunk& x, float scale) {
+// Not inlined: two copies of eight divisions are much to compile.
+KILN_NOINLINE void store_chunk(kiln::e4m3* p, Chunk x, float scale) {
   kiln::Vec<kiln::e4m3, kChunk> bytes;
 #pragma unroll
   for (int i = 0; i < kChunk; ++i)
@@ -164,7 +165,9 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
     if (has_first) a.store(to + i);
     if (has_second) b.store(to + j);
   } else if (slot >= 0) {
-    const int64_t block = block_shift >= 0 ? slot >> block_shift : slot / block_size;
+    // A division of 64 bits is ten times the code; there are 2^32 slots of such blocks at most.
+    const int64_t block =
+        block_shift >= 0 ? slot >> block_shift : uint32_t(slot) / uint32_t(block_size);
     const int64_t row = slot - block * block_size;
     KV_T* to = is_value ? value_pool + block * value_block + h * value_head + row * value_place
                         : key_pool + block * key_block + h * key_head + row * key_place;

@@ -25,31 +25,42 @@ constexpr uint32_t kTaken = 0, kOutside = 1;  // keys below that of any number
 constexpr uint32_t kAll = 0xffffffffu;
 constexpr float kLargest = 3.4028235e38f, kLog2e = 1.44269504f;
 
-// Larger for a larger x; equal for both zeros, and for NaN and -inf.
+// A key that is larger for a larger x, which is no NaN and not -0.
 KILN_FN uint32_t ordered(float x) {
-  const uint32_t u = kiln::as_uint(kiln::add_rn(x == x ? x : kiln::minus_infinity(), 0.0f));
+  const uint32_t u = kiln::as_uint(x);
   return u >> 31 ? ~u : u | 0x80000000u;
 }
-KILN_FN float unordered(uint32_t key) { return kiln::as_float(key >> 31 ? key ^ 0x80000000u : ~key); }
+KILN_FN float comparable(float x) { return x == x ? x : kiln::minus_infinity(); }
 
 // e^x for x <= 0.
 KILN_FN float exp_of(float x) { return kiln::exp2_exact(kiln::mul_rn(x, kLog2e)); }
 
 KILN_FN float cleaned(float x) { return x == x ? fminf(x, kLargest) : kiln::minus_infinity(); }
-KILN_FN float softmax_part(float x, float largest) {
-  return x == kiln::minus_infinity() ? 0.0f : exp_of(kiln::sub_rn(x, largest));
+
+// The exponential that a logit x weighs by: e^-|x| for a sigmoid, else e^(x - largest).
+KILN_FN float exponential_of(float x, bool sigmoid, float largest) {
+  const float e = exp_of(sigmoid ? (x < 0.0f ? x : -x) : kiln::sub_rn(x, largest));
+  return x == kiln::minus_infinity() ? 0.0f : e;
+}
+// What a logit x weighs; `total` is the sum of all exponentials of a softmax.
+KILN_FN float score_of(float x, float exponential, bool sigmoid, float total) {
+  const float over = sigmoid && !(x < 0.0f) ? 1.0f : exponential;
+  const float under = sigmoid ? kiln::add_rn(1.0f, exponential) : total;
+  return under > 0.0f ? kiln::div_rn(over, under) : 0.0f;
 }
 
-// What a logit x weighs; `total` is the sum of all softmax parts, or 0 for a sigmoid.
-KILN_FN float score_of(float x, bool sigmoid, float largest, float total) {
-  const float e = sigmoid ? exp_of(x < 0.0f ? x : -x) : softmax_part(x, largest);
-  const float over = sigmoid && !(x < 0.0f) ? 1.0f : e;
-  const float under = sigmoid ? kiln::add_rn(1.0f, e) : total;
-  return under > 0.0f && x != kiln::minus_infinity() ? kiln::div_rn(over, under) : 0.0f;
+// Four entries at a time, in one copy of the code: less to compile, and to fetch, than one for each
+// entry, and not one after the other.
+struct Four { float v[4]; };
+KILN_NOINLINE Four exponentials_of(Four x, bool sigmoid, float largest) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x.v[i] = exponential_of(x.v[i], sigmoid, largest);
+  return x;
 }
-// One copy of the code for many entries, which take twice as long to compile otherwise.
-KILN_NOINLINE float called_score_of(float x, bool sigmoid, float largest, float total) {
-  return score_of(x, sigmoid, largest, total);
+KILN_NOINLINE Four scores_of(Four x, Four exponential, bool sigmoid, float total) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x.v[i] = score_of(x.v[i], exponential.v[i], sigmoid, total);
+  return x;
 }
 
 // The two largest of some numbers.
@@ -67,39 +78,34 @@ struct Two {
   }
 };
 
-// The key of the group of each lane g < num_groups: the sum of its two largest choices.
-KILN_FN uint32_t key_of_group(const uint32_t (&key)[kPerLane], int lane, int size, int num_groups) {
-  const int lanes = size / kPerLane;
-  if (lanes * kPerLane == size && (lanes & (lanes - 1)) == 0) {  // groups of whole lanes
-    Two two;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) two.take(unordered(key[i]));
-#pragma unroll 1
-    for (int m = 1; m < lanes; m *= 2) two.take_lanes(m);
-    const uint32_t own = ordered(kiln::add_rn(two.first, two.second));
-    const uint32_t of_group = __shfl_sync(kAll, own, lane * lanes % 32);
-    return lane < num_groups ? of_group : kTaken;
-  }
+// The key of the group of each lane g < num_groups: the sum of its two largest choices. A group has
+// `lanes` whole lanes, a power of two, and all are done at once; or where that is 0 any `size`.
+KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int lanes, int size,
+                              int num_groups) {
   uint32_t of_group = kTaken;
 #pragma unroll 1
-  for (int g = 0; g < num_groups; ++g) {
+  for (int g = 0; g < (lanes ? 1 : num_groups); ++g) {
     Two two;
+    const int first = lanes ? 0 : lane * kPerLane - g * size;  // of this lane's, in the group
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int expert = lane * kPerLane + i;
-      if (expert >= g * size && expert < (g + 1) * size) two.take(unordered(key[i]));
-    }
-    for (int m = 16; m; m >>= 1) two.take_lanes(m);
-    if (lane == g) of_group = ordered(kiln::add_rn(two.first, two.second));
+    for (int i = 0; i < kPerLane; ++i)
+      if (uint32_t(first + i) < uint32_t(size)) two.take(choice[i / 4].v[i % 4]);
+#pragma unroll 1
+    for (int m = 1; m < (lanes ? lanes : 32); m *= 2) two.take_lanes(m);
+    const uint32_t own = ordered(comparable(kiln::add_rn(two.first, two.second)));
+    if (lanes) of_group = __shfl_sync(kAll, own, lane * lanes % 32);
+    else if (lane == g) of_group = own;
   }
-  return of_group;
+  return lane < num_groups ? of_group : kTaken;
 }
 
 // Mark the keys of all experts outside the top groups: those that too many others come before.
-KILN_FN void keep_groups(uint32_t (&key)[kPerLane], int lane, int experts, int num_groups,
-                         int top_groups) {
+KILN_FN void keep_groups(uint32_t (&key)[kPerLane], const Four (&choice)[kPerLane / 4], int lane,
+                         int experts, int num_groups, int top_groups) {
   const int size = experts / num_groups;
-  const uint32_t own = key_of_group(key, lane, size, num_groups);
+  const bool whole = size % kPerLane == 0 && (size & (size - 1)) == 0;
+  const int lanes = whole ? size / kPerLane : 0;
+  const uint32_t own = key_of_group(choice, lane, lanes, size, num_groups);
   int before = 0;
 #pragma unroll 1
   for (int g = 0; g < num_groups; ++g) {
@@ -107,13 +113,20 @@ KILN_FN void keep_groups(uint32_t (&key)[kPerLane], int lane, int experts, int n
     before += other > own || (other == own && g < lane);
   }
   const uint32_t kept = __ballot_sync(kAll, lane < num_groups && before < top_groups);
-  int group = lane * kPerLane / size, next = (group + 1) * size;
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int expert = lane * kPerLane + i;
-    if (expert == next) ++group, next += size;
-    if (expert < experts && !(kept >> group & 1)) key[i] = kOutside;
+  uint32_t inside = 0;  // bit i: entry i of this lane is of a group that is kept
+  if (lanes) {
+    inside = kept >> (lane / lanes) & 1 ? kAll : 0;
+  } else {
+    int group = lane * kPerLane / size, next = (group + 1) * size;
+#pragma unroll 1
+    for (int i = 0; i < kPerLane; ++i) {
+      const int expert = lane * kPerLane + i;
+      if (expert == next) ++group, next += size;
+      inside |= (expert < experts ? kept >> group & 1 : 0) << i;
+    }
   }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) key[i] = inside >> i & 1 ? key[i] : kOutside;
 }
 
 KILN_FN uint32_t largest_of(const uint32_t (&key)[kPerLane]) {
@@ -133,33 +146,47 @@ route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const
   const bool by_logit = bias == nullptr && num_groups == 1;
   for (int64_t token = int64_t(blockIdx.x) * warps + threadIdx.x / 32; token < tokens;
        token += int64_t(gridDim.x) * warps) {
+    __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
     const LOGITS_T* row = logits + token * stride;
-    float x[kPerLane];
+    Four x[kPerLane / 4], e[kPerLane / 4];
     uint32_t key[kPerLane];
     float largest = kiln::minus_infinity(), total = 0.0f;
+    LOGITS_T logit[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {  // all loads at once
+      logit[i] = LOGITS_T{};
+      if (lane * kPerLane + i < experts) logit[i] = row[lane * kPerLane + i];
+    }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int expert = lane * kPerLane + i;
-      x[i] = expert < experts ? cleaned(kiln::to_float(row[expert])) : kiln::minus_infinity();
-      key[i] = expert < experts ? ordered(x[i]) : kTaken;
-      largest = fmaxf(largest, x[i]);
+      float& own = x[i / 4].v[i % 4];
+      own = cleaned(kiln::to_float(logit[i]));
+      if (lane * kPerLane + i >= experts) own = kiln::minus_infinity();
+      largest = fmaxf(largest, own);
+    }
+    if (!sigmoid) largest = kiln::warp_max(largest);
+    if (!sigmoid || !by_logit) {
+#pragma unroll
+      for (int i = 0; i < kPerLane / 4; ++i) e[i] = exponentials_of(x[i], sigmoid, largest);
     }
     if (!sigmoid) {
-      largest = kiln::warp_max(largest);
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) total = kiln::add_rn(total, softmax_part(x[i], largest));
+      for (int i = 0; i < kPerLane; ++i) total = kiln::add_rn(total, e[i / 4].v[i % 4]);
       total = kiln::warp_sum(total);
     }
     if (!by_logit) {
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
-        const int expert = lane * kPerLane + i;
-        const float score = kPerLane > 8 ? called_score_of(x[i], sigmoid, largest, total)
-                                         : score_of(x[i], sigmoid, largest, total);
-        if (expert < experts) key[i] = ordered(bias ? kiln::add_rn(score, bias[expert]) : score);
-      }
-      if (num_groups > 1) keep_groups(key, lane, experts, num_groups, top_groups);
+      for (int i = 0; i < kPerLane / 4; ++i) x[i] = scores_of(x[i], e[i], sigmoid, total);
     }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {  // x is what is compared, but for the bias
+      const int expert = lane * kPerLane + i;
+      const float more = bias && expert < experts ? bias[expert] : 0.0f;  // makes 0 of -0
+      float& own = x[i / 4].v[i % 4];
+      own = comparable(kiln::add_rn(own, more));
+      key[i] = expert < experts ? ordered(own) : kTaken;
+    }
+    if (num_groups > 1) keep_groups(key, x, lane, experts, num_groups, top_groups);
     int id = 0;  // of lane j: what was chosen in round j
     uint32_t best = largest_of(key);
 #pragma unroll 1
@@ -179,8 +206,10 @@ route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const
       if (lane == j) id = expert;
     }
     float weight = 0.0f;
-    if (lane < top_k)
-      weight = score_of(cleaned(kiln::to_float(row[id])), sigmoid, largest, total);
+    if (lane < top_k) {
+      const float own = cleaned(kiln::to_float(row[id]));
+      weight = score_of(own, exponential_of(own, sigmoid, largest), sigmoid, total);
+    }
     if (renormalise) {
       float sum = 0.0f;
 #pragma unroll 1

@@ -3,7 +3,7 @@
 // x, out: [rows, d], rows may be strided; any d, any alignment. One scale a row, out_scale
 // [rows, 1]; or, group 128, for each 128 elements of one, out_scale [rows, d / 128], where 128
 // divides d; or for all, out_scale [1]: the one given, or that of the largest of the maxima
-// [num_maxima].
+// [num_maxima], a multiple of 4, 16-byte aligned.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
 #include "kiln/plain.cuh"
 #include "kiln/quantize.cuh"
@@ -21,8 +21,11 @@ quantize(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale, 
   float given = scale ? *scale : 0.0f;
   if (maxima) {  // few enough for each warp to look at all
     uint32_t largest = 0;
-    for (int i = (threadIdx.y * blockDim.x + threadIdx.x) % 32; i < num_maxima; i += 32)
-      largest = kiln::Larger::of(largest, kiln::magnitude(maxima[i]));
+#pragma unroll 1
+    for (int i = (threadIdx.y * blockDim.x + threadIdx.x) % 32 * 4; i < num_maxima; i += 128) {
+      const auto four = kiln::Chunk<float>::load(maxima + i);
+      largest = kiln::largest_magnitude(four, largest);
+    }
 #pragma unroll
     for (int m = 16; m; m >>= 1)
       largest = kiln::Larger::of(largest, __shfl_xor_sync(0xffffffffu, largest, m));

@@ -15,7 +15,6 @@ namespace {
 template <int ROWS>
 KILN_FN uint32_t largest_of(const SCALAR_T* x, int64_t rows, int64_t d, int64_t stride) {
   using Chunk = kiln::Chunk<SCALAR_T>;
-  const bool whole = (kiln::misalignment_of(x, stride) | uint32_t(d) * sizeof(SCALAR_T)) % 16 == 0;
   uint32_t largest = 0;
   for (int64_t row = blockIdx.x; row < rows; row += ROWS * gridDim.x) {
     for (int64_t i = kiln::first_chunk<SCALAR_T>(); i < d; i += kiln::team_span<SCALAR_T>()) {
@@ -23,12 +22,21 @@ KILN_FN uint32_t largest_of(const SCALAR_T* x, int64_t rows, int64_t d, int64_t 
       const SCALAR_T* p = x + row * stride + i;
 #pragma unroll
       for (int r = 0; r < ROWS; ++r, p += gridDim.x * stride)
-        if (r == 0 || row + r * gridDim.x < rows)
-          some[r] = whole ? Chunk::load(p) : kiln::load_some(p, d - i);
+        if (r == 0 || row + r * gridDim.x < rows) some[r] = Chunk::load(p);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) largest = kiln::largest_magnitude(some[r], largest);
     }
   }
+  return largest;
+}
+
+// The largest of rows of any width and alignment.
+KILN_FN uint32_t largest_of_elements(const SCALAR_T* x, int64_t rows, int64_t d, int64_t stride) {
+  uint32_t largest = 0;
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)
+    kiln::for_each_element<SCALAR_T>(0, d, [&](int64_t i) {
+      largest = kiln::Larger::of(largest, kiln::magnitude(kiln::to_float(x[row * stride + i])));
+    });
   return largest;
 }
 
@@ -37,8 +45,10 @@ KILN_FN uint32_t largest_of(const SCALAR_T* x, int64_t rows, int64_t d, int64_t 
 extern "C" __global__ void __launch_bounds__(512)
 tensor_amax(float* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t x_stride) {
   __shared__ kiln::Partial<uint32_t> partial;
-  uint32_t largest = rows > gridDim.x ? largest_of<4>(x, rows, d, x_stride)
-                                      : largest_of<1>(x, rows, d, x_stride);
+  const uint32_t odd = kiln::misalignment_of(x, x_stride) | uint32_t(d) * sizeof(SCALAR_T);
+  uint32_t largest = odd % 16           ? largest_of_elements(x, rows, d, x_stride)
+                     : rows > gridDim.x ? largest_of<4>(x, rows, d, x_stride)
+                                        : largest_of<1>(x, rows, d, x_stride);
   largest = kiln::team_reduce<kiln::Larger>(largest, partial);
   if (threadIdx.x == 0) out[blockIdx.x] = kiln::as_float(largest);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kiln.jit_kernels.ops.activation import silu_and_mul
 from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
 from kiln.jit_kernels.ops.quantization import (
     SPECS,
@@ -18,10 +19,11 @@ from kiln.jit_kernels.ops.quantization import (
 from kiln.jit_kernels.quantized import quantised
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.toolchains import host
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FUSED = [torch.float16, torch.bfloat16]  # dtypes in which the fused kernels come
 QUANTS = [E4M3, INT8]
 # (group size, given scale, d): every scheme, held and general rows
 SCHEMES = [(0, None, 640), (0, None, 77), (128, None, 640), (0, 0.03, 640), (128, None, 2304)]
@@ -53,7 +55,7 @@ def alone(y, dtype, group, given):
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FUSED)
 @pytest.mark.parametrize(("group", "given", "d"), SCHEMES)
 def test_fused_with_the_norm_is_the_same_bits_as_norm_then_quantise(dtype, quant, group, given, d):
     given = None if given is None else torch.tensor([given])
@@ -76,7 +78,7 @@ def test_fused_with_the_norm_is_the_same_bits_as_norm_then_quantise(dtype, quant
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FUSED)
 @pytest.mark.parametrize(("group", "given", "d"), SCHEMES)
 def test_fused_with_silu_is_the_same_bits_as_silu_then_quantise(dtype, quant, group, given, d):
     given = None if given is None else torch.tensor([given])
@@ -149,18 +151,61 @@ def test_public_functions_take_any_leading_shape(shape, quant):
         assert_same_bits((again, given), (codes, scale))
 
 
-def test_fused_public_functions_agree_with_the_two_they_stand_for():
-    x, residual, weight = torch.randn(3, 256), torch.randn(3, 256), torch.rand(256)
+@pytest.mark.parametrize("dtype", [torch.float32, *FUSED])
+@pytest.mark.parametrize("on_kernels", [False, True])
+def test_fused_public_functions_agree_with_the_two_they_stand_for(dtype, on_kernels, monkeypatch):
+    seen = []
+
+    def run_kernel(spec, *arguments):
+        assert spec.has_variant(spec.bind(*arguments).variant)
+        seen.append(spec.name)
+        host.run(spec, arguments, env=settings())
+
+    if on_kernels:
+        for family in ("quantization", "norm", "activation"):
+            monkeypatch.setattr(f"kiln.jit_kernels.ops.{family}.call", run_kernel)
+    x, residual, weight = (torch.randn(n, 256).to(dtype) for n in (3, 3, 1))
+    weight, x[1] = weight[0], 0
     want = quantize_per_token(rms_norm(x, weight, 1e-6, weight_offset=1.0))
     assert_same_bits(rms_norm_quant(x, weight, 1e-6, 1.0), want)
     normed, total, sums = x.clone(), residual.clone(), residual.clone()
     fused_add_rms_norm(normed, total, weight, 1e-6)
+    before = x.clone()
     got = fused_add_rms_norm_quant(x, sums, weight, 1e-6, group_size=128)
     assert_same_bits(got, quantize_per_group(normed))
     assert torch.equal(sums, total)
+    assert torch.equal(x, before)
+    want = quantize_per_group(silu_and_mul(x))
     codes, scales = silu_and_mul_quant(x, group_size=128, column_major_scales=True)
+    assert_same_bits((codes, scales), want)
     assert codes.shape == (3, 128)
     assert scales.shape == (3, 1)
+    assert ("fused_add_rms_norm_quant" in seen) == (on_kernels and dtype in FUSED)
+
+
+def test_a_given_scale_goes_before_groups():
+    x, weight, scale = torch.randn(2, 256), torch.rand(256), torch.tensor([0.02])
+    x, weight = x.bfloat16(), weight.bfloat16()
+    want = room(2, 256, E4M3, 0, scale)
+    on_host("rms_norm_quant", *want, x, weight, scale, 0, 1e-6, 0.0)
+    got = room(2, 256, E4M3, 0, scale)
+    on_host("rms_norm_quant", *got, x, weight, scale, 128, 1e-6, 0.0)
+    assert_same_bits(got, want)
+    assert_same_bits(rms_norm_quant(x, weight, 1e-6, group_size=128, scale=scale), want)
+
+
+def test_a_float32_model_has_no_fused_kernel_to_build():
+    for spec in SPECS:
+        alone = spec.name in ("quantize", "tensor_amax")
+        assert bool(list(spec.variants(needs_of(torch.float32)))) == alone
+        assert list(spec.variants(needs_of(torch.float16)))
+
+
+@pytest.mark.parametrize("count", [50, 1])
+def test_maxima_that_are_no_whole_vectors_are_refused(count):
+    codes = room(2, 64, E4M3, 0, torch.ones(1))
+    with pytest.raises(ValueError, match=f"{count} maxima"):
+        on_host("quantize", *codes, torch.randn(2, 64), None, torch.rand(count), 0)
 
 
 def test_scales_can_be_column_major():

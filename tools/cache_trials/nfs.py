@@ -23,9 +23,7 @@ from kiln.cache.store import Store
 _COUNTS = ("lookups", "hits", "builds", "not_published", "wrong", "warnings", "stale_answers")
 
 
-def two_nodes(
-    folder: Path, *, seconds: float, min_stale: int = 0, seed: int = 0
-) -> dict[str, Any]:
+def two_nodes(folder: Path, *, seconds: float, min_stale: int = 0, seed: int = 0) -> dict[str, Any]:
     """Start two nodes cold over and over, under clients of all kinds; return what was counted.
 
     A busy machine runs the nodes one after the other, and then a client has nothing stale to say:

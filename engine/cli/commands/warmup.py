@@ -14,6 +14,7 @@ from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import add_arch_argument, wanted_archs
 
 if TYPE_CHECKING:
+    from kiln.engine.config import KVCacheDType
     from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
     from kiln.jit_kernels.spec import Needs
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_arch_argument(parser)
     parser.add_argument(
         "--model", help="only what this model runs: a folder in Hugging Face format, or a hub id"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "fp8", "fp8_e4m3"),
+        default="auto",
+        help="with --model: as it will be served",
     )
     parser.add_argument(
         "--jobs", type=int, help="compilers at once; default: KILN_JIT_JOBS, else the cores"
@@ -46,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
-    needs = {} if args.model is None else _needs_of(args.model)
+    if args.kv_cache_dtype != "auto" and args.model is None:
+        raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
+    needs = {} if args.model is None else _needs_of(args.model, args.kv_cache_dtype)
     jobs = jobs_for(all_specs().values(), wanted_archs(args.arch), needs)
     if args.dry_run:
         names = [job.name for job in jobs]
@@ -57,18 +66,18 @@ def run(args: argparse.Namespace) -> int:
     return _build(jobs, args)
 
 
-def _needs_of(model: str) -> Needs:
+def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:
     """Return what a model fixes of its kernels on a GPU. Raises ModelError."""
     import torch
 
     from kiln.engine.model_folder import resolve_model_folder
     from kiln.engine.models.kernel_needs import kernel_needs
     from kiln.engine.models.registry import read_model
-    from kiln.engine.runner.device import resolve_dtype
+    from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
 
     _, config = read_model(resolve_model_folder(model))
     dtype = resolve_dtype("auto", config.dtype, torch.device("cuda"))
-    return kernel_needs(config, dtype)
+    return kernel_needs(config, dtype, resolve_kv_dtype(kv_cache_dtype, dtype))
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ template <> struct Word<float> {
 };
 
 template <class T> struct alignas(16) Chunk {
-  static constexpr int kSize = 16 / sizeof(T), kBits = 8 * sizeof(T);
+  static constexpr int kSize = 16 / sizeof(T);
   uint32_t word[4];
 
   KILN_FN static Chunk load(const T* p) { return load_vector<Chunk>(p); }
@@ -39,22 +39,6 @@ template <class T> struct alignas(16) Chunk {
   KILN_FN void forget_unpacked() {
 #pragma unroll
     for (int i = 0; i < 4; ++i) kiln::forget_unpacked(word[i]);
-  }
-
-  // One element at a time, for loops that are not unrolled.
-  KILN_FN void push_front(T x) {
-#pragma unroll
-    for (int i = 3; i; --i)
-      word[i] = uint32_t((uint64_t(word[i]) << 32 | word[i - 1]) >> (32 - kBits));
-    word[0] = uint32_t(uint64_t(word[0]) << kBits) | Word<T>::bits(x);
-  }
-  KILN_FN T pop_front() {
-    const T x = Word<T>::first(word[0]);
-#pragma unroll
-    for (int i = 0; i < 3; ++i)
-      word[i] = uint32_t((uint64_t(word[i + 1]) << 32 | word[i]) >> kBits);
-    word[3] = uint32_t(uint64_t(word[3]) >> kBits);
-    return x;
   }
 };
 

@@ -11,9 +11,10 @@ struct GatedRow<T, true, ACTIVATION> : PlainRow<T, true> {};
 template <class T, float (*ACTIVATION)(float)> struct GatedRow<T, false, ACTIVATION> {
   static constexpr bool kHeld = false;
   const T *gate, *up;
-  int64_t size;
-  KILN_FN Chunk<T> values_at(int64_t i) const {
-    return act_and_mul<T, ACTIVATION>(load_some(gate + i, size - i), load_some(up + i, size - i));
+  KILN_FN T value_at(int64_t i) const {
+    T y;
+    from_float(mul_rn(ACTIVATION(to_float(gate[i])), to_float(up[i])), y);
+    return y;
   }
 };
 
@@ -34,7 +35,7 @@ template <class T, float (*ACTIVATION)(float)> struct GatedRows {
       for (int v = 0; v < kChunks; ++v)
         row.part.chunk[v] = act_and_mul<T, ACTIVATION>(row.part.chunk[v], up.chunk[v]);
     } else {
-      row = {gate, gate + d, size};
+      row = {gate, gate + d};
     }
     return row;
   }

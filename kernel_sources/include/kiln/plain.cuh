@@ -13,8 +13,7 @@ template <class T> struct PlainRow<T, true> {
 template <class T> struct PlainRow<T, false> {
   static constexpr bool kHeld = false;
   const T* x;
-  int64_t size;
-  KILN_FN Chunk<T> values_at(int64_t i) const { return load_some(x + i, size - i); }
+  KILN_FN T value_at(int64_t i) const { return x[i]; }
 };
 
 template <class T> struct PlainRows {
@@ -26,7 +25,7 @@ template <class T> struct PlainRows {
     const T* in = x + index * stride;
     PlainRow<T, HELD> row;
     if constexpr (HELD) load_part(row.part, in, int(size));
-    else row = {in, size};
+    else row = {in};
     return row;
   }
 };

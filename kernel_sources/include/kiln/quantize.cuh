@@ -16,17 +16,23 @@ template <class Q> struct Code;
 template <> struct Code<e4m3> {
   static constexpr float kLargest = 448.0f;
   KILN_FN static uint32_t four(const float (&x)[4]) { return pack_e4m3(x[0], x[1], x[2], x[3]); }
+  KILN_FN static uint8_t one(float x) {
+    e4m3 code;
+    from_float(x, code);
+    return code.bits;
+  }
 };
 template <> struct Code<int8_t> {
   static constexpr float kLargest = 127.0f;
-  KILN_FN static uint32_t four(const float (&x)[4]) {  // a NaN gives 0
+  KILN_FN static uint32_t four(const float (&x)[4]) {
     uint32_t r = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int32_t code = to_int_rn(x[k]);
-      r |= uint32_t(uint8_t(code < -128 ? -128 : code > 127 ? 127 : code)) << 8 * k;
-    }
+    for (int k = 0; k < 4; ++k) r |= uint32_t(one(x[k])) << 8 * k;
     return r;
+  }
+  KILN_FN static uint8_t one(float x) {  // a NaN gives 0
+    const int32_t code = to_int_rn(x);
+    return uint8_t(code < -128 ? -128 : code > 127 ? 127 : code);
   }
 };
 
@@ -69,18 +75,15 @@ template <class T, class Q> struct Codes {
     }
   }
   KILN_FN void store(uint8_t* p) const { store_words(p, word); }
-  KILN_FN void store_some(uint8_t* p, int64_t left) const {
-    if (left >= kSize && reinterpret_cast<uint64_t>(p) % kSize == 0) return store(p);
-    uint64_t rest = word[kSize / 4 - 1];
-    if (kSize == 8) rest = rest << 32 | word[0];
-#pragma unroll 1
-    for (int k = 0; k < left && k < kSize; ++k, rest >>= 8) p[k] = uint8_t(rest);
-  }
 };
 
 struct Scale { float scale, inverse; };
-// One copy of the divisions' code, not one for each chunk: less to compile.
-template <class Q> KILN_NOINLINE Scale scale_of_group(uint32_t largest) {
+// The scale of a group from the largest magnitude of each of its threads, which are neighbours in a
+// warp, and all take part. One copy of the code, not one for each chunk: less to compile.
+template <class Q, int LANES> KILN_NOINLINE Scale scale_of_group(uint32_t largest) {
+#pragma unroll
+  for (int m = LANES / 2; m; m >>= 1)
+    largest = Larger::of(largest, __shfl_xor_sync(0xffffffffu, largest, m));
   const float scale = scale_of<Q>(largest);
   return {scale, div_rn(1.0f, scale)};
 }
@@ -106,58 +109,65 @@ template <class T, class Q> struct QuantizeRows {
     if (is_given && index == 0 && threadIdx.x == 0) scales[0] = given;
     if constexpr (Row::kHeld) {
       RowPart<T> y = row.values();
-      uint32_t largest = 0;
-      if (!is_given && !grouped) {
+      uint32_t largest[kChunks] = {};
+      if (!is_given) {
 #pragma unroll
-        for (int v = 0; v < kChunks; ++v) largest = largest_magnitude(y.chunk[v], largest);
+        for (int v = 0; v < kChunks; ++v) largest[v] = largest_magnitude(y.chunk[v], 0u);
       }
 #pragma unroll
       for (int v = 0; v < kChunks; ++v) y.chunk[v].forget_unpacked();
-      const float inverse = inverse_of_row(index, size, largest);
+      float inverse = 0.0f;
+      if (!grouped) inverse = inverse_of_row(index, size, Larger::of(largest[0], largest[1]));
       int i = first_chunk<T>();
 #pragma unroll
       for (int v = 0; v < kChunks; ++v, i += team_span<T>()) {
-        const float by = grouped ? inverse_of_group(index, size, i, y.chunk[v]) : inverse;
-        if (i < size) Codes<T, Q>(y.chunk[v], by).store(codes + i);
+        if (grouped) inverse = inverse_of_group(index, size, i, largest[v]);
+        if (i < size) Codes<T, Q>(y.chunk[v], inverse).store(codes + i);
       }
     } else {
-      uint32_t largest = 0;
-      float inverse = 0.0f;
+      // Scales are found for the whole row, or for as much as the team takes in a step: first the
+      // largest magnitudes, then the codes.
+      const int64_t step = grouped ? team_span<T>() : d;
 #pragma unroll 1
-      for (int pass = is_given || grouped ? 1 : 0; pass < 2; ++pass) {  // reduce, then store
-        if (pass) inverse = inverse_of_row(index, size, largest);
-        for (int64_t start = 0; start < d; start += team_span<T>()) {  // all lanes meet for a group
-          const int64_t i = start + first_chunk<T>();
-          const Chunk<T> y = row.values_at(i);
-          if (!pass) {
-            if (i < size) largest = largest_magnitude(y, largest);
-          } else {
-            const float by = grouped ? inverse_of_group(index, size, i, y) : inverse;
-            Codes<T, Q>(y, by).store_some(codes + i, size - i);
+      for (int64_t start = 0; start < d; start += step) {
+        const int64_t end = size < start + step ? size : start + step;
+        uint32_t largest = 0;
+        float inverse = 0.0f;
+#pragma unroll 1
+        for (int pass = is_given ? 1 : 0; pass < 2; ++pass) {
+          if (pass && is_given) {
+            inverse = div_rn(1.0f, given);
+          } else if (pass) {
+            if (!grouped) largest = team_reduce_rolled<Larger>(largest, partial);
+            inverse = inverse_of_group(index, size, start + first_chunk<T>(), largest);
           }
+          for_each_element<T>(start, end, [&](int64_t i) {
+            const float y = to_float(row.value_at(i));
+            if (pass) codes[i] = Code<Q>::one(mul_rn(y, inverse));
+            else largest = Larger::of(largest, magnitude(y));
+          });
         }
       }
     }
   }
 
  private:
+  static constexpr int kLanes = kGroup / Chunk<T>::kSize;  // that share a group
+
   KILN_FN float inverse_of_row(int64_t index, int64_t size, uint32_t largest) const {
-    if (is_given) return div_rn(1.0f, given);
-    if (grouped) return 0.0f;
-    const float scale = scale_of<Q>(team_reduce<Larger>(largest, partial));
-    if (size && threadIdx.x == 0) scales[index * scale_stride] = scale;
+    float scale = given;
+    if (!is_given) {
+      scale = scale_of<Q>(team_reduce<Larger>(largest, partial));
+      if (size && threadIdx.x == 0) scales[index * scale_stride] = scale;
+    }
     return div_rn(1.0f, scale);
   }
-  // The threads of a group are neighbours in a warp, and all take part.
-  KILN_FN float inverse_of_group(int64_t index, int64_t size, int64_t i, const Chunk<T>& y) const {
-    constexpr int kLanes = kGroup / Chunk<T>::kSize;
-    uint32_t largest = largest_magnitude(y, 0u);
-#pragma unroll
-    for (int m = kLanes / 2; m; m >>= 1)
-      largest = Larger::of(largest, __shfl_xor_sync(0xffffffffu, largest, m));
-    const Scale group = scale_of_group<Q>(largest);
-    if (threadIdx.x % kLanes == 0 && i < size)
-      scales[index * scale_stride + i / kGroup * group_stride] = group.scale;
+  template <class I>
+  KILN_FN float inverse_of_group(int64_t index, int64_t size, I i, uint32_t largest) const {
+    const Scale group = scale_of_group<Q, kLanes>(largest);
+    const bool first = grouped ? threadIdx.x % kLanes == 0 : threadIdx.x == 0;
+    if (first && i < size)
+      scales[index * scale_stride + (grouped ? i / kGroup * group_stride : 0)] = group.scale;
     return group.inverse;
   }
 };

@@ -65,12 +65,18 @@ template <class T> struct RmsRow<T, true> {
 template <class T> struct RmsRow<T, false> {
   static constexpr bool kHeld = false;
   const T *s, *weight;
-  int64_t size;
   float scale, offset;
 
-  KILN_FN Chunk<T> values_at(int64_t i) const {
-    const Chunk<T> a = load_some(s + i, size - i), w = load_some(weight + i, size - i);
-    return normalise(a, scale, w, offset, offset == 0.0f);
+  KILN_FN T value_at(int64_t i) const {
+    const float y = mul_rn(to_float(s[i]), scale);
+    T result;
+    if (offset == 0.0f) {
+      from_float(y, result);
+      const uint32_t word = Word<T>::product(Word<T>::bits(result), Word<T>::bits(weight[i]));
+      return Word<T>::first(word);
+    }
+    from_float(mul_rn(y, add_rn(to_float(weight[i]), offset)), result);
+    return result;
   }
 };
 
@@ -108,17 +114,23 @@ template <class T, bool ADD> struct RmsRows {
       }
       if (ADD) store_part(row.part, sums, int(size));
     } else {
-      for (int64_t i = first_chunk<T>(); i < size; i += team_span<T>()) {
-        Chunk<T> s = load_some(in + i, size - i);
-        if (ADD) s = add(s, load_some<T>(sums + i, size - i));
-        if (ADD) store_some(s, sums + i, size - i);
-        sum = add_rn(sum, squares(s));
-      }
+      float of_chunk = 0.0f;
+      for_each_element<T>(0, size, [&](int64_t i) {
+        T s = in[i];
+        if (ADD) from_float(add_rn(to_float(s), to_float(sums[i])), s);
+        if (ADD) sums[i] = s;
+        of_chunk = fma_rn(to_float(s), to_float(s), of_chunk);
+        if ((i + 1) % Chunk<T>::kSize == 0) {
+          sum = add_rn(sum, of_chunk);
+          of_chunk = 0.0f;
+        }
+      });
+      sum = add_rn(sum, of_chunk);
       row.s = ADD ? sums : in;  // each thread reads back only what it stored itself
       row.weight = weight;
-      row.size = size;
     }
-    const float mean = mul_rn(team_reduce<Add>(sum, partial), inverse_d);
+    sum = HELD ? team_reduce<Add>(sum, partial) : team_reduce_rolled<Add>(sum, partial);
+    const float mean = mul_rn(sum, inverse_d);
     row.scale = div_rn(1.0f, sqrt_rn(add_rn(mean, eps)));
     row.offset = offset;
     return row;

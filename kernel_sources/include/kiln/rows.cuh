@@ -1,19 +1,20 @@
 // A row shared by a team of threads, each holding its part in registers.
 //
 // A team is the blockDim.x threads of one threadIdx.y: 16, 32, or 64 or a multiple of 128 that is
-// alone in its block. Its size depends on the row's width and type alone, and each thread has the same
-// elements in the same order either way below. So a row's bits depend on nothing else: not on the
-// number of rows, its place among them, its alignment or the grid.
+// alone in its block. Its size depends on the row's width and type alone, and each thread has the
+// same elements in the same order either way below. So a row's bits depend on nothing else: not on
+// the number of rows, its place among them, its alignment or the grid.
 //
 //   held     rows of whole aligned chunks, at most kChunks a thread: read once, all loads at once
-//   general  any width, any alignment: a loop over the row for each time that it is needed
+//   general  any width, any alignment: element by element, for each time that the row is needed
 //
-// A launch of few rows takes as long as its instructions take to be fetched: what is executed on the
-// held way is short, straight and 32 bits wide; what stands behind the branch not taken is free.
+// A launch of few rows takes as long as its instructions take to be fetched: what is executed on
+// the held way is short, straight and 32 bits wide. What stands behind the branch not taken is free
+// there, but takes time to compile: the general way is as little code as can be.
 //
 // A source has row<HELD>(index, size), which reads a row of `size` elements, 0 for a team without
 // one, and reduces it; of what that returns, values() is the thread's part of a held row and
-// values_at(i) the chunk at i of any. A sink has write(index, size, row). All threads of a block
+// value_at(i) the element i of any. A sink has write(index, size, row). All threads of a block
 // come through both, once. Both have misalignment(): 0 modulo 16 where every row may be held.
 #pragma once
 #include "kiln/chunk.cuh"
@@ -55,18 +56,17 @@ template <class T> KILN_FN void store_part(const RowPart<T>& part, T* row, int s
     if (i < size) part.chunk[v].store(p);
 }
 
-// General: a chunk of which `left` elements, perhaps none, belong to the row; the rest is zero.
-template <class T> KILN_FN Chunk<T> load_some(const T* p, int64_t left) {
-  if (left >= Chunk<T>::kSize && is_vector_aligned(p)) return Chunk<T>::load(p);
-  Chunk<T> some{};
-#pragma unroll 1  // rare, and code that is not there costs no fetching
-  for (int k = Chunk<T>::kSize; k--;) some.push_front(k < left ? p[k] : T{});
-  return some;
-}
-template <class T> KILN_FN void store_some(Chunk<T> some, T* p, int64_t left) {
-  if (left >= Chunk<T>::kSize && is_vector_aligned(p)) return some.store(p);
+// General: f(i) for those of the elements from `begin`, a multiple of the team's span, to `end`
+// that are this thread's, in the order of its chunks.
+template <class T, class F>
+KILN_FN void for_each_element(int64_t begin, int64_t end, const F& f) {
+  constexpr int kSize = Chunk<T>::kSize;
+  int64_t i = begin + first_chunk<T>();
 #pragma unroll 1
-  for (int k = 0; k < left && k < Chunk<T>::kSize; ++k) p[k] = some.pop_front();
+  while (i < end) {
+    f(i);
+    if (++i % kSize == 0) i += team_span<T>() - kSize;
+  }
 }
 
 struct Add {
@@ -85,6 +85,15 @@ template <class Op, class T> KILN_FN T reduce_four(const Partial<T>& partial, in
   return Op::of(Op::of(some.v[0], some.v[1]), Op::of(some.v[2], some.v[3]));
 }
 
+// Give the team what each of its warps has, where it has more than one.
+template <class T> KILN_FN void share(T x, Partial<T>& partial) {
+  if (threadIdx.x % 32 == 0) {
+    partial.of_warp[threadIdx.x / 32] = x;
+    if (blockDim.x == 64) partial.of_warp[threadIdx.x / 32 + 2] = T(0);
+  }
+  __syncthreads();
+}
+
 // Op over the team, in every thread; the order depends on the team's size alone, and 0 changes
 // nothing. partial: shared.
 template <class Op, class T> KILN_FN T team_reduce(T x, Partial<T>& partial) {
@@ -92,17 +101,26 @@ template <class Op, class T> KILN_FN T team_reduce(T x, Partial<T>& partial) {
 #pragma unroll
   for (int m = 8; m; m >>= 1) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, m));
   if (blockDim.x <= 32) return x;
-  if (threadIdx.x % 32 == 0) {
-    partial.of_warp[threadIdx.x / 32] = x;
-    if (blockDim.x == 64) partial.of_warp[threadIdx.x / 32 + 2] = T(0);
-  }
-  __syncthreads();
+  share(x, partial);
   const int warps = int(blockDim.x) / 32;
   x = reduce_four<Op>(partial, 0);
   if (warps > 4) x = Op::of(x, reduce_four<Op>(partial, 4));
 #pragma unroll 1
   for (int w = 8; w < warps; w += 4) x = Op::of(x, reduce_four<Op>(partial, w));
   return x;
+}
+
+// The same, in less code, for the general way.
+template <class Op, class T> KILN_FN T team_reduce_rolled(T x, Partial<T>& partial) {
+#pragma unroll 1
+  for (int m = blockDim.x > 16 ? 16 : 8; m; m >>= 1)
+    x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, m));
+  if (blockDim.x <= 32) return x;
+  share(x, partial);
+  T all = T(0);
+#pragma unroll 1
+  for (int w = 0; w < int(blockDim.x) / 32; w += 4) all = Op::of(all, reduce_four<Op>(partial, w));
+  return all;
 }
 
 // Not inlined: it would take registers from the held way.
@@ -135,8 +153,7 @@ template <class T> struct StoreRows {
     if constexpr (Row::kHeld) {
       store_part(row.values(), y, int(size));
     } else {
-      for (int64_t i = first_chunk<T>(); i < size; i += team_span<T>())
-        store_some(row.values_at(i), y + i, size - i);
+      for_each_element<T>(0, size, [&](int64_t i) { y[i] = row.value_at(i); });
     }
   }
 };

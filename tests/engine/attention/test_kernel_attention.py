@@ -37,7 +37,7 @@ def launches(monkeypatch):
     return seen
 
 
-def step(requests, window, kernels, dtype=torch.bfloat16):
+def step(requests, window, kernels, dtype=torch.bfloat16, kv_dtype=None):
     """Return the attention of two layers in a step of requests (tokens before, new tokens)."""
     torch.manual_seed(1)
     blocks = [-(-(before + new) // 16) for before, new in requests]
@@ -61,7 +61,7 @@ def step(requests, window, kernels, dtype=torch.bfloat16):
         kv_lens=tuple(lengths),
         block_size=16,
     )
-    shape = KVShape(2, KV_HEADS, HEAD_DIM, dtype)
+    shape = KVShape(2, KV_HEADS, HEAD_DIM, kv_dtype or dtype)
     pool = KVPool(shape, sum(blocks) + 2, 16, CPU, by_head=kernels)
     attention = TorchAttention([window], dtype)
     if kernels:
@@ -84,6 +84,15 @@ def test_kernels_and_torch_agree(launches, window, dtype):
     wanted = step(MIXED, window, kernels=False, dtype=torch.float32)
     torch_error = (step(MIXED, window, False, dtype).float() - wanted).abs().max()
     error = (step(MIXED, window, True, dtype).float() - wanted).abs().max()
+    assert error <= 1.5 * torch_error
+    assert launches.count("paged_attention") == 2
+
+
+def test_with_a_pool_of_8_bits_they_agree_too(launches):
+    e4m3 = torch.float8_e4m3fn
+    wanted = step(MIXED, 25, kernels=False, dtype=torch.float32, kv_dtype=e4m3)
+    torch_error = (step(MIXED, 25, False, kv_dtype=e4m3).float() - wanted).abs().max()
+    error = (step(MIXED, 25, True, kv_dtype=e4m3).float() - wanted).abs().max()
     assert error <= 1.5 * torch_error
     assert launches.count("paged_attention") == 2
 

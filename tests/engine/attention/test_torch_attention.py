@@ -150,7 +150,7 @@ def test_a_request_full_of_nan_does_not_touch_its_neighbours():
 
 def test_the_workspace_is_reused_and_grows():
     keys, values = torch.randn(2, 20, 2, 4).unbind()
-    workspace = Workspace()
+    workspace = Workspace(torch.float32)
     first = workspace.gather(keys, values, torch.tensor([3, 1]))[0].data_ptr()
     more = workspace.gather(keys, values, torch.tensor([4, 5, 6]))
     assert torch.equal(more[0], keys[4:7])

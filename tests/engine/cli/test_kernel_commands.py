@@ -112,7 +112,8 @@ def test_a_model_limits_what_is_built_to_its_dtype(kiln, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
     _, out, _ = kiln("warmup", "--arch", "sm_80", "--dry-run", "--model", tmp_path)
     _, config = read_model(tmp_path)
-    wanted = jobs_for(all_specs().values(), ["sm_80"], kernel_needs(config, torch.float16))
+    needs = kernel_needs(config, torch.float16, torch.float16)
+    wanted = jobs_for(all_specs().values(), ["sm_80"], needs)
     assert out.splitlines() == [job.name for job in wanted]
     assert len(wanted) < NUM_VARIANTS
     code, _, err = kiln("warmup", "--model", tmp_path / "absent")

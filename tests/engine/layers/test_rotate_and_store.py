@@ -32,7 +32,7 @@ def run(dtype, norms):
     metadata = AttentionMetadata(slots, nothing, nothing, nothing, (), (), 16)
     norm = [RMSNorm(torch.rand(HEAD_DIM).to(dtype), 1e-3) if norms else None for _ in range(2)]
     rotary = Rotary(rotary_table(HEAD_DIM, 64, 10000.0))
-    with attention_context(AttentionContext(metadata, pool, TorchStep(pool, {}, Workspace()))):
+    with attention_context(AttentionContext(metadata, pool, TorchStep(pool, {}, Workspace(dtype)))):
         got = module.rotate_and_store(
             1, torch.randint(64, (TOKENS,)), query, key, value, rotary, *norm
         )
@@ -67,17 +67,19 @@ def test_one_launch_does_what_the_parts_do(request, dtype, norms):
 
 
 @pytest.mark.parametrize(
-    ("mode", "choice", "head_dim", "wanted"),
+    ("mode", "choice", "kinds", "head_dim", "wanted"),
     [
-        ("torch", "auto", 128, False),
-        ("host", "auto", 128, True),
-        ("host-check", "jit", 128, True),
-        ("host", "torch", 128, False),
-        ("host", "auto", 100, False),
+        ("torch", "auto", (torch.bfloat16, torch.bfloat16), 128, False),
+        ("host", "auto", (torch.float16, torch.float16), 128, True),
+        ("host-check", "jit", (torch.float32, torch.float32), 128, True),
+        ("host", "torch", (torch.bfloat16, torch.bfloat16), 128, False),
+        ("host", "auto", (torch.bfloat16, torch.bfloat16), 100, False),
+        ("host", "auto", (torch.bfloat16, torch.float8_e4m3fn), 128, True),
+        ("host", "auto", (torch.float16, torch.float8_e4m3fn), 128, False),
     ],
 )
 def test_a_cpu_takes_one_launch_only_where_it_runs_kernels(
-    monkeypatch, mode, choice, head_dim, wanted
+    monkeypatch, mode, choice, kinds, head_dim, wanted
 ):
     class Settings:
         cpu_kernels = mode
@@ -87,4 +89,4 @@ def test_a_cpu_takes_one_launch_only_where_it_runs_kernels(
 
     monkeypatch.setattr(kv, "settings", Settings)
     monkeypatch.setattr(kv, "is_one_launch", kv.is_one_launch.__wrapped__)
-    assert kv.is_one_launch("cpu", head_dim, head_dim) is wanted
+    assert kv.is_one_launch("cpu", *kinds, head_dim, head_dim) is wanted

@@ -22,7 +22,7 @@ FAULTS = [
         },
         {
             "name": "block of the position where blocks are of no power of two",
-            "old": "slot / block_size",
+            "old": "uint32_t(slot) / uint32_t(block_size)",
             "new": "position / block_size",
         },
         {

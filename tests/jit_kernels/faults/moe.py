@@ -17,8 +17,8 @@ FAULTS = [
     },
     _ROUTE | {
         "name": "the zeros not equal",
-        "old": "kiln::add_rn(x == x ? x : kiln::minus_infinity(), 0.0f)",
-        "new": "x == x ? x : kiln::minus_infinity()",
+        "old": "comparable(kiln::add_rn(own, more))",
+        "new": "comparable(bias ? kiln::add_rn(own, more) : own)",
     },
     _ROUTE | {
         "name": "ties of a lane to the higher id",
@@ -53,8 +53,8 @@ FAULTS = [
     } | _512,
     _ROUTE | {
         "name": "groups of whole lanes, half of whose lanes are left out",
-        "old": "m < lanes; m *= 2",
-        "new": "m < lanes / 2; m *= 2",
+        "old": "m < (lanes ? lanes : 32); m *= 2",
+        "new": "m < (lanes ? lanes / 2 : 32); m *= 2",
     },
     _ROUTE | {
         "name": "the neighbour of a group that no lane has to itself",
@@ -68,8 +68,8 @@ FAULTS = [
     },
     _ROUTE | {
         "name": "logits read past the last expert",
-        "old": "x[i] = expert < experts ?",
-        "new": "x[i] = true ?",
+        "old": "if (lane * kPerLane + i < experts) logit",
+        "new": "if (true) logit",
     },
     _ROUTE | {
         "name": "rows taken for dense",
@@ -83,13 +83,28 @@ FAULTS = [
     },
     _ROUTE | {
         "name": "a row without a number weighed",
-        "old": "under > 0.0f && x != kiln::minus_infinity() ?",
+        "old": "under > 0.0f ?",
         "new": "true ?",
     },
     _ROUTE | {
         "name": "the sigmoid of negative logits mirrored",
         "old": "sigmoid && !(x < 0.0f) ? 1.0f : e",
         "new": "sigmoid ? 1.0f : e",
+    },
+    _ROUTE | {
+        "name": "minus infinity weighed by a sigmoid",
+        "old": "return x == kiln::minus_infinity() ? 0.0f : e;",
+        "new": "return e;",
+    },
+    _ROUTE | {
+        "name": "the bias of experts that there are not",
+        "old": "bias && expert < experts ?",
+        "new": "bias ?",
+    },
+    _ROUTE | {
+        "name": "all experts of a lane kept or none",
+        "old": "(expert < experts ? kept >> group & 1 : 0) << i;",
+        "new": "(expert < experts && kept >> group & 1 ? kAll : 0);",
     },
     _ROUTE | {
         "name": "later tokens of a block left out",

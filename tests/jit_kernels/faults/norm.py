@@ -17,8 +17,8 @@ FAULTS = [
     for fault in [
         {
             "name": "dropped barrier before the sums are read",
-            "old": "  }\n  __syncthreads();\n  const int warps",
-            "new": "  }\n  const int warps",
+            "old": "  }\n  __syncthreads();\n}",
+            "new": "  }\n}",
             "header": _ROWS,
             "sizes": _at(3, 2048),
         },
@@ -58,11 +58,25 @@ FAULTS = [
             "sizes": _UNALIGNED,
         },
         {
-            "name": "misaligned vectors of one row",
-            "old": "left >= Chunk<T>::kSize && is_vector_aligned(p)",
-            "new": "left >= Chunk<T>::kSize",
+            "name": "elements of the next thread",
+            "old": "if (++i % kSize == 0) i +=",
+            "new": "if (++i % kSize == kSize - 1) i +=",
             "header": _ROWS,
             "sizes": _UNALIGNED,
+        },
+        {
+            "name": "half of each warp left out of the sum of a row that is not aligned",
+            "old": "int m = blockDim.x > 16 ? 16 : 8;",
+            "new": "int m = 8;",
+            "header": _ROWS,
+            "sizes": _at(2, 129, 1),
+        },
+        {
+            "name": "the last warps left out of the sum of a row that is not aligned",
+            "old": "w < int(blockDim.x) / 32; w += 4) all",
+            "new": "w < 4; w += 4) all",
+            "header": _ROWS,
+            "sizes": _at(2, 4100, 3),
         },
         {
             "name": "vectors past the row",
@@ -87,8 +101,8 @@ FAULTS = [
         },
         {
             "name": "dropped tail of a row that is not aligned",
-            "old": "k < left && k < Chunk<T>::kSize",
-            "new": "k < left - 1 && k < Chunk<T>::kSize",
+            "old": "while (i < end) {",
+            "new": "while (i < end - 1) {",
             "header": _ROWS,
             "sizes": _ODD,
         },
@@ -132,7 +146,28 @@ FAULTS = [
             "old": "add_rn(w[k], offset)",
             "new": "w[k]",
             "header": _RMS,
+            "sizes": _at(3, 2048, 0, 1),
+        },
+        {
+            "name": "no weight offset in a row that is not aligned",
+            "old": "add_rn(to_float(weight[i]), offset)",
+            "new": "to_float(weight[i])",
+            "header": _RMS,
             "sizes": _at(3, 7, 0, 1),
+        },
+        {
+            "name": "the tail of a row left out of the sum",
+            "old": "      });\n      sum = add_rn(sum, of_chunk);",
+            "new": "      });",
+            "header": _RMS,
+            "sizes": _at(3, 7),
+        },
+        {
+            "name": "chunks added twice",
+            "old": "          of_chunk = 0.0f;\n",
+            "new": "",
+            "header": _RMS,
+            "sizes": _UNALIGNED,
         },
         {
             "name": "rows taken as dense",
@@ -154,7 +189,7 @@ FAULTS = [
     {
         "kernel": "fused_add_rms_norm",
         "name": "sum of an unaligned row not stored",
-        "old": "if (ADD) store_some(s, sums + i, size - i);",
+        "old": "if (ADD) sums[i] = s;",
         "new": "",
         "header": _RMS,
         "sizes": _UNALIGNED,

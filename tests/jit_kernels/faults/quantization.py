@@ -9,7 +9,10 @@ _CODES, _RMS, _GATED = "kiln/quantize.cuh", "kiln/rms.cuh", "kiln/gated_rows.cuh
 
 _GROUPS = [{"rows": 5, "d": 256, "group": 128, "gap": 16, "column_major": 1}]
 _GIVEN = [{"rows": 4, "d": 192, "given": 1, "gap": 8}]
+_GIVEN_ODD = [{"rows": 2, "d": 129, "gap": 1, "given": 1}]
 _ODD = [{"rows": 2, "d": 129, "gap": 1}]
+_TALL = [{"rows": 1, "d": 16392}]
+_WIDE_GROUPS = [{"rows": 1, "d": 16512, "group": 128}]
 _EVEN = [{"rows": 34, "d": 60, "gap": 4}]
 _CODE_GAP = [{"rows": 3, "d": 2048, "code_gap": 4}]
 _MAXIMA = [{"rows": 3, "d": 40, "given": 1, "maxima": 1}]
@@ -26,8 +29,8 @@ FAULTS = [
         },
         {
             "name": "half of a group left out",
-            "old": "m = kLanes / 2; m;",
-            "new": "m = kLanes / 4; m;",
+            "old": "m = LANES / 2; m;",
+            "new": "m = LANES / 4; m;",
             "sizes": _GROUPS,
         },
         {
@@ -38,15 +41,27 @@ FAULTS = [
         },
         {
             "name": "dropped tail of the codes",
-            "old": "k < left && k < kSize; ++k, rest",
-            "new": "k < left - 1 && k < kSize; ++k, rest",
-            "sizes": _ODD,
+            "old": "const int64_t end = size < start + step ? size : start + step;",
+            "new": "const int64_t end = size < start + step ? size - 1 : start + step;",
+            "sizes": _WIDE_GROUPS,
         },
         {
-            "name": "codes of one word for the other",
-            "old": "if (kSize == 8) rest = rest << 32 | word[0];",
-            "new": "",
+            "name": "codes of the elements before them",
+            "old": "codes[i] = Code<Q>::one(",
+            "new": "codes[i ? i - 1 : 0] = Code<Q>::one(",
             "sizes": _EVEN,
+        },
+        {
+            "name": "the scale of another step of a row's groups",
+            "old": "index, size, start + first_chunk<T>(), largest);",
+            "new": "index, size, first_chunk<T>(), largest);",
+            "sizes": _WIDE_GROUPS,
+        },
+        {
+            "name": "a row's scale from each of its groups",
+            "old": "if (!grouped) largest = team_reduce_rolled<Larger>(largest, partial);",
+            "new": "",
+            "sizes": _TALL,
         },
         {
             "name": "misaligned codes",
@@ -62,9 +77,15 @@ FAULTS = [
         },
         {
             "name": "multiplied by the scale",
-            "old": "if (is_given) return div_rn(1.0f, given);",
-            "new": "if (is_given) return given;",
+            "old": "    return div_rn(1.0f, scale);\n",
+            "new": "    return is_given ? scale : div_rn(1.0f, scale);\n",
             "sizes": _GIVEN,
+        },
+        {
+            "name": "multiplied by the scale in rows that are not aligned",
+            "old": "inverse = div_rn(1.0f, given);",
+            "new": "inverse = given;",
+            "sizes": _GIVEN_ODD,
         },
         {
             "name": "signed maxima",
@@ -92,8 +113,8 @@ FAULTS = [
         },
         {
             "name": "maxima of the first lanes alone",
-            "old": "i < num_maxima; i += 32",
-            "new": "i < min(num_maxima, 32); i += 32",
+            "old": "i < num_maxima; i += 128",
+            "new": "i < min(num_maxima, 128); i += 128",
             "header": "",
             "sizes": _MAXIMA,
         },
@@ -109,8 +130,8 @@ FAULTS = [
     {
         "kernel": "rms_norm_quant",
         "name": "dropped barrier between the maxima and their reading",
-        "old": "  }\n  __syncthreads();\n  const int warps",
-        "new": "  }\n  __syncwarp();\n  const int warps",
+        "old": "  }\n  __syncthreads();\n}",
+        "new": "  }\n  __syncwarp();\n}",
         "header": "kiln/rows.cuh",
         "needs": _INT8,
         "sizes": _WIDE,
@@ -145,8 +166,8 @@ FAULTS = [
     {
         "kernel": "silu_and_mul_quant",
         "name": "gate taken for up in rows that are not aligned",
-        "old": "row = {gate, gate + d, size};",
-        "new": "row = {gate, gate, size};",
+        "old": "row = {gate, gate + d};",
+        "new": "row = {gate, gate};",
         "header": _GATED,
         "needs": _FP8,
         "sizes": _ODD,
@@ -168,6 +189,18 @@ FAULTS = [
         "name": "rows past the last",
         "old": "if (r == 0 || row + r * gridDim.x < rows)",
         "new": "",
+    },
+    {
+        "kernel": "tensor_amax",
+        "name": "rows that are not aligned left out",
+        "old": "largest_of_elements(x, rows, d, x_stride)",
+        "new": "0",
+    },
+    {
+        "kernel": "tensor_amax",
+        "name": "misaligned vectors",
+        "old": "odd % 16 ",
+        "new": "false ",
     },
     {
         "kernel": "tensor_amax",
