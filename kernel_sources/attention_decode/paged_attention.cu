@@ -224,6 +224,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
           const Scale whole = kiln::weigh(own, weight);
 #pragma unroll 1
           for (int column = lane * 4; column - lane * 4 < head_dim; column += 128) {
+            __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
             const bool inside = column < head_dim;
             float* o_0 = partials + slot * head_dim + column;
             const Float4 y = kiln::gather(weight, children, o_0, stride * head_dim, inside);
