@@ -52,7 +52,8 @@ def main() -> int:
         "machine": report.machine(),
         "sections": {},
     }
-    failed, begun = False, time.perf_counter()
+    args.output.mkdir(parents=True, exist_ok=True)
+    path, failed, begun = args.output / "gpu_check.json", False, time.perf_counter()
     for name in args.only or SECTIONS:
         print(f"== {name}", flush=True)
         start = time.perf_counter()
@@ -61,9 +62,8 @@ def main() -> int:
         result["sections"][name] = section
         failed |= section["status"] == "failed"
         report.show(name, section)
-    args.output.mkdir(parents=True, exist_ok=True)
-    path = args.output / "gpu_check.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+        # After each section: a machine that is taken away leaves what it measured.
+        path.write_text(json.dumps(result, indent=1) + "\n")
     report.write_tables(result, args.output)
     print(f"wrote {path}")
     if not torch.cuda.is_available():
