@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kiln.jit_kernels.attention_cases import FAR, make_case
-from kiln.jit_kernels.attention_reference import Paged
-from kiln.jit_kernels.attention_splits import (
+from kiln.jit_kernels.attention.cases import FAR, make_case
+from kiln.jit_kernels.attention.reference import Paged
+from kiln.jit_kernels.attention.splits import (
     ITEM_INTS,
     KV_BLOCK,
     Shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.attention_splits import KV_BLOCK
+from kiln.jit_kernels.attention.splits import KV_BLOCK
 from kiln.jit_kernels.choose import choice
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.kv_reference import narrowed
+from kiln.jit_kernels.references.kv import narrowed
 
 
 @dataclass(frozen=True, slots=True)

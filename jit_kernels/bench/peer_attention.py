@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from kiln.jit_kernels.attention_reference import Paged
+from kiln.jit_kernels.attention.reference import Paged
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 

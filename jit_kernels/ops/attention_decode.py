@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.attention_cases import make_case, moved_bytes, ragged, random_table
-from kiln.jit_kernels.attention_checks import check_attention, has_aligned_rows
-from kiln.jit_kernels.attention_error import MOST_UNITS, attention_error
-from kiln.jit_kernels.attention_reference import Paged, attend, scattered
-from kiln.jit_kernels.attention_splits import (
+from kiln.jit_kernels.attention.cases import make_case, moved_bytes, ragged, random_table
+from kiln.jit_kernels.attention.checks import check_attention, has_aligned_rows
+from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
+from kiln.jit_kernels.attention.reference import Paged, attend, scattered
+from kiln.jit_kernels.attention.splits import (
     FIRST_IDS,
     HEAD_TILES,
     ITEM_INTS,
@@ -27,7 +27,7 @@ from kiln.jit_kernels.attention_splits import (
     most_items,
     most_rows,
 )
-from kiln.jit_kernels.attention_workspace import Workspace, make_workspace
+from kiln.jit_kernels.attention.workspace import Workspace, make_workspace
 from kiln.jit_kernels.shapes import takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.attention_cases import make_case
-from kiln.jit_kernels.attention_checks import check_attention, has_aligned_rows
-from kiln.jit_kernels.attention_error import MOST_UNITS, attention_error
-from kiln.jit_kernels.attention_reference import Paged, attend, scattered
-from kiln.jit_kernels.attention_splits import HEAD_TILES, has_fp8_pool, head_tile
-from kiln.jit_kernels.attention_tiles import (
+from kiln.jit_kernels.attention.cases import make_case
+from kiln.jit_kernels.attention.checks import check_attention, has_aligned_rows
+from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
+from kiln.jit_kernels.attention.reference import Paged, attend, scattered
+from kiln.jit_kernels.attention.splits import HEAD_TILES, has_fp8_pool, head_tile
+from kiln.jit_kernels.attention.tiles import (
     TILE_KEYS,
     TILE_ROWS,
     PrefillWorkspace,

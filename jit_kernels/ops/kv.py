@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from kiln.jit_kernels.choose import choice
-from kiln.jit_kernels.kv_reference import (
+from kiln.jit_kernels.references.kv import (
     check_heads,
     check_pool,
     check_slots,

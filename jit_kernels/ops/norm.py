@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.norm_reference import normalise
+from kiln.jit_kernels.references.norm import normalise
 from kiln.jit_kernels.row_geometry import row_geometry
 from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
 from kiln.jit_kernels.spec import (

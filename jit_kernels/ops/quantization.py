@@ -15,7 +15,7 @@ from kiln.jit_kernels.quantization_specs import (
     TENSOR_AMAX,
     is_fused,
 )
-from kiln.jit_kernels.quantized import GROUP, empty_codes
+from kiln.jit_kernels.references.quantized import GROUP, empty_codes
 from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
 from kiln.jit_kernels.torch_ops import call, define
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.attention_splits import FIRST_IDS, ITEM_INTS, MOST_TOKENS, TILE_ROWS
+from kiln.jit_kernels.attention.splits import FIRST_IDS, ITEM_INTS, MOST_TOKENS, TILE_ROWS
 
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.attention_splits import MOST_TOKENS
-from kiln.jit_kernels.attention_tiles import TILE_KEYS, TILE_ROWS
+from kiln.jit_kernels.attention.splits import MOST_TOKENS
+from kiln.jit_kernels.attention.tiles import TILE_KEYS, TILE_ROWS
 from kiln.jit_kernels.triton_ops.attention_decode import _finish, _widen
 
 _LOG2E = tl.constexpr(1.44269504088896)

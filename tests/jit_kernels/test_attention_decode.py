@@ -9,10 +9,10 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from kiln.jit_kernels.attention_cases import FAR, make_case
-from kiln.jit_kernels.attention_error import MOST_UNITS, attention_error
-from kiln.jit_kernels.attention_reference import attend, scattered
-from kiln.jit_kernels.attention_splits import (
+from kiln.jit_kernels.attention.cases import FAR, make_case
+from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
+from kiln.jit_kernels.attention.reference import attend, scattered
+from kiln.jit_kernels.attention.splits import (
     KV_BLOCK,
     MOST_TOKENS,
     Shape,
@@ -22,7 +22,7 @@ from kiln.jit_kernels.attention_splits import (
     most_rows,
     split_rule,
 )
-from kiln.jit_kernels.attention_workspace import make_workspace
+from kiln.jit_kernels.attention.workspace import make_workspace
 from kiln.jit_kernels.compile.template import Unit, render
 from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.ops import attention_decode

@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kiln.jit_kernels.attention_cases import make_case
-from kiln.jit_kernels.attention_reference import Paged, attend
-from kiln.jit_kernels.attention_tiles import (
+from kiln.jit_kernels.attention.cases import make_case
+from kiln.jit_kernels.attention.reference import Paged, attend
+from kiln.jit_kernels.attention.tiles import (
     TILE_ROWS,
     Tiles,
     make_prefill_workspace,

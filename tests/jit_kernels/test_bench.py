@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from kiln.jit_kernels.attention_reference import Paged, attend
+from kiln.jit_kernels.attention.reference import Paged, attend
 from kiln.jit_kernels.bench import forms, measure, peer_sampling, peers
 from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings
 from kiln.jit_kernels.bench.copies import bytes_held, copies_of, copy_to, is_cold, num_copies

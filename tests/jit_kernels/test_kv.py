@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from kiln.jit_kernels.kv_reference import store
 from kiln.jit_kernels.ops.kv import copy_blocks, rope_store, serves
 from kiln.jit_kernels.ops.norm import rms_norm
 from kiln.jit_kernels.ops.rotary import apply_rotary
+from kiln.jit_kernels.references.kv import store
 from kiln.jit_kernels.rotary_table import rotary_table
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host

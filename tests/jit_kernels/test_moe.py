@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.jit_kernels.moe_reference import decidable_rows, route_error, scores_and_choice
 from kiln.jit_kernels.ops.moe import align_capacity, align_tokens, moe_experts, route_tokens
+from kiln.jit_kernels.references.moe import decidable_rows, route_error, scores_and_choice
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings as environment
 from kiln.jit_kernels.toolchains import host

@@ -16,7 +16,7 @@ from kiln.jit_kernels.ops.quantization import (
     rms_norm_quant,
     silu_and_mul_quant,
 )
-from kiln.jit_kernels.quantized import quantised
+from kiln.jit_kernels.references.quantized import quantised
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import needs_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.jit_kernels.arch import gpu
-from kiln.jit_kernels.attention_splits import (
+from kiln.jit_kernels.attention.splits import (
     ITEM_INTS,
     Shape,
     SplitRule,

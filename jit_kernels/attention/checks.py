@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.attention_reference import Paged
-from kiln.jit_kernels.attention_splits import KV_BLOCK, MOST_GROUP
+from kiln.jit_kernels.attention.reference import Paged
+from kiln.jit_kernels.attention.splits import KV_BLOCK, MOST_GROUP
 from kiln.jit_kernels.shapes import check_dtype, check_shape
 
 _ALIGNED = 16  # bytes

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import torch
 
-from kiln.jit_kernels.attention_reference import Paged
-from kiln.jit_kernels.attention_splits import KV_BLOCK
+from kiln.jit_kernels.attention.reference import Paged
+from kiln.jit_kernels.attention.splits import KV_BLOCK
 
 FAR = 2**30  # a block id that no pool has
 Ragged = Sequence[tuple[int, int]]  # (tokens in the pool, query tokens) of each request

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.attention_splits import KV_BLOCK, MOST_TOKENS
+from kiln.jit_kernels.attention.splits import KV_BLOCK, MOST_TOKENS
 
 TILE_ROWS = 128
 TILE_KEYS = 64

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kiln.jit_kernels.attention_reference import Paged, attend
+from kiln.jit_kernels.attention.reference import Paged, attend
 
 MOST_UNITS = 2.0  # the weights and the output are rounded once each
 _LSE_UNIT = 5e-5

@@ -1,0 +1,1 @@
+"""What both attention families share: references, cases, splits, tiles and workspaces."""

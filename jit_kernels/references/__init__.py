@@ -1,0 +1,1 @@
+"""References that are too long for their family's module: oracle, CPU operator and torch choice."""
