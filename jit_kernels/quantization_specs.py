@@ -287,9 +287,9 @@ def _spec(
 def is_fused(dtype: torch.dtype) -> bool:
     """Return whether rows of a dtype are made and quantised by one kernel, or by two.
 
-    A float32 model is not one to quantise, and each program is built for every target.
+    By one in bf16, the dtype of quantised checkpoints: each program is built for every target.
     """
-    return dtype != torch.float32
+    return dtype == torch.bfloat16
 
 
 def _comes_fused(variant: Variant) -> bool:
@@ -311,19 +311,19 @@ RMS_NORM_QUANT = _spec(
     "rms_norm_quant", f"{_OUTPUTS}, Tensor x, Tensor weight, Tensor? scale, {_NUMBERS}",
     "ppppp" + "llllll" + "ifff", _norm_bind, _norm_reference, _norm_inputs,
     partial(_cost, 1, 0, 1), _norm_error, comes=_comes_fused,
-    max_cpu_seconds=0.4,
+    optional=True, max_cpu_seconds=0.4,
 )  # fmt: skip
 FUSED_ADD_RMS_NORM_QUANT = _spec(
     "fused_add_rms_norm_quant",
     f"{_OUTPUTS}, Tensor(c!) residual, Tensor x, Tensor weight, Tensor? scale, {_NUMBERS}",
     "pppppp" + "lllllll" + "ifff", _fused_bind, _fused_reference, _fused_inputs,
     partial(_cost, 2, 1, 1), _fused_error, comes=_comes_fused,
-    max_cpu_seconds=0.4,
+    optional=True, max_cpu_seconds=0.4,
 )  # fmt: skip
 SILU_AND_MUL_QUANT = _spec(
     "silu_and_mul_quant", f"{_OUTPUTS}, Tensor x, Tensor? scale, int group_size",
     "pppp" + "llllll" + "i", _silu_bind, _silu_reference, _silu_inputs,
     partial(_cost, 2, 0, 0), _silu_error, comes=_comes_fused,
-    max_cpu_seconds=0.4,
+    optional=True, max_cpu_seconds=0.4,
 )  # fmt: skip
 SPECS = [QUANTIZE, TENSOR_AMAX, RMS_NORM_QUANT, FUSED_ADD_RMS_NORM_QUANT, SILU_AND_MUL_QUANT]

@@ -96,6 +96,7 @@ class KernelSpec:
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
     comes: Callable[[Variant], bool] = lambda variant: True
+    optional: bool = False  # others of the family do its work where no variant comes
     min_arch: int = 75
     max_cpu_seconds: float = 0.25  # to compile one variant
     shared_bytes: Callable[[Variant], int] = lambda variant: 0  # the most that geometry asks for

@@ -48,12 +48,13 @@ def head_tile(head_dim: int) -> int:
     return head_dim if head_dim % 16 else tile
 
 
-def has_fp8_pool(variant: Variant) -> bool:
-    """Return whether a variant comes with a pool of e4m3: those that models need.
+def comes(variant: Variant) -> bool:
+    """Return whether there is a variant: those that models need, as each is built for all targets.
 
-    Each is built for every target.
+    Of bf16 all but a pool of e4m3 for head_dim above 128; fp16 has neither of the two.
     """
-    return variant["scalar_t"] == "kiln::bf16" and variant["head_tile"] != "256"
+    plain, narrow = variant["kv_t"] == "SCALAR_T", variant["head_tile"] != "256"
+    return plain and narrow if variant["scalar_t"] == "kiln::fp16" else plain or narrow
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from kiln.jit_kernels.attention.splits import (
     MOST_TOKENS,
     Shape,
     SplitRule,
+    comes,
     cut,
-    has_fp8_pool,
     head_tile,
     most_items,
     most_rows,
@@ -70,15 +70,15 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
 ) -> torch.Tensor:
     """Return the attention of requests with up to 16 tokens in this step over their paged keys.
 
-    query, out: [num_tokens, num_heads, head_dim] bf16 or fp16; key_pool, value_pool: [num_blocks,
-    num_kv_heads, 16, head_dim] of that dtype, or of float8_e4m3fn beside bf16 queries of head_dim
-    up to 128, any strides but of the last dimension; head_dim: a multiple of 16 up to 256;
-    block_table [num_requests, max_blocks], seq_lens [num_requests], cu_seqlens_q [num_requests +
-    1]: int32; seq_lens counts the step's tokens too. A token sees its own key and those before
-    it, the last ``window`` of them (0: all). ``soft_cap`` c makes c tanh(x / c) of a
-    logit (0: no cap); sinks [num_heads] float32 are one more logit each, without a value;
-    keys count k_scale-fold, values v_scale-fold. lse [num_tokens, num_heads] float32, if given,
-    gets the logarithm of the sum of e to the logits.
+    query, out: [num_tokens, num_heads, head_dim] bf16, or fp16 with head_dim up to 128; head_dim:
+    a multiple of 16 up to 256; key_pool, value_pool: [num_blocks, num_kv_heads, 16, head_dim] of
+    that dtype, or of float8_e4m3fn beside bf16 queries of head_dim up to 128, any strides but of
+    the last dimension; block_table [num_requests, max_blocks], seq_lens [num_requests],
+    cu_seqlens_q [num_requests + 1]: int32; seq_lens counts the step's tokens too. A token sees its
+    own key and those before it, the last ``window`` of them (0: all). ``soft_cap`` c makes
+    c tanh(x / c) of a logit (0: no cap); sinks [num_heads] float32 are one more logit each, without
+    a value; keys count k_scale-fold, values v_scale-fold. lse [num_tokens, num_heads] float32, if
+    given, gets the logarithm of the sum of e to the logits.
 
     Rows of requests with more tokens are left alone; a row without keys is 0, its lse -inf.
     Nothing at or past a request's length is read. With ``workspace`` its plan for this step
@@ -372,7 +372,7 @@ _ATTENTION = KernelSpec(
     sizes=_SIZES,
     bench_sizes=_BENCH_SIZES,
     tolerance=MOST_UNITS,
-    comes=lambda variant: variant["kv_t"] == _SAME or has_fp8_pool(variant),
+    comes=comes,
     min_arch=80,
     max_cpu_seconds=1.0,
     shared_bytes=lambda variant: _shape(variant).shared_bytes,

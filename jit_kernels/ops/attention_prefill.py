@@ -11,7 +11,7 @@ from kiln.jit_kernels.attention.cases import make_case
 from kiln.jit_kernels.attention.checks import check_attention, has_aligned_rows
 from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
 from kiln.jit_kernels.attention.reference import Paged, attend, scattered
-from kiln.jit_kernels.attention.splits import HEAD_TILES, has_fp8_pool, head_tile
+from kiln.jit_kernels.attention.splits import HEAD_TILES, comes, head_tile
 from kiln.jit_kernels.attention.tiles import (
     TILE_KEYS,
     TILE_ROWS,
@@ -189,11 +189,10 @@ def _prefill_bind(*arguments: Any) -> Bound:
 
 
 def _comes(variant: Variant) -> bool:
-    """Keep to what models need, as each variant is built for every target."""
-    fp8 = variant["kv_t"] == _E4M3
-    if variant["soft_cap"] == "true":  # Gemma's head_dims, in its dtype
-        return variant["head_tile"] != "64" and variant["scalar_t"] == "kiln::bf16" and not fp8
-    return not fp8 or has_fp8_pool(variant)
+    """Keep the soft cap to the dtype and the head_dims of Gemma."""
+    capped = variant["soft_cap"] == "true"
+    gemma = {"scalar_t": "kiln::bf16", "kv_t": _SAME}.items() <= variant.items()
+    return comes(variant) and (not capped or (gemma and variant["head_tile"] != "64"))
 
 
 def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:

@@ -84,7 +84,7 @@ def route_tokens(
                 f"{logits.device}"
             )
         bias = bias.contiguous()
-    if SCALARS[logits.dtype] not in _LOGITS:
+    if not _ROUTE.has_variant(_variant(logits)):
         logits = logits.float()
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -190,14 +190,17 @@ def _route_bind(  # noqa: PLR0913 (the operator's arguments)
     factor: float,
 ) -> Bound:
     tokens, experts = logits.shape
-    capacity = next(text for text in _CAPACITIES if experts <= int(text))
-    variant = {"logits_t": SCALARS[logits.dtype], "max_experts": capacity}
     values = (
         *(out_weights, out_ids, logits, 0 if bias is None else bias, tokens, logits.stride(0)),
         *(experts, out_ids.shape[1], num_groups, top_groups, int(sigmoid), int(renormalise)),
         factor,
     )
-    return Bound(variant, {"tokens": tokens}, values)
+    return Bound(_variant(logits), {"tokens": tokens}, values)
+
+
+def _variant(logits: torch.Tensor) -> Variant:
+    capacity = next(text for text in _CAPACITIES if logits.shape[1] <= int(text))
+    return {"logits_t": SCALARS[logits.dtype], "max_experts": capacity}
 
 
 def _route_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -256,6 +259,7 @@ _ROUTE = KernelSpec(
     "int num_groups, int top_groups, bool sigmoid, bool renormalise, float factor) -> ()",
     arguments=("pointer",) * 4 + ("int64",) * 2 + ("int32",) * 6 + ("float",),
     params={"logits_t": _LOGITS, "max_experts": list(_CAPACITIES)},
+    comes=lambda variant: dict(variant) != {"logits_t": "kiln::bf16", "max_experts": "512"},
     bind=_route_bind,
     geometry=_route_geometry,
     cost=_route_cost,

@@ -77,7 +77,7 @@ def rms_norm_quant(
 
     x: [..., d], weight: [d]. The scales are those of rows [..., 1]; with ``group_size`` 128 those
     of groups [..., d / 128]; with ``scale``, float32 of one element, that one for all, [1]. One
-    launch, or for float32 two. Raises as rms_norm and quantize_per_group do.
+    launch in bf16, else two. Raises as rms_norm and quantize_per_group do.
     """
     check_dtype("rms_norm_quant", x=x, weight=weight)
     check_shape("rms_norm_quant", "weight", weight, x.shape[-1:])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kiln.jit_kernels.parity import largest_error
-from kiln.jit_kernels.sampling_reference import sample_reference
+from kiln.jit_kernels.references.sampling import sample_reference
 from kiln.jit_kernels.shapes import as_rows, check_shape
 from kiln.jit_kernels.spec import (
     DTYPES,
@@ -28,6 +28,9 @@ from kiln.jit_kernels.torch_ops import call, define
 SETTINGS = ("temperature", "top_p", "log_min_p", "repetition", "frequency", "presence")
 KEYS = ("seed", "position", "top_k", "num_logprobs")
 MAX_VOCAB_WITH_EDITS = 8 * 36 * 1024  # a bit a token in shared memory
+_LOGITS = ("kiln::bf16", "float")
+_MAX_THREADS = 512
+_SHARED_BYTES = 40 * 1024  # kSamplerBytes in kernel_sources/include/kiln/peaks.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def sample_tokens(
     edits: Edits | None = None,
     width: int = 0,
 ) -> Samples:
-    """Draw a token for each row of logits [num_rows, vocab], bf16, fp16 or fp32.
+    """Draw a token for each row of logits [num_rows, vocab], bf16, fp32, or fp16 as fp32 first.
 
     ``settings`` [num_rows, 6] float32 are temperature (below 1e-5: greedy, the lowest id among
     equals), top_p, log(min_p), and the repetition, frequency and presence penalties; neutral are
@@ -151,6 +154,9 @@ def sample_tokens(
 
 
 def _dense(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits of a type that the kernel comes in, a row's next to each other."""
+    if SCALARS[logits.dtype] not in _LOGITS:
+        logits = logits.float()
     rows = as_rows(logits)
     return logits.contiguous() if rows is None else rows
 
@@ -167,21 +173,33 @@ def _bind(*arguments: Any) -> Bound:
     values = (*arguments[:7], logits, settings, keys, *pointers, logits.stride(0), vocab, width)
     hides = any(one is not None for one in optional)
     sizes = {"rows": rows, "vocab": vocab, "hides": int(hides)}
-    return Bound({"scalar_t": SCALARS[logits.dtype]}, sizes, values)
+    return Bound({"logits_t": SCALARS[logits.dtype]}, sizes, values)
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """One block a row, a thread for each eight tokens up to 640; a bit a token if any hide."""
-    threads = min(max(-(-sizes["vocab"] // 256), 1) * 32, 640)
-    words = -(-sizes["vocab"] // 32) if sizes["hides"] else 0
-    return LaunchGeometry((sizes["rows"], 1, 1), (threads, 1, 1), 4 * words)
+    """One block a row, a thread for each 32 tokens up to 512."""
+    threads = min(max(-(-sizes["vocab"] // 1024), 1) * 32, _MAX_THREADS)
+    return LaunchGeometry((sizes["rows"], 1, 1), (threads, 1, 1), shared_bytes(sizes, threads))
+
+
+def shared_bytes(sizes: Sizes, threads: int) -> int:
+    """Return the dynamic shared memory of a block in bytes.
+
+    A bit a token if any may hide, and two bytes for each eight tokens, or for 16, 32 ... where
+    that would be too much: what Peaks in kernel_sources/include/kiln/peaks.cuh makes of it.
+    """
+    bits = 4 * -(-sizes["vocab"] // 32) if sizes["hides"] else 0
+    peaks = -(-sizes["vocab"] // 8)
+    while bits + 2 * peaks + 4 * threads > _SHARED_BYTES:
+        peaks //= 2
+    return bits + 2 * peaks + 4 * threads
 
 
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count one read of the logits: the second finds them in the L2."""
     rows, vocab, hides = sizes["rows"], sizes["vocab"], sizes["hides"]
     elements = rows * vocab
-    moved = elements * DTYPES[variant["scalar_t"]].itemsize
+    moved = elements * DTYPES[variant["logits_t"]].itemsize
     moved += rows * (56 + 4 * (5 + 2 * sizes["width"]))
     if hides:
         moved += rows * 4 * (-(-vocab // 32)) + 4 * (rows + 1) + 12 * rows * sizes["edits"]
@@ -209,7 +227,10 @@ _TURNS = (
     (1.0, 1, 1.0, 0.0, -1),
     (1.0, 7, 0.3, 0.5, 5),
     (3.0, 600, 1.0, 0.0, 0),
+    (0.9, 0, 0.9, 0.05, 4),
+    (1.0, 0, 0.9999999, 0.0, -1),  # which needs the mass of the row to the last bit
 )
+_RACES = ((8.0, 0, 1.0, 0.0, -1), (1.0, 0, 1.0, 0.0, -1))  # where a whole row may win
 _SERVED = {  # what a benchmark asks for
     1: (0.0, 0, 1.0, 0.0, -1),
     2: (1.0, 0, 1.0, 0.0, -1),
@@ -221,7 +242,7 @@ _SPREADS = (3.0, 0.05, 8.0, 0.0, 1.0)  # of the logits: peaked, flat, very peake
 
 
 def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
-    """Return logits of several shapes; see _SERVED for ``serve``."""
+    """Return logits of several shapes; see _SERVED for ``serve``, _RACES for ``race``."""
     rows, vocab, serve = sizes["rows"], sizes["vocab"], sizes.get("serve", 0)
     logits = torch.randn(rows, vocab + sizes.get("gap", 0), device=device)
     if serve:  # what a model gives: one token in a hundred stands out
@@ -230,8 +251,9 @@ def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
     else:
         spreads = torch.tensor([_SPREADS[row % len(_SPREADS)] for row in range(rows)])
         logits = logits.mul_(spreads.to(device).unsqueeze(1))
-        turns = [_TURNS[row % len(_TURNS)] for row in range(rows)]
-    logits = logits.to(DTYPES[variant["scalar_t"]])[:, :vocab]
+        turns = list(_RACES if sizes.get("race") else _TURNS)
+        turns = [turns[row % len(turns)] for row in range(rows)]
+    logits = logits.to(DTYPES[variant["logits_t"]])[:, :vocab]
     neutral = [1.0, 0.0, 0.0] if serve else [1.2, 0.3, 0.5]
     settings = [[t, p, math.log(m) if m else -math.inf, *neutral] for t, _, p, m, _ in turns]
     keys = [[row * 77 - 3, row * 5, turn[1], turn[4]] for row, turn in enumerate(turns)]
@@ -267,8 +289,11 @@ _SIZES = [
     {"rows": rows, "vocab": vocab, "gap": gap, "width": width, "hides": hides, "edits": edits}
     for rows, vocab, gap, width, hides, edits in [
         (0, 64, 0, 0, 0, 0), (1, 1, 0, 1, 0, 0), (11, 100, 3, 20, 1, 7), (12, 700, 4, 5, 0, 0),
-        (13, 1111, 0, 20, 1, 90), (12, 4104, 8, 20, 0, 0),
+        (13, 1111, 1, 20, 1, 90), (12, 4104, 8, 20, 0, 0),
     ]
+] + [
+    {"rows": rows, "vocab": 1100, "gap": 4, "width": 0, "hides": hides, "edits": edits, "race": 1}
+    for rows, hides, edits in ((100, 0, 0), (60, 1, 400))
 ]  # fmt: skip
 
 _SAMPLE = KernelSpec(
@@ -283,7 +308,7 @@ _SAMPLE = KernelSpec(
         "Tensor? edit_biases) -> ()"
     ),
     arguments=(*["pointer"] * 15, "int64", "int32", "int32"),
-    params={"scalar_t": list(DTYPES)},
+    params={"logits_t": _LOGITS},
     bind=_bind,
     geometry=_geometry,
     cost=_cost,
@@ -295,9 +320,10 @@ _SAMPLE = KernelSpec(
         for serve in (1, 2, 3, 4, 5)
         for rows in (1, 8, 32, 128)
     ],
+    bench_needs={"logits_t": "kiln::bf16"},
     tolerance=1e-5,
     max_cpu_seconds=1.0,
-    shared_bytes=lambda variant: MAX_VOCAB_WITH_EDITS // 8,
+    shared_bytes=lambda variant: _SHARED_BYTES,
     error=_error,
     paper="https://arxiv.org/abs/1611.01144, https://doi.org/10.1145/2660193.2660195",
 )

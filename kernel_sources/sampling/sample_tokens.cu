@@ -3,27 +3,34 @@
 // logits: [rows, vocab], rows any distance apart and at any alignment; one block a row. settings
 // [rows, 6], keys [rows, 4], mask [rows, ceil(vocab / 32)] and the lists of edits are laid out as
 // jit_kernels/ops/sampling.py says; a token is edited at most once.
-// Compile-time parameters (jit_kernels/ops/sampling.py): SCALAR_T.
+// Compile-time parameters (jit_kernels/ops/sampling.py): LOGITS_T.
 //
-// 1. One pass finds each thread's largest logit. A greedy row ends here.
-// 2. The m-th largest of those bounds the m-th largest logit from below: a second pass lists what
-//    reaches the bound, a few more than m, and adds up the masses that top-p and logprobs need.
-// 3. The sorted list decides top-k and top-p. Where it does not reach far enough, a radix descent
-//    over the row does, by histograms in shared memory.
-// 4. What is left runs a race; the first to arrive is the token.
+// 1. One pass over the row finds each thread's largest logit, and leaves the largest of every eight
+//    in shared memory: later steps look there first. A greedy row ends here.
+// 2. The m-th largest of the threads' bounds the m-th largest logit from below: what reaches the
+//    bound, a few more than m, is listed.
+// 3. Histograms of the list decide top-k, and top-p with the mass of the row: nearly known is
+//    enough, as long as no cut could lie elsewhere. Where the list does not reach far enough,
+//    histograms of the row decide.
+// 4. What is left runs a race; the first to arrive is the token. Over a whole row few tokens draw
+//    a number: see race.cuh.
 // Masses are integers and a race has one winner, so no step can tell how the work was cut up:
 // block size, schedule and neighbours leave every bit of the result alone.
+#include "kiln/likely.cuh"
 #include "kiln/race.cuh"
 
-#ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
-#define SCALAR_T kiln::bf16
+#ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
+#define LOGITS_T kiln::bf16
 #endif
 
 namespace {
 using namespace kiln;
-using Logits = Row<SCALAR_T>;
-constexpr float kLog2e = 1.44269504f;
-constexpr uint32_t kGrain = sizeof(SCALAR_T) == 4 ? 1 : 1 << 12;  // of a bound's key
+using Logits = Row<LOGITS_T>;
+// A mass by fast powers of two is nearer than 2^-18 of it: an exponent of up to 20 is off by its
+// 2^-24 twice, what is further down weighs nothing; a power and a weight are off by 2^-22 each.
+constexpr int kFastBits = 18;
+constexpr int kDeep = 8 / sizeof(LOGITS_T);  // units in flight while the first pass waits
+constexpr uint32_t kGrain = 1u << kFreeBits<LOGITS_T>;  // of a bound's key
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
 struct Settings {  // of one row
@@ -39,138 +46,115 @@ struct Best {
   bool broken;
 };
 
-KILN_NOINLINE Best find_best(const Logits& row) {
+KILN_NOINLINE Best find_best(const LOGITS_T* data, int vocab, const uint8_t* hidden, Peaks peaks) {
+  const Logits row{data, vocab, is_vector_aligned(data), nullptr, hidden, {}};
   float best = minus_infinity();
   int unit = 0;
   bool broken = false;
-  auto look = [&](int u, const float (&x)[kUnit]) {
+  auto see = [&](int i, int u, const float (&x)[kUnit]) {
     const float m = largest(x);
-    if (m > best) best = m, unit = u;
-  };
-  auto unpack = [&](const Chunk<SCALAR_T>& chunk, float (&x)[kUnit]) {
-    chunk.unpack(x);
 #pragma unroll
     for (int k = 0; k < kUnit; ++k) broken |= !(x[k] < infinity());
+    peaks.put(i, m);
+    if (m > best) best = m, unit = u;
   };
-  const int step = blockDim.x, units = row.num_units();
-  const int fast = row.hidden == nullptr ? row.num_whole_units() : 0;
-  int u = threadIdx.x;
+  const int step = blockDim.x, whole = row.num_whole_units();
+  Unit<LOGITS_T> next[kDeep];
+  auto load = [&](int u) {
+#pragma unroll
+    for (int j = 0; j < kDeep; ++j)
+      if (u + j * step < whole) next[j] = Unit<LOGITS_T>::load(data + (u + j * step) * kUnit);
+  };
+  int i = 0, u = threadIdx.x;
+  float x[kUnit];
+  load(u);
 #pragma unroll 1
-  for (; u + 3 * step < fast; u += 4 * step) {  // four loads in flight: this pass waits for DRAM
-    Chunk<SCALAR_T> chunks[4];
+  while (u < whole) {
+    Unit<LOGITS_T> now[kDeep];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) chunks[i] = row.load(u + i * step);
+    for (int j = 0; j < kDeep; ++j) now[j] = next[j];
+    load(u + kDeep * step);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float x[kUnit];
-      unpack(chunks[i], x);
-      look(u + i * step, x);
+    for (int j = 0; j < kDeep; ++j) {
+      if (u >= whole) break;
+      if (row.hides(u)) row.fetch(u, x);
+      else now[j].unpack(x);
+      see(i, u, x);
+      ++i, u += step;
     }
   }
-  Chunk<SCALAR_T> next;
-  if (u < units) next = row.fetch(u);
 #pragma unroll 1
-  for (; u < units; u += step) {
-    float x[kUnit];
-    unpack(next, x);
-    if (u + step < units) next = row.fetch(u + step);
-    row.hide(u, x);
-    look(u, x);
+  for (; u < row.num_units(); ++i, u += step) {
+    row.fetch(u, x);
+    see(i, u, x);
   }
   int token = 0;
   if (best > minus_infinity()) {
-    float x[kUnit];
-    row.fetch(unit).unpack(x);
-    row.hide(unit, x);
+    row.fetch(unit, x);
 #pragma unroll
     for (int k = kUnit - 1; k >= 0; --k) token = x[k] == best ? unit * kUnit + k : token;
   }
-  row.each_edit([&](int t, float x) {
-    if (x > best || (x == best && t < token)) best = x, token = t;
-  });
   return {best, token, broken};
 }
 
-// 0, or what is wrong with a row that has a NaN, +inf, or nothing to draw.
+// What is wrong with a row that has a NaN or +inf, or whose largest logit is not finite.
 KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
   bool nan = false;
   if (broken)
 #pragma unroll 1
     for (int i = threadIdx.x; i < row.vocab; i += blockDim.x) nan |= row.at(i) != row.at(i);
   if (__syncthreads_or(nan)) return kNan;
-  if (broken || !(top < infinity())) return kInfinite;
-  return top > minus_infinity() ? 0 : kNothing;
+  return top == minus_infinity() ? kNothing : kInfinite;
 }
 
-// Sort the largest logits into s.sorted, `wanted` of them if there are so many and a few more: all
-// whose key is at least s.bound, s.listed of them, or too many for the list. Add up the row's
-// masses under two scales, that which draws and that of the plain softmax, where they are not 0.
-KILN_NOINLINE void gather(const Logits& row, float best, float top, int wanted, float drawn,
-                          float plain, SamplerShared& s) {
+// List the largest logits, `wanted` of them if there are so many and a few more.
+KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top, int wanted,
+                          SamplerShared& s) {
   uint32_t bound = lowest_key();
   if (row.vocab + row.edits.last - row.edits.first > kCandidates)
-    bound = bound_of(best, top, min(wanted, int(blockDim.x) / 2), kGrain);
-  const float least = value_of(bound);
-  __syncthreads();
-  if (threadIdx.x == 0) s.listed = 0, s.bound = bound;
-  __syncthreads();
-  uint64_t drawn_mass = 0, plain_mass = 0;
-  auto list = [&](int token, float x) {
-    if (!(x >= least)) return;
-    const uint32_t slot = atomicAdd(&s.listed, 1u);
-    if (slot < kCandidates) s.list[slot] = entry_of(x, token);
-  };
-  row.each_unit([&](int u, const float (&x)[kUnit]) {
-    const float m = largest(x);
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      const float scale = i == 0 ? drawn : plain;
-      const uint64_t mass = scale == 0.0f ? 0 : Weights{top, scale}.mass(x, m);
-      (i == 0 ? drawn_mass : plain_mass) += mass;
-    }
-    if (m >= least) row.each_of(u, list);
-  });
-  row.each_edit([&](int token, float x) {
-    if (x >= value_of(lowest_key())) drawn_mass += Weights{top, drawn}.mass(x);
-    list(token, x);
-  });
-  drawn_mass = reduce<Sum>(drawn_mass, s.partial);
-  plain_mass = reduce<Sum>(plain_mass, s.partial);
-  if (threadIdx.x == 0) s.drawn_mass = drawn_mass, s.plain_mass = plain_mass;
-  __syncthreads();
-  if (s.listed <= kCandidates) sort_list(s.listed, s);
+    bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain);
+  list_from(row, peaks, best, bound, s);
 }
 
 // The least key that may be drawn by top-k and top-p, after gather.
-KILN_NOINLINE uint32_t cut(const Logits& row, const Settings& want, const Weights& weights,
+KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
                            SamplerShared& s) {
-  const int listed = s.listed;
   const bool complete = s.bound == lowest_key();
-  uint32_t key = lowest_key();
-  bool known = listed <= kCandidates && (complete || !want.cuts_count || listed >= want.top_k);
-  if (known && want.cuts_count && listed >= want.top_k)
-    key = uint32_t(s.sorted[want.top_k - 1] >> 32);
-  if (known && want.cuts_mass) {
-    const int kept = count_below(listed, [&](int j) { return uint32_t(s.sorted[j] >> 32) >= key; });
-    const uint64_t mass = add_up(kept, weights, s);
-    const uint64_t limit = share_of(want.top_p, want.cuts_count ? mass : s.drawn_mass);
-    const int nucleus = count_below(kept, [&](int j) { return s.above[j] < limit; });
-    known = complete || want.cuts_count || mass >= limit;
-    if (mass >= limit) key = uint32_t(s.sorted[nucleus - 1] >> 32);
-  }
-  if (known) return key;
-  constexpr uint64_t kUnlimited = ~uint64_t(0);
-  key = lowest_key();
-  if (want.cuts_count) key = descend(row, weights, want.top_k, kUnlimited, s);
-  if (!want.cuts_mass) return key;
-  uint64_t total = s.drawn_mass;
+  const bool reaches = complete || !want.cuts_count || int(s.listed) >= want.top_k;
+  bool in_list = s.listed <= kCandidates && reaches;
+  uint32_t least = lowest_key();
   if (want.cuts_count) {
-    total = 0;
-    const float least = value_of(key);
-    row.each_token([&](int, float x) { if (x >= least) total += weights.mass(x); });
-    total = reduce<Sum>(total, s.partial);
+    const Limits limits{uint32_t(want.top_k), ~uint64_t(0), least, want.cuts_mass};
+    least = descend(row, peaks, in_list, weights, limits, s);
   }
-  return max(key, descend(row, weights, ~0u, share_of(want.top_p, total), s));
+  if (!want.cuts_mass) return least;
+  // Of what top-k left; or of the row, nearly: that is enough unless a cut is just where it counts.
+  uint64_t mass, error = 0;
+  if (want.cuts_count) {
+    mass = s.kept;
+  } else {
+    mass = sum_of_row(row, peaks, weights, false, infinity(), s).mass;
+    error = mass >> kFastBits;
+  }
+  // Tokens of less than an even share of half of what top-p leaves out are cut, however many.
+  const float rest = 1.0f - want.top_p;
+  uint32_t base = lowest_key();
+  if (rest > 0x1p-16f) {
+    const float share = rest * float(mass) / float(row.vocab + row.edits.last - row.edits.first);
+    base = max(base, key_of(weights.logit_below(log2_fast(share) - 41.0f)));
+  }
+  for (;;) {
+    const uint64_t low = share_of(want.top_p, mass - error);
+    const uint64_t high = share_of(want.top_p, mass + error);
+    const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
+    if (in_list && !complete && s.total < low) {  // the list is too short
+      in_list = false;
+    } else if (s.kept < high && error) {
+      mass = sum_of_row(row, peaks, weights, true, infinity(), s).mass, error = 0;
+    } else {
+      return max(least, found);
+    }
+  }
 }
 
 struct Drawn {
@@ -178,66 +162,57 @@ struct Drawn {
   float cutoff;
 };
 
-// One token of a row that is not greedy. `best` is what this thread saw, `top` the row's largest
-// logit, of `token`.
-KILN_NOINLINE Drawn draw(const Logits& row, const Settings& want, int64_t seed, int64_t position,
-                         float best, float top, int token, SamplerShared& s) {
-  const Weights weights{top, div_rn(kLog2e, want.temperature)};
+// One token of a row that is not greedy. `seen` is of this thread, `top` the row's largest logit.
+KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, int64_t seed,
+                         int64_t position, Best seen, float top, SamplerShared& s) {
+  const Weights weights{top, want.temperature};
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
-    const int wanted = max(want.cuts_count ? want.top_k : want.cuts_mass ? 256 : 1, want.num_top);
-    const float drawn = want.cuts_mass && !want.cuts_count ? weights.scale : 0.0f;
-    const bool shared = want.report && row.hidden == nullptr;
-    gather(row, best, top, wanted, drawn, shared ? kLog2e : 0.0f, s);
-    cutoff = value_of(cut(row, want, weights, s));
+    const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 320 : 1;
+    gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
+    cutoff = value_of(cut(row, peaks, want, weights, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
   }
   cutoff = fmaxf(cutoff, add_rn(top, mul_rn(want.temperature, want.log_min_p)));
-  const Noise noise(seed, position);
+  const Race race{Noise(seed, position), weights, cutoff, ~uint64_t(0)};
   uint64_t arrival;
-  if (cutoff >= listed_from) arrival = race_of_list(s.listed, noise, weights, cutoff, s);
-  else arrival = race_of_row(row, token, noise, weights, cutoff, s);
-  return {int(uint32_t(reduce<Min>(arrival, s.partial))), cutoff};
-}
-
-// The likeliest tokens of the plain softmax where equals are too many for the list: one a pass.
-KILN_NOINLINE uint64_t next_largest(const Logits& row, uint64_t previous, SamplerShared& s) {
-  uint64_t next = 0;
-  auto consider = [&](int token, float x) {
-    const uint64_t entry = entry_of(x, token);
-    if (x > minus_infinity() && entry < previous && entry > next) next = entry;
-  };
-  row.each_token(consider);
-  return reduce<Max>(next, s.partial);
+  if (cutoff >= listed_from) arrival = race_of_list(race, s);
+  else arrival = race_of_row(row, peaks, seen.value, seen.token, race, s);
+  return {int(uint32_t(~reduce<Max>(~arrival, s.arrival))), cutoff};
 }
 
 // Log-probabilities of the row before any edit, at temperature 1: of the token, and the largest;
 // from what gather left of it.
-KILN_NOINLINE void report(const Logits& raw, int token, float top, int num_top, int width,
-                          float* logprob, int* rank, int* top_tokens, float* top_logprobs,
-                          SamplerShared& s) {
-  const float x = raw.at(token), log_mass = logf(float(s.plain_mass) * 0x1p-40f);
+KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, float best, float top,
+                          int num_top, int width, float* logprob, int* rank, int* top_tokens,
+                          float* top_logprobs, SamplerShared& s) {
+  const float x = raw.at(token);
   const bool complete = s.bound == lowest_key() || int(s.listed) >= num_top;
-  const bool sorted = s.listed <= kCandidates && complete;
-  const int listed = sorted ? int(s.listed) : 0;
-  int larger = 0;
-  if (sorted && x >= value_of(s.bound)) {
-    larger = count_below(listed, [&](int j) { return value_of_entry(s.sorted[j]) > x; });
-  } else {
-    uint64_t own = 0;
-    raw.each_unit([&](int, const float (&y)[kUnit]) {
-#pragma unroll
-      for (int k = 0; k < kUnit; ++k) own += y[k] > x;
-    });
-    larger = int(reduce<Sum>(own, s.partial));
+  const bool usable = s.listed <= kCandidates && complete;
+  const bool found = usable && x >= value_of(s.bound);
+  RowSum all = sum_of_row(raw, peaks, {top, 1.0f}, false, found ? infinity() : x, s);
+  const float log_mass = 0.69314718f * (log2_fast(float(all.mass)) - 40.0f);
+  if (found) {
+    all.larger = 0;
+#pragma unroll 1
+    for (int j = threadIdx.x; j - int(threadIdx.x) < int(s.listed); j += blockDim.x)
+      all.larger += __syncthreads_count(j < int(s.listed) && value_of_entry(s.list[j]) > x);
   }
-  if (threadIdx.x == 0) *logprob = x - top - log_mass, *rank = larger + 1;
+  if (threadIdx.x == 0) *logprob = x - top - log_mass, *rank = all.larger + 1;
+  int listed = kSorted + 1;
+  if (usable) {
+    uint32_t from = s.bound;
+    if (s.listed > kFew && num_top <= int(blockDim.x) / 2)
+      from = max(from, bound_of(best, top, max(num_top, 1), kGrain));
+    listed = sort_from(from, s);
+  }
+  const bool sorted = listed <= kSorted;
   uint64_t entry = ~uint64_t(0);
 #pragma unroll 1
-  for (int j = 0; j < width; ++j) {
-    if (j < num_top && !sorted) entry = next_largest(raw, entry, s);
-    if (threadIdx.x != j % blockDim.x) continue;
+  for (int j = sorted ? int(threadIdx.x) : 0; j < width; j += sorted ? int(blockDim.x) : 1) {
     if (sorted) entry = j < listed ? s.sorted[j] : 0;
+    else if (j < num_top) entry = next_largest(raw, entry, s);
+    if (!sorted && threadIdx.x != 0) continue;
     const bool there = j < num_top && entry;
     top_tokens[j] = there ? token_of_entry(entry) : -1;
     top_logprobs[j] = there ? value_of_entry(entry) - top - log_mass : minus_infinity();
@@ -254,66 +229,85 @@ KILN_FN void report_nothing(int width, float* logprob, int* rank, int* top_token
   }
 }
 
-// Write down what is asked for a row, and the row as mask and edits leave it: a bit a token in
-// shared memory hides the raw logits of what the mask forbids, and of what is edited and then runs
-// beside the row. By all threads; shared, so that nobody keeps it in registers.
-KILN_FN void read_row(const SCALAR_T* data, const float* f, const int64_t* keys, const Edits& edits,
-                      const uint32_t* allowed, int vocab, int width, Logits& raw, Logits& row,
-                      Settings& want) {
-  uint32_t* hidden = reinterpret_cast<uint32_t*>(dynamic_shared());
-  const bool hides = allowed != nullptr || edits.first != edits.last;
-  if (threadIdx.x == 0) {
-    const bool greedy = !(f[0] >= 1e-5f) || keys[2] == 1;
-    const int top_k = int(min(keys[2], int64_t(vocab)));
-    const bool cuts_count = top_k > 0 && top_k < vocab, cuts_mass = f[1] < 1.0f;
-    const bool small = vocab + edits.last - edits.first <= kCandidates;
-    want = {f[0], f[1], f[2], top_k, int(min(keys[3], int64_t(width))), keys[3] >= 0, greedy,
-            cuts_count, cuts_mass, cuts_count || cuts_mass || small};
-    const bool aligned = is_vector_aligned(data);
-    raw = {data, vocab, aligned, nullptr, nullptr, {}};
-    row = raw;
-    if (hides)
-      row = {data, vocab, aligned, allowed, reinterpret_cast<uint8_t*>(hidden), edits};
-  }
-  if (hides) {
+// Mark in shared memory, by a bit a token, what the mask forbids, and what is edited and then runs
+// beside the row.
+KILN_NOINLINE void hide(const Logits& row, uint32_t* hidden) {
 #pragma unroll 1
-    for (int w = threadIdx.x; w < (vocab + 31) / 32; w += blockDim.x)
-      hidden[w] = allowed == nullptr ? 0 : ~allowed[w];
-    __syncthreads();
-#pragma unroll 1
-    for (int e = edits.first + int(threadIdx.x); e < edits.last; e += blockDim.x)
-      atomicOr(&hidden[edits.tokens[e] / 32], 1u << edits.tokens[e] % 32);
-  }
+  for (int w = threadIdx.x; w < (row.vocab + 31) / 32; w += blockDim.x)
+    hidden[w] = row.allowed == nullptr ? 0 : ~row.allowed[w];
   __syncthreads();
+#pragma unroll 1
+  for (int e = row.edits.first + int(threadIdx.x); e < row.edits.last; e += blockDim.x)
+    atomicOr(&hidden[row.edits.tokens[e] / 32], 1u << row.edits.tokens[e] % 32);
+  __syncthreads();
+}
+
+// What is asked for a row, from settings and keys that have come to shared memory.
+KILN_FN Settings settings_of(const float* f, const int64_t* keys, const Logits& row, int width) {
+  const int top_k = int(min(keys[2], int64_t(row.vocab)));
+  const bool cuts_count = top_k > 0 && top_k < row.vocab, cuts_mass = f[1] < 1.0f;
+  const bool small = row.vocab + row.edits.last - row.edits.first <= kCandidates;
+  return {f[0], f[1], f[2], top_k, int(min(keys[3], int64_t(width))), keys[3] >= 0,
+          !(f[0] >= 1e-5f) || keys[2] == 1, cuts_count, cuts_mass,
+          cuts_count || cuts_mass || small};
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(640)
+extern "C" __global__ void __launch_bounds__(512, 1)
 sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_logprobs,
-              int* out_ranks, int* out_top_tokens, float* out_top_logprobs, const SCALAR_T* logits,
+              int* out_ranks, int* out_top_tokens, float* out_top_logprobs, const LOGITS_T* logits,
               const float* settings, const int64_t* keys, const uint32_t* mask,
               const int* edit_starts, const int* edit_tokens, const int* edit_counts,
               const float* edit_biases, int64_t stride, int32_t vocab, int32_t width) {
   __shared__ SamplerShared s;
   __shared__ Logits raw, row;
   __shared__ Settings want;
+  __shared__ float own_settings[6];
+  __shared__ int64_t own_keys[4];
   const int64_t r = blockIdx.x;
-  const float* f = settings + 6 * r;
-  keys += 4 * r;
-  Edits edits{edit_tokens, edit_counts, edit_biases, 0, 0, f[3], f[4], f[5]};
-  if (edit_starts != nullptr) edits.first = edit_starts[r], edits.last = edit_starts[r + 1];
-  const uint32_t* allowed = mask == nullptr ? nullptr : mask + r * ((vocab + 31) / 32);
-  read_row(logits + r * stride, f, keys, edits, allowed, vocab, width, raw, row, want);
+  const int t = threadIdx.x, words = (vocab + 31) / 32;
+  const float setting = t < 6 ? settings[6 * r + t] : 0.0f;  // on its way during the first pass
+  const int64_t key = t < 4 ? keys[4 * r + t] : 0;
+  Edits edits{edit_tokens, edit_counts, edit_biases, 0, 0, 0.0f, 0.0f, 0.0f};
+  if (edit_starts != nullptr) {
+    const float* f = settings + 6 * r;
+    edits = {edit_tokens, edit_counts, edit_biases, edit_starts[r], edit_starts[r + 1],
+             f[3], f[4], f[5]};
+  }
+  const LOGITS_T* data = logits + r * stride;
+  const uint32_t* allowed = mask == nullptr ? nullptr : mask + r * words;
+  const bool hides = allowed != nullptr || edits.first != edits.last;
+  uint8_t* hidden = hides ? dynamic_shared() : nullptr;
+  if (t == 0) {  // for later steps; shared, so that nobody keeps them in registers
+    raw = {data, vocab, is_vector_aligned(data), nullptr, nullptr, {}};
+    row = {data, vocab, is_vector_aligned(data), allowed, hidden, edits};
+  }
+  if (hides) {
+    __syncthreads();
+    hide(row, reinterpret_cast<uint32_t*>(hidden));
+  }
+  const bool may_hide = mask != nullptr || edit_starts != nullptr;
+  const Peaks peaks((vocab + kUnit - 1) / kUnit, may_hide ? 4 * words : 0);
 
-  const Best best = find_best(row);
-  const uint64_t first = reduce<Max>(entry_of(best.value, best.token), s.partial);
+  Best best = find_best(data, vocab, hidden, peaks);
+  if (hides) row.each_edit([&](int e, float x) {
+    if (x > best.value || (x == best.value && e < best.token)) best.value = x, best.token = e;
+  });
+  if (t < 6) own_settings[t] = setting;
+  if (t < 4) own_keys[t] = key;
+  constexpr uint64_t kBroken = ~uint64_t(0);
+  const uint64_t own = best.broken ? kBroken : entry_of(best.value, best.token);
+  const uint64_t first = reduce<Max>(own, s.best);
   const float top = value_of_entry(first);
-  const int error = error_of(row, __syncthreads_or(best.broken), top);
-  Drawn drawn{error ? 0 : token_of_entry(first), error ? 0.0f : top};
-  if (!error && !want.greedy)
-    drawn = draw(row, want, keys[0], keys[1], best.value, top, drawn.token, s);
-  if (threadIdx.x == 0)
+  if (t == 0) s.listed = 0, want = settings_of(own_settings, own_keys, row, width);
+  __syncthreads();
+  const bool fine = top > minus_infinity() && top < infinity();
+  const int error = fine ? 0 : error_of(row, first == kBroken, top);
+  Drawn drawn{fine ? token_of_entry(first) : 0, fine ? top : 0.0f};
+  if (fine && !want.greedy)
+    drawn = draw(row, peaks, want, own_keys[0], own_keys[1], best, top, s);
+  if (t == 0)
     out_tokens[r] = drawn.token, out_errors[r] = error, out_cutoffs[r] = drawn.cutoff;
 
   out_logprobs += r, out_ranks += r, out_top_tokens += r * width, out_top_logprobs += r * width;
@@ -321,12 +315,13 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
     return report_nothing(width, out_logprobs, out_ranks, out_top_tokens, out_top_logprobs);
   float raw_best = best.value, raw_top = top;
   if (row.hidden != nullptr) {
-    const Best again = find_best(raw);
-    raw_best = again.value;
-    raw_top = value_of_entry(reduce<Max>(entry_of(raw_best, 0), s.partial));
+    raw_best = find_best(data, vocab, nullptr, peaks).value;
+    raw_top = value_of_entry(reduce<Max>(entry_of(raw_best, 0), s.raw_best));
   }
-  if (row.hidden != nullptr || want.greedy || !want.lists)
-    gather(raw, raw_best, raw_top, max(want.num_top, 1), 0.0f, kLog2e, s);
-  report(raw, drawn.token, raw_top, want.num_top, width, out_logprobs, out_ranks, out_top_tokens,
-         out_top_logprobs, s);
+  // What was listed for the draw may do.
+  const int likely = max(want.num_top, 1);
+  if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
+    gather(raw, peaks, raw_best, raw_top, likely, s);
+  report(raw, peaks, drawn.token, raw_best, raw_top, want.num_top, width, out_logprobs, out_ranks,
+         out_top_tokens, out_top_logprobs, s);
 }

@@ -30,13 +30,31 @@ def exponentials(seed: int, position: int, vocab: int):
     row = splitmix((splitmix((seed + GAMMA) & MASK) + position + GAMMA) & MASK)
     tokens = np.arange(vocab, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        upper = splitmix(
-            np.uint64(row) + (tokens // np.uint64(4) + np.uint64(1)) * np.uint64(GAMMA)
-        )
-        lower = splitmix(np.uint64(~row & MASK) + (tokens + np.uint64(1)) * np.uint64(GAMMA))
-    upper = upper >> (tokens % np.uint64(4) * np.uint64(16)) & np.uint64(0xFFFF)
-    bits = upper << np.uint64(36) | lower >> np.uint64(28)
+        own = splitmix(np.uint64(~row & MASK) + (tokens + np.uint64(1)) * np.uint64(GAMMA))
+    low = np.zeros(vocab, dtype=bool)
+    low[[token for token in low_tokens(row, vocab) if token < vocab]] = True
+    above = ((own >> np.uint64(12)) * np.uint64(255) >> np.uint64(8)) + np.uint64(2**44)
+    bits = np.where(low, own >> np.uint64(20), above)
     return -np.log1p(-((bits.astype(np.float64) + 0.5) * 2.0**-52))
+
+
+def low_tokens(row, vocab):
+    """The tokens whose number is below 2^-8: the first of 32 by one output, the rest by bytes."""
+    edges = [2**32]  # of what the first 0, 1 ... tokens of a group leave, each 255 of 256
+    while len(edges) <= 32:
+        edges.append(edges[-1] - edges[-1] // 256)
+    tokens = []
+    for group in range(-(-vocab // 32)):
+        number = splitmix((row + (group + 1) * GAMMA) & MASK) >> 32
+        first = sum(number < edge for edge in edges[1:])
+        if first == 32:
+            continue
+        tokens.append(32 * group + first)
+        for token in range(tokens[-1] + 1, 32 * group + 32):
+            output = splitmix((row + (2**32 + token // 8 + 1) * GAMMA) & MASK)
+            if output.to_bytes(8, "little")[token % 8] == 0:
+                tokens.append(token)
+    return tokens
 
 
 def kept(logits, asked):

@@ -23,7 +23,7 @@ from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.toolchains import host
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
-FUSED = [torch.float16, torch.bfloat16]  # dtypes in which the fused kernels come
+FUSED = [torch.bfloat16]  # dtypes in which the fused kernels come
 QUANTS = [E4M3, INT8]
 # (group size, given scale, d): every scheme, held and general rows
 SCHEMES = [(0, None, 640), (0, None, 77), (128, None, 640), (0, 0.03, 640), (128, None, 2304)]
@@ -151,7 +151,7 @@ def test_public_functions_take_any_leading_shape(shape, quant):
         assert_same_bits((again, given), (codes, scale))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *FUSED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *FUSED])
 @pytest.mark.parametrize("on_kernels", [False, True])
 def test_fused_public_functions_agree_with_the_two_they_stand_for(dtype, on_kernels, monkeypatch):
     seen = []
@@ -194,11 +194,12 @@ def test_a_given_scale_goes_before_groups():
     assert_same_bits(rms_norm_quant(x, weight, 1e-6, group_size=128, scale=scale), want)
 
 
-def test_a_float32_model_has_no_fused_kernel_to_build():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_only_a_bf16_model_has_fused_kernels_to_build_and_others_do_without(dtype):
     for spec in SPECS:
         alone = spec.name in ("quantize", "tensor_amax")
-        assert bool(list(spec.variants(needs_of(torch.float32)))) == alone
-        assert list(spec.variants(needs_of(torch.float16)))
+        assert bool(list(spec.variants(needs_of(dtype)))) == alone == (not spec.optional)
+        assert list(spec.variants(needs_of(torch.bfloat16)))
 
 
 @pytest.mark.parametrize("count", [50, 1])

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from kiln.jit_kernels import sampling_reference
-from kiln.jit_kernels.ops.sampling import Edits, Samples, sample_tokens
+from kiln.jit_kernels.ops import sampling
+from kiln.jit_kernels.ops.sampling import Edits, Samples, sample_tokens, shared_bytes
+from kiln.jit_kernels.references import sampling as sampling_reference
+from kiln.jit_kernels.references.sampling import sample_reference
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.sampling_reference import sample_reference
 from kiln.jit_kernels.settings import settings as environment
 from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.toolchains import host
@@ -42,6 +43,7 @@ def kernel(spec=SPEC):
     """Run the kernel's own source, into results of its own."""
 
     def run(logits, settings, keys, mask=None, edits=None, width=0):
+        logits = logits.float() if logits.dtype == torch.float16 else logits  # as sample_tokens
         samples = Samples.empty(len(logits), width, logits.device)
         lists = (None,) * 4 if edits is None else (
             edits.starts, edits.tokens, edits.counts, edits.biases,
@@ -190,7 +192,7 @@ def narrower(threads):
 
     def geometry(variant, sizes, gpu):
         whole = SPEC.geometry(variant, sizes, gpu)
-        return LaunchGeometry(whole.grid, (threads, 1, 1), whole.shared_bytes)
+        return LaunchGeometry(whole.grid, (threads, 1, 1), shared_bytes(sizes, threads))
 
     return replace(SPEC, geometry=geometry)
 
@@ -316,13 +318,21 @@ def test_log_probabilities_are_plain_and_ties_go_to_the_lower_token(run, vocab):
             torch.testing.assert_close(likely, logprobs[row, wanted], rtol=0, atol=1e-5)
 
 
-def test_nearly_equal_times_are_told_apart_as_the_kernel_does(monkeypatch):
+def test_who_cannot_win_a_race_is_left_out_and_the_kernel_agrees(monkeypatch):
     logits = torch.cat([shapes(300, torch.float32)] * 12)
     rows = rows_of([one for one in ASKED for _ in range(12)], list(range(144)))
     usual = sample_tokens(logits, *rows).tokens
-    monkeypatch.setattr(sampling_reference, "_NEAR", 3.0)  # many candidates, all by their bits
+    monkeypatch.setattr(sampling_reference, "_MANY", 0)
+    assert torch.equal(sample_tokens(logits, *rows).tokens, usual)
+    monkeypatch.setattr(sampling_reference, "_NEAR", 3.0)  # many are told apart by their bits
     assert torch.equal(sample_tokens(logits, *rows).tokens, usual)
     assert torch.equal(kernel()(logits, *rows).tokens, usual)
+
+
+def test_a_flat_row_of_too_many_for_the_list_is_raced_as_a_whole():
+    logits = torch.zeros(400, 1100)  # where no number is low and the threads' are late: 1 in 70
+    rows = rows_of([Asked()] * 400, list(range(400)))
+    assert torch.equal(kernel()(logits, *rows).tokens, sample_tokens(logits, *rows).tokens)
 
 
 def test_offsets_beyond_two_to_the_31st_element():
@@ -368,8 +378,20 @@ def test_what_does_not_fit_is_refused():
             sample_tokens(*wrong)
 
 
+def test_logits_of_a_type_without_a_program_are_made_float32(monkeypatch):
+    bound = []
+    monkeypatch.setattr(
+        sampling, "call", lambda spec, *arguments: bound.append(spec.bind(*arguments))
+    )
+    for dtype in (torch.float16, torch.float32, torch.bfloat16):
+        sample_tokens(torch.zeros(2, 40, dtype=dtype), *rows_of([Asked()] * 2))
+    types = [one.variant["logits_t"] for one in bound]
+    assert types == ["float", "float", "kiln::bf16"]
+    assert all(SPEC.has_variant(one.variant) for one in bound)
+
+
 def test_the_reference_is_the_operator_of_a_cpu():
-    arguments = SPEC.make_inputs({"scalar_t": "float"}, SPEC.sizes[2], "cpu")
+    arguments = SPEC.make_inputs({"logits_t": "float"}, SPEC.sizes[2], "cpu")
     assert SPEC.reference is sample_reference
     getattr(torch.ops.kiln, SPEC.name)(*arguments)
     for got, want in zip(arguments, sample_reference(*arguments), strict=False):

@@ -1,5 +1,5 @@
 // The arithmetic of a draw: weights, masses, and the clocks of a race, with the same bits on every
-// GPU, on the host and in torch (jit_kernels/sampling_reference.py).
+// GPU, on the host and in torch (jit_kernels/references/sampling.py).
 #pragma once
 #include "kiln/ptx.cuh"
 
@@ -15,24 +15,26 @@ KILN_FN float value_of(uint32_t key) {
 }
 
 // A logit and its token as one number: larger for a larger logit, among equals for a lower token.
-KILN_FN uint64_t entry_of(float x, int token) { return uint64_t(key_of(x)) << 32 | uint32_t(~token); }
+KILN_FN uint64_t entry_of(float x, int token) {
+  return uint64_t(key_of(x)) << 32 | uint32_t(~token);
+}
 KILN_FN float value_of_entry(uint64_t entry) { return value_of(uint32_t(entry >> 32)); }
 KILN_FN int token_of_entry(uint64_t entry) { return int(~uint32_t(entry)); }
 
-// 2^(d * scale) for d <= 0: exactly 1 at 0, nowhere below 2^-99, off by 1.1e-7 and the rounding of
-// the exponent. The exponent less 1 is a multiple of 2^-23, so that the sums and products below are
-// exact in a float64 before they are rounded: torch has no fused multiply-add of its own.
-KILN_FN float weight_of(float d, float scale) {
-  float y = sub_rn(mul_rn(d, scale), 1.0f);
-  y = y > -100.0f ? y : -100.0f;
-  const float shifted = add_rn(y, 12582912.0f);  // 1.5 * 2^23: rounds to an integer
-  const float f = sub_rn(y, sub_rn(shifted, 12582912.0f));
-  float p = 2.652945462614298e-3f;
-  p = fma_rn(p, f, 1.9343025982379913e-2f);
-  p = fma_rn(p, f, 1.1101467162370682e-1f);
-  p = fma_rn(p, f, 4.8044484853744507e-1f);
-  p = fma_rn(p, f, 1.3862940073013306f);
-  p = fma_rn(p, f, 2.0f);
+// 2^(d * scale) for d <= 0, off by 2.5e-7: exactly 1 at 0, and 2^-100 below `lowest`, that is
+// -100 / scale. The fraction of the exponent is a multiple of 2^-22 between 2.5 and 3.5, so that
+// the sums and products below are exact in a float64 before they are rounded: torch has no fused
+// multiply-add of its own.
+KILN_FN float weight_of(float d, float scale, float lowest) {
+  d = fmaxf(d, lowest);
+  const float shifted = fma_rn(d, scale, 12582912.0f);  // 1.5 * 2^23: rounds to an integer
+  const float g = fma_rn(d, scale, sub_rn(12582915.0f, shifted));
+  float p = 1.326472731307149e-3f;
+  p = fma_rn(p, g, -1.0225578211247921e-2f);
+  p = fma_rn(p, g, 5.8831728994846344e-2f);
+  p = fma_rn(p, g, -9.522955864667892e-2f);
+  p = fma_rn(p, g, 2.432086318731308e-1f);
+  p = fma_rn(p, g, 4.492241516709328e-2f);
   return as_float(as_uint(p) + (as_uint(shifted) << 23));
 }
 
@@ -48,22 +50,57 @@ KILN_FN uint64_t mix(uint64_t z) {
   return z ^ z >> 31;
 }
 
-// The random numbers of one row: a function of its seed and position, and of a token's id.
-// Of the 52 bits of a token four tokens share one output for the upper 16: they alone nearly
-// always tell that a token loses its race.
+// Whether the bytes of a number are 0: a bit a byte, the lowest first.
+KILN_FN uint32_t zero_bytes(uint64_t x) {
+  constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7fu;
+  const uint64_t high = ~(((x & kLow) + kLow) | x | kLow);
+  return uint32_t(high * 0x0002040810204081u >> 56);
+}
+
+// The random numbers of one row: a function of its seed and position, and of a token's id. A
+// token's number u is low if it is below 2^-8. One output tells for 32 tokens which is the first
+// whose number is low: mostly there is none. Of those behind it a byte of an output each tells
+// the same. The rest of u is an output of the token's own.
+constexpr int kGroup = 32;
+KILN_FN constexpr uint32_t next_low(uint32_t bound) { return bound - (bound >> 8); }
+constexpr uint32_t kFirstIsLow = 0xff000000u;  // from here on the first of a group
+KILN_FN constexpr uint32_t lowest_low() {
+  uint32_t bound = kFirstIsLow;
+  for (int k = 1; k < kGroup; ++k) bound = next_low(bound);
+  return bound;
+}
+constexpr uint32_t kNoneIsLow = lowest_low();  // below
 struct Noise {
-  uint64_t coarse, fine;
+  uint64_t row;
   KILN_FN Noise(int64_t seed, int64_t position) {
-    coarse = mix(mix(uint64_t(seed) + kGamma) + uint64_t(position) + kGamma);
-    fine = ~coarse;
+    row = mix(mix(uint64_t(seed) + kGamma) + uint64_t(position) + kGamma);
   }
-  // The upper bits of tokens 4 * group .. 4 * group + 3, the first the lowest 16.
-  KILN_FN uint64_t upper(int group) const { return mix(coarse + kGamma * uint64_t(group + 1)); }
-  KILN_FN uint64_t bits(int token) const {
-    const uint64_t first = upper(token / 4) >> 16 * (token % 4) & 0xffff;
-    return first << 36 | mix(fine + kGamma * uint64_t(token + 1)) >> 28;
+  KILN_FN uint32_t group(int g) const {
+    return uint32_t(mix(row + kGamma * uint64_t(g + 1)) >> 32);
+  }
+  // A byte each for tokens 8 * unit .. 8 * unit + 7, the first the lowest.
+  KILN_FN uint64_t bytes(int unit) const {
+    return mix(row + (kGamma << 32) + kGamma * uint64_t(unit + 1));
+  }
+  KILN_FN uint64_t bits(int token, bool low) const {
+    const uint64_t own = mix(~row + kGamma * uint64_t(token + 1));
+    return low ? own >> 20 : (1ull << 44) + ((own >> 12) * 255 >> 8);
   }
 };
+
+// Of tokens 32 * g .. 32 * g + 31, a bit each: those whose number is low.
+KILN_NOINLINE uint32_t lows_of(Noise noise, int g) {
+  const uint32_t of_all = noise.group(g);
+  if (of_all < kNoneIsLow) return 0;
+  int first = 0;
+#pragma unroll 1
+  for (uint32_t bound = kFirstIsLow; of_all < bound; bound = next_low(bound)) ++first;
+  uint32_t low = 0;
+#pragma unroll 1
+  for (int i = first / 8; i < kGroup / 8; ++i)
+    low |= zero_bytes(noise.bytes(kGroup / 8 * g + i)) << 8 * i;
+  return (low & ~1u << first) | 1u << first;
+}
 
 // -log(1 - u) with u = (bits + 1/2) / 2^52: an exponential variate, accurate near 0 where races are
 // won. Products and sums are rounded one by one.
@@ -89,13 +126,6 @@ KILN_FN float exponential(uint64_t bits) {
   p = add_rn(mul_rn(p, s), 6.6666667e-1f);
   p = add_rn(mul_rn(p, s), 2.0f);
   return -add_rn(whole, mul_rn(z, p));
-}
-
-// When a token arrives: the first of all is drawn, with a probability proportional to its weight.
-// As one number with the token, which decides between equal times.
-KILN_NOINLINE uint64_t arrival_of(const Noise& noise, int token, float weight) {
-  const float time = div_rn(exponential(noise.bits(token)), weight);
-  return uint64_t(as_uint(time)) << 32 | uint32_t(token);
 }
 
 }  // namespace kiln

@@ -4,66 +4,71 @@
 
 namespace kiln {
 
-// Over the first n of the sorted list whose logit is at least the cutoff.
-KILN_FN uint64_t race_of_list(int n, const Noise& noise, const Weights& weights, float cutoff,
-                              const SamplerShared& s) {
-  uint64_t first = Min::kIdentity;
-#pragma unroll 1
-  for (int j = threadIdx.x; j < n; j += blockDim.x) {
-    const float x = value_of_entry(s.sorted[j]);
-    if (x >= cutoff)
-      first = Min()(first, arrival_of(noise, token_of_entry(s.sorted[j]), weights(x)));
+enum Low : int { kHigh, kLow, kUnknown };
+
+// When a token arrives: the first of all is drawn, with a probability proportional to its weight.
+// As one number with the token, which decides between equal times.
+KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, int low) {
+  if (low == kUnknown) low = lows_of(noise, token / kGroup) >> token % kGroup & 1;
+  const float time = div_rn(exponential(noise.bits(token, low)), weights(x));
+  return uint64_t(as_uint(time)) << 32 | uint32_t(token);
+}
+
+// What runs: tokens that are at least the cutoff. Each thread keeps the first of its own.
+struct Race {
+  Noise noise;
+  Weights weights;
+  float cutoff;
+  uint64_t first;
+
+  KILN_FN void run(int token, float x, int low = kUnknown) {
+    if (x >= cutoff) first = min(first, arrival_of(noise, weights, token, x, low));
   }
-  return first;
+};
+
+// Over the list.
+KILN_NOINLINE uint64_t race_of_list(Race race, const SamplerShared& s) {
+  each_listed(s, [&](int token, float x) { race.run(token, x); });
+  return race.first;
 }
 
-constexpr float kSlack = 1.001f;  // more than all roundings below together
-
-// No later than this does a token arrive, by the upper 16 of its bits: -log(1 - u) <= u / (1 - u).
-KILN_FN float latest(uint32_t upper, float weight) {
-  return kSlack * float(upper + 1) / (float(65535 - upper) * weight);
-}
-
-// Any 16 bits of four that are 0, once `mask` is applied.
-KILN_FN bool has_zero(uint64_t x, uint32_t mask) {
-  const uint32_t a = uint32_t(x) & mask, b = uint32_t(x >> 32) & mask;
-  return (((a - 0x00010001u) & ~a) | ((b - 0x00010001u) & ~b)) & 0x80008000u;
-}
-
-// Over all tokens of a row whose logit is at least the cutoff; `top` is one of them. A token
-// cannot win where u alone, by its upper bits, is later than somebody's certain arrival.
+// Over all tokens of a row; a thread knows the logit and id of one, `best` of `token`. First run
+// those, the edited, and one token in 256, whose number is low; then those who may still win.
 template <class T>
-KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, int top, const Noise& noise,
-                                   const Weights& weights, float cutoff, SamplerShared& s) {
-  float bound = latest(uint32_t(noise.upper(top / 4) >> 16 * (top % 4)) & 0xffff, 1.0f);
-  if (int(threadIdx.x) < row.num_units()) {
-    row.each_of(threadIdx.x, [&](int token, float x) {
-      const uint32_t upper = uint32_t(noise.upper(token / 4) >> 16 * (token % 4)) & 0xffff;
-      if (x >= cutoff) bound = fminf(bound, latest(upper, weights(x)));
-    });
+KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token, Race race,
+                                   SamplerShared& s) {
+  if (threadIdx.x == 0) s.num_units = 0;
+  __syncthreads();
+  const int groups = (row.vocab + kGroup - 1) / kGroup;
+#pragma unroll 1
+  for (int g = threadIdx.x; g < groups; g += blockDim.x) {
+    if (race.noise.group(g) < kNoneIsLow) continue;
+    const uint32_t slot = atomicAdd(&s.num_units, 1u);
+    if (slot < kUnits) s.units[slot] = g;
   }
-  bound = as_float(uint32_t(reduce<Min>(as_uint(bound), s.partial)));
-  uint64_t first = Min::kIdentity;
-  auto run = [&](int token, float x) {
-    if (!(x >= cutoff)) return;
-    first = Min()(first, arrival_of(noise, token, weights(x)));
-    bound = fminf(bound, as_float(uint32_t(first >> 32)));
-  };
-  row.each_unit([&](int u, const float (&x)[kUnit]) {
-    const float m = largest(x);
-    if (!(m >= cutoff)) return;
-    const float may = kSlack * bound * weights(m) * 65536.0f;  // upper bits below this may win
-    const int bits = may <= 1.0f ? 0 : may > 32768.0f ? 16 : int((as_uint(may) - 1) >> 23) - 126;
-    const uint32_t half = 0xffffu << bits & 0xffff, mask = half * 0x10001u;
-    const uint64_t left = noise.upper(2 * u), right = noise.upper(2 * u + 1);
-    if (!has_zero(left, mask) && !has_zero(right, mask)) return;
-    row.each_of(u, [&](int token, float y) {
-      const uint64_t upper = (token % kUnit < 4 ? left : right) >> 16 * (token % 4);
-      if (!(upper & half)) run(token, y);
-    });
-  });
-  row.each_edit(run);
-  return first;
+  race.run(token, best);
+  row.each_edit([&](int edited, float x) { race.run(edited, x); });
+  __syncthreads();
+  const int queued = s.num_units;
+  if (queued <= kUnits) {
+#pragma unroll 1
+    for (int q = threadIdx.x; q < queued; q += blockDim.x) {
+      const int from = int(s.units[q]) * kGroup;
+#pragma unroll 1
+      for (uint32_t low = lows_of(race.noise, s.units[q]); low; low &= low - 1) {
+        const int of = from + 31 - __clz(int(low & (0 - low)));
+        if (of < row.vocab) race.run(of, row.shown(of), kLow);
+      }
+    }
+    const uint64_t soonest = ~reduce<Max>(~race.first, s.soonest);
+    // By then arrives nobody of less weight whose number is not low: -log(1 - u) > u.
+    const float least = -8.0f - log2_fast(as_float(uint32_t(soonest >> 32)));
+    race.cutoff = fmaxf(race.cutoff, race.weights.logit_below(least));
+    list_from(row, peaks, best, key_of(race.cutoff), s);
+    if (s.listed <= kCandidates) return race_of_list(race, s);
+  }
+  row.each_token([&](int any, float x) { race.run(any, x); });  // too many are left
+  return race.first;
 }
 
 }  // namespace kiln

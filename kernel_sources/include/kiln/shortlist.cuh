@@ -1,17 +1,11 @@
-// The largest logits of a row in a sorted list, and the cut of a distribution: exact by integers.
+// The largest logits of a row in a list, and the cut of a distribution: exact by integers.
 #pragma once
-#include "kiln/vocabulary.cuh"
+#include "kiln/peaks.cuh"
 
 namespace kiln {
 
-constexpr int kCandidates = 512, kBuckets = 1024;
-
-struct SamplerShared {
-  uint64_t partial[32], list[kCandidates], sorted[kCandidates], above[kCandidates];
-  uint64_t mass, drawn_mass, plain_mass;
-  uint32_t rank[kCandidates], count[kBuckets], low[kBuckets], high[kBuckets];
-  uint32_t bound, listed, bucket, tally;
-};
+constexpr int kCandidates = 1024, kBuckets = 1024, kUnits = 3 * kBuckets, kSorted = 512;
+constexpr int kFew = 128;  // a list that is sorted as a whole
 
 struct Sum {
   static constexpr uint64_t kIdentity = 0;
@@ -21,22 +15,44 @@ struct Max {
   static constexpr uint64_t kIdentity = 0;
   KILN_FN uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
 };
-struct Min {
-  static constexpr uint64_t kIdentity = ~uint64_t(0);
-  KILN_FN uint64_t operator()(uint64_t a, uint64_t b) const { return a < b ? a : b; }
+
+// What a reduction leaves in shared memory: of each its own, so that none waits for readers.
+struct Partial {
+  uint64_t of[32];
 };
 
-// Over the block, in every thread. None of the three has an order.
-template <class Op> KILN_NOINLINE uint64_t reduce(uint64_t x, uint64_t* partial) {
+// Over the block, in every thread. Neither operation has an order. A barrier stands between two
+// uses of one partial.
+template <class Op> KILN_NOINLINE uint64_t reduce(uint64_t x, Partial& partial) {
 #pragma unroll 1
   for (int m = 16; m; m >>= 1) x = Op()(x, __shfl_xor_sync(0xffffffffu, x, m));
-  __syncthreads();  // earlier readers of partial are done
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+  if (threadIdx.x % 32 == 0) partial.of[threadIdx.x / 32] = x;
   __syncthreads();
-  x = threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : Op::kIdentity;
+  x = threadIdx.x % 32 < blockDim.x / 32 ? partial.of[threadIdx.x % 32] : Op::kIdentity;
 #pragma unroll 1
   for (int m = 16; m; m >>= 1) x = Op()(x, __shfl_xor_sync(0xffffffffu, x, m));
   return x;
+}
+
+struct SamplerShared {
+  uint32_t warp_count[32];
+  Partial warp_mass, best, row_mass, soonest, arrival, raw_best, larger, next;
+  uint64_t list[kCandidates], mass, total, kept;
+  union {
+    uint32_t units[kUnits];  // what is to be looked at closely
+    struct {
+      uint32_t count[kBuckets], low[kBuckets], high[kBuckets];
+    };
+    struct {
+      uint64_t some[kSorted], sorted[kSorted];  // of the list, the largest first
+    };
+  };
+  uint32_t num_units, bound, listed, bucket, tally, num_sorted;
+};
+
+KILN_FN float sum_of(const float (&w)[kUnit]) {
+  const float left = add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3]));
+  return add_rn(left, add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7])));
 }
 
 KILN_FN float infinity() { return as_float(0x7f800000u); }
@@ -44,18 +60,20 @@ KILN_FN uint32_t lowest_key() { return key_of(minus_infinity()) + 1; }  // of a 
 
 // The weights of a row: 1 for its largest logit.
 struct Weights {
-  float top, scale;
-  KILN_FN float operator()(float x) const { return weight_of(sub_rn(x, top), scale); }
-  KILN_FN uint64_t mass(float x) const { return mass_of((*this)(x)); }
-  // Of a whole unit, in one number; 0 where its largest logit tells so.
-  KILN_FN uint64_t mass(const float (&x)[kUnit], float largest) const {
-    if (mul_rn(sub_rn(largest, top), scale) < -44.0f) return 0;
-    float w[kUnit];
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) w[k] = (*this)(x[k]);
-    const float left = add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3]));
-    return mass_of(add_rn(left, add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7]))));
+  float top, scale, lowest;
+  KILN_FN Weights(float top, float temperature) : top(top) {
+    scale = div_rn(1.44269504f, fminf(temperature, 1e30f));
+    lowest = div_rn(-100.0f, scale);
   }
+  KILN_FN float operator()(float x) const { return weight_of(sub_rn(x, top), scale, lowest); }
+  KILN_FN uint64_t mass(float x) const { return mass_of((*this)(x)); }
+  // A logit whose weight is less than 2^exponent, by little; more than all roundings together.
+  KILN_FN float logit_below(float exponent) const {
+    const float up = (exponent - 0.01f) * lowest * -0.01f;
+    return top + up - (fabsf(up) * 0x1p-16f + fabsf(top) * 0x1p-20f);
+  }
+  // The key below which a whole unit has none.
+  KILN_FN uint32_t key_of_nothing() const { return key_of(top + 0.45f * lowest); }
 };
 
 // A share of a mass, at least the smallest there is.
@@ -66,142 +84,161 @@ KILN_FN uint64_t share_of(float p, uint64_t mass) {
 
 // A key not above the `wanted`-th largest of the threads' best logits, and close to it; the lowest
 // where fewer threads have a finite one. Keys closer than `grain` are taken for one.
-KILN_FN uint32_t bound_of(float best, float top, int wanted, uint32_t grain) {
-  uint32_t low = lowest_key(), high = key_of(top) + 1;
+KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, uint32_t grain) {
+  const uint32_t own = key_of(best), first = key_of(top);
+  uint32_t low = lowest_key(), high = first + 1, middle = first - (128u << 16);  // for a start
+  if (middle <= low || middle > first) middle = low + (high - low) / 2;
 #pragma unroll 1
   while (high - low > grain) {
-    const uint32_t middle = low + (high - low) / 2;
-    const int n = __syncthreads_count(key_of(best) >= middle);
+    const int n = __syncthreads_count(own >= middle);
     if (n < wanted) high = middle;
     else if (low = middle; n <= wanted + wanted / 8) break;
+    middle = low + (high - low) / 2;
   }
   return low;
 }
 
-// Put list[0 .. n - 1] into `sorted`, largest first: each goes where as many precede it as are
-// larger. All threads count; no two entries are equal.
-KILN_NOINLINE void sort_list(int n, SamplerShared& s) {
-#pragma unroll 1
-  for (int c = threadIdx.x; c < n; c += blockDim.x) s.rank[c] = 0;
-  __syncthreads();
-  const int padded = (n + 31) / 32 * 32, parts = max(1, int(blockDim.x) / max(padded, 32));
-#pragma unroll 1
-  for (int i = threadIdx.x; i < padded * parts; i += blockDim.x) {
-    const int c = i % padded, part = i / padded, last = (part + 1) * n / parts;
-    if (c >= n) continue;
-    uint32_t larger = 0;
-#pragma unroll 1
-    for (int j = part * n / parts; j < last; ++j) larger += s.list[j] > s.list[c];
-    atomicAdd(&s.rank[c], larger);
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int c = threadIdx.x; c < n; c += blockDim.x) s.sorted[s.rank[c]] = s.list[c];
-  __syncthreads();
-}
-
-// How many j < n have a property; in every thread.
-template <class P> KILN_FN int count_below(int n, P has) {
-  int total = 0;
-#pragma unroll 1
-  for (int start = 0; start < n; start += blockDim.x) {
-    const int j = start + threadIdx.x;
-    total += __syncthreads_count(j < n && has(j));
-  }
-  return total;
-}
-
-// above[j] = mass of sorted[0 .. j - 1] for j < n; return the mass of all n.
-KILN_NOINLINE uint64_t add_up(int n, const Weights& weights, SamplerShared& s) {
-#pragma unroll 1
-  for (int j = threadIdx.x; j < n; j += blockDim.x)
-    s.above[j] = weights.mass(value_of_entry(s.sorted[j]));
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    const int share = (n + 31) / 32, first = min(int(threadIdx.x) * share, n);
-    const int last = min(first + share, n);
-    uint64_t own = 0;
-#pragma unroll 1
-    for (int j = first; j < last; ++j) own += s.above[j];
-    uint64_t before = own;
-#pragma unroll 1
-    for (int d = 1; d < 32; d *= 2) {
-      const uint64_t other = __shfl_up_sync(0xffffffffu, before, d);
-      if (int(threadIdx.x) >= d) before += other;
-    }
-    if (threadIdx.x == 31) s.mass = before;
-    before -= own;
-#pragma unroll 1
-    for (int j = first; j < last; ++j) {
-      const uint64_t mass = s.above[j];
-      s.above[j] = before;
-      before += mass;
-    }
-  }
-  __syncthreads();
-  return s.mass;
-}
-
-// The smallest key c of the row with count(keys > c) < max_count and mass(keys > c) < max_mass, or
-// the lowest of all where everything together stays below both. For distributions so flat that
-// the list does not reach: ten bits of the key at a time, by histograms.
+// List in s.list the logits whose key is at least a bound: s.listed of them, or too many for it.
+// `best` is the largest that a thread knows.
 template <class T>
-KILN_NOINLINE uint32_t descend(const Row<T>& row, const Weights& weights, uint32_t max_count,
+KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, float best, uint32_t bound,
+                             SamplerShared& s) {
+  const float least = value_of(bound);
+  __syncthreads();
+  if (threadIdx.x == 0) s.listed = s.num_units = 0, s.bound = bound;
+  __syncthreads();
+  if (best >= least) list_above(peaks, bound, row.num_units(), s.units, &s.num_units, kUnits);
+  auto list = [&](int token, float x) {
+    if (!(x >= least)) return;
+    const uint32_t slot = atomicAdd(&s.listed, 1u);
+    if (slot < kCandidates) s.list[slot] = entry_of(x, token);
+  };
+  row.each_edit(list);
+  __syncthreads();
+  const int queued = min(s.num_units, uint32_t(kUnits));
+  if (s.num_units > kUnits && threadIdx.x == 0) atomicAdd(&s.listed, kCandidates + 1u);
+#pragma unroll 1
+  for (int q = threadIdx.x; q < queued; q += blockDim.x)
+    if (int(s.units[q]) < row.num_units())
+      row.each_where(s.units[q], [&](int, float x) { return x >= least; }, list);
+  __syncthreads();
+}
+
+// f(token, logit): the list, over the block's threads.
+template <class F> KILN_FN void each_listed(const SamplerShared& s, F f) {
+#pragma unroll 1
+  for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x)
+    f(token_of_entry(s.list[j]), value_of_entry(s.list[j]));
+}
+
+// The lowest bucket before which count and mass stay below their limits, from the top down, into
+// s.bucket, s.tally and s.mass, with what precedes it; s.kept is with it, s.total of all.
+KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint32_t max_count,
                                uint64_t max_mass, SamplerShared& s) {
-  const bool rounded = sizeof(T) == 2 && row.edits.first == row.edits.last;
-  const int end = rounded ? 13 : 0;  // bf16 and fp16 do not differ below this bit
-  uint32_t prefix = 0, count = 0;    // count and mass: of the keys above the current bucket
+  const int share = (buckets + int(blockDim.x) - 1) / int(blockDim.x), lane = threadIdx.x % 32;
+  const int highest = buckets - 1 - int(threadIdx.x) * share;  // of this thread's share
+  auto mass_in = [&](int b) { return uint64_t(s.high[b]) << 32 | s.low[b]; };
+  uint32_t c = 0;
+  uint64_t m = 0;
+#pragma unroll 1
+  for (int b = highest; b > highest - share && b >= 0; --b) c += s.count[b], m += mass_in(b);
+  const uint32_t own_count = c;
+  const uint64_t own_mass = m;
+#pragma unroll 1
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t other_count = __shfl_up_sync(0xffffffffu, c, d);
+    const uint64_t other_mass = __shfl_up_sync(0xffffffffu, m, d);
+    if (lane >= d) c += other_count, m += other_mass;
+  }
+  if (lane == 31) s.warp_count[threadIdx.x / 32] = c, s.warp_mass.of[threadIdx.x / 32] = m;
+  __syncthreads();
+#pragma unroll 1
+  for (int w = 0; w < int(threadIdx.x) / 32; ++w) c += s.warp_count[w], m += s.warp_mass.of[w];
+  if (threadIdx.x == blockDim.x - 1) s.total = mass + m;
+  c += count - own_count, m += mass - own_mass;
+#pragma unroll 1
+  for (int b = highest; b > highest - share && b >= 0; --b) {
+    const uint32_t next_count = c + s.count[b];
+    const uint64_t next_mass = m + mass_in(b);
+    const bool here = c < max_count && m < max_mass;
+    if (here && (b == 0 || !(next_count < max_count && next_mass < max_mass)))
+      s.bucket = b, s.tally = c, s.mass = m, s.kept = next_mass;
+    c = next_count, m = next_mass;
+  }
+}
+
+KILN_NOINLINE void add_to_bucket(int b, Weights weights, float x, SamplerShared& s) {
+  const uint64_t own = weights.mass(x);  // shared memory has no fast 64-bit addition
+  const uint32_t low = uint32_t(own), old = low ? atomicAdd(&s.low[b], low) : 0;
+  const uint32_t high = uint32_t(own >> 32) + (old + low < old);
+  if (high) atomicAdd(&s.high[b], high);
+}
+
+// What a cut leaves: the smallest key c with count(keys > c) < count and mass(keys > c) < mass.
+struct Limits {
+  uint32_t count;
+  uint64_t mass;
+  uint32_t base;  // c is not below
+  bool adds_up;   // masses matter
+};
+
+// That key, or the base where everything together stays below both: of the list, or of the row.
+// Ten bits of the key at a time, by histograms. s.total is the mass of all that counted, s.kept
+// that of the keys from c on.
+template <class T>
+KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
+                               Limits limits, SamplerShared& s) {
+  const bool rounded = kFreeBits<T> && row.edits.first == row.edits.last;
+  const int end = rounded ? kFreeBits<T> : 0;
+  const uint32_t base = (in_list ? s.bound : limits.base) & ~0u << end;
+  uint32_t prefix = 0, count = 0;  // of key - base; count and mass: of the keys above the bucket
   uint64_t mass = 0;
-  for (int from = 32; from > end;) {
+  const int units = in_list ? 0 : row.num_units();
+  const int singles = in_list ? int(s.listed) : row.edits.last - row.edits.first;
+#pragma unroll 1
+  for (int from = max(32 - __clz(int(key_of(weights.top) - base)), end + 1); from > end;) {
     const int shift = max(from - 10, end), buckets = 1 << (from - shift);
+    const bool one_value = rounded && shift == end;  // in a bucket
     __syncthreads();
 #pragma unroll 1
     for (int b = threadIdx.x; b < buckets; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
     __syncthreads();
-    auto tally = [&](int, float x) {
-      const uint32_t key = key_of(x), b = key >> shift & (buckets - 1);
-      if (key < lowest_key() || (from < 32 && (key ^ prefix) >> from)) return;
-      atomicAdd(&s.count[b], 1u);
-      if (max_mass == ~uint64_t(0)) return;
-      const uint64_t own = weights.mass(x);  // shared memory has no fast 64-bit addition
-      const uint32_t low = uint32_t(own), old = low ? atomicAdd(&s.low[b], low) : 0;
-      const uint32_t high = uint32_t(own >> 32) + (old + low < old);
-      if (high) atomicAdd(&s.high[b], high);
+    auto inside = [&](int, float x) {
+      const uint32_t key = key_of(x);
+      return key >= base && uint64_t((key - base) ^ prefix) >> from == 0;
     };
-    row.each_token(tally);
-    __syncthreads();
-    if (threadIdx.x < 32) {  // each lane walks its share of the buckets, from the top down
-      const int share = (buckets + 31) / 32, first = buckets - 1 - int(threadIdx.x) * share;
-      auto mass_in = [&](int b) { return uint64_t(s.high[b]) << 32 | s.low[b]; };
-      uint32_t own_count = 0;
-      uint64_t own_mass = 0;
+    auto tally = [&](int, float x) {
+      const uint32_t b = (key_of(x) - base) >> shift & (buckets - 1);
+      if (limits.adds_up && !one_value) add_to_bucket(b, weights, x, s);
+      atomicAdd(&s.count[b], 1u);
+    };
 #pragma unroll 1
-      for (int b = first; b > first - share && b >= 0; --b) own_count += s.count[b], own_mass += mass_in(b);
-      uint32_t c = own_count;
-      uint64_t m = own_mass;
+    for (int i = 0, u = threadIdx.x; u < units; ++i, u += blockDim.x)
+      if (peaks.reaches(i, base + prefix)) row.each_where(u, inside, tally);
 #pragma unroll 1
-      for (int d = 1; d < 32; d *= 2) {
-        const uint32_t other_count = __shfl_up_sync(0xffffffffu, c, d);
-        const uint64_t other_mass = __shfl_up_sync(0xffffffffu, m, d);
-        if (int(threadIdx.x) >= d) c += other_count, m += other_mass;
-      }
-      c += count - own_count, m += mass - own_mass;
-      int b = first;
-      const bool here = b >= 0 && c < max_count && m < max_mass;
-      while (here && b > 0 && b - 1 > first - share && c + s.count[b] < max_count &&
-             m + mass_in(b) < max_mass) {
-        c += s.count[b], m += mass_in(b);
-        --b;
-      }
-      const uint32_t lanes = __ballot_sync(0xffffffffu, here);  // the first so many; the last knows
-      if (int(threadIdx.x) == 31 - __clz(int(lanes))) s.bucket = b, s.tally = c, s.mass = m;
+    for (int j = threadIdx.x; j < singles; j += blockDim.x) {
+      const float x = in_list ? value_of_entry(s.list[j]) : row.edited(row.edits.first + j);
+      if (inside(0, x)) tally(0, x);
     }
+    __syncthreads();
+    if (limits.adds_up && one_value) {
+#pragma unroll 1
+      for (int b = threadIdx.x; b < buckets; b += blockDim.x) {
+        const uint32_t key = base + prefix + (uint32_t(b) << shift);
+        const float x = value_of(key >> 31 ? key : key | ((1u << end) - 1));
+        const uint64_t all = s.count[b] * weights.mass(x);
+        s.low[b] = uint32_t(all), s.high[b] = uint32_t(all >> 32);
+      }
+      __syncthreads();
+    }
+    find_bucket(buckets, count, mass, limits.count, limits.mass, s);
     __syncthreads();
     prefix |= s.bucket << shift;
     count = s.tally, mass = s.mass, from = shift;
   }
-  if (rounded && !(prefix >> 31)) prefix |= (1u << end) - 1;  // of a negative number: all ones
-  return max(prefix, lowest_key());
+  uint32_t key = base + prefix;
+  if (rounded && !(key >> 31)) key |= (1u << end) - 1;  // of a negative number: all ones
+  return max(key, lowest_key());
 }
 
 }  // namespace kiln

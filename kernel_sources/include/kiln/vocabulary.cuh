@@ -1,13 +1,14 @@
 // A row of logits under a mask and edits: what the passes of the sampler read.
 #pragma once
 #include "kiln/draw.cuh"
+#include "kiln/chunk.cuh"
 #include "kiln/vec.cuh"
 
 namespace kiln {
 
 constexpr int kUnit = 8;  // tokens that are read and summed together, whatever their type
 
-// What a request changes about single tokens, each at most once: `first` .. `last - 1` of the lists.
+// What a request changes about single tokens, each at most once: `first` .. `last - 1` of lists.
 struct Edits {
   const int *tokens, *counts;  // counts: in the output; 0 in the prompt alone, below in neither
   const float* biases;
@@ -15,40 +16,65 @@ struct Edits {
   float repetition, frequency, presence;
 };
 
-// A bias first, then the repetition, frequency and presence penalties: vLLM's order.
-KILN_NOINLINE float apply(const Edits& edits, int e, float x) {
-  const int count = edits.counts[e];
+// A bias first, then the repetition, frequency and presence penalties: vLLM's order. -inf for what
+// the mask forbids.
+KILN_NOINLINE float apply(const Edits& edits, int e, float x, const uint32_t* allowed) {
+  const int count = edits.counts[e], token = edits.tokens[e];
   x = add_rn(x, edits.biases[e]);
   if (count >= 0) x = x > 0.0f ? div_rn(x, edits.repetition) : mul_rn(x, edits.repetition);
   if (count > 0) x = sub_rn(sub_rn(x, mul_rn(edits.frequency, float(count))), edits.presence);
-  return x;
+  const bool out = allowed != nullptr && !(allowed[token / 32] >> token % 32 & 1);
+  return out ? minus_infinity() : x;
 }
 
-template <class T> struct Chunk {  // one unit as it lies in memory
-  Vec<T> part[kUnit / Vec<T>::kSize];
+// One unit as it lies in memory, packed.
+template <class T> struct Unit {
+  Chunk<T> part[kUnit / Chunk<T>::kSize];
+
+  KILN_FN static Unit load(const T* p) {
+    Unit unit;
+#pragma unroll
+    for (int i = 0; i < kUnit / Chunk<T>::kSize; ++i)
+      unit.part[i] = Chunk<T>::load(p + i * Chunk<T>::kSize);
+    return unit;
+  }
   KILN_FN void unpack(float (&x)[kUnit]) const {
 #pragma unroll
-    for (int k = 0; k < kUnit; ++k) x[k] = to_float(part[k / Vec<T>::kSize].v[k % Vec<T>::kSize]);
+    for (int w = 0; w < kUnit / Word<T>::kSize; ++w) {
+      float y[Word<T>::kSize];
+      Word<T>::unpack(part[w / 4].word[w % 4], y);
+#pragma unroll
+      for (int k = 0; k < Word<T>::kSize; ++k) x[w * Word<T>::kSize + k] = y[k];
+    }
   }
 };
 
-// A unit of which only `size` elements may be there, one by one.
-template <class T> KILN_NOINLINE Chunk<T> load_singly(const T* p, int size) {
-  Chunk<T> c;
+struct Eight {
+  float x[kUnit];
+};
+
+// A unit of which `size` elements are there; -inf for the rest and what a bit hides.
+template <class T>
+KILN_NOINLINE Eight fetch(const T* p, int size, bool whole, uint32_t hidden) {
+  Eight unit;
+  if (whole) {
+    Unit<T>::load(p).unpack(unit.x);
+  } else {
 #pragma unroll
-  for (int k = 0; k < kUnit; ++k) {
-    T& x = c.part[k / Vec<T>::kSize].v[k % Vec<T>::kSize];
-    if (k < size) x = p[k];
-    else from_float(minus_infinity(), x);
+    for (int k = 0; k < kUnit; ++k) unit.x[k] = k < size ? to_float(p[k]) : minus_infinity();
   }
-  return c;
+#pragma unroll
+  for (int k = 0; k < kUnit; ++k) unit.x[k] = hidden >> k & 1 ? minus_infinity() : unit.x[k];
+  return unit;
 }
 
+// So many low bits of a key say nothing about a logit of this type.
+template <class T> constexpr int kFreeBits = 0;
+template <> constexpr int kFreeBits<bf16> = 16;
+
 KILN_FN float largest(const float (&x)[kUnit]) {
-  float m = x[0];
-#pragma unroll
-  for (int k = 1; k < kUnit; ++k) m = x[k] > m ? x[k] : m;
-  return m;
+  const float left = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+  return fmaxf(left, fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
 }
 
 template <class T> struct Row {
@@ -62,56 +88,61 @@ template <class T> struct Row {
   KILN_FN int num_units() const { return (vocab + kUnit - 1) / kUnit; }
   KILN_FN int num_whole_units() const { return aligned ? vocab / kUnit : 0; }
   KILN_FN float at(int token) const { return to_float(data[token]); }
-
-  KILN_FN Chunk<T> load(int u) const {
-    Chunk<T> c;
-#pragma unroll
-    for (int i = 0; i < kUnit / Vec<T>::kSize; ++i)
-      c.part[i] = Vec<T>::load(data + u * kUnit + i * Vec<T>::kSize);
-    return c;
-  }
-  // A unit that may be misaligned or cut short: -inf past the end.
-  KILN_FN Chunk<T> fetch(int u) const {
-    return u < num_whole_units() ? load(u) : load_singly(data + u * kUnit, vocab - u * kUnit);
-  }
-  KILN_FN void hide(int u, float (&x)[kUnit]) const {
-    const uint32_t out = hidden == nullptr ? 0 : hidden[u];
-    if (out == 0) return;
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) x[k] = out >> k & 1 ? minus_infinity() : x[k];
+  KILN_FN float shown(int token) const {  // as each_unit shows it
+    return hides(token / 8) >> token % 8 & 1 ? minus_infinity() : at(token);
   }
 
-  // f(unit, its logits): every unit of the row, over the block's threads.
+  // What is hidden of a unit, a bit each. The bits lie where dynamic shared memory starts.
+  KILN_FN uint32_t hides(int u) const { return hidden == nullptr ? 0 : dynamic_shared()[u]; }
+
+  KILN_FN void fetch(int u, float (&x)[kUnit]) const {
+    const T* p = data + u * kUnit;
+    const Eight unit = kiln::fetch(p, vocab - u * kUnit, u < num_whole_units(), hides(u));
+#pragma unroll
+    for (int k = 0; k < kUnit; ++k) x[k] = unit.x[k];
+  }
+
+  // f(i, unit, its logits): every unit of the row, over the block's threads; the unit is a thread's
+  // i-th.
   template <class F> KILN_FN void each_unit(F f) const {
-    const int units = num_units();
-    int u = threadIdx.x;
-    Chunk<T> next;
-    if (u < units) next = fetch(u);
+    const Row row = *this;  // out of shared memory
+    const int step = blockDim.x, units = num_units();
+    const int whole = num_whole_units();
+    Unit<T> next, after;  // on their way while f works
+    auto load = [&](int u, Unit<T>& unit) {
+      if (u < whole) unit = Unit<T>::load(row.data + u * kUnit);
+    };
+    load(threadIdx.x, next);
+    load(threadIdx.x + step, after);
 #pragma unroll 1
-    for (; u < units; u += blockDim.x) {
+    for (int i = 0, u = threadIdx.x; u < units; ++i, u += step) {
+      const Unit<T> now = next;
+      next = after;
+      load(u + 2 * step, after);
       float x[kUnit];
-      next.unpack(x);
-      if (u + int(blockDim.x) < units) next = fetch(u + blockDim.x);  // in flight while f works
-      hide(u, x);
-      f(u, x);
+      if (u < whole && !row.hides(u)) now.unpack(x);
+      else row.fetch(u, x);
+      f(i, u, x);
     }
   }
-  // f(token, logit): the tokens of one unit, read again. For the rare case.
-  template <class F> KILN_FN void each_of(int u, F f) const {
-    const uint32_t out = hidden == nullptr ? 0 : hidden[u];
+
+  // f(token, logit): of one unit, the tokens for which has(its place, its logit). The few of many.
+  template <class P, class F> KILN_FN void each_where(int u, P has, F f) const {
+    float x[kUnit];
+    fetch(u, x);
+    uint32_t chosen = 0;
+#pragma unroll
+    for (int k = 0; k < kUnit; ++k) chosen |= uint32_t(has(k, x[k])) << k;
 #pragma unroll 1
-    for (int k = 0; k < kUnit && u * kUnit + k < vocab; ++k)
-      f(u * kUnit + k, out >> k & 1 ? minus_infinity() : at(u * kUnit + k));
+    for (; chosen; chosen &= chosen - 1) {
+      const int token = u * kUnit + 31 - __clz(int(chosen & (0 - chosen)));
+      f(token, shown(token));
+    }
   }
-  // f(token, logit): every token, edited ones too, over the block's threads. Compact, not fast.
+  // f(token, logit): every token, over the block's threads. Compact, not fast.
   template <class F> KILN_FN void each_token(F f) const {
-    const int edited_tokens = edits.last - edits.first;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < vocab + edited_tokens; i += blockDim.x) {
-      const int e = edits.first + i - vocab, token = i < vocab ? i : edits.tokens[e];
-      const bool out = i < vocab && hidden != nullptr && hidden[i / 8] >> i % 8 & 1;
-      f(token, out ? minus_infinity() : i < vocab ? at(i) : edited(e));
-    }
+    for (int token = threadIdx.x; token < vocab; token += blockDim.x) f(token, shown(token));
   }
   // f(token, logit): the edited tokens, over the block's threads.
   template <class F> KILN_FN void each_edit(F f) const {
@@ -120,11 +151,7 @@ template <class T> struct Row {
       f(edits.tokens[e], edited(e));
   }
 
-  KILN_FN float edited(int e) const {
-    const int token = edits.tokens[e];
-    if (allowed != nullptr && !(allowed[token / 32] >> token % 32 & 1)) return minus_infinity();
-    return apply(edits, e, at(token));
-  }
+  KILN_FN float edited(int e) const { return apply(edits, e, at(edits.tokens[e]), allowed); }
 };
 
 }  // namespace kiln

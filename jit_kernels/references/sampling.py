@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.sampling_noise import (
+from kiln.jit_kernels.references.sampling_noise import (
     arrivals,
+    low_tokens,
     masses,
     noise_bits,
     row_mass,
+    row_states,
     weights,
 )
 
@@ -20,7 +22,9 @@ NAN, INFINITE, NOTHING = 1, 2, 4  # what may be wrong with a row
 LEAST_TEMPERATURE = 1e-5  # below, a row is greedy
 _LOG2E = 1.44269504
 _LOWEST = torch.finfo(torch.float32).min
-_NEAR = 1 + 2e-5  # arrival times closer than this are told apart by their exact bits
+_SLACK = 1.01  # more than the roundings of an estimated time
+_MANY = 4096  # tokens of which most are left out of a race beforehand
+_NEAR = 1 + 1e-4  # arrival times closer than this are told apart by their exact bits
 _SHORT = 256  # how many of the largest logits nearly always hold a top-p
 
 Largest = torch.return_types.topk | torch.return_types.sort  # values and indices, in order
@@ -189,7 +193,7 @@ def _draw(
     """Return a token and the smallest logit that might have been drawn, for each row."""
     logits, top = edited.logits, tops.unsqueeze(1)
     temperature, top_p, log_min_p = settings[:, :3].unbind(1)
-    scale = torch.div(temperature.new_tensor(_LOG2E), temperature).unsqueeze(1)
+    scale = torch.div(temperature.new_tensor(_LOG2E), temperature.clamp(max=1e30)).unsqueeze(1)
     weight = None
     cutoff, short = _cut_count(logits, keys[:, 2], cuts)
     if short is not None and cuts.by_mass:
@@ -282,15 +286,17 @@ def _race(
     Among ``columns`` [num_rows, count] or all. In float64 first; only what arrives at nearly the
     same time is told apart bit by bit.
     """
+    states, size = row_states(keys[:, 0], keys[:, 1]), logits.shape[1]
+    if columns is None and size > _MANY:
+        columns = _who_may_win(states, logits, least, tops, scale)
+    low = low_tokens(states, size, columns)
     values = logits if columns is None else logits.gather(1, columns)
     if weight is not None:
-        weight = weight if columns is None else weight.gather(1, columns)
-        slowness = weight.double().reciprocal_()
+        slowness = (weight if columns is None else weight.gather(1, columns)).reciprocal()
     else:
-        slowness = (
-            (values - tops.unsqueeze(1)).double().mul_(scale).clamp_(min=-99.0).neg_().exp2_()
-        )
-    bits = noise_bits(keys[:, 0], keys[:, 1], logits.shape[1], columns)
+        slowness = _slowness(values, tops, scale)
+    every = torch.arange(size, device=logits.device) if columns is None else columns
+    bits = noise_bits(states.unsqueeze(1), every, low)
     times = bits.double().add_(0.5).mul_(-(2.0**-52)).log1p_().mul_(slowness).neg_()
     times.masked_fill_(values < least, math.inf)
     near = times <= times.amin(-1, keepdim=True).mul_(_NEAR)
@@ -298,10 +304,34 @@ def _race(
     tokens = places if columns is None else columns[rows, places]
     if len(rows) == len(logits):
         return tokens
-    exact_weight = weights(values[rows, places], tops[rows], scale[rows, 0])
-    exact = arrivals(bits[rows, places], exact_weight).view(torch.int32).long() << 32
-    winners = torch.full_like(keys[:, 0], torch.iinfo(torch.int64).max)
-    return winners.scatter_reduce_(0, rows, exact | tokens, "amin").bitwise_and_(0xFFFFFFFF)
+    exact = arrivals(bits[rows, places], weights(logits[rows, tokens], tops[rows], scale[rows, 0]))
+    first = exact.view(torch.int32).long().bitwise_left_shift_(32).bitwise_or_(tokens)
+    winners = torch.full_like(states, torch.iinfo(torch.int64).max)
+    return winners.scatter_reduce_(0, rows, first, "amin").bitwise_and_(0xFFFFFFFF)
+
+
+def _who_may_win(
+    states: torch.Tensor,
+    logits: torch.Tensor,
+    least: torch.Tensor,
+    tops: torch.Tensor,
+    scale: torch.Tensor,
+) -> torch.Tensor:
+    """Return the columns [num_rows, count] of tokens that may win, and of some others.
+
+    A number below 2^-8 may, and any other only before the soonest of those could arrive at the
+    latest.
+    """
+    low = low_tokens(states, logits.shape[1])
+    slowness = _slowness(logits, tops, scale).masked_fill_(logits < least, math.inf)
+    latest = slowness.masked_fill(~low, math.inf).amin(-1, keepdim=True).mul_(_SLACK)
+    may_win = (slowness <= latest).logical_or_(low)
+    count = int(may_win.sum(-1).max())
+    return may_win.byte().topk(count, dim=-1, sorted=False).indices
+
+
+def _slowness(values: torch.Tensor, tops: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return values.sub(tops.unsqueeze(1)).mul_(scale).clamp_(min=-100.0).neg_().exp2_()
 
 
 def _report(

@@ -1,0 +1,83 @@
+// The mass of a row, and its likeliest tokens in order.
+#pragma once
+#include "kiln/shortlist.cuh"
+
+namespace kiln {
+
+struct RowSum {
+  uint64_t mass;
+  int larger;  // how many logits are larger than one, unless that is infinite
+};
+
+// The mass of a row; or, by a fast power of two, nearly that.
+template <class T>
+KILN_NOINLINE RowSum sum_of_row(const Row<T>& row, Peaks peaks, Weights weights, bool exactly,
+                                float than, SamplerShared& s) {
+  uint64_t mass = 0;
+  uint32_t larger = 0;
+  const bool counts = than < infinity();
+  const uint32_t nothing = counts ? 0 : weights.key_of_nothing();
+  row.each_unit([&](int i, int, const float (&x)[kUnit]) {
+    if (!peaks.reaches(i, nothing)) return;
+    float w[kUnit];
+    if (exactly) {
+#pragma unroll
+      for (int k = 0; k < kUnit; ++k) w[k] = weights(x[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kUnit; ++k) w[k] = exp2_fast((x[k] - weights.top) * weights.scale);
+    }
+    mass += mass_of(sum_of(w));
+    if (!counts) return;
+#pragma unroll
+    for (int k = 0; k < kUnit; ++k) larger += x[k] > than;
+  });
+  row.each_edit([&](int, float x) {
+    if (x >= value_of(lowest_key())) mass += weights.mass(x);
+  });
+  mass = reduce<Sum>(mass, s.row_mass);
+  if (counts) larger = uint32_t(reduce<Sum>(larger, s.larger));
+  return {mass, int(larger)};
+}
+
+// Put the entries of the list with at least a key into `sorted`, the largest first, and return how
+// many there are: each goes where as many precede it as are larger, and no two are equal.
+KILN_NOINLINE int sort_from(uint32_t key, SamplerShared& s) {
+  __syncthreads();
+  if (threadIdx.x == 0) s.num_sorted = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x) {
+    if (uint32_t(s.list[j] >> 32) < key) continue;
+    const uint32_t slot = atomicAdd(&s.num_sorted, 1u);
+    if (slot < kSorted) s.some[slot] = s.list[j];
+  }
+  __syncthreads();
+  const int n = s.num_sorted, lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int c = threadIdx.x / 32; n <= kSorted && c < n; c += blockDim.x / 32) {
+    const uint64_t own = s.some[c];
+    int larger = 0;
+#pragma unroll 1
+    for (int j = 0; j < n; j += 32)
+      larger += __popc(__ballot_sync(0xffffffffu, j + lane < n && s.some[j + lane] > own));
+    if (lane == 0) s.sorted[larger] = own;
+  }
+  __syncthreads();
+  return n;
+}
+
+// The likeliest tokens of the plain softmax where equals are too many for the list: one a pass.
+template <class T>
+KILN_NOINLINE uint64_t next_largest(const Row<T>& row, uint64_t previous, SamplerShared& s) {
+  uint64_t next = 0;
+  auto consider = [&](int token, float x) {
+    const uint64_t entry = entry_of(x, token);
+    if (x > minus_infinity() && entry < previous && entry > next) next = entry;
+  };
+  row.each_token(consider);
+  __syncthreads();  // the readers of the one before are done
+  return reduce<Max>(next, s.next);
+}
+
+}  // namespace kiln
