@@ -15,9 +15,9 @@ from kiln.jit_kernels.triton_ops.attention_decode import _finish, _widen
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ROWS = tl.constexpr(TILE_ROWS)
-_RANGES = tl.constexpr(32)
+_RANGES = tl.constexpr(16)  # of weights, as ordered_tiles has them
 _SEARCH = tl.constexpr(24)  # halvings: more than the tiles of any request take
-_STAGES = 5  # the look-up of a block costs the pipeline three of them
+_STAGES, _LOOK_UP = 5, 2  # stages of the loop; those that hold no keys and values
 
 
 @triton.jit
@@ -30,16 +30,16 @@ def _end(length, tokens, group, tile):
 @triton.jit
 def _weight(length, tokens, group, window, tile):
     most = tl.where(window > 0, (window + _ROWS // group) // 16 + 1, 0x7FFFFFFF)
-    return tl.minimum(_end(length, tokens, group, tile), most).to(tl.int64)
+    return tl.minimum(_end(length, tokens, group, tile), most)
 
 
 @triton.jit
-def _first_tile(length, tokens, group, window, count, most, wanted):
+def _first_tile(length, tokens, group, window, count, shift, wanted):
     """Return the first tile whose weight lies in a range at least as high as ``wanted``."""
     low, width = count * 0, count
     for _ in range(_SEARCH):
         half = width // 2
-        rank = _weight(length, tokens, group, window, low + half) * _RANGES // (most + 1)
+        rank = _weight(length, tokens, group, window, low + half) >> shift
         below = (width > 0) & (rank < wanted)
         low = tl.where(below, low + half + 1, low)
         width = tl.where(below, width - half - 1, half)
@@ -56,9 +56,12 @@ def _plan(items, seq_lens, cu_seqlens_q, num_requests, capacity, group, window, 
     count = tl.where(here & (tokens > _MOST_TOKENS), (tokens * group + _ROWS - 1) // _ROWS, 0)
     weight = _weight(length, tokens, group, window, tl.maximum(count - 1, 0))
     most = tl.max(tl.where(count > 0, weight, 0), 0)
+    shift = 0
+    for _ in range(31):
+        shift += ((most >> shift) >= _RANGES).to(tl.int32)
     done, end = 0, count
     for down in range(_RANGES):
-        first = _first_tile(length, tokens, group, window, count, most, _RANGES - 1 - down)
+        first = _first_tile(length, tokens, group, window, count, shift, _RANGES - 1 - down)
         n = end - first
         start = done + tl.cumsum(n, 0) - n
         for i in range(tl.max(n, 0)):
@@ -151,6 +154,16 @@ def prefill_plan(
     )  # fmt: skip
 
 
+def _stages(query: torch.Tensor, tile: int) -> int:
+    """Return how many stages of the loop the shared memory of a GPU has room for."""
+    if not query.is_cuda:
+        return _STAGES
+    room = torch.cuda.get_device_properties(query.device).shared_memory_per_block_optin
+    row = tile * query.element_size()
+    buffers = (room - TILE_ROWS * row) // (2 * TILE_KEYS * row)
+    return max(1, min(_STAGES, buffers + _LOOK_UP))
+
+
 def paged_prefill(*arguments: Any) -> None:
     """Write out and out_lse; the arguments of the operator. The counter is not needed."""
     out, lse, query, key_pool, value_pool, table, seq_lens, starts, items, sinks = arguments[:10]
@@ -162,13 +175,13 @@ def paged_prefill(*arguments: Any) -> None:
     compute = tl.float32  # the interpreter multiplies the bits of bfloat16 as integers
     if query.is_cuda:
         compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
-    programs = (items.shape[0] - 1) * kv_heads
+    programs, tile = (items.shape[0] - 1) * kv_heads, triton.next_power_of_2(head_dim)
     if programs:
         _prefill[(programs,)](
             out, lse, query, key_pool, value_pool, table, seq_lens, starts, items, sinks,
             *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3], table.stride(0),
             kv_heads, query.shape[1] // kv_heads, window, scale * k_scale, soft_cap, v_scale,
-            D=head_dim, DIM=triton.next_power_of_2(head_dim), TILE=TILE_KEYS, STAGES=_STAGES,
+            D=head_dim, DIM=tile, TILE=TILE_KEYS, STAGES=_stages(query, tile),
             FP8=fp8, LSE=lse.numel() > 0, SINKS=sinks is not None, COMPUTE=compute,
             num_warps=8 if head_dim > 64 else 4,
         )  # fmt: skip

@@ -21,7 +21,8 @@ for spec in all_specs().values():
     function, start = triton_form(spec.family, spec.name), time.process_time()
     for variant in covering_variants(spec):
         checked += 1
-        for sizes in spec.sizes[:5]:
+        # Integers must be equal, so their last sizes count too; the others' are as their first.
+        for sizes in spec.sizes if spec.tolerance == 0.0 else spec.sizes[:5]:
             parity = compare(spec, variant, sizes, function)
             if not parity.holds:
                 wrong.append(f"{label(spec, variant)} {sizes}: {parity}")

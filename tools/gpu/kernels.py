@@ -18,6 +18,7 @@ from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.copies import bytes_held
 from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
+from kiln.jit_kernels.check import covering_variants
 from kiln.jit_kernels.launch import load_kernels
 from kiln.jit_kernels.parity import Parity, compare
 from kiln.jit_kernels.registry import all_specs
@@ -47,16 +48,21 @@ def parity(args: argparse.Namespace) -> list[Row]:
     All the sizes of the tests, and the benchmarks' as far as there is time and their float64
     reference fits; Triton and torch at the first of those only: their code is not at stake.
     """
-    pace = Pace(args, seconds=90)
+    pace = Pace(args, seconds=120)
 
-    def rows_of(spec: KernelSpec) -> Iterator[Row]:
+    def rows_of(work: tuple[KernelSpec, bool]) -> Iterator[Row]:
+        spec, own = work
         load_kernels([spec], torch.device(DEVICE))
         for name, form in implementations(spec).items():
-            for variant in spec.variants():
-                few = args.quick or name != OWN[DEVICE] or pace.used() > _LARGE_SHARE
+            if (name == OWN[DEVICE]) != own:
+                continue
+            for variant in spec.variants() if own else covering_variants(spec):
+                few = args.quick or not own or pace.used() > _LARGE_SHARE
                 yield _parity_row(spec, variant, name, form, 1 if few else 4)
 
-    return pace.rows(all_specs().values(), _name, rows_of)
+    # Kiln's own first: Triton compiles for seconds, and torch goes request by request.
+    work = [(spec, own) for own in (True, False) for spec in all_specs().values()]
+    return pace.rows(work, lambda one: one[0].name, rows_of)
 
 
 def _parity_row(spec: KernelSpec, variant: Variant, name: str, form: Form, large: int) -> Row:

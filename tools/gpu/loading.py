@@ -20,6 +20,7 @@ from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, label
+from kiln.jit_kernels.toolchains.cubin import resources_of
 
 Row = dict[str, Any]
 _LAUNCHERS: dict[str, Callable[[], Any]] = {
@@ -60,8 +61,9 @@ def _cuda_core(
         from cuda import core
     except ImportError as error:
         return f"not measured: {error}"
-    if geometry.shared_bytes > _SHARED_UNASKED:
-        return f"not measured: asks for {geometry.shared_bytes} bytes of shared memory"
+    shared = geometry.shared_bytes + resources_of(cubin)[spec.entry].shared_bytes
+    if shared > _SHARED_UNASKED:
+        return f"not measured: asks for {shared} bytes of shared memory"
     device = core.Device(torch.cuda.current_device())
     device.set_current()
     kernel = core.ObjectCode.from_cubin(cubin).get_kernel(spec.entry)
