@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.attention.splits import MOST_TOKENS
 from kiln.jit_kernels.attention.tiles import TILE_KEYS, TILE_ROWS
 from kiln.jit_kernels.triton_ops.attention_decode import _finish, _widen
@@ -158,9 +159,9 @@ def _stages(query: torch.Tensor, tile: int) -> int:
     """Return how many stages of the loop the shared memory of a GPU has room for."""
     if not query.is_cuda:
         return _STAGES
-    room = torch.cuda.get_device_properties(query.device).shared_memory_per_block_optin
     row = tile * query.element_size()
-    buffers = (room - TILE_ROWS * row) // (2 * TILE_KEYS * row)
+    room = gpu(query.device).max_shared_bytes - TILE_ROWS * row
+    buffers = room // (2 * TILE_KEYS * row)
     return max(1, min(_STAGES, buffers + _LOOK_UP))
 
 
