@@ -160,7 +160,7 @@ def _stages(query: torch.Tensor, tile: int) -> int:
     if not query.is_cuda:
         return _STAGES
     row = tile * query.element_size()
-    room = gpu(query.device).max_shared_bytes - TILE_ROWS * row
+    room = gpu(query.device.index).max_shared_bytes - TILE_ROWS * row
     buffers = room // (2 * TILE_KEYS * row)
     return max(1, min(_STAGES, buffers + _LOOK_UP))
 
