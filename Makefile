@@ -11,7 +11,7 @@ serve: $(VENV)/.serve
 
 test: $(VENV)/.dev
 	programs=$$(mktemp -d) && trap 'rm -rf "$$programs"' EXIT && \
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --programs="$$programs" && \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --programs="$$programs" && \
 	$(BIN)/python -m pytest -m alone --programs="$$programs"
 
 check: $(VENV)/.dev

@@ -2,7 +2,7 @@
 
 _ROUTE = {"kernel": "route_tokens", "needs": {"logits_t": "kiln::bf16", "max_experts": "256"}}
 _ALIGN = {"kernel": "align_tokens"}
-_512 = {"needs": {"logits_t": "kiln::bf16", "max_experts": "512"}}
+_512 = {"needs": {"logits_t": "float", "max_experts": "512"}}
 
 FAULTS = [
     _ROUTE | {
