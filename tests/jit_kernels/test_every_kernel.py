@@ -82,7 +82,6 @@ def test_declaration_is_coherent(spec, variant):
         assert geometry.shared_bytes <= max(spec.shared_bytes(variant), 48 * 1024)
         threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         assert 1 <= threads <= 1024
-        assert threads % 32 == 0 or threads < 32
         assert max(geometry.grid[1:]) < 65536
         _check_cost(spec, variant, sizes, arguments)
 
