@@ -40,10 +40,12 @@ def test_compiles_for_every_target_in_milliseconds(spec, variant, arch, everythi
     compiled = everything[Job(spec, variant, arch)]
     assert compiled.built.cubin.startswith(b"\x7fELF")
     seconds = compiled.cpu_seconds
-    if seconds > spec.max_cpu_seconds:  # a busy machine's interference only ever adds CPU time
+    for _ in range(3):  # a busy machine's interference only ever adds CPU time
+        if seconds <= spec.max_cpu_seconds:
+            break
         start = time.thread_time()
         build(spec, variant, arch, KernelCache(Store(None)))
-        seconds = time.thread_time() - start
+        seconds = min(seconds, time.thread_time() - start)
     assert seconds <= spec.max_cpu_seconds
 
 
