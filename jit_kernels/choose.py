@@ -131,5 +131,10 @@ def _build_in_parallel(
 
 
 def _load(family: str, needs: Needs) -> None:
-    specs = [spec for spec in all_specs().values() if spec.family == family]
+    specs = [
+        spec
+        for spec in all_specs().values()
+        if spec.family == family
+        and not (spec.optional and next(spec.variants(needs), None) is None)
+    ]
     load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), needs)

@@ -101,7 +101,7 @@ def load_kernels(
 def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:
     if compute_capability(arch) < spec.min_arch:
         raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
-    if next(spec.variants(needs), None) is None and not spec.optional:
+    if next(spec.variants(needs), None) is None:
         lacking = [
             f"{name} {needs[name]} (it has {', '.join(values)})"
             for name, values in spec.params.items()

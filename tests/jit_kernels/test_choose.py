@@ -17,9 +17,16 @@ from kiln.jit_kernels import choose, dispatch, launch
 from kiln.jit_kernels.compile import template
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.template import read_source
-from kiln.jit_kernels.errors import BundleRefused, KernelError, LateKernel, LaunchError, SealedMiss
+from kiln.jit_kernels.errors import (
+    BundleRefused,
+    KernelError,
+    LateKernel,
+    LaunchError,
+    NoSuchKernel,
+    SealedMiss,
+)
 from kiln.jit_kernels.ops import norm
-from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.registry import families, find_spec
 from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.toolchains import nvrtc
 
@@ -140,6 +147,25 @@ def test_a_toggle_is_obeyed_or_refused_never_bent(monkeypatch):
     monkeypatch.setattr(choose, "_load", refuse)
     with pytest.raises(LaunchError):
         choose.choice("norm")
+
+
+def test_a_model_that_an_optional_kernel_does_not_come_for_keeps_the_rest(monkeypatch):
+    loaded = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(choose, "load_kernels", lambda specs, *rest: loaded.append(specs))
+    for dtype in (torch.float16, torch.bfloat16):
+        choose._load("quantization", needs_of(dtype))
+    assert [spec.name for spec in loaded[0]] == ["quantize", "tensor_amax"]
+    assert len(loaded[1]) == 5
+
+
+def test_a_kernel_that_does_not_come_is_named_optional_or_not(monkeypatch):
+    monkeypatch.setattr(launch, "device_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(launch, "_loaded", lambda index: {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    variant = {"scalar_t": "kiln::fp16", "quant_t": "int8_t"}
+    with pytest.raises(NoSuchKernel, match="rms_norm_quant does not come for"):
+        launch.load_kernels([find_spec("rms_norm_quant")], torch.device("cuda", 0), variant)
 
 
 def test_the_chosen_implementation_is_what_runs(monkeypatch):
