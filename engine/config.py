@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from kiln.engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two are one
+KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = get_args(KVCacheDType)
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -63,8 +64,9 @@ class KVConfig:
         share = self.gpu_memory_utilization
         _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
         _require(self.kv_memory_gib > 0, "kv_memory_gib", self.kv_memory_gib, "above 0")
-        dtypes, dtype = ("auto", "fp8", "fp8_e4m3"), self.kv_cache_dtype
-        _require(dtype in dtypes, "kv_cache_dtype", dtype, f"one of {', '.join(dtypes)}")
+        dtype = self.kv_cache_dtype
+        wanted = f"one of {', '.join(KV_CACHE_DTYPES)}"
+        _require(dtype in KV_CACHE_DTYPES, "kv_cache_dtype", dtype, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.config import (
+    KV_CACHE_DTYPES,
+    EngineConfig,
+    KVConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from kiln.engine.errors import ModelError
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -47,7 +53,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     kv.add_argument(
         "--kv-cache-dtype",
-        choices=("auto", "fp8", "fp8_e4m3"),
+        choices=KV_CACHE_DTYPES,
         help="8-bit floats hold twice the tokens; default: the model's dtype",
     )
     scheduler = parser.add_argument_group("scheduler")

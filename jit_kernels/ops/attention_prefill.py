@@ -65,10 +65,10 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
     """Return the attention of requests with more than 16 tokens in this step over their paged keys.
 
     Arguments, results and refusals as of paged_attention, which serves the other requests: their
-    rows are left alone. scale is above 0. A soft_cap takes bf16, in the pool too, and a head_dim
-    above 64; for others NoSuchKernel is raised. With ``workspace`` its plan for this step
-    (``plan_prefill``) is used, and nothing is allocated but ``out``. Source:
-    https://arxiv.org/abs/2307.08691
+    rows are left alone. scale is above 0. The kernel has a soft_cap for bf16, in the pool too, and
+    a head_dim above 64; with others a GPU raises NoSuchKernel, and a CPU runs the reference. With
+    ``workspace`` its plan for this step (``plan_prefill``) is used, and nothing is allocated but
+    ``out``. Source: https://arxiv.org/abs/2307.08691
     """
     out = query.new_empty(query.shape) if out is None else out
     lse = torch.empty(0, device=query.device) if lse is None else lse

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import add_arch_argument, wanted_archs
+from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
 
 if TYPE_CHECKING:
-    from kiln.engine.config import KVCacheDType
     from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
     from kiln.jit_kernels.spec import Needs
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-cache-dtype",
-        choices=("auto", "fp8", "fp8_e4m3"),
+        choices=KV_CACHE_DTYPES,
         default="auto",
         help="with --model: as it will be served",
     )

@@ -168,3 +168,14 @@ def test_bench_counts_every_token(kiln, tmp_path):
     refused = kiln("bench", "serving", "--num-prompts", 0)
     assert refused.returncode == 1
     assert "--num-prompts 0" in refused.stderr
+
+
+def test_an_fp8_pool_has_kernels_of_its_own_to_warm_up(kiln):
+    asked = ("warmup", "--arch", "sm_90a", "--dry-run")
+    plain = set(kiln(*asked, "--model", DEMO).stdout.splitlines())
+    fp8 = set(kiln(*asked, "--model", DEMO, "--kv-cache-dtype", "fp8").stdout.splitlines())
+    own = {name.partition("[")[0] for name in fp8 - plain}
+    assert own == {"paged_attention", "paged_prefill", "rope_store"}
+    assert all("e4m3" in name for name in fp8 - plain)
+    refused = kiln(*asked, "--kv-cache-dtype", "fp8")
+    assert (refused.returncode, "--kv-cache-dtype needs --model" in refused.stderr) == (1, True)
