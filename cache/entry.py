@@ -1,9 +1,11 @@
 """One entry of the kernel cache as bytes that prove themselves.
 
-    magic · u32 header length · header JSON, spaces to a multiple of 64 · payload · SHA-256
+    magic · u32 header length · u32 payload length · key · target, zeros to 64 bytes in all
+    header JSON, spaces to a multiple of 64 · payload · SHA-256
 
 The digest covers every byte before it, so one pass over the data finds any flip, truncation or
-swapped part. The header names key and target, so an entry cannot pass for another.
+swapped part. Key and target come first, so an entry cannot pass for another; they are compared as
+bytes, so that a reader who wants the payload alone reads no JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAGIC = b"KILNKC2\n"
+MAGIC = b"KILNKC3\n"
 ALIGNMENT = 64  # bytes: where the payload starts, so that a mapped cubin is aligned
 DIGEST_SIZE = 32
-_LENGTH = struct.Struct("<I")
-_START = len(MAGIC) + _LENGTH.size
+HEAD = struct.Struct("<8sII32s16s")  # magic, length of the header and of the payload, key, target
+_MAX_ARCH = 16
 
 
 class EntryError(ValueError):
@@ -28,50 +30,81 @@ class EntryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verified entry: what went into it, and its payload."""
+    """A verified entry: its payload, and the JSON text of what its builder says of it."""
 
-    header: Mapping[str, Any]
+    text: bytes
     payload: bytes
 
+    @classmethod
+    def of(cls, header: Mapping[str, Any], payload: bytes) -> Entry:
+        """Return an entry with a header of anything JSON can say."""
+        return cls(_text_of(header), payload)
 
-def encode(key: str, payload: bytes, header: Mapping[str, Any]) -> bytes:
+    @property
+    def header(self) -> dict[str, Any]:
+        """What went into it; empty where its builder wrote something else than a JSON object."""
+        return _header_in(self.text)
+
+
+def encode(key: str, arch: str, entry: Entry) -> bytes:
     """Return an entry as bytes; the same arguments give the same bytes.
 
-    ``header`` is anything JSON can say; ``key`` and ``size`` (bytes of payload) are added to it.
+    Raises ValueError when key or target cannot stand in an entry.
     """
-    stated = {**header, "key": key, "size": len(payload)}
-    text = json.dumps(stated, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * (-(_START + len(text)) % ALIGNMENT)
-    body = b"".join((MAGIC, _LENGTH.pack(len(text)), text, payload))
+    name = arch.encode()
+    if len(name) > _MAX_ARCH or name.endswith(b"\0"):
+        raise ValueError(f"target {arch!r}: at most {_MAX_ARCH} bytes have a place in an entry")
+    text = entry.text + b" " * (-len(entry.text) % ALIGNMENT)
+    head = HEAD.pack(MAGIC, len(text), len(entry.payload), _key_bytes(key), name)
+    body = b"".join((head, text, entry.payload))
     return body + hashlib.sha256(body).digest()
 
 
-def decode(data: bytes, key: str, arch: str | None = None) -> Entry:
-    """Return the entry of a key, and of a target where one is given. Raises EntryError."""
+def decode(data: bytes, key: str, arch: str) -> Entry:
+    """Return the entry of a key and target. Raises EntryError."""
     if not data.startswith(MAGIC):
         raise EntryError("not an entry, or of another version")
-    if len(data) < _START + DIGEST_SIZE:
+    if len(data) < HEAD.size + DIGEST_SIZE:
         raise EntryError(f"truncated to {len(data)} bytes")
-    body = memoryview(data)[:-DIGEST_SIZE]
-    if hashlib.sha256(body).digest() != data[-DIGEST_SIZE:]:
+    if hashlib.sha256(memoryview(data)[:-DIGEST_SIZE]).digest() != data[-DIGEST_SIZE:]:
         raise EntryError("truncated or damaged: its SHA-256 does not fit")
     # From here on the bytes are as somebody wrote them; whether for this key is still open.
-    header = header_of(data)
-    for name, want in (("key", key), ("arch", arch)):
-        if want is not None and header.get(name) != want:
-            raise EntryError(f"its {name} is {header.get(name)!r}, want {want!r}")
-    return Entry(header, data[-DIGEST_SIZE - header["size"] : -DIGEST_SIZE])
+    _, length, size, own_key, own_arch = HEAD.unpack_from(data)
+    start = HEAD.size + length
+    if start + size + DIGEST_SIZE != len(data):
+        raise EntryError("its lengths do not add up")
+    if own_key != _key_bytes(key):
+        raise EntryError(f"its key is {own_key.hex()}, want {key}")
+    own = own_arch.rstrip(b"\0").decode(errors="replace")
+    if own != arch:
+        raise EntryError(f"its arch is {own!r}, want {arch!r}")
+    return Entry(data[HEAD.size : start], data[start:-DIGEST_SIZE])
 
 
 def header_of(data: bytes) -> dict[str, Any]:
-    """Return what an entry says of itself, unverified. Raises EntryError where it cannot be so."""
-    start = _START + int(_LENGTH.unpack_from(data, len(MAGIC))[0])
+    """Return what an entry says of itself, unverified; empty where it says nothing sensible."""
+    if len(data) < HEAD.size:
+        return {}
+    return _header_in(data[HEAD.size : HEAD.size + HEAD.unpack_from(data)[1]])
+
+
+def _text_of(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _header_in(text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(str(data[_START:start], "utf-8"))
+        header = json.loads(text)
     except (ValueError, RecursionError):
-        raise EntryError("its header is not JSON") from None
-    size = len(data) - DIGEST_SIZE - start
-    if not isinstance(header, dict) or header.get("size") != size:
-        raise EntryError("its header does not fit its payload")
-    header["size"] = size  # JSON may have said it as a float
-    return header
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def _key_bytes(key: str) -> bytes:
+    try:
+        digest = bytes.fromhex(key)
+    except ValueError:
+        digest = b""
+    if len(digest) != DIGEST_SIZE:
+        raise ValueError(f"key {key!r}: want 64 hex digits")
+    return digest

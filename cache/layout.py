@@ -1,4 +1,4 @@
-"""Where entries lie under the root of the kernel cache: ``v1/<arch>/<2 hex>/<key>.kk``.
+"""Where entries lie under the root of the kernel cache: ``v2/<arch>/<2 hex>/<key>.kk``.
 
 A path is made of a checked target and a checked digest; no other text reaches the disk.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kiln.cache.trust import Trust, Untrusted
 
-VERSION = "v1"
+VERSION = "v2"
 SUFFIX = ".kk"
 BAD_SUFFIX = ".bad"
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")

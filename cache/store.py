@@ -95,10 +95,10 @@ class Store:
             )
         if not self.writes:
             return False
-        data = encode(key, payload, {**header, "arch": arch})
+        entry = Entry.of(header, payload)
         for last in (False, True):
             try:
-                self._publish(arch, key, data)
+                self._publish(arch, key, entry)
                 return True
             except (ValueError, Untrusted) as error:
                 self._warn("untrusted", f"not saving kernels to disk: {error}")
@@ -170,8 +170,9 @@ class Store:
                 os.utime(path)
         return entry
 
-    def _publish(self, arch: str, key: str, data: bytes) -> None:
+    def _publish(self, arch: str, key: str, entry: Entry) -> None:
         above = folders(str(self.root), arch, key)
+        data = encode(key, arch, entry)
         for folder in above:
             make_folder(Path(folder), self.trust)
         shard = Path(above[-1])

@@ -58,7 +58,7 @@ def _entry_of(job: Job, cache: KernelCache) -> tuple[str, Entry] | None:
         ingredients = ingredients_of(job.spec, unit, job.arch, toolchain)
         if key_of(ingredients) == built.key:
             header = header_of(job.spec, job.variant, ingredients, built.cubin)
-            return built.key, Entry(header, built.cubin)
+            return built.key, Entry.of(header, built.cubin)
     return None
 
 

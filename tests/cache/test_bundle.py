@@ -22,7 +22,7 @@ KEYS = [content_key([("n", bytes([n]))]) for n in range(3)]
 
 def entries():
     return [
-        (arch, key, Entry({"kernel": key[:4], "arch": arch}, random.Random(key).randbytes(150)))
+        (arch, key, Entry.of({"kernel": key[:4]}, random.Random(key).randbytes(150)))
         for arch in ARCHS
         for key in KEYS
     ]

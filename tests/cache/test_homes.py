@@ -61,7 +61,7 @@ def in_memory_with_one_warning(result):
 def test_a_usable_home_is_used(tmp_path):
     assert start({"HOME": str(tmp_path)}) == (20, 20, [])
     assert start({"HOME": str(tmp_path)}) == (20, 0, [])  # all hits
-    assert (tmp_path / ".cache/kiln/kernels/v1/sm_90a").is_dir()
+    assert (tmp_path / ".cache/kiln/kernels/v2/sm_90a").is_dir()
 
 
 @pytest.mark.parametrize("home", ["", "relative"])

@@ -128,7 +128,7 @@ def test_old_damaged_entries_go_and_new_ones_stay_for_a_week(store):
 def test_links_out_of_the_cache_are_not_followed(store, tmp_path):
     elsewhere = Store(tmp_path / "elsewhere")
     assert elsewhere.put("sm_80", KEYS[0], b"x" * 1000, {})
-    (store.root / "v1" / "sm_80").symlink_to(elsewhere.root / "v1" / "sm_80")
+    (store.root / "v2" / "sm_80").symlink_to(elsewhere.root / "v2" / "sm_80")
     prune(store.root, max_bytes=0, max_days=0)
     assert elsewhere.get("sm_80", KEYS[0]) is not None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import os
 import threading
 import time
 
@@ -203,9 +205,14 @@ def test_what_somebody_else_builds_is_left_for_later(tmp_path, compiles):
 
 @pytest.mark.alone
 def test_a_warm_look_up_takes_50_microseconds(warm):
-    """From key to verified bytes; from template to key it is half as much again."""
+    """From key to verified bytes; from template to key it is half as much again.
+
+    On a machine that reads and hashes these files, and no more, in 30 us each; a slower one has
+    as much more.
+    """
     built = [build(job.spec, job.variant, job.arch, warm.cache()) for job in warm.jobs]
     keys = {job.name: one.key for job, one in zip(warm.jobs, built, strict=True)}
+    paths = {job.name: warm.cache().store.path(job.arch, keys[job.name]) for job in warm.jobs}
 
     def find(cache, job):
         return cache.find(job.arch, keys[job.name])
@@ -213,16 +220,27 @@ def test_a_warm_look_up_takes_50_microseconds(warm):
     def whole(cache, job):
         return look_up(job.spec, job.variant, job.arch, cache)[0]
 
+    def read_and_hash(cache, job):
+        fd = os.open(paths[job.name], os.O_RDONLY)
+        data = os.read(fd, 2**20)
+        os.close(fd)
+        return hashlib.sha256(data).digest()
+
+    def measure(run):
+        cache = warm.cache()
+        start = time.process_time()
+        assert all(run(cache, job) is not None for job in warm.jobs)
+        return (time.process_time() - start) / len(warm.jobs)
+
     for run, limit in ((find, 50e-6), (whole, 100e-6)):
         rounds = []
         for _ in range(50):  # the best one: a busy machine's interference only ever adds CPU time
-            cache = warm.cache()
-            start = time.process_time()
-            assert all(run(cache, job) is not None for job in warm.jobs)
-            rounds.append((time.process_time() - start) / len(warm.jobs))
-            if rounds[-1] <= limit:
+            rounds.append((measure(run), measure(read_and_hash)))
+            best, pace = (min(column) for column in zip(*rounds, strict=True))
+            if best <= limit * max(1.0, pace / 30e-6):
                 break
-        assert min(rounds) <= limit
+        else:
+            pytest.fail(f"{best * 1e6:.1f} us; to read and hash alone {pace * 1e6:.1f} us")
 
 
 def test_without_locks_everybody_builds(tmp_path, compiles):
@@ -263,7 +281,7 @@ def test_any_changed_byte_of_a_bundle_refuses_it(warm, tmp_path):
 
 def test_a_bundle_of_some_other_program_is_a_miss_with_a_reason(tmp_path):
     path = tmp_path / "foreign.kpack"
-    write_bundle(path, [(ARCH, "0" * 64, Entry({"made": "elsewhere"}, b"payload"))])
+    write_bundle(path, [(ARCH, "0" * 64, Entry.of({"made": "elsewhere"}, b"payload"))])
     sealed = KernelCache(Store(None, mode="sealed"), bundle=Bundle.open(path))
     with pytest.raises(SealedMiss, match="holds no kernel at all"):
         build(SPEC, VARIANT, ARCH, sealed)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
-from kiln.cache.entry import DIGEST_SIZE, EntryError, decode, encode
+from kiln.cache.entry import DIGEST_SIZE, HEAD, Entry, EntryError, decode, encode
 from kiln.cache.keys import content_key
 
 ARCH = "sm_100a"
@@ -29,14 +29,13 @@ def real_entries() -> list[tuple[str, bytes]]:
         header = {
             "kernel": spec.name,
             "variant": dict(variant),
-            "arch": ARCH,
             "toolchain": nvrtc.identity(),
             "options": nvrtc.options(ARCH),
             "headers": {h: content_key([("text", t.encode())]) for h, t in unit.headers.items()},
         }
         key = content_key([("source", unit.text.encode())])
         cubin = nvrtc.compile_cubin(label(spec, variant), unit, ARCH)
-        entries.append((key, encode(key, cubin, header)))
+        entries.append((key, encode(key, ARCH, Entry.of(header, cubin))))
     return entries
 
 
@@ -111,5 +110,5 @@ def run(share: float = 1.0) -> dict[str, Any]:
 
 
 def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
-    start = 12 + int.from_bytes(data[8:12], "little")
+    start = HEAD.size + HEAD.unpack_from(data)[1]
     return data[:start], data[start:-DIGEST_SIZE], data[-DIGEST_SIZE:]
