@@ -63,11 +63,17 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
 
 
 def count_parameters(config: HFConfig) -> int:
-    """Return how many weights a dense decoder has, biases and norms of heads left out."""
+    """Return how many weights a decoder has, biases and norms of heads left out."""
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
-    layer = attention + mlp + 2 * config.hidden_size
+    layers = config.num_layers * (attention + mlp + 2 * config.hidden_size)
+    experts = config.traits.experts
+    if experts is not None:
+        all_of_them = experts.num_experts * experts.intermediate_size + experts.shared_size
+        routers = experts.num_experts + (experts.shared_size > 0)
+        sparse = config.hidden_size * (3 * all_of_them + routers)
+        layers += sum(experts.layers) * (sparse - mlp)
     tables = 1 if config.tie_word_embeddings else 2
     embedding = tables * config.vocab_size * config.hidden_size
-    return config.num_layers * layer + embedding + config.hidden_size
+    return layers + embedding + config.hidden_size

@@ -8,6 +8,7 @@ import torch
 
 from kiln.engine.layers.mlp import GatedMLP
 from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.sparse_mlp import SparseMLP
 from kiln.engine.models.self_attention import SelfAttention
 
 
@@ -18,7 +19,7 @@ class DecoderBlock:
     attention_norm: RMSNorm
     attention: SelfAttention
     mlp_norm: RMSNorm
-    mlp: GatedMLP
+    mlp: GatedMLP | SparseMLP
 
     def __call__(
         self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor

@@ -9,7 +9,9 @@ from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
+from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
 from kiln.engine.models.block import DecoderBlock
+from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.self_attention import SelfAttention
 from kiln.engine.models.weights import Weights
@@ -51,7 +53,7 @@ class Builder:
             self.norm(prefix + "input_layernorm", hidden),
             self._attention(prefix + "self_attn.", layer),
             self.norm(prefix + "post_attention_layernorm", hidden),
-            self._mlp(prefix + "mlp."),
+            self._feed_forward(prefix, layer),
         )
 
     def _attention(self, prefix: str, layer: int) -> SelfAttention:
@@ -77,9 +79,39 @@ class Builder:
             window=config.windows[layer],
         )
 
-    def _mlp(self, prefix: str) -> GatedMLP:
-        hidden, inner = self._config.hidden_size, self._config.intermediate_size
-        bias = self._config.traits.mlp_bias
+    def _feed_forward(self, prefix: str, layer: int) -> GatedMLP | SparseMLP:
+        experts = self._config.traits.experts
+        if experts is None or not experts.layers[layer]:
+            return self._mlp(prefix + "mlp.", self._config.intermediate_size)
+        return self._experts(prefix + experts.names.layer, experts)
+
+    def _experts(self, prefix: str, experts: Experts) -> SparseMLP:
+        hidden, inner = self._config.hidden_size, experts.intermediate_size
+        names = experts.names
+        places = [f"{prefix}experts.{index}." for index in range(experts.num_experts)]
+        pairs = [f"{place}{name}.weight" for place in places for name in (names.gate, names.up)]
+        downs = [f"{place}{names.down}.weight" for place in places]
+        shared = None
+        if experts.shared_size:
+            shared = SharedExpert(
+                self._mlp(prefix + "shared_expert.", experts.shared_size),
+                self._linear(prefix, ("shared_expert_gate",), (1,), hidden),
+            )
+        return SparseMLP(
+            router=self._linear(prefix, ("gate",), (experts.num_experts,), hidden),
+            gate_up=self._weights.stacked(pairs, [inner] * len(pairs), hidden).unflatten(
+                0, (experts.num_experts, 2 * inner)
+            ),
+            down=self._weights.stacked(downs, [hidden] * len(downs), inner).unflatten(
+                0, (experts.num_experts, hidden)
+            ),
+            top_k=experts.top_k,
+            renormalise=experts.renormalise,
+            shared=shared,
+        )
+
+    def _mlp(self, prefix: str, inner: int) -> GatedMLP:
+        hidden, bias = self._config.hidden_size, self._config.traits.mlp_bias
         return GatedMLP(
             self._linear(prefix, ("gate_proj", "up_proj"), (inner, inner), hidden, bias),
             GATES[self._config.activation],

@@ -1,4 +1,4 @@
-"""The dense decoder that Llama, Mistral and Qwen share."""
+"""The decoder that Llama, Mistral and Qwen share."""
 
 from __future__ import annotations
 

@@ -68,6 +68,13 @@ class Fields:
             raise self.error(name, "want a list of strings")
         return value  # type: ignore[no-any-return]
 
+    def counts(self, name: str) -> list[int]:
+        """Return a list of integers of 0 or more, empty where there is none. Raises ModelError."""
+        value = self._typed(name, list, "want a list of integers", [])
+        if not all(type(item) is int and item >= 0 for item in value):
+            raise self.error(name, "want a list of integers of 0 or more")
+        return value  # type: ignore[no-any-return]
+
     def group(self, name: str) -> Fields | None:
         """Return the fields of an object within, or None where there is none or an empty one."""
         value = self._typed(name, dict, "want an object", {})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.layers.mlp import GATES
+from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.rope_config import RopeConfig, read_rope
 
@@ -30,6 +31,7 @@ class Traits:
     mlp_bias: bool = False
     qk_norm: bool = False  # an RMS norm over each head's query and key, before rotation
     windows: tuple[int | None, ...] = ()
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)

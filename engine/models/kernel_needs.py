@@ -6,13 +6,17 @@ import torch
 
 from kiln.engine.models.hf_config import HFConfig
 from kiln.jit_kernels.attention.splits import head_tile
+from kiln.jit_kernels.ops.moe import expert_capacity
 from kiln.jit_kernels.spec import Needs, needs_of
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:
     """Return the compile-time values that a model of a dtype, and its KV pool's, fix."""
+    experts = config.traits.experts
+    routing = {} if experts is None else {"max_experts": expert_capacity(experts.num_experts)}
     return {
         **needs_of(dtype),
+        **routing,
         "head_tile": str(head_tile(config.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",
         "soft_cap": "false",

@@ -13,8 +13,10 @@ def switched_windows(fields: Fields) -> tuple[int | None, ...]:
     The layers that ``layer_types`` names slide, or those from ``max_window_layers`` on. Raises
     ModelError.
     """
+    if not fields.flag("use_sliding_window", False):
+        return ()  # and sliding_window may be anything: transformers writes 0
     window = _window(fields)
-    if window is None or not fields.flag("use_sliding_window", False):
+    if window is None:
         return ()
     num_layers = fields.count("num_hidden_layers")
     if "layer_types" not in fields:

@@ -141,6 +141,11 @@ def align_tokens(ids: torch.Tensor, num_experts: int, block_size: int) -> Aligne
     return aligned
 
 
+def expert_capacity(num_experts: int) -> str:
+    """Return the ``max_experts`` of the program that routes to so many."""
+    return next(text for text in _CAPACITIES if num_experts <= int(text))
+
+
 def align_capacity(pairs: int, num_experts: int, block_size: int) -> int:
     """Return how many places pairs may need, whatever their experts: a multiple of block_size."""
     used = min(pairs, num_experts)  # each expert that is used wastes at most block_size - 1
@@ -199,8 +204,7 @@ def _route_bind(  # noqa: PLR0913 (the operator's arguments)
 
 
 def _variant(logits: torch.Tensor) -> Variant:
-    capacity = next(text for text in _CAPACITIES if logits.shape[1] <= int(text))
-    return {"logits_t": SCALARS[logits.dtype], "max_experts": capacity}
+    return {"logits_t": SCALARS[logits.dtype], "max_experts": expert_capacity(logits.shape[1])}
 
 
 def _route_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:

@@ -71,6 +71,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 32, "tie_word_embeddings": True, "attention_bias": True},
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 12}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56, "decoder_sparse_step": 1,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+            "norm_topk_prob": True, "mlp_only_layers": [0], "head_dim": 32,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -168,7 +183,7 @@ print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
 """
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-rope-yarn"])
+@pytest.mark.parametrize("name", ["qwen3", "llama-rope-yarn", "qwen2-moe"])
 def test_on_the_kernels_own_source_run_on_the_cpu(case, name):
     made = case(name)
     root = Path(kiln.__file__).resolve().parents[1]

@@ -27,7 +27,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {"head_dim": 32, "sliding_window": None},
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": {"head_dim": 32, "tie_word_embeddings": True},
-}
+    "Mixtral": {"num_local_experts": 6},
+    "Qwen3Moe": {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3,
+                 "moe_intermediate_size": 48, "mlp_only_layers": [0]},
+}  # fmt: skip
 _CHUNKS = (1, 7, 64, None)
 
 

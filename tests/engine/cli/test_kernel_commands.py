@@ -192,7 +192,7 @@ def test_list_tells_what_is_built_and_what_it_takes(over):
 
 def test_why_says_where_a_kernel_is_or_what_differs(over, warm_root, monkeypatch):
     _, out, _ = over("kernels", "why", "rms_norm", "--arch", "sm_80")
-    assert out.count("in " + str(warm_root / "kernels" / "v1" / "sm_80")) == 3
+    assert out.count("in " + str(warm_root / "kernels" / "v2" / "sm_80")) == 3
     options = nvrtc.options
     monkeypatch.setattr(nvrtc, "options", lambda arch: [*options(arch), "-lineinfo"])
     _, out, _ = over("kernels", "why", "rms_norm", "--arch", "sm_80")

@@ -20,6 +20,35 @@ def test_the_weights_are_those_of_the_checkpoint():
     assert count_parameters(read_model(DEMO)[1]) == stored
 
 
+EXPERTS = {
+    "Mixtral": {"num_local_experts": 5},
+    "Qwen2Moe": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56, "qkv_bias": False,
+    },
+    "Qwen3Moe": {
+        "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+        "mlp_only_layers": [1],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_are_counted_where_they_are(family, tmp_path):
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=100, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, **EXPERTS[family],
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    of_heads = ("q_norm.weight", "k_norm.weight")
+    kept = [p for name, p in model.named_parameters() if not name.endswith(of_heads)]
+    counted = count_parameters(read_model(tmp_path)[1])
+    assert counted == sum(parameter.numel() for parameter in kept)
+
+
 def test_the_pool_holds_what_its_memory_says():
     plan = plan_memory(DEMO, KVConfig(kv_memory_gib=0.001))
     per_token = 2 * 5 * 2 * 32 * 4  # keys and values, layers, heads, dimensions, float32

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from kiln.engine.errors import ModelError
+from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import known_families, read_model
+from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.rotary_table import RopeScaling
 
 BASE = {
@@ -152,6 +154,65 @@ def test_mistral_slides_in_every_layer_where_it_has_a_window(read):
         read("Mistral", sliding_window=16, layer_types=["full_attention"] * 3)
 
 
+MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 24}
+
+
+def test_a_mixture_of_experts_says_which_layers_have_them(read):
+    mixtral = read("Mixtral", **MIXTRAL, sliding_window=16)
+    assert mixtral.windows == (16, 16, 16)
+    assert read("Mixtral", **MIXTRAL).windows == (None, None, None)
+    experts = mixtral.traits.experts
+    assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (8, 2, 96)
+    assert (experts.layers, experts.renormalise, experts.shared_size) == ((True,) * 3, True, 0)
+
+    qwen = read("Qwen3Moe", **QWEN, decoder_sparse_step=2, mlp_only_layers=[5]).traits
+    assert qwen.qk_norm
+    assert (qwen.experts.layers, qwen.experts.renormalise) == ((False, True, False), False)
+    assert qwen.experts.intermediate_size == 24
+    assert read("Qwen3Moe", **QWEN, mlp_only_layers=[1]).traits.experts.layers == (
+        True,
+        False,
+        True,
+    )
+    assert read("Qwen3Moe", **QWEN, norm_topk_prob=True).traits.experts.renormalise
+    old = read("Qwen2Moe", **QWEN, shared_expert_intermediate_size=40, sliding_window=0).traits
+    assert (old.qkv_bias, old.experts.shared_size, old.windows) == (True, 40, ())
+
+
+def test_a_model_needs_the_routing_of_as_many_experts_as_it_has(read):
+    def variants(config):
+        needs = kernel_needs(config, torch.bfloat16, torch.bfloat16)
+        return [dict(v)["max_experts"] for v in find_spec("route_tokens").variants(needs)]
+
+    assert set(variants(read("Mixtral", **MIXTRAL))) == {"256"}
+    assert set(variants(read("Qwen3Moe", **{**QWEN, "num_experts": 257}))) == {"512"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("Mixtral", {"num_experts_per_tok": 2}, "num_local_experts is missing"),
+        ("Mixtral", {"num_local_experts": 8}, "num_experts_per_tok is missing"),
+        ("Mixtral", {**MIXTRAL, "num_local_experts": 513}, "is 513, want at most 512"),
+        ("Mixtral", {**MIXTRAL, "num_experts_per_tok": 9}, "is 9, want at most 8"),
+        ("Mixtral", {**MIXTRAL, "hidden_act": "gelu"}, "hidden_act is 'gelu', experts come with"),
+        ("Qwen3Moe", {**QWEN, "num_experts_per_tok": 33}, "is 33, want at most 32"),
+        (
+            "Qwen3Moe",
+            {**QWEN, "mlp_only_layers": [-1]},
+            r"mlp_only_layers is \[-1\], want a list of",
+        ),
+        ("Qwen3Moe", {**QWEN, "mlp_only_layers": 1}, "mlp_only_layers is 1, want a list of"),
+        ("Qwen2Moe", QWEN, "shared_expert_intermediate_size is missing"),
+    ],
+    ids=str,
+)
+def test_experts_that_cannot_be_served_are_named(read, architecture, fields, message):
+    with pytest.raises(ModelError, match=message):
+        read(architecture, **fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -193,7 +254,7 @@ def test_a_folder_without_a_config_is_not_a_model(tmp_path):
 
 
 def test_every_promised_family_is_there():
-    promised = {"Llama", "Mistral", "Qwen2", "Qwen3"}
+    promised = {"Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe"}
     assert {f"{name}ForCausalLM" for name in promised} <= set(known_families())
 
 
