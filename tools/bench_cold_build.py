@@ -3,7 +3,7 @@
 
     python tools/bench_cold_build.py --install-tvm-ffi
 
-The ways, each a build of one kernel (bf16, one target) from the same template:
+The ways, each a build of one program (a kernel for one type and one target) from the same template:
 
 - nvrtc         Kiln's own: template to cubin in a running process
 - nvcc-cubin    nvcc -cubin
@@ -13,11 +13,13 @@ The ways, each a build of one kernel (bf16, one target) from the same template:
                 that takes torch tensors, and a binding to Python
 
 What is equal: template, headers, target, C++17, the compiler's own optimisation level. What is
-not, and cannot be: nvcc always reads its own runtime header, and its version may differ from
-NVRTC's. nvcc reads a copy of our headers in which ptx.cuh takes the device side and <cstdint>'s
-integers. The `.so` builds are called as plain commands: no ninja, no Python around them, so what
+not, and cannot be: nvcc always reads its own runtime header. Its release should be NVRTC's: that of
+`pip install nvidia-cuda-nvcc nvidia-cuda-runtime` is, once its bin stands in PATH. nvcc reads a
+copy of our headers in which ptx.cuh takes the device side and <cstdint>'s integers. The `.so`
+builds are called as plain commands: no ninja, no Python around them, so what
 torch.utils.cpp_extension and tvm_ffi.cpp add to them is left out. NVRTC's time includes loading
-it, shared between the kernels of a round: each round is a fresh process.
+it, shared between the programs of a round: each round is a fresh process. An empty kernel says
+what each way costs before it has anything to compile.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +39,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
 from cold_build.report import write_plot, write_table  # noqa: E402
-from cold_build.sources import KERNELS  # noqa: E402
-from cold_build.ways import Way, find_ways  # noqa: E402 - after the path, as all below
+from cold_build.sources import KERNELS, Program, programs_of  # noqa: E402
+from cold_build.ways import Seconds, Way, find_ways  # noqa: E402 - after the path, as all below
 from machine import PACKAGES, machine  # noqa: E402
+
+Round = tuple[list[Seconds], Seconds | None]  # of each program; of an empty kernel
 
 
 def main() -> int:
     """Build, print and write; return 1 when a build failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="of each way but the slowest")
+    parser.add_argument("--rounds", type=int, default=9, help="of each way but the two slowest")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--kernels", nargs="+", default=KERNELS, metavar="NAME")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
@@ -55,9 +60,10 @@ def main() -> int:
     )
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
+    programs = programs_of(args.kernels)
     with tempfile.TemporaryDirectory(prefix="kiln-cold-build-") as name:
-        ways, absent = find_ways(Path(name), args.arch, args.kernels, args.install_tvm_ffi)
-        rounds: dict[str, list[tuple[float, float]]] = {}
+        ways, absent = find_ways(Path(name), args.arch, programs, args.install_tvm_ffi)
+        rounds: dict[str, list[Round]] = {}
         for number in range(args.rounds):  # the ways take turns, so that a slow minute hits all
             for way in ways:
                 if way.name in absent or number >= way.most_rounds:
@@ -69,12 +75,17 @@ def main() -> int:
                     rounds.pop(way.name, None)
             measured = [way for way in ways if way.name in rounds]
             rows = [_row(way, rounds[way.name], rounds["nvrtc"]) for way in measured]
-            _write(args, rows, absent)
+            _write(args, rows, _by_program(programs, rounds), absent)
     print((args.output / "cold_build.md").read_text())
     return 0 if len(rounds) == len(ways) else 1
 
 
-def _write(args: argparse.Namespace, rows: list[dict[str, Any]], absent: dict[str, str]) -> None:
+def _write(
+    args: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    by_program: list[dict[str, Any]],
+    absent: dict[str, str],
+) -> None:
     """Write what is measured so far: a round takes minutes."""
     result = {
         "command": f"tools/bench_cold_build.py {' '.join(sys.argv[1:])}",
@@ -85,24 +96,56 @@ def _write(args: argparse.Namespace, rows: list[dict[str, Any]], absent: dict[st
         "rounds": args.rounds,
         "not_measured": absent,
         "ways": rows,
+        "programs": by_program,
     }
     (args.output / "cold_build.json").write_text(json.dumps(result, indent=1) + "\n")
     write_table(result, args.output / "cold_build.md")
     write_plot(result, args.output / "cold_build.png")
 
 
-def _measure(way: Way, number: int) -> tuple[float, float]:
-    """Return (wall, CPU) seconds of a kernel in one round, the mean over the kernels."""
-    wall, spent = way.build_all(number)
-    print(f"{way.name}: {wall:.3f} s a kernel, {spent:.3f} s CPU", flush=True)
+def _measure(way: Way, number: int) -> Round:
+    done = way.run(way, number)
+    print(f"{way.name}: {_mean(done)[0]:.3f} s a program, {_mean(done)[1]:.3f} s CPU", flush=True)
+    return done
+
+
+def _mean(done: Round) -> Seconds:
+    """Return (wall, CPU) seconds of a program in one round, the mean over all of them."""
+    wall, spent = (statistics.mean(column) for column in zip(*done[0], strict=True))
     return wall, spent
 
 
-def _row(
-    way: Way, rounds: list[tuple[float, float]], ours: list[tuple[float, float]]
-) -> dict[str, Any]:
-    wall, spent = (statistics.median(column) for column in zip(*rounds, strict=True))
-    own_wall, own_spent = (statistics.median(column) for column in zip(*ours, strict=True))
+def _medians(seconds: Iterable[Seconds]) -> Seconds:
+    wall, spent = (statistics.median(column) for column in zip(*seconds, strict=True))
+    return wall, spent
+
+
+def _by_program(
+    programs: Sequence[Program], rounds: dict[str, list[Round]]
+) -> list[dict[str, Any]]:
+    """Return a row for each program that both NVRTC and nvcc -cubin built: CPU seconds."""
+    if "nvcc-cubin" not in rounds:
+        return []
+    rows = []
+    for index, program in enumerate(programs):
+        ours, theirs = (
+            _medians(done[0][index] for done in rounds[way])[1] for way in ("nvrtc", "nvcc-cubin")
+        )
+        rows.append(
+            {
+                "program": program.label,
+                "nvrtc_cpu_seconds": round(ours, 4),
+                "nvcc_cubin_cpu_seconds": round(theirs, 4),
+                "times_nvrtc_cpu": round(theirs / ours, 1),
+            }
+        )
+    return rows
+
+
+def _row(way: Way, rounds: list[Round], ours: list[Round]) -> dict[str, Any]:
+    wall, spent = _medians(map(_mean, rounds))
+    own_wall, own_spent = _medians(map(_mean, ours[: len(rounds)]))  # of the same minutes
+    empty = [done[1] for done in rounds if done[1] is not None]
     return {
         "way": way.name,
         "what": way.what,
@@ -111,7 +154,8 @@ def _row(
         "times_nvrtc_wall": round(wall / own_wall, 1),
         "times_nvrtc_cpu": round(spent / own_spent, 1),
         "artefact_bytes": way.artefact_bytes(),
-        "rounds": [[round(number, 4) for number in one] for one in rounds],
+        "empty_kernel_cpu_seconds": round(_medians(empty)[1], 4) if empty else None,
+        "rounds": [[round(number, 4) for number in _mean(one)] for one in rounds],
     }
 
 

@@ -150,7 +150,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
 
   if (query_weight) {
     const float mean = kiln::mul_rn(sum_of_squares(a, b, place), inverse_dim);
-    const float scale = kiln::div_rn(1.0f, kiln::sqrt_rn(kiln::add_rn(mean, eps)));
+    const float scale = kiln::rcp_rn(kiln::sqrt_rn(kiln::add_rn(mean, eps)));
     const SCALAR_T* weight = is_query ? query_weight : key_weight;
     if (has_first && !is_value) scale_chunk(a, weight + i, scale);
     if (has_second && !is_value) scale_chunk(b, weight + j, scale);

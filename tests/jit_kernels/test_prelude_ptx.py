@@ -88,9 +88,10 @@ PINNED = {
     ),
     "exact arithmetic": (
         "p[0] = add_rn(mul_rn(p[0], p[1]), sub_rn(p[2], p[3])); p[4] = fma_rn(p[5], p[6], p[7]); "
-        "p[8] = div_rn(p[8], p[9]); p[9] = sqrt_rn(p[9]); q[0] = to_int_rn(p[10]);",
+        "p[8] = div_rn(p[8], p[9]); p[9] = sqrt_rn(p[9]); p[10] = rcp_rn(p[10]); "
+        "q[0] = to_int_rn(p[10]);",
         ["mul.rn.f32", "sub.rn.f32", "add.rn.f32", "fma.rn.f32", "div.rn.f32", "sqrt.rn.f32",
-         "cvt.rni.s32.f32"],
+         "rcp.rn.f32", "cvt.rni.s32.f32"],
     ),
     "fast functions": (
         "p[0] = exp2_fast(p[0]); p[1] = log2_fast(p[1]);",

@@ -194,10 +194,12 @@ def test_two_operand_arithmetic_is_rounded_once(name):
     assert same(y, OPERATIONS[name](*x).float())
 
 
-def test_a_square_root_is_rounded_once():
+@pytest.mark.parametrize("name", ["sqrt_rn", "rcp_rn"])
+def test_one_operand_arithmetic_is_rounded_once(name):
     x = samples()
-    y = convert(x, torch.float32, "y[i] = kiln::sqrt_rn(x[i]);", target="float")
-    assert same(y, x.double().sqrt().float())
+    y = convert(x, torch.float32, f"y[i] = kiln::{name}(x[i]);", target="float")
+    exact = {"sqrt_rn": torch.Tensor.sqrt, "rcp_rn": torch.Tensor.reciprocal}[name]
+    assert same(y, exact(x.double()).float())
 
 
 def test_a_fused_multiply_add_is_rounded_once():

@@ -9,16 +9,14 @@ import subprocess
 import pytest
 from cold_build import report, sources
 
-from kiln.jit_kernels.registry import find_spec
-
 STYLES = [sources.plain_c, sources.tvm_ffi, sources.torch_extension]
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.__name__)
-@pytest.mark.parametrize("name", sources.KERNELS)
-def test_a_launcher_passes_every_argument_of_the_kernel_in_order(name, style):
-    spec, text = find_spec(name), style(name)
-    assert sources.template(spec.name) in text
+@pytest.mark.parametrize("program", sources.programs_of(sources.KERNELS), ids=lambda one: one.label)
+def test_a_launcher_passes_every_argument_of_the_kernel_in_order(program, style):
+    spec, text = program.spec, style(program)
+    assert program.text in text
     (passed,) = re.findall(rf"{spec.entry}<<<.*>>>\((.*)\);", text)
     numbers = [int(number) for number in re.findall(r"\ba(\d+)", passed)]
     assert numbers == list(range(len(spec.arguments)))
@@ -26,8 +24,9 @@ def test_a_launcher_passes_every_argument_of_the_kernel_in_order(name, style):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_nvcc_reads_the_headers_and_finds_the_same_entry(tmp_path):
-    sources.write_headers(tmp_path, ["rms_norm"])
-    (tmp_path / "x.cu").write_text(sources.plain_c("rms_norm"))
+    programs = sources.programs_of(["rms_norm"])
+    sources.write_headers(tmp_path, programs)
+    (tmp_path / "x.cu").write_text(sources.plain_c(programs[0]))
     command = ["nvcc", "-std=c++17", "-I.", "-arch=sm_90a", "-cubin", "x.cu", "-o", "x.cubin"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     assert b"rms_norm" in (tmp_path / "x.cubin").read_bytes()
@@ -37,6 +36,7 @@ def test_the_table_names_machine_command_and_ratio(tmp_path):
     row = {
         "way": "nvrtc", "what": "Kiln", "wall_seconds": 0.1, "cpu_seconds": 0.1,
         "times_nvrtc_wall": 1.0, "times_nvrtc_cpu": 1.0, "artefact_bytes": 10,
+        "empty_kernel_cpu_seconds": None, "rounds": [[0.1, 0.1]],
     }  # fmt: skip
     other = {**row, "what": "nvcc -cubin", "times_nvrtc_wall": 5.5}
     machine = {"processor": "P", "cores": 2, "python": "3", "packages": {"torch": "2"}, "nvcc": "n"}
@@ -44,10 +44,19 @@ def test_the_table_names_machine_command_and_ratio(tmp_path):
         "command": "the command", "machine": machine, "load_average_at_end": 0.1, "arch": "sm_90a",
         "kernels": ["rms_norm"], "rounds": 3, "not_measured": {"tvm-ffi-so": "not installed"},
         "ways": [row, other],
+        "programs": [{"program": "rms_norm[bf16]", "nvrtc_cpu_seconds": 0.1,
+                      "nvcc_cubin_cpu_seconds": 0.4, "times_nvrtc_cpu": 4.0}],
     }  # fmt: skip
     report.write_table(result, tmp_path / "t.md")
     text = (tmp_path / "t.md").read_text()
-    for part in ("the command", "P, 2 cores", "| nvcc -cubin |", "5.5", "not installed"):
+    for part in (
+        "the command",
+        "P, 2 cores",
+        "| nvcc -cubin |",
+        "5.5",
+        "not installed",
+        "| rms_norm[bf16] |",
+    ):
         assert part in text
     report.write_plot(result, tmp_path / "t.png")
     assert (tmp_path / "t.png").stat().st_size > 1000

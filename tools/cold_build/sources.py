@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.spec import KernelSpec, label
 
 KERNELS = (
     "silu_and_mul",
@@ -17,17 +19,41 @@ KERNELS = (
     "fused_add_rms_norm",
     "apply_rotary",
 )
+EMPTY = 'extern "C" __global__ void empty() {}\n'  # what a build costs before it has a kernel
 _TYPES = {"int64": "int64_t", "int32": "int", "float": "float"}
 
 
-def write_headers(folder: Path, kernels: list[str]) -> None:
-    """Write the headers of some kernels below a folder, as nvcc can read them.
+@dataclass(frozen=True)
+class Program:
+    """One variant of a kernel: what a build makes."""
+
+    spec: KernelSpec
+    variant: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """Return kernel and variant in words."""
+        return label(self.spec, self.variant)
+
+    @property
+    def text(self) -> str:
+        """Return the translation unit that Kiln compiles."""
+        return render(self.spec, self.variant).text
+
+
+def programs_of(kernels: Sequence[str]) -> list[Program]:
+    """Return every variant of some kernels."""
+    return [Program(spec, v) for spec in map(find_spec, kernels) for v in spec.variants()]
+
+
+def write_headers(folder: Path, programs: Sequence[Program]) -> None:
+    """Write the headers of some programs below a folder, as nvcc can read them.
 
     ptx.cuh chooses its device side by NVRTC's own macro, and names the integer types that nvcc
     already has from <cstdint>: the copy takes the device side and leaves the names out.
     """
-    for name in kernels:
-        for header, text in render(find_spec(name), bf16(find_spec(name))).headers.items():
+    for one in programs:
+        for header, text in render(one.spec, one.variant).headers.items():
             if header == "kiln/ptx.cuh":
                 text = text.replace("#ifdef __CUDACC_RTC__", "#include <cstdint>\n#if 1", 1)
                 text = re.sub(r"^using u?int\d+_t = .*;\n", "", text, flags=re.M)
@@ -36,34 +62,27 @@ def write_headers(folder: Path, kernels: list[str]) -> None:
             path.write_text(text)
 
 
-def bf16(spec: KernelSpec) -> dict[str, str]:
-    """Return the variant of a kernel for bf16."""
-    return next(dict(v) for v in spec.variants() if v["scalar_t"] == "kiln::bf16")
-
-
-def template(name: str) -> str:
-    """Return the translation unit that Kiln compiles."""
-    spec = find_spec(name)
-    return render(spec, bf16(spec)).text
-
-
-def _parameters(spec: KernelSpec) -> list[tuple[str, str]]:
+def _parameters(program: Program) -> list[tuple[str, str]]:
     """Return (kind, C type) of each parameter of a kernel, pointers as the template writes them."""
-    text = template(spec.name)
-    listed = re.search(rf"\b{spec.entry}\s*\(([^)]*)\)\s*\{{", text)
+    spec = program.spec
+    listed = re.search(rf"\b{spec.entry}\s*\(([^)]*)\)\s*\{{", program.text)
     assert listed is not None, f"{spec.source} has no {spec.entry}(…) {{"
     types = [" ".join(part.split()[:-1]) for part in listed[1].split(",")]
     return list(zip(spec.arguments, types, strict=True))
 
 
-def plain_c(name: str) -> str:
+def template(program: Program) -> str:
+    """Return the unit as it is."""
+    return program.text
+
+
+def plain_c(program: Program) -> str:
     """Return the unit with a launcher that takes addresses: the least that a `.so` needs."""
-    spec = find_spec(name)
-    kinds = _parameters(spec)
+    spec, kinds = program.spec, _parameters(program)
     parameters = [f"{_TYPES.get(kind, 'void*')} a{i}" for i, (kind, _) in enumerate(kinds)]
     passed = [f"({c})a{i}" for i, (_, c) in enumerate(kinds)]
     return (
-        f"{template(name)}\n"
+        f"{program.text}\n"
         f'extern "C" int run({", ".join(parameters)}, int64_t grid, void* stream) {{\n'
         f"  {spec.entry}<<<dim3(grid), dim3(256), 0, (cudaStream_t)stream>>>"
         f"({', '.join(passed)});\n"
@@ -71,37 +90,35 @@ def plain_c(name: str) -> str:
     )
 
 
-def tvm_ffi(name: str) -> str:
+def tvm_ffi(program: Program) -> str:
     """Return the unit with a launcher that takes tvm-ffi tensors, exported in its calling form."""
-    spec = find_spec(name)
     return (
         "#include <tvm/ffi/container/tensor.h>\n#include <tvm/ffi/extra/c_env_api.h>\n"
-        f"#include <tvm/ffi/function.h>\n{template(name)}\n"
-        f"void run({_signature(spec, 'tvm::ffi::TensorView')}, int64_t grid) {{\n"
+        f"#include <tvm/ffi/function.h>\n{program.text}\n"
+        f"void run({_signature(program.spec, 'tvm::ffi::TensorView')}, int64_t grid) {{\n"
         "  DLDevice device = a0.device();\n"
         "  auto stream = (cudaStream_t)TVMFFIEnvGetStream(device.device_type, device.device_id);\n"
-        f"  {_launch(spec, 'data_ptr()', 'stream')}\n}}\n"
+        f"  {_launch(program, 'data_ptr()', 'stream')}\n}}\n"
         "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);\n"
     )
 
 
-def torch_extension(name: str) -> str:
+def torch_extension(program: Program) -> str:
     """Return the CUDA unit of a torch extension, as load_inline of torch.utils would write it.
 
     The stream is passed as a number: torch's CUDA headers are only in its CUDA wheels.
     """
-    spec = find_spec(name)
     return (
         "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
-        f"{template(name)}\n"
-        f"void run({_signature(spec, 'torch::Tensor')}, int64_t grid, int64_t stream) {{\n"
-        f"  {_launch(spec, 'data_ptr()', '(cudaStream_t)stream')}\n}}\n"
+        f"{program.text}\n"
+        f"void run({_signature(program.spec, 'torch::Tensor')}, int64_t grid, int64_t stream) {{\n"
+        f"  {_launch(program, 'data_ptr()', '(cudaStream_t)stream')}\n}}\n"
     )
 
 
-def torch_binding(name: str) -> str:
+def torch_binding(program: Program) -> str:
     """Return the C++ unit that binds the launcher of ``torch_extension`` to Python."""
-    signature = _signature(find_spec(name), "torch::Tensor")
+    signature = _signature(program.spec, "torch::Tensor")
     return (
         f"#include <torch/extension.h>\nvoid run({signature}, int64_t grid, int64_t stream);\n"
         'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }\n'
@@ -113,9 +130,9 @@ def _signature(spec: KernelSpec, tensor: str) -> str:
     return ", ".join(f"{_TYPES.get(kind, tensor)} a{i}" for i, kind in kinds)
 
 
-def _launch(spec: KernelSpec, pointer: str, stream: str) -> str:
+def _launch(program: Program, pointer: str, stream: str) -> str:
     passed = [
         f"({c})a{i}.{pointer}" if kind == "pointer" else f"a{i}"
-        for i, (kind, c) in enumerate(_parameters(spec))
+        for i, (kind, c) in enumerate(_parameters(program))
     ]
-    return f"{spec.entry}<<<dim3(grid), dim3(256), 0, {stream}>>>({', '.join(passed)});"
+    return f"{program.spec.entry}<<<dim3(grid), dim3(256), 0, {stream}>>>({', '.join(passed)});"

@@ -15,40 +15,46 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cold_build import sources
+from cold_build.sources import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a process of its own, which has imported Kiln as a server has; NVRTC is loaded by the first.
 _NVRTC = """
-import json, resource, sys, time
+import json, sys, time
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.template import Unit
 from kiln.jit_kernels.registry import find_spec
-arch, *names = sys.argv[1:]
-pairs = [(s, next(v for v in s.variants() if v["scalar_t"] == "kiln::bf16"))
-         for s in map(find_spec, names)]
-wall, spent = time.perf_counter(), time.process_time()
-cubins = [build(s, v, arch, KernelCache(Store(None, mode="off"))).cubin for s, v in pairs]
-print(json.dumps([time.perf_counter() - wall, time.process_time() - spent,
-                  sum(map(len, cubins)) / len(cubins)]))
+from kiln.jit_kernels.toolchains import nvrtc
+arch, empty, *names = sys.argv[1:]
+pairs = [(s, v) for s in map(find_spec, names) for v in s.variants()]
+def timed(compile, *arguments):
+    wall, spent = time.perf_counter(), time.process_time()
+    cubin = compile(*arguments)
+    return time.perf_counter() - wall, time.process_time() - spent, len(cubin)
+def whole(spec, variant):
+    return build(spec, variant, arch, KernelCache(Store(None, mode="off"))).cubin
+programs = [timed(whole, s, v) for s, v in pairs]
+empty = timed(nvrtc.compile_cubin, "empty", Unit("empty.cu", empty, {}), arch)
+print(json.dumps([programs, empty]))
 """
+Seconds = tuple[float, float]  # on the wall, of CPU
 
 
 @dataclass
 class Way:
-    """One way: ``run`` builds every kernel anew; artefacts are kept for their size alone."""
+    """One way: ``run`` builds every program anew; artefacts are kept for their size alone.
+
+    It returns the seconds of each, and of a kernel that does nothing, where that was built too.
+    """
 
     name: str
     what: str
-    kernels: Sequence[str]
-    run: Callable[[Way, int], tuple[float, float]]
+    programs: Sequence[Program]
+    run: Callable[[Way, int], tuple[list[Seconds], Seconds | None]]
     most_rounds: int = 99
     sizes: list[float] = field(default_factory=list)
-
-    def build_all(self, round_number: int) -> tuple[float, float]:
-        """Return wall and CPU seconds of a kernel, the mean over all of them."""
-        wall, spent = self.run(self, round_number)
-        return wall / len(self.kernels), spent / len(self.kernels)
 
     def artefact_bytes(self) -> int:
         """Return the mean size of what was built."""
@@ -56,28 +62,29 @@ class Way:
 
 
 def find_ways(
-    folder: Path, arch: str, kernels: Sequence[str], install_tvm_ffi: bool
+    folder: Path, arch: str, programs: Sequence[Program], install_tvm_ffi: bool
 ) -> tuple[list[Way], dict[str, str]]:
     """Return the ways that this machine has, and why not the others."""
-    own = Way("nvrtc", "Kiln: NVRTC in the process, to a cubin", kernels, _nvrtc(arch))
+    own = Way("nvrtc", "Kiln: NVRTC in the process, to a cubin", programs, _nvrtc(arch))
     if shutil.which("nvcc") is None:
         return [own], {"nvcc-cubin, nvcc-so, tvm-ffi-so, torch-so": "no nvcc"}
-    sources.write_headers(folder / "include", list(kernels))
+    sources.write_headers(folder / "include", programs)
     nvcc = [
         "nvcc", "-std=c++17", f"-I{folder / 'include'}",
         f"-gencode=arch=compute_{arch[3:]},code={arch}",
     ]  # fmt: skip
     ways = [
         own,
-        Way("nvcc-cubin", "nvcc -cubin", kernels,
-            _commands(folder, sources.template, lambda s, o: [[*nvcc, "-cubin", s, "-o", o]])),
-        Way("nvcc-so", "nvcc -shared, plain C launcher", kernels,
+        Way("nvcc-cubin", "nvcc -cubin", programs,
+            _commands(folder, sources.template, lambda s, o: [[*nvcc, "-cubin", s, "-o", o]],
+                      empty=True)),
+        Way("nvcc-so", "nvcc -shared, plain C launcher", programs,
             _commands(folder, sources.plain_c, lambda s, o: [
-                [*nvcc, "-shared", "-Xcompiler", "-fPIC", s, "-o", o]])),
+                [*nvcc, "-shared", "-Xcompiler", "-fPIC", s, "-o", o]], empty=True)),
     ]  # fmt: skip
     absent = {}
     for find in (_tvm_ffi, _torch):
-        name, found = find(folder, kernels, nvcc, install_tvm_ffi)
+        name, found = find(folder, programs, nvcc, install_tvm_ffi)
         if isinstance(found, Way):
             ways.append(found)
         else:
@@ -86,7 +93,7 @@ def find_ways(
 
 
 def _tvm_ffi(
-    folder: Path, kernels: Sequence[str], nvcc: list[str], install: bool
+    folder: Path, programs: Sequence[Program], nvcc: list[str], install: bool
 ) -> tuple[str, Way | str]:
     name, python = "tvm-ffi-so", sys.executable
     if install:
@@ -110,15 +117,16 @@ def _tvm_ffi(
         ]
 
     what = f"nvcc and link, apache-tvm-ffi {version} launcher"
-    return name, Way(name, what, kernels, _commands(folder, sources.tvm_ffi, commands))
+    build = _commands(folder, sources.tvm_ffi, commands)
+    return name, Way(name, what, programs, build, most_rounds=2)
 
 
 def _torch(
-    folder: Path, kernels: Sequence[str], nvcc: list[str], install: bool
+    folder: Path, programs: Sequence[Program], nvcc: list[str], install: bool
 ) -> tuple[str, Way | str]:
     """As load_inline does: a unit for nvcc, a unit for the C++ compiler, and a link.
 
-    Only one kernel: a build takes a minute, all but nothing of it for the kernel.
+    Only one program: a build takes a minute, all but nothing of it for the kernel.
     """
     import sysconfig
 
@@ -133,7 +141,7 @@ def _torch(
 
     def commands(source: str, out: str) -> list[list[str]]:
         binding = Path(source).with_suffix(".cpp")
-        binding.write_text(sources.torch_binding(kernels[0]))
+        binding.write_text(sources.torch_binding(programs[0]))
         return [
             [*nvcc, *flags, "-Xcompiler", "-fPIC", "-c", source, "-o", f"{out}.cu.o"],
             ["g++", *flags, f"-I{cuda / 'include'}", "-fPIC", "-c", str(binding), "-o", f"{out}.o"],
@@ -141,9 +149,9 @@ def _torch(
              "-lc10", "-ltorch_python", *_cudart(), "-o", out],
         ]  # fmt: skip
 
-    what = f"nvcc, g++ and link, torch {torch.__version__} extension ({kernels[0]} alone)"
+    what = f"nvcc, g++ and link, torch {torch.__version__} extension ({programs[0].label} alone)"
     build = _commands(folder, sources.torch_extension, commands)
-    return "torch-so", Way("torch-so", what, kernels[:1], build, most_rounds=2)
+    return "torch-so", Way("torch-so", what, programs[:1], build, most_rounds=2)
 
 
 def _cudart() -> list[str]:
@@ -157,37 +165,42 @@ def _cudart() -> list[str]:
     return [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
-def _nvrtc(arch: str) -> Callable[[Way, int], tuple[float, float]]:
-    def run(way: Way, number: int) -> tuple[float, float]:
+def _nvrtc(arch: str) -> Callable[[Way, int], tuple[list[Seconds], Seconds | None]]:
+    def run(way: Way, number: int) -> tuple[list[Seconds], Seconds | None]:
+        names = dict.fromkeys(one.spec.name for one in way.programs)
         out = subprocess.check_output(
-            [sys.executable, "-c", _NVRTC, arch, *way.kernels],
+            [sys.executable, "-c", _NVRTC, arch, sources.EMPTY, *names],
             env={**os.environ, "PYTHONPATH": str(ROOT / "tools/import_root")},
         )
-        wall, spent, size = json.loads(out)
-        way.sizes.append(size)
-        return wall, spent
+        programs, empty = json.loads(out)
+        way.sizes += [size for _, _, size in programs]
+        return [(wall, spent) for wall, spent, _ in programs], (empty[0], empty[1])
 
     return run
 
 
 def _commands(
     folder: Path,
-    source_of: Callable[[str], str],
+    source_of: Callable[[Program], str],
     commands: Callable[[str, str], list[list[str]]],
-) -> Callable[[Way, int], tuple[float, float]]:
-    def run(way: Way, number: int) -> tuple[float, float]:
-        wall = spent = 0.0
-        for kernel in way.kernels:
-            place = folder / f"{way.name}-{number}-{kernel}"
-            source, out = place.with_suffix(".cu"), place.with_suffix(".out")
-            source.write_text(source_of(kernel))
-            before, start = _children(), time.perf_counter()
-            for command in commands(str(source), str(out)):
-                subprocess.run(command, check=True, cwd=folder)
-            wall += time.perf_counter() - start
-            spent += _children() - before
+    *,
+    empty: bool = False,
+) -> Callable[[Way, int], tuple[list[Seconds], Seconds | None]]:
+    source, out = folder / "x.cu", folder / "x.out"
+
+    def timed(text: str) -> Seconds:
+        source.write_text(text)
+        before, start = _children(), time.perf_counter()
+        for command in commands(str(source), str(out)):
+            subprocess.run(command, check=True, cwd=folder)
+        return time.perf_counter() - start, _children() - before
+
+    def run(way: Way, number: int) -> tuple[list[Seconds], Seconds | None]:
+        seconds = []
+        for one in way.programs:
+            seconds.append(timed(source_of(one)))
             way.sizes.append(out.stat().st_size)
-        return wall, spent
+        return seconds, timed(sources.EMPTY) if empty else None
 
     return run
 

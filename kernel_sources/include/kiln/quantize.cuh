@@ -85,7 +85,7 @@ template <class Q, int LANES> KILN_NOINLINE Scale scale_of_group(uint32_t larges
   for (int m = LANES / 2; m; m >>= 1)
     largest = Larger::of(largest, __shfl_xor_sync(0xffffffffu, largest, m));
   const float scale = scale_of<Q>(largest);
-  return {scale, div_rn(1.0f, scale)};
+  return {scale, rcp_rn(scale)};
 }
 
 // The sink that stores rows as codes, with the scale of a row, of each group of kGroup elements of
@@ -136,7 +136,7 @@ template <class T, class Q> struct QuantizeRows {
 #pragma unroll 1
         for (int pass = is_given ? 1 : 0; pass < 2; ++pass) {
           if (pass && is_given) {
-            inverse = div_rn(1.0f, given);
+            inverse = rcp_rn(given);
           } else if (pass) {
             if (!grouped) largest = team_reduce_rolled<Larger>(largest, partial);
             inverse = inverse_of_group(index, size, start + first_chunk<T>(), largest);
@@ -160,7 +160,7 @@ template <class T, class Q> struct QuantizeRows {
       scale = scale_of<Q>(team_reduce<Larger>(largest, partial));
       if (size && threadIdx.x == 0) scales[index * scale_stride] = scale;
     }
-    return div_rn(1.0f, scale);
+    return rcp_rn(scale);
   }
   template <class I>
   KILN_FN float inverse_of_group(int64_t index, int64_t size, I i, uint32_t largest) const {

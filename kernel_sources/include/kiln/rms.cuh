@@ -131,7 +131,7 @@ template <class T, bool ADD> struct RmsRows {
     }
     sum = HELD ? team_reduce<Add>(sum, partial) : team_reduce_rolled<Add>(sum, partial);
     const float mean = mul_rn(sum, inverse_d);
-    row.scale = div_rn(1.0f, sqrt_rn(add_rn(mean, eps)));
+    row.scale = rcp_rn(sqrt_rn(add_rn(mean, eps)));
     row.offset = offset;
     return row;
   }

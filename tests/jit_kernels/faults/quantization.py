@@ -77,13 +77,13 @@ FAULTS = [
         },
         {
             "name": "multiplied by the scale",
-            "old": "    return div_rn(1.0f, scale);\n",
-            "new": "    return is_given ? scale : div_rn(1.0f, scale);\n",
+            "old": "    return rcp_rn(scale);\n",
+            "new": "    return is_given ? scale : rcp_rn(scale);\n",
             "sizes": _GIVEN,
         },
         {
             "name": "multiplied by the scale in rows that are not aligned",
-            "old": "inverse = div_rn(1.0f, given);",
+            "old": "inverse = rcp_rn(given);",
             "new": "inverse = given;",
             "sizes": _GIVEN_ODD,
         },
@@ -109,7 +109,7 @@ FAULTS = [
         {
             "name": "rounded the other way",
             "old": "mul_rn(some[k], inverse)",
-            "new": "div_rn(some[k], div_rn(1.0f, inverse))",
+            "new": "div_rn(some[k], rcp_rn(inverse))",
         },
         {
             "name": "maxima of the first lanes alone",
