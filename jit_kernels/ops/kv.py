@@ -47,16 +47,18 @@ def serves(head_dim: int, rotary_dim: int) -> bool:
 def is_one_launch(
     device_type: str, dtype: torch.dtype, pool_dtype: torch.dtype, head_dim: int, rotary_dim: int
 ) -> bool:
-    """Return whether rope_store runs as a kernel for such heads: on a GPU where the choice is jit.
+    """Return whether rope_store runs as a kernel for such heads: on a GPU unless torch is chosen.
 
     On a CPU, where ``KILN_CPU_KERNELS`` runs kernels there. Elsewhere its reference would run, and
     an operation for each part is quicker. Decided once a process.
     """
-    if not serves(head_dim, rotary_dim) or not _ROPE_STORE.has_variant(_variant(dtype, pool_dtype)):
+    if not serves(head_dim, rotary_dim):
         return False
+    comes = _ROPE_STORE.has_variant(_variant(dtype, pool_dtype))
     if device_type == "cuda":
-        return choice("kv").implementation == "jit"
-    return settings().cpu_kernels != "torch" and settings().kernel_choice("kv") != "torch"
+        chosen = choice("kv").implementation
+        return chosen == "triton" or (chosen == "jit" and comes)
+    return comes and settings().cpu_kernels != "torch" and settings().kernel_choice("kv") != "torch"
 
 
 @takes_arrays

@@ -13,6 +13,7 @@ from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.layers import rotate_and_store as module
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
+from kiln.jit_kernels.choose import Choice
 from kiln.jit_kernels.ops import kv
 from kiln.jit_kernels.rotary_table import rotary_table
 from kiln.jit_kernels.settings import settings
@@ -90,3 +91,17 @@ def test_a_cpu_takes_one_launch_only_where_it_runs_kernels(
     monkeypatch.setattr(kv, "settings", Settings)
     monkeypatch.setattr(kv, "is_one_launch", kv.is_one_launch.__wrapped__)
     assert kv.is_one_launch("cpu", *kinds, head_dim, head_dim) is wanted
+
+
+@pytest.mark.parametrize(
+    ("chosen", "fp16_in_fp8", "bf16"),
+    [("jit", False, True), ("triton", True, True), ("torch", False, False)],
+)
+def test_on_a_gpu_it_is_one_launch_where_the_choice_has_a_kernel(
+    monkeypatch, chosen, fp16_in_fp8, bf16
+):
+    decide = kv.is_one_launch.__wrapped__
+    monkeypatch.setattr(kv, "choice", lambda family: Choice(family, chosen, ""))
+    assert decide("cuda", torch.float16, torch.float8_e4m3fn, 64, 64) is fp16_in_fp8
+    assert decide("cuda", torch.bfloat16, torch.bfloat16, 64, 64) is bf16
+    assert decide("cuda", torch.bfloat16, torch.bfloat16, 20, 20) is False
