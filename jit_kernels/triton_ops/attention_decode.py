@@ -8,14 +8,29 @@ import torch
 import triton
 import triton.language as tl
 
+from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.attention.splits import FIRST_IDS, ITEM_INTS, MOST_TOKENS, TILE_ROWS
 
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
 _TILE = 64  # keys at a time
-_STAGES = 5  # the look-up of a block costs the pipeline three of them: this leaves two tiles
+# Stages of the loop, where shared memory has room for one tile of keys and values, or for two: the
+# look-up of a block costs the pipeline three of them.
+_STAGES = (4, 5)
 _PROGRAMS = 4  # a multiprocessor
+
+
+def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
+    """Return how many tiles of keys and values a block has room for, beside its queries.
+
+    8 for the interpreter, which has no shared memory.
+    """
+    if not query.is_cuda:
+        return 8
+    row = dim * query.element_size()
+    room = gpu(query.device.index).max_shared_bytes - rows * row - 1024  # Triton's own
+    return max(0, room // (2 * keys * row))
 
 
 @triton.jit
@@ -253,18 +268,18 @@ def paged_attention(*arguments: Any) -> None:
         "LSE": lse.numel() > 0,
         "SINKS": sinks is not None,
     }
+    tiles = tiles_that_fit(query, 16, _TILE, options["DIM"])
     # The interpreter multiplies the bits of bfloat16 as integers.
     compute = tl.float32
     programs = TILE_ROWS // 2
     if query.is_cuda:
         compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
-        found = torch.cuda.get_device_properties(query.device)
-        programs = _PROGRAMS * found.multi_processor_count
+        programs = _PROGRAMS * gpu(query.device.index).num_multiprocessors
     _attend[(programs,)](
         out, lse, query, key_pool, value_pool, table, items, sinks, partials, scales,
         *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
         table.stride(0), *heads, window, scale * k_scale, soft_cap, v_scale,
-        TILE=_TILE, STAGES=_STAGES, FP8=fp8, COMPUTE=compute, **options,
+        TILE=_TILE, STAGES=_STAGES[tiles > 1], FP8=fp8, COMPUTE=compute, **options,
     )  # fmt: skip
     _merge[(programs,)](
         out, lse, items, sinks, partials, scales, *heads, v_scale, **options,

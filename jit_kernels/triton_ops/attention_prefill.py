@@ -8,17 +8,16 @@ import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.attention.splits import MOST_TOKENS
 from kiln.jit_kernels.attention.tiles import TILE_KEYS, TILE_ROWS
-from kiln.jit_kernels.triton_ops.attention_decode import _finish, _widen
+from kiln.jit_kernels.triton_ops.attention_decode import _finish, _widen, tiles_that_fit
 
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ROWS = tl.constexpr(TILE_ROWS)
 _RANGES = tl.constexpr(16)  # of weights, as ordered_tiles has them
 _SEARCH = tl.constexpr(24)  # halvings: more than the tiles of any request take
-_STAGES, _LOOK_UP = 5, 2  # stages of the loop; those that hold no keys and values
+_STAGES = (1, 4, 5)  # of the loop, where keys and values have one buffer, two, three or more
 
 
 @triton.jit
@@ -155,14 +154,12 @@ def prefill_plan(
     )  # fmt: skip
 
 
-def _stages(query: torch.Tensor, tile: int) -> int:
-    """Return how many stages of the loop the shared memory of a GPU has room for."""
-    if not query.is_cuda:
-        return _STAGES
-    row = tile * query.element_size()
-    room = gpu(query.device.index).max_shared_bytes - TILE_ROWS * row
-    buffers = room // (2 * TILE_KEYS * row)
-    return max(1, min(_STAGES, buffers + _LOOK_UP))
+def _loop(query: torch.Tensor, tile: int) -> tuple[int, int]:
+    """Return how many keys a turn of the loop takes, and its stages: what shared memory holds."""
+    tiles = tiles_that_fit(query, TILE_ROWS, TILE_KEYS, tile)
+    if tiles == 0:  # heads of 256 on a small GPU
+        return TILE_KEYS // 2, _STAGES[0]
+    return TILE_KEYS, _STAGES[min(tiles, len(_STAGES)) - 1]
 
 
 def paged_prefill(*arguments: Any) -> None:
@@ -177,12 +174,13 @@ def paged_prefill(*arguments: Any) -> None:
     if query.is_cuda:
         compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
     programs, tile = (items.shape[0] - 1) * kv_heads, triton.next_power_of_2(head_dim)
+    keys, stages = _loop(query, tile)
     if programs:
         _prefill[(programs,)](
             out, lse, query, key_pool, value_pool, table, seq_lens, starts, items, sinks,
             *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3], table.stride(0),
             kv_heads, query.shape[1] // kv_heads, window, scale * k_scale, soft_cap, v_scale,
-            D=head_dim, DIM=tile, TILE=TILE_KEYS, STAGES=_stages(query, tile),
+            D=head_dim, DIM=tile, TILE=keys, STAGES=stages,
             FP8=fp8, LSE=lse.numel() > 0, SINKS=sinks is not None, COMPUTE=compute,
             num_warps=8 if head_dim > 64 else 4,
         )  # fmt: skip

@@ -1,0 +1,87 @@
+"""Compile every Triton form for GPUs that are not there; print a JSON report.
+
+Triton is told of a GPU by a driver that only names it, and the tensors say that they are on one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from kiln.jit_kernels import arch
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.spec import Gpu, KernelSpec, Variant, label
+from kiln.jit_kernels.triton_forms import has_triton, triton_form
+
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # the most a block may have
+capability = int(sys.argv[1])
+
+
+class NamedGpu:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU; so do its views."""
+
+    is_cuda = property(lambda self: True)
+
+
+driver.set_active(NamedGpu())
+arch.gpu = lambda device_index: Gpu(100, SHARED_BYTES[capability])  # before a form imports it
+compiled: list[tuple[str, int]] = []
+launch = JITFunction.run
+
+
+def compile_only(self: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    kernel = launch(self, *args, grid=grid, warmup=True, **options)
+    compiled.append((self.__name__, kernel.metadata.shared))
+    return kernel
+
+
+JITFunction.run = compile_only
+
+
+def compile_one(spec: KernelSpec, variant: Variant) -> None:
+    """Of the first case that launches anything."""
+    function = triton_form(spec.family, spec.name)
+    compiled.clear()
+    for sizes in spec.sizes:
+        made = spec.make_inputs(variant, sizes, "cpu")
+        function(*(x.as_subclass(OnGpu) if isinstance(x, torch.Tensor) else x for x in made))
+        if compiled:
+            return
+
+
+checked, wrong = 0, []
+for spec in all_specs().values():
+    if not has_triton(spec.family):
+        continue
+    for variant in spec.variants():
+        if variant.get("scalar_t", "kiln::bf16") != "kiln::bf16":
+            continue  # takes no more shared memory
+        compile_one(spec, variant)
+        checked += 1
+        if not compiled:
+            wrong.append(f"{label(spec, variant)}: nothing was launched")
+        wrong += [
+            f"{label(spec, variant)}: {name} takes {shared} bytes of shared memory"
+            for name, shared in compiled
+            if shared > SHARED_BYTES[capability]
+        ]
+print(json.dumps({"checked": checked, "wrong": wrong}))
