@@ -138,6 +138,33 @@ def _finish(  # noqa: PLR0913
 
 
 @triton.jit
+def _step(  # noqa: PLR0913
+    o, top, total, q, keys, values, table, start, end, limit, least, key_block, key_token,
+    value_block, value_token, scale, soft_cap, D: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, FP8: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Attend to a tile of keys from ``start``: return sums, largest logits and totals after it."""
+    key, d = start + tl.arange(0, TILE), tl.arange(0, DIM)
+    here = key < end
+    block = tl.load(table + key // 16, mask=here, other=0).to(tl.int64)
+    at = block * key_block + key % 16 * key_token
+    wanted = (d < D)[:, None] & here[None, :]
+    k = tl.load(keys + at[None, :] + d[:, None], mask=wanted, other=0)
+    at = block * value_block + key % 16 * value_token
+    wanted = here[:, None] & (d < D)[None, :]
+    v = tl.load(values + at[:, None] + d[None, :], mask=wanted, other=0)
+    if FP8:
+        k, v = _widen(k), _widen(v)
+    y = _capped(tl.dot(q, k.to(COMPUTE)) * (scale * _LOG2E), soft_cap)
+    seen = (key[None, :] < limit[:, None]) & (key[None, :] >= least[:, None])
+    y = tl.where(seen & here[None, :], y, float("-inf"))
+    best = tl.maximum(top, tl.max(y, 1))
+    base = tl.where(best > float("-inf"), best, 0.0)
+    p, f = tl.exp2(y - base[:, None]), tl.exp2(top - base)
+    return o * f[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE)), best, total * f + tl.sum(p, 1)
+
+
+@triton.jit
 def _attend(  # noqa: PLR0913
     out, lse, query, key_pool, value_pool, block_table, items, sinks, partials, scales,
     query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
@@ -169,26 +196,10 @@ def _attend(  # noqa: PLR0913
         table = block_table + request.to(tl.int64) * table_row
         keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
         for start in tl.range(begin, end, TILE, num_stages=STAGES):
-            key = start + tl.arange(0, TILE)
-            here = key < end
-            block = tl.load(table + key // 16, mask=here, other=0).to(tl.int64)
-            inside = d < D
-            at = block * key_block + key % 16 * key_token
-            wanted = inside[:, None] & here[None, :]
-            k = tl.load(keys + at[None, :] + d[:, None], mask=wanted, other=0)
-            at = block * value_block + key % 16 * value_token
-            wanted = here[:, None] & inside[None, :]
-            v = tl.load(values + at[:, None] + d[None, :], mask=wanted, other=0)
-            if FP8:
-                k, v = _widen(k), _widen(v)
-            y = _capped(tl.dot(q, k.to(COMPUTE)) * (scale * _LOG2E), soft_cap)
-            seen = (key[None, :] < limit[:, None]) & (key[None, :] >= least[:, None])
-            y = tl.where(seen & here[None, :], y, float("-inf"))
-            best = tl.maximum(top, tl.max(y, 1))
-            base = tl.where(best > float("-inf"), best, 0.0)
-            p, f = tl.exp2(y - base[:, None]), tl.exp2(top - base)
-            total, top = total * f + tl.sum(p, 1), best
-            o = o * f[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE))
+            o, top, total = _step(
+                o, top, total, q, keys, values, table, start, end, limit, least, key_block,
+                key_token, value_block, value_token, scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
+            )  # fmt: skip
         if size < 512:  # one split
             _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
                     total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip

@@ -10,9 +10,8 @@ import triton.language as tl
 
 from kiln.jit_kernels.attention.splits import MOST_TOKENS
 from kiln.jit_kernels.attention.tiles import TILE_KEYS, TILE_ROWS
-from kiln.jit_kernels.triton_ops.attention_decode import _finish, _widen, tiles_that_fit
+from kiln.jit_kernels.triton_ops.attention_decode import _finish, _step, tiles_that_fit
 
-_LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ROWS = tl.constexpr(TILE_ROWS)
 _RANGES = tl.constexpr(16)  # of weights, as ordered_tiles has them
@@ -114,27 +113,10 @@ def _prefill(  # noqa: PLR0913
         table = block_table + request.to(tl.int64) * table_row
         keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
         for start in tl.range(begin, end, TILE, num_stages=STAGES):
-            key = start + tl.arange(0, TILE)
-            here = key < end
-            block = tl.load(table + key // 16, mask=here, other=0).to(tl.int64)
-            at = block * key_block + key % 16 * key_token
-            wanted = (d < D)[:, None] & here[None, :]
-            k = tl.load(keys + at[None, :] + d[:, None], mask=wanted, other=0)
-            at = block * value_block + key % 16 * value_token
-            wanted = here[:, None] & (d < D)[None, :]
-            v = tl.load(values + at[:, None] + d[None, :], mask=wanted, other=0)
-            if FP8:
-                k, v = _widen(k), _widen(v)
-            y = tl.dot(q, k.to(COMPUTE)) * (scale * _LOG2E)
-            if soft_cap > 0:
-                y = soft_cap * _LOG2E * (1 - 2 / (tl.exp2(y * (2 / soft_cap)) + 1))
-            seen = (key[None, :] < limit[:, None]) & (key[None, :] >= least[:, None])
-            y = tl.where(seen & here[None, :], y, float("-inf"))
-            best = tl.maximum(top, tl.max(y, 1))
-            base = tl.where(best > float("-inf"), best, 0.0)
-            p, f = tl.exp2(y - base[:, None]), tl.exp2(top - base)
-            total, top = total * f + tl.sum(p, 1), best
-            o = o * f[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE))
+            o, top, total = _step(
+                o, top, total, q, keys, values, table, start, end, limit, least, key_block,
+                key_token, value_block, value_token, scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
+            )  # fmt: skip
         to = token * (num_kv_heads * group) + head
         _finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
 
