@@ -6,7 +6,7 @@ Triton is told of a GPU by a driver that only names it, and the tensors say that
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,21 +16,23 @@ from triton.runtime.jit import JITFunction
 
 from kiln.jit_kernels import arch
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import Gpu, KernelSpec, Variant, label
+from kiln.jit_kernels.spec import Gpu, KernelSpec, Needs, Variant, label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
-SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # the most a block may have
-capability = int(sys.argv[1])
+SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # the most a block may have
+ONLY = {86: {}, 90: {"head_tile": "256"}}  # what else than that takes much shared memory there?
 
 
 class NamedGpu:
     """As much of a driver as compiling asks for."""
 
+    capability = 86
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", capability, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability  # what is compiled is kept by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -42,8 +44,10 @@ class OnGpu(torch.Tensor):
     is_cuda = property(lambda self: True)
 
 
-driver.set_active(NamedGpu())
-arch.gpu = lambda device_index: Gpu(100, SHARED_BYTES[capability])  # before a form imports it
+present = NamedGpu()
+driver.set_active(present)
+# Before a form imports it:
+arch.gpu = lambda device_index: Gpu(100, SHARED_BYTES[present.capability])
 compiled: list[tuple[str, int]] = []
 launch = JITFunction.run
 
@@ -68,20 +72,24 @@ def compile_one(spec: KernelSpec, variant: Variant) -> None:
             return
 
 
+def jobs(only: Needs) -> Iterator[tuple[KernelSpec, Variant]]:
+    """Yield variants for bf16: others take no more shared memory."""
+    for spec in all_specs().values():
+        if has_triton(spec.family) and only.keys() <= spec.params.keys():
+            yield from ((spec, v) for v in spec.variants({"scalar_t": "kiln::bf16", **only}))
+
+
 checked, wrong = 0, []
-for spec in all_specs().values():
-    if not has_triton(spec.family):
-        continue
-    for variant in spec.variants():
-        if variant.get("scalar_t", "kiln::bf16") != "kiln::bf16":
-            continue  # takes no more shared memory
+for capability, most in SHARED_BYTES.items():
+    present.capability = capability
+    for spec, variant in jobs(ONLY[capability]):
         compile_one(spec, variant)
         checked += 1
         if not compiled:
             wrong.append(f"{label(spec, variant)}: nothing was launched")
         wrong += [
-            f"{label(spec, variant)}: {name} takes {shared} bytes of shared memory"
+            f"{label(spec, variant)}: {name} takes {shared} bytes of shared memory on {capability}"
             for name, shared in compiled
-            if shared > SHARED_BYTES[capability]
+            if shared > most
         ]
 print(json.dumps({"checked": checked, "wrong": wrong}))
