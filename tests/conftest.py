@@ -13,6 +13,10 @@ import pytest
 _CACHE = tempfile.TemporaryDirectory(prefix="kiln-tests-")
 os.environ.setdefault("KILN_KERNEL_CACHE_DIR", _CACHE.name)
 
+# A worker for each core: the threads of one would only wait for those of the others.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``make test`` runs two passes, of several processes: they compile each program once."""

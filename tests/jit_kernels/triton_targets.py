@@ -16,11 +16,13 @@ from triton.runtime.jit import JITFunction
 
 from kiln.jit_kernels import arch
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import Gpu, KernelSpec, Needs, Variant, label
+from kiln.jit_kernels.spec import Gpu, KernelSpec, Variant, label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
 SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # the most a block may have
-ONLY = {86: {}, 90: {"head_tile": "256"}}  # what else than that takes much shared memory there?
+# What takes the most of it, and each other form once.
+ATTENTION = {86: (("256", "SCALAR_T"), ("128", "SCALAR_T"), ("64", "kiln::e4m3")),
+             90: (("256", "SCALAR_T"),)}  # fmt: skip
 
 
 class NamedGpu:
@@ -72,17 +74,21 @@ def compile_one(spec: KernelSpec, variant: Variant) -> None:
             return
 
 
-def jobs(only: Needs) -> Iterator[tuple[KernelSpec, Variant]]:
+def jobs(capability: int) -> Iterator[tuple[KernelSpec, Variant]]:
     """Yield variants for bf16: others take no more shared memory."""
     for spec in all_specs().values():
-        if has_triton(spec.family) and only.keys() <= spec.params.keys():
-            yield from ((spec, v) for v in spec.variants({"scalar_t": "kiln::bf16", **only}))
+        if not has_triton(spec.family):
+            continue
+        for variant in spec.variants({"scalar_t": "kiln::bf16", "soft_cap": "false"}):
+            size = (variant.get("head_tile"), variant.get("kv_t"))
+            if size in ATTENTION[capability] or (size[0] is None and capability == 86):
+                yield spec, variant
 
 
 checked, wrong = 0, []
 for capability, most in SHARED_BYTES.items():
     present.capability = capability
-    for spec, variant in jobs(ONLY[capability]):
+    for spec, variant in jobs(capability):
         compile_one(spec, variant)
         checked += 1
         if not compiled:
