@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.responses import encode_json
 
-OPEN_PATHS = frozenset(("/health/live", "/health/ready", "/version"))  # exact: nothing below them
+# Exact: nothing below them.
+OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/version"))
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 64
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")

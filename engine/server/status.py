@@ -40,6 +40,7 @@ def status_router(serving: Serving) -> APIRouter:
             raise ApiError(503, f"no step for over {limit:g} s with work to do", code="stalled")
         return {"status": "live"}
 
+    @router.get("/health", tags=["health"], name="health")  # where vLLM and SGLang have it
     @router.get("/health/ready", tags=["health"])
     async def ready() -> Status:
         """Tell whether requests are served now; 503 while loading, draining, or without engine."""

@@ -174,7 +174,8 @@ def test_the_models_route_describes_the_one_model(api):
 
 def test_health_version_and_pages_answer(api):
     assert api.get("/health/live").json() == {"status": "live"}
-    assert api.get("/health/ready").json() == {"status": "ready"}
+    for path in ("/health", "/health/ready"):
+        assert api.get(path).json() == {"status": "ready"}
     assert api.get("/version").json() == {"version": "0.1.0"}
     for path in ("/", "/docs"):
         page = api.get(path)

@@ -1,4 +1,4 @@
-"""With a key, every route wants it but the three that probes need."""
+"""With a key, every route wants it but the four that probes need."""
 
 import base64
 
@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 KEY = "s3cret-ключ"
-OPEN = ["/health/live", "/health/ready", "/version"]
+OPEN = ["/health", "/health/live", "/health/ready", "/version"]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,16 @@ def test_without_the_key_only_probes_are_answered(guarded, name):
 
 
 @pytest.mark.parametrize(
-    "path", ["//version", "/version/", "/Version", "/health", "/health/live/x", "/metrics?/version"]
+    "path",
+    [
+        "//version",
+        "/version/",
+        "/Version",
+        "/healthy",
+        "/health/",
+        "/health/live/x",
+        "/metrics?/version",
+    ],
 )
 def test_only_the_exact_paths_are_open(guarded, path):
     url = str(guarded.base_url).rstrip("/") + path

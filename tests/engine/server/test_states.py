@@ -124,7 +124,7 @@ def test_while_loading_probes_tell_live_and_not_ready():
 def test_without_an_engine_nothing_is_live():
     client = StandIn()
     client.is_alive = client.is_ready = False
-    for path in ("/health/live", "/health/ready"):
+    for path in ("/health", "/health/live", "/health/ready"):
         assert call(client, "GET", path).status_code == 503
     assert call(client, json=BODY).json()["error"]["code"] == "engine_unavailable"
     assert "kiln:engine_ready 0.0" in call(client, "GET", "/metrics").text
