@@ -22,7 +22,7 @@ from kiln.cache.layout import check_name
 from kiln.cache.publish import publish
 from kiln.cache.trust import Trust, Untrusted, close_quietly, open_checked, read_all
 
-_MAGIC = b"KILNKB1\n"
+_MAGIC = b"KILNKB2\n"  # raised with the entries' own
 _LENGTH = struct.Struct("<I")
 _START = len(_MAGIC) + _LENGTH.size
 _MAX_SIZE = 2**30  # bytes; 7 targets of 60 kernels are 6 MB
