@@ -5,6 +5,8 @@ A program takes a head of a token, or a piece of a block.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -87,32 +89,19 @@ def _rope_store(  # noqa: PLR0913
                         head_dim, 0, inverse_dim, eps, v_scale, False, FP8, BLOCK)  # fmt: skip
 
 
-def rope_store(  # noqa: PLR0913 (the operator's arguments)
-    out: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin_table: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    query_weight: torch.Tensor | None,
-    key_weight: torch.Tensor | None,
-    eps: float,
-    k_scale: float,
-    v_scale: float,
-) -> None:
-    """Norm, rotate and store; shapes as the public rope_store."""
+def rope_store(*arguments: Any) -> None:
+    """Norm, rotate and store; the arguments of the operator."""
+    out, key_pool, value_pool, query, key, value, positions, table, slots = arguments[:9]
+    query_weight, key_weight, eps, k_scale, v_scale = arguments[9:]
     (tokens, heads, head_dim), kv_heads = query.shape, key.shape[1]
     fp8 = key_pool.dtype == torch.float8_e4m3fn
     pools = [pool.view(torch.uint8) if fp8 else pool for pool in (key_pool, value_pool)]
     if not tokens:
         return
     _rope_store[(tokens, heads + 2 * kv_heads)](
-        out, *pools, query, key, value, positions, cos_sin_table, slot_mapping,
+        out, *pools, query, key, value, positions, table, slots,
         query if query_weight is None else query_weight, key if key_weight is None else key_weight,
-        heads, kv_heads, head_dim, cos_sin_table.shape[1] // 2, key_pool.shape[2],
+        heads, kv_heads, head_dim, table.shape[1] // 2, key_pool.shape[2],
         *(stride for x in (out, query, key, value) for stride in x.stride()[:2]),
         *key_pool.stride()[:3], *value_pool.stride()[:3], 1 / head_dim, eps, k_scale, v_scale,
         query_weight is not None, fp8, triton.next_power_of_2(head_dim), num_warps=1,
