@@ -131,7 +131,7 @@ def write_bundle(path: Path, entries: Iterable[tuple[str, str, Entry]]) -> str:
 def _read_manifest(path: Path, data: bytes) -> tuple[str, dict[tuple[str, str], _Place]]:
     """Return the SHA-256 of a whole bundle, which is checked, and where its entries lie."""
     if not data.startswith(_MAGIC) or len(data) < _START + DIGEST_SIZE:
-        raise BundleError(f"{path} is not a bundle of kernels, or truncated")
+        raise BundleError(f"{path} is no bundle of kernels, one of another version, or truncated")
     end = len(data) - DIGEST_SIZE
     whole = hashlib.sha256(memoryview(data)[:end])
     if whole.digest() != data[end:]:

@@ -68,6 +68,27 @@ assert len(set(results[0])) == 2
 assert os.listdir("/proc/self/fd") == descriptors
 """
 
+FAULTS = """
+import resource
+from kiln.jit_kernels.compile.template import render
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.toolchains import nvrtc
+
+spec = find_spec("silu_and_mul")
+unit = render(spec, next(spec.variants()))
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    nvrtc.compile_cubin("silu_and_mul", unit, "sm_90a")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_a_compile_takes_the_memory_that_the_one_before_freed():
+    """2,000 page faults each otherwise: a tenth of the time."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tools/import_root")}
+    out = subprocess.check_output([sys.executable, "-c", FAULTS], env=environ, timeout=60)
+    assert int(out) < 500
+
 
 def test_20_compilations_and_8_threads_leave_nothing_behind(tmp_path):
     for name in ("tmp", "home"):
