@@ -66,7 +66,9 @@ class Env:
         "warn", "What a compile or a load of a kernel is once the server is ready."
     )
     launcher: Literal["auto", "cuda-python", "cupy"] = _var(
-        "auto", "What loads and launches kernels on a GPU; auto takes CuPy where it is installed."
+        "auto",
+        "What loads and launches kernels on a GPU; auto takes cuda-python, whose launches overlap, "
+        "from sm_90 on, and CuPy before that where it is installed.",
     )
     host_compiler: str = _var("g++", "C++ compiler of the host toolchain: g++ or clang++.")
     kernels: Mapping[str, KernelChoice] = field(

@@ -16,8 +16,9 @@ import torch
 from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.compile.build import Built, build
 from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.template import waits_first
 from kiln.jit_kernels.errors import LateKernel, NoSuchKernel
-from kiln.jit_kernels.launchers.choose import launcher
+from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.ready import ready_guard
@@ -92,10 +93,17 @@ def load_kernels(
         for (spec, variant), one in zip(wanted, built, strict=True):
             name = label(spec, variant)
             ready_guard().passes(name, "loaded")
-            function = launcher().load(name, one.cubin, spec.entry, spec.shared_bytes(variant))
+            function = launcher().load(
+                name, one.cubin, spec.entry, spec.shared_bytes(variant), waits=_waits(spec, arch)
+            )
             kernel = LoadedKernel(name, function, spec.arguments, launcher())
             loaded[spec.name, *variant.values()] = kernel
             on_built(name, one)
+
+
+def _waits(spec: KernelSpec, arch: str) -> bool:
+    """Return whether a kernel waits by itself for the one ahead of it, on a GPU that can."""
+    return compute_capability(arch) >= EARLY_ARCH and waits_first(spec.source)
 
 
 def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:

@@ -21,7 +21,7 @@ TEMPLATE = """\
 // out[i] = x[i] * factor      x, out: [size]
 //
 // Say here what may be assumed of shapes and alignment. Compile-time parameters: SCALAR_T.
-#include "kiln/ptx.cuh"
+#include "kiln/ptx_launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -29,6 +29,7 @@ TEMPLATE = """\
 
 extern "C" __global__ void __launch_bounds__(256)
 NAME(SCALAR_T* out, const SCALAR_T* x, int64_t size, float factor) {
+  kiln::take_turn();
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < size; i += step)
     kiln::from_float(kiln::to_float(x[i]) * factor, out[i]);

@@ -55,7 +55,9 @@ def markdown(report: dict[str, Any]) -> str:
             f"{roofs['launch_us']:.2f} µs, all measured on this machine just before. µs: median of "
             "rounds in which all implementations take turns; ±: width of the middle half of the "
             "rounds over the median; of floor: the time in which the bytes or the operations could "
-            "be done at those rates over the time taken. A ratio above 1: Kiln is faster.",
+            "be done at those rates over the time taken. A ratio above 1: Kiln is faster. On a GPU "
+            "from sm_90 on Kiln's own launches may come before the one ahead has ended, in graphs "
+            "too; the others' do not.",
             "",
             *markdown_table(report["rows"]),
             "",

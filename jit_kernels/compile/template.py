@@ -20,6 +20,7 @@ _OPENINGS = re.compile(
     r"|(?P<word>__has_include\w*|__has_embed|__DATE__|__TIME__|__TIMESTAMP__)",
     re.M,
 )
+_WAITS_FIRST = re.compile(r'extern "C" __global__[^{]*\{\s*kiln::(take_turn|pdl_wait)\(\);')
 _QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 
 
@@ -81,6 +82,12 @@ def render(spec: KernelSpec, variant: Variant) -> Unit:
     name = f"kernel_sources/{spec.source}"
     text = f'{prelude(variant)}#line 1 "{name}"\n{source}'
     return Unit(name, text, include_closure(source))
+
+
+@cache
+def waits_first(path: str) -> bool:
+    """Return whether the kernel of a source does nothing before the one ahead of it has ended."""
+    return _WAITS_FIRST.search(read_source(path)) is not None
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Which launcher runs: the one that ``KILN_LAUNCHER`` names, else the fastest that is installed.
+"""Which launcher runs: the one that ``KILN_LAUNCHER`` names, else the better of those installed.
 
-On an H200 a launch through CuPy takes 0.5 to 0.8 µs less of 5 µs than one through cuda-python
-(benchmarks/gpu_check.md), so CuPy comes first where it can be imported.
+From sm_90 on that is cuda-python: a kernel that it launches may come to the GPU before the one
+ahead has ended, which saves half a microsecond of each. On older GPUs it is CuPy, where it can be
+imported: its launches take less time of the CPU (benchmarks/gpu_check.md).
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import logging
 from functools import cache
 
+import torch
+
 from kiln.jit_kernels.errors import ToolchainMissing
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.settings import settings
 
+EARLY_ARCH = 90  # compute capability from which a kernel can be launched early
 log = logging.getLogger(__name__)
 
 
@@ -22,7 +26,7 @@ log = logging.getLogger(__name__)
 def launcher() -> Launcher:
     """Return the launcher of this process. Raises ToolchainMissing."""
     toggle = settings().launcher
-    if toggle == "cuda-python":
+    if toggle == "cuda-python" or (toggle == "auto" and _has_early_launches()):
         return CudaPythonLauncher()
     try:
         return CuPyLauncher()
@@ -31,3 +35,7 @@ def launcher() -> Launcher:
             raise
         log.info("kernels are launched through cuda-python: %s", error)
         return CudaPythonLauncher()
+
+
+def _has_early_launches() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (EARLY_ARCH // 10, 0)

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
 from kiln.jit_kernels.spec import LaunchGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A CUfunction, and whether it may be launched before the kernel ahead of it has ended."""
+
+    function: Any
+    early: bool
+
+
+class _Early(threading.local):
+    """A thread's CUlaunchConfig for launches that may start early: what changes is set each time.
+
+    Making one takes microseconds, which a launch has not.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        attribute = driver.CUlaunchAttribute()
+        kinds = driver.CUlaunchAttributeID
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        self.config = driver.CUlaunchConfig()
+        self.config.attrs, self.config.numAttrs = [attribute], 1
 
 
 class CudaPythonLauncher:
@@ -16,12 +41,15 @@ class CudaPythonLauncher:
     def __init__(self, driver: Any = None) -> None:
         """Take ``driver``, or import the real one. Raises ToolchainMissing."""
         self._driver = _bindings() if driver is None else driver
-        self._queue = self._driver.cuLaunchKernel
+        self._queue, self._queue_early = self._driver.cuLaunchKernel, self._driver.cuLaunchKernelEx
+        self._early = _Early(self._driver)
         attribute = self._driver.CUfunction_attribute
         self._most_shared = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-    def load(self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0) -> Any:
-        """Return the CUfunction of an entry. Raises LaunchError."""
+    def load(
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, waits: bool = False
+    ) -> Loaded:
+        """Return the kernel of an entry. Raises LaunchError."""
         error, module = self._driver.cuModuleLoadData(cubin)
         if error != 0:
             raise LaunchError(f"{name}: the driver refused the cubin: {self._reason(error)}")
@@ -35,15 +63,23 @@ class CudaPythonLauncher:
                     f"{name}: a block may not have {shared_bytes} bytes of shared memory: "
                     f"{self._reason(error)}"
                 )
-        return function
+        return Loaded(function, waits)
 
     def launch(
-        self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int
+        self, name: str, function: Loaded, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
         """Queue a kernel. Raises LaunchError."""
-        (error,) = self._queue(
-            function, *geometry.grid, *geometry.block, geometry.shared_bytes, stream, arguments, 0
-        )
+        if function.early:
+            config = self._early.config
+            config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
+            config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
+            config.sharedMemBytes, config.hStream = geometry.shared_bytes, stream
+            (error,) = self._queue_early(config, function.function, arguments, 0)
+        else:
+            (error,) = self._queue(
+                function.function, *geometry.grid, *geometry.block, geometry.shared_bytes, stream,
+                arguments, 0,
+            )  # fmt: skip
         if error != 0:
             raise LaunchError(f"{name}: launch of {geometry} failed: {self._reason(error)}")
 

@@ -11,7 +11,10 @@ _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class CuPyLauncher:
-    """Calls of cupy.cuda: no CuPy array is made and none of its caches is used."""
+    """Calls of cupy.cuda: no CuPy array is made and none of its caches is used.
+
+    CuPy has no attributes of a launch, so that no kernel is launched early.
+    """
 
     name = "cupy"
 
@@ -24,7 +27,9 @@ class CuPyLauncher:
         # What CuPy raises, from its import of the driver to the driver's own refusals.
         self._errors = (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)
 
-    def load(self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0) -> Any:
+    def load(
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, waits: bool = False
+    ) -> Any:
         """Return the cupy.cuda.function.Function of an entry. Raises LaunchError."""
         module = self._new_module()
         try:

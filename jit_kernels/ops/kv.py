@@ -32,9 +32,10 @@ from kiln.jit_kernels.torch_ops import call, define
 
 _CHUNK = 8  # elements of a head that a thread holds; kChunk of the template
 _MAX_HEAD_DIM = 256
-_ROPE_THREADS = 64  # of a block, where the heads are as many: small blocks start sooner
+_ROPE_THREADS = 128  # of a block, where the heads are as many
 _VECTORS_IN_FLIGHT = 4  # of a thread; kInFlight of copy_blocks
-_COPY_THREADS = 256
+_COPY_THREADS = 128
+_MOST_PAIRS = 2**16 - 1  # of a grid
 _POOL_KINDS = ("SCALAR_T", "kiln::e4m3")  # kv_t: as the model, or fp8
 
 
@@ -261,13 +262,13 @@ def _copy_blocks_bind(pool: torch.Tensor, pairs: torch.Tensor) -> Bound:
     block_bytes = pool[0, 0].numel() * size
     sizes = {"pairs": pairs.shape[0], "pools": pool.shape[0], "block_bytes": block_bytes}
     strides = (pool.stride(0) * size, pool.stride(1) * size)
-    return Bound({}, sizes, (pool, pairs, pairs.shape[0], pool.shape[0], block_bytes, *strides))
+    return Bound({}, sizes, (pool, pairs, pairs.shape[0], block_bytes, *strides))
 
 
 def _copy_blocks_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     pieces = -(-sizes["block_bytes"] // (_COPY_THREADS * _VECTORS_IN_FLIGHT * 16))
-    blocks = min(sizes["pairs"] * sizes["pools"] * pieces, 2**31 - 1)
-    return LaunchGeometry((blocks, 1, 1), (_COPY_THREADS, 1, 1))
+    pairs = min(sizes["pairs"], _MOST_PAIRS)  # more come one after another
+    return LaunchGeometry((pieces, sizes["pools"], pairs), (_COPY_THREADS, 1, 1))
 
 
 def _copy_blocks_cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -335,7 +336,7 @@ _COPY_BLOCKS = KernelSpec(
     source="kv/copy_blocks.cu",
     entry="copy_blocks",
     schema="(Tensor(a!) pool, Tensor pairs) -> ()",
-    arguments=("pointer",) * 2 + ("int64",) * 5,
+    arguments=("pointer",) * 2 + ("int64",) * 4,
     params={},
     bind=_copy_blocks_bind,
     geometry=_copy_blocks_geometry,

@@ -4,6 +4,7 @@
 // pieces of each; gridDim.x covers a row, gridDim.y and gridDim.z together all rows.
 // Compile-time parameters (jit_kernels/ops/activation.py): SCALAR_T, ACTIVATION.
 #include "kiln/gated.cuh"
+#include "kiln/ptx_launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -53,6 +54,7 @@ KILN_FN void run_elements(SCALAR_T* y, const SCALAR_T* gate, int64_t first, int6
 extern "C" __global__ void __launch_bounds__(128)
 act_and_mul(SCALAR_T* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t out_stride,
             int64_t x_stride) {
+  kiln::take_turn();
   const int64_t block = int64_t(blockIdx.z) * gridDim.y + blockIdx.y;
   const int64_t row = block * blockDim.y + threadIdx.y;
   if (row >= rows) return;

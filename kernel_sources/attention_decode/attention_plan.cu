@@ -5,6 +5,7 @@
 // A block writes the items of one request at a time, and adds up the requests before it; the one
 // after the last request writes the header. No compile-time parameters.
 #include "kiln/attention_split.cuh"
+#include "kiln/ptx_launch.cuh"
 
 namespace {
 
@@ -35,6 +36,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_lens,
                const int* cu_seqlens_q, int64_t table_row, int num_requests, int capacity,
                int group, int window, int max_splits, int split_blocks, int few_splits) {
+  kiln::take_turn();
   __shared__ Pair partial[kThreads / 32];
   const kiln::SplitRule rule = {max_splits, split_blocks, few_splits};
 #pragma unroll 1

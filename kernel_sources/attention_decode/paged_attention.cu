@@ -14,6 +14,7 @@
 // its own request, not on the batch, the grid or the schedule.
 #include "kiln/attention_rows.cuh"
 #include "kiln/ptx_async.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_memory.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -57,6 +58,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
                 int64_t key_token, int64_t value_block, int64_t value_head, int64_t value_token,
                 int64_t table_row, int capacity, int group, int inverse_group, int head_dim,
                 int window, float scale, float cap, float steepness, float v_scale) {
+  kiln::pdl_wait();
   __shared__ kiln::WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
   __shared__ Scale warp_scales[kWarps][kRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4;
@@ -145,7 +147,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     const int flat_rows = (item.size & 255) * group;  // rows of all tiles
     const int num_rows = now < 0 ? 0 : min(kRows, flat_rows - tile * kRows);
     if (now >= 0) {
-      Tile::spread(results + warp * (kWarpBytes / 4), o, lane);
+      Tile::spread(results + warp * (kWarpBytes / 4), o, num_rows, lane);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float total = kiln::quad_sum(sum[j]);
@@ -162,8 +164,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       const int flat = tile * kRows + row, token = token_of(flat);
       const int h = head * group + flat - token * group;
       const int64_t to = int64_t(item.first_token + token) * num_heads + h;
-      kiln::finish(out + to * head_dim + column, lse && column == 0 ? lse + to : nullptr,
-                   sinks ? sinks + h : nullptr, y, whole, v_scale);
+      const float f = kiln::end_row(lse && column == 0 ? lse + to : nullptr,
+                                    sinks ? sinks + h : nullptr, whole, v_scale);
+      kiln::store_row(out + to * head_dim + column, y, f);
     };
     // Merge the warps, in warp order; a warp takes every kWarps-th row.
 #pragma unroll 1
@@ -194,6 +197,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       if (num_splits > 1 && lane == 0) kiln::store_vector(scales + slot, whole);
     }
     __syncthreads();  // the results have been read
+    // Blocks without work end at once. Were the next launch let in before this one's work is nearly
+    // done, its first blocks, which have the work, would share the few places that are free by then.
+    if (now >= 0 && !more) kiln::pdl_launch_dependents();
     if (more) fetch_stages(next_item, kAhead, kStages);
 
     // Merge the splits, as a tree of 32 children a node: a warp's rows of a node by the last of its
@@ -220,14 +226,13 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
           const int64_t slot = base + node * split_rows + int64_t(row) * num_kv_heads;
           Scale own = {kiln::minus_infinity(), 0.0f};
           if (lane < children) own = kiln::load_vector<Scale>(scales + slot + lane * stride);
-          float weight;
-          const Scale whole = kiln::weigh(own, weight);
+          Scale whole;
 #pragma unroll 1
           for (int column = lane * 4; column - lane * 4 < head_dim; column += 128) {
             __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
             const bool inside = column < head_dim;
             float* o_0 = partials + slot * head_dim + column;
-            const Float4 y = kiln::gather(weight, children, o_0, stride * head_dim, inside);
+            const Float4 y = kiln::gather(own, whole, children, o_0, stride * head_dim, inside);
             if (inside && root) finish(row, column, y, whole);
             if (inside && !root) kiln::store_vector(o_0, y);
           }

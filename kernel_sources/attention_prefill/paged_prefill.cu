@@ -14,6 +14,7 @@
 #include "kiln/attention_tiles.cuh"
 #include "kiln/ptx_async.cuh"
 #include "kiln/ptx_fp8.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_memory.cuh"
 #include "kiln/ptx_mma.cuh"
 #include "kiln/reduce.cuh"
@@ -204,6 +205,7 @@ paged_prefill(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_
               int64_t key_head, int64_t key_token, int64_t value_block, int64_t value_head,
               int64_t value_token, int64_t table_row, int num_heads, int num_kv_heads, int head_dim,
               int window, float scale, float soft_cap, float v_scale) {
+  kiln::pdl_wait();
   __shared__ int next_work[2];
   __shared__ Known of_warp[kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4;

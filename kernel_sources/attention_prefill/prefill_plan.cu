@@ -7,6 +7,7 @@
 // tile of its record by prefix sums: no loop goes over tiles one by one. Nothing is written past
 // capacity. Compile-time parameters: none.
 #include "kiln/attention_tiles.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/reduce.cuh"
 
 namespace {
@@ -57,6 +58,7 @@ KILN_FN int largest(int x) {
 extern "C" __global__ void __launch_bounds__(kRanges * 32)
 prefill_plan(kiln::TileItem* items, const int* seq_lens, const int* cu_seqlens_q, int num_requests,
              int capacity, int group, int window) {
+  kiln::take_turn();
   __shared__ int tops[kRanges], counts[kRanges];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Batch batch = {seq_lens, cu_seqlens_q, num_requests, group, window};

@@ -2,7 +2,9 @@
 //
 // pool: [pools, blocks, block_bytes], blocks dense, 16-byte aligned and of a multiple of 16 bytes;
 // pairs: [num_pairs, 2] int64: source, destination. No block is the destination of one pair and in
-// another pair too. A pair with a negative source is padding. No compile-time parameters.
+// another pair too. A pair with a negative source is padding. Grid: pieces of a block, pools, pairs.
+// No compile-time parameters.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/vec.cuh"
 
 namespace {
@@ -12,20 +14,18 @@ constexpr int kInFlight = 4;  // vectors that a thread loads before it stores an
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(256)
-copy_blocks(uint8_t* pool, const int64_t* pairs, int64_t num_pairs, int64_t pools,
-            int64_t block_bytes, int64_t pool_stride, int64_t block_stride) {
-  const int64_t piece = int64_t(blockDim.x) * kInFlight * Vec::kSize;  // bytes of a block's turn
-  const int64_t pieces = (block_bytes + piece - 1) / piece;
-  for (int64_t turn = blockIdx.x; turn < num_pairs * pools * pieces; turn += gridDim.x) {
-    const int64_t pair = turn / pieces / pools;
+extern "C" __global__ void __launch_bounds__(128)
+copy_blocks(uint8_t* pool, const int64_t* pairs, int64_t num_pairs, int64_t block_bytes,
+            int64_t pool_stride, int64_t block_stride) {
+  kiln::take_turn();
+  uint8_t* blocks = pool + blockIdx.y * pool_stride;
+  const int step = blockDim.x * Vec::kSize;
+  const int64_t begin = int64_t(blockIdx.x) * kInFlight * step + threadIdx.x * Vec::kSize;
+  for (int64_t pair = blockIdx.z; pair < num_pairs; pair += gridDim.z) {
     const int64_t source = pairs[2 * pair], target = pairs[2 * pair + 1];
     if (source < 0) continue;
-    uint8_t* blocks = pool + turn / pieces % pools * pool_stride;
     const uint8_t* from = blocks + source * block_stride;
     uint8_t* to = blocks + target * block_stride;
-    const int64_t begin = turn % pieces * piece + threadIdx.x * Vec::kSize;
-    const int64_t step = int64_t(blockDim.x) * Vec::kSize;
     Vec v[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u)

@@ -9,6 +9,7 @@
 // copy give. A head has a team of threads, a power of two, each with two chunks of 8 elements: the
 // two of a rotation, or of what is not rotated two neighbours. threadIdx.y is the head: nothing is
 // divided. Compile-time parameters (jit_kernels/ops/kv.py): SCALAR_T, KV_T.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/rotate.cuh"
 #include "kiln/vec.cuh"
 
@@ -129,6 +130,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
            int64_t key_block, int64_t key_head, int64_t key_place, int64_t value_block,
            int64_t value_head, int64_t value_place, float inverse_dim, float eps, float k_scale,
            float v_scale) {
+  kiln::take_turn();
   const Place place(head_dim, half);
   const int64_t token = blockIdx.x, position = positions[token], slot = slots[token];
   const int head = blockIdx.y * blockDim.y + threadIdx.y, kv_head = head - heads;

@@ -7,6 +7,7 @@
 // of 512 threads, at most 512 experts; stable: the same on every run.
 // Compile-time parameters: none.
 #include "kiln/ptx.cuh"
+#include "kiln/ptx_launch.cuh"
 
 namespace {
 
@@ -70,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(512)
 align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
              int32_t* expert_ends, const int32_t* ids, int pairs, int experts, int block_size,
              int capacity, int blocks) {
+  kiln::take_turn();
   __shared__ int places[kWarps * kMaxExperts];  // of a warp and an expert: first a count
   __shared__ int first_block[kMaxExperts], end_block[kMaxExperts], filled[kMaxExperts];
   __shared__ int partial[kWarps];

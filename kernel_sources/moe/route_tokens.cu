@@ -10,6 +10,7 @@
 // rounded. One warp a token, in exactly rounded float32: the same bits anywhere.
 // Compile-time parameters (jit_kernels/ops/moe.py): LOGITS_T, MAX_EXPERTS.
 #include "kiln/math.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_warp.cuh"
 #include "kiln/reduce.cuh"
 
@@ -142,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(128)
 route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const float* bias,
              int64_t tokens, int64_t stride, int experts, int top_k, int num_groups,
              int top_groups, int sigmoid, int renormalise, float factor) {
+  kiln::take_turn();
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const bool by_logit = bias == nullptr && num_groups == 1;
   for (int64_t token = int64_t(blockIdx.x) * warps + threadIdx.x / 32; token < tokens;

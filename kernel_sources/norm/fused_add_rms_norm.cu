@@ -3,6 +3,7 @@
 // x, residual: [rows, d], both in place, rows may be strided; weight: [d]. A team of threads a row;
 // any d, any alignment. The sum is rounded to SCALAR_T before the norm reads it: bit for bit what
 // add then norm gives. Compile-time parameters (jit_kernels/ops/norm.py): SCALAR_T.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -13,6 +14,7 @@ extern "C" __global__ void __maxnreg__(48)
 fused_add_rms_norm(SCALAR_T* x, SCALAR_T* residual, const SCALAR_T* weight, int64_t rows, int64_t d,
                    int64_t x_stride, int64_t residual_stride, float inverse_d, float eps,
                    float weight_offset) {
+  kiln::take_turn();
   __shared__ kiln::Partial<float> partial;
   const kiln::RmsRows<SCALAR_T, true> source{
       x, x_stride, residual, residual_stride, weight, inverse_d, eps, weight_offset, partial};

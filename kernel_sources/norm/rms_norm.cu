@@ -3,6 +3,7 @@
 // x, out: [rows, d], rows may be strided; weight: [d]. A team of threads a row; any d, any
 // alignment. With weight_offset 0 the row is rounded to SCALAR_T before the weight multiplies it.
 // Compile-time parameters (jit_kernels/ops/norm.py): SCALAR_T.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -12,6 +13,7 @@
 extern "C" __global__ void __maxnreg__(40)
 rms_norm(SCALAR_T* out, const SCALAR_T* x, const SCALAR_T* weight, int64_t rows, int64_t d,
          int64_t out_stride, int64_t x_stride, float inverse_d, float eps, float weight_offset) {
+  kiln::take_turn();
   __shared__ kiln::Partial<float> partial;
   const kiln::RmsRows<SCALAR_T, false> source{x,         x_stride, nullptr,       0,      weight,
                                               inverse_d, eps,      weight_offset, partial};

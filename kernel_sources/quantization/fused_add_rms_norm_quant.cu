@@ -3,6 +3,7 @@
 // x, residual, out: [rows, d], rows may be strided; weight: [d]; scales as in quantize.cu. A team
 // of threads a row, which is read once; bit for bit what add, norm and quantize give.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/quantize.cuh"
 #include "kiln/rms.cuh"
 
@@ -17,6 +18,7 @@ fused_add_rms_norm_quant(QUANT_T* out, float* out_scale, SCALAR_T* residual, con
                          int64_t out_stride, int64_t scale_stride, int64_t group_stride,
                          int64_t residual_stride, int64_t x_stride, int32_t group, float inverse_d,
                          float eps, float weight_offset) {
+  kiln::take_turn();
   __shared__ kiln::Partial<float> partial;
   __shared__ kiln::Partial<uint32_t> largest;
   const kiln::RmsRows<SCALAR_T, true> source{

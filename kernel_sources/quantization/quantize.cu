@@ -6,6 +6,7 @@
 // [num_maxima], a multiple of 4, 16-byte aligned.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
 #include "kiln/plain.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -17,6 +18,7 @@ extern "C" __global__ void __maxnreg__(48)
 quantize(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale, const float* maxima,
          int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride, int64_t group_stride,
          int64_t x_stride, int32_t group, int32_t num_maxima) {
+  kiln::take_turn();
   __shared__ kiln::Partial<uint32_t> partial;
   float given = scale ? *scale : 0.0f;
   if (maxima) {  // few enough for each warp to look at all

@@ -4,6 +4,7 @@
 // row, which is read once.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
 #include "kiln/gated_rows.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -15,6 +16,7 @@ extern "C" __global__ void __maxnreg__(48)
 silu_and_mul_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale,
                    int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride,
                    int64_t group_stride, int64_t x_stride, int32_t group) {
+  kiln::take_turn();
   __shared__ kiln::Partial<uint32_t> largest;
   const kiln::GatedRows<SCALAR_T, kiln::silu> source{x, x_stride, d};
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{

@@ -3,6 +3,7 @@
 // x: [rows, d], rows may be strided; any d, any alignment. A block a part; the largest of all parts
 // is the tensor's, whatever the order, and a NaN stays one.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
@@ -44,6 +45,7 @@ KILN_FN uint32_t largest_of_elements(const SCALAR_T* x, int64_t rows, int64_t d,
 
 extern "C" __global__ void __launch_bounds__(512)
 tensor_amax(float* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t x_stride) {
+  kiln::take_turn();
   __shared__ kiln::Partial<uint32_t> partial;
   const uint32_t odd = kiln::misalignment_of(x, x_stride) | uint32_t(d) * sizeof(SCALAR_T);
   uint32_t largest = odd % 16           ? largest_of_elements(x, rows, d, x_stride)

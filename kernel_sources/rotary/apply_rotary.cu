@@ -7,6 +7,7 @@
 // rotary_dim stay as they are. A block turns some heads of token blockIdx.x. Where all rows are
 // 16-byte aligned a thread turns one vector of each half of a head; threadIdx.y is the head, so
 // that nothing is divided. Compile-time parameters (jit_kernels/ops/rotary.py): SCALAR_T.
+#include "kiln/ptx_launch.cuh"
 #include "kiln/rotate.cuh"
 #include "kiln/vec.cuh"
 
@@ -53,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(256)
 apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const float* table,
              int query_heads, int key_heads, int half, int64_t query_stride,
              int64_t query_head_stride, int64_t key_stride, int64_t key_head_stride) {
+  kiln::take_turn();
   const Heads heads = {query,        key,        query_heads, query_heads + key_heads,
                        query_stride, query_head_stride, key_stride,  key_head_stride};
   const int64_t token = blockIdx.x, position = positions[token];

@@ -17,6 +17,7 @@
 // Masses are integers and a race has one winner, so no step can tell how the work was cut up:
 // block size, schedule and neighbours leave every bit of the result alone.
 #include "kiln/likely.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/race.cuh"
 
 #ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
@@ -260,6 +261,7 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
               const float* settings, const int64_t* keys, const uint32_t* mask,
               const int* edit_starts, const int* edit_tokens, const int* edit_counts,
               const float* edit_biases, int64_t stride, int32_t vocab, int32_t width) {
+  kiln::take_turn();
   __shared__ SamplerShared s;
   __shared__ Logits raw, row;
   __shared__ Settings want;

@@ -46,7 +46,7 @@ class FakeDriver:
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
-        self.attributes = []
+        self.attributes, self.early = [], 0
 
     def cuModuleLoadData(self, cubin):
         self.loaded.append(cubin)
@@ -61,6 +61,26 @@ class FakeDriver:
     def cuFuncSetAttribute(self, function, attribute, value):
         self.attributes.append((function, attribute, value))
         return (self.error,)
+
+    class CUlaunchAttributeID:
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+    class CUlaunchAttribute:
+        def __init__(self):
+            self.id, self.value = None, types.SimpleNamespace()
+
+    class CUlaunchConfig:
+        pass
+
+    def cuLaunchKernelEx(self, config, function, address, extra):
+        (attribute,) = config.attrs[: config.numAttrs]
+        assert (attribute.id, extra) == (6, 0)
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        self.early += 1
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        rest = (*grid, *block, config.sharedMemBytes, config.hStream, address, extra)
+        return self.cuLaunchKernel(function, *rest)
 
     def cuLaunchKernel(self, function, *rest):
         geometry, stream, address = rest[:7], rest[7], rest[8]
@@ -133,7 +153,7 @@ def make(request):
 def test_a_kernel_may_have_the_shared_memory_that_it_asks_for(make):
     launcher, driver = make(())
     function = launcher.load("name", b"cubin", "entry", 100_000)
-    handle = getattr(function, "ptr", function)
+    handle = function.ptr if isinstance(launcher, CuPyLauncher) else function.function
     assert driver.attributes == [(handle, 8, 100_000)]
     launcher.load("name", b"cubin", "entry")
     assert len(driver.attributes) == 1, "what fits in 48 KiB needs no leave"
@@ -204,7 +224,36 @@ def test_a_refusal_says_what_and_why(make):
 
 
 class SimpleFunction:
-    ptr = 0
+    ptr, function, early = 0, 0, False
+
+
+def test_a_kernel_that_waits_by_itself_is_launched_early():
+    driver = FakeDriver(["int64"])
+    launcher = CudaPythonLauncher(driver)
+    geometry = LaunchGeometry((3, 2, 1), (64, 4, 1), 900)
+    for waits in (True, False):
+        function = launcher.load("norm", b"cubin", "entry", waits=waits)
+        LoadedKernel("norm", function, ["int64"], launcher).launch(geometry, [5], 77)
+    early, late = driver.calls
+    assert early[1:] == late[1:] == ((3, 2, 1, 64, 4, 1, 900), 77, [5])
+    assert driver.early == 1
+
+
+def test_each_thread_has_a_configuration_of_its_own():
+    launcher, seen = CudaPythonLauncher(FakeDriver([])), []
+    thread = threading.Thread(target=lambda: seen.append(launcher._early.config))
+    thread.start()
+    thread.join()
+    assert seen[0] is not launcher._early.config
+
+
+@pytest.mark.parametrize(("arch", "early"), [("sm_90a", True), ("sm_89", False)])
+def test_whether_a_loaded_kernel_may_start_early_depends_on_the_gpu(cuda, monkeypatch, arch, early):
+    monkeypatch.setattr(launch, "device_arch", lambda device: arch)
+    spec = find_spec("apply_rotary")
+    launch.load_kernels([spec], torch.device("cuda", 0), needs_of(torch.bfloat16))
+    (kernel,) = launch._loaded(0).values()
+    assert kernel._function.early is early
 
 
 @pytest.mark.parametrize("make", [CudaPythonLauncher, CuPyLauncher])
@@ -213,8 +262,19 @@ def test_the_toggle_names_the_launcher(monkeypatch, make):
     assert isinstance(choose.launcher.__wrapped__(), make)
 
 
-def test_by_default_the_faster_of_those_installed_launches(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("capability", "make"), [((9, 0), CudaPythonLauncher), ((8, 9), CuPyLauncher)]
+)
+def test_by_default_launches_come_early_where_a_gpu_has_that(monkeypatch, capability, make):
     monkeypatch.setattr(choose, "settings", lambda: Env())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert isinstance(choose.launcher.__wrapped__(), make)
+
+
+def test_without_early_launches_the_faster_of_those_installed_launches(monkeypatch, caplog):
+    monkeypatch.setattr(choose, "settings", lambda: Env())
+    monkeypatch.setattr(choose, "_has_early_launches", lambda: False)
     assert isinstance(choose.launcher.__wrapped__(), CuPyLauncher)
     monkeypatch.setitem(sys.modules, "cupy", None)
     with caplog.at_level("INFO", "kiln"):

@@ -20,31 +20,43 @@ KILN_FN Scale weigh(Scale own, float& weight) {
   weight = exp2_fast(own.top - finite(top));
   return {top, warp_sum(own.sum * weight)};
 }
-// Four columns of a merge, in the states' order. Every lane of the warp takes part; one that is
-// not `inside` reads nothing.
-KILN_FN Float4 gather(float weight, int n, const float* o, int64_t stride, bool inside) {
+// Four columns of the merge of n <= 32 states, in their order, of which this lane has its own's scale;
+// `whole` becomes that of all. Every lane of the warp takes part; one not `inside` reads nothing.
+KILN_FN Float4 gather(Scale own, Scale& whole, int n, const float* o, int64_t stride, bool inside) {
+  constexpr int kAtOnce = 8;  // loads under way
   Float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-  for (int k = 0; k < n; ++k) {
-    Float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (inside) v = load_vector<Float4>(o + k * stride);
-    y = add_scaled(y, v, __shfl_sync(0xffffffffu, weight, k));
+  float weight = 0.0f;
+#pragma unroll 1
+  for (int from = 0; from < n; from += kAtOnce) {
+    Float4 v[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      v[k] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (inside && from + k < n) v[k] = load_vector<Float4>(o + (from + k) * stride);
+    }
+    if (from == 0) whole = weigh(own, weight);
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k)
+      y = add_scaled(y, v[k], __shfl_sync(0xffffffffu, weight, from + k));
   }
   return y;
 }
 
-// Divide by the sum, to which the sink adds one logit without a value, and store 4 columns.
-template <class T>
-KILN_FN void finish(T* out, float* lse, const float* sink, Float4 y, Scale x, float v_scale) {
-  float f = 1.0f;
+// The end of a row: return what its result is to be multiplied by, that is divided by the sum, to
+// which the sink adds one logit without a value. Without a key 0, and -infinity for lse.
+KILN_FN float end_row(float* lse, const float* sink, Scale x, float v_scale) {
+  float f = v_scale;
   if (sink) {
     const float one_more = *sink * kLog2e, top = fmaxf(x.top, one_more);
-    f = exp2_fast(x.top - top);
-    x = {top, x.sum * f + exp2_fast(one_more - top)};
+    const float rest = exp2_fast(x.top - top);
+    f *= rest;
+    x = {top, x.sum * rest + exp2_fast(one_more - top)};
   }
-  f = x.sum > 0 ? f * v_scale / x.sum : 0.0f;  // without a key: zero, and -infinity for lse
-  store_vector(out, Words2{pack<T>(y.x * f, y.y * f), pack<T>(y.z * f, y.w * f)});
   if (lse) *lse = x.sum > 0 ? (x.top + log2_fast(x.sum)) * kLn2 : minus_infinity();
+  return x.sum > 0 ? f / x.sum : 0.0f;
+}
+template <class T> KILN_FN void store_row(T* out, Float4 y, float f) {  // four columns
+  store_vector(out, Words2{pack<T>(y.x * f, y.y * f), pack<T>(y.z * f, y.w * f)});
 }
 
 }  // namespace kiln

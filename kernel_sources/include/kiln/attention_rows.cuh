@@ -89,10 +89,12 @@ template <class T, class KV, int D> struct AttentionTile {
     }
   }
 
-  // Move a warp's result to shared memory, [kRows][kPitch].
-  KILN_FN static void spread(float* to, const float (&o)[D / 8][4], int lane) {
+  // Move the first rows of a warp's result to shared memory, [kRows][kPitch].
+  KILN_FN static void spread(float* to, const float (&o)[D / 8][4], int num_rows,
+                             int lane) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
+      if (lane / 4 + 8 * j >= num_rows) continue;
       float* row = to + (lane / 4 + 8 * j) * kPitch;
 #pragma unroll
       for (int c = 0; c < kSteps; ++c) {

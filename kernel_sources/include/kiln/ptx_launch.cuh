@@ -21,4 +21,11 @@ KILN_FN void pdl_launch_dependents() {
 KILN_FN void pdl_wait() { cuda_host::wait_for_launch_ahead(); }
 KILN_FN void pdl_launch_dependents() {}
 #endif
+
+// What a kernel begins with, so that it may be launched early: it touches nothing before the kernel
+// ahead has ended, and lets the next one come and wait as soon as all of its own blocks are there.
+KILN_FN void take_turn() {
+  pdl_wait();
+  pdl_launch_dependents();
+}
 }  // namespace kiln

@@ -119,11 +119,11 @@ FAULTS = [
     for fault in [
         {"name": "tail past the block", "old": "if (begin + u * step < block_bytes)", "new": ""},
         {
-            "name": "tail dropped",
-            "old": "(block_bytes + piece - 1) / piece",
-            "new": "block_bytes / piece",
+            "name": "a piece left out",
+            "old": "blockIdx.x) * kInFlight",
+            "new": "blockIdx.x) * 2 * kInFlight",
         },
-        {"name": "first pool only", "old": "% pools * pool_stride", "new": "* 0"},
+        {"name": "first pool only", "old": "blockIdx.y * pool_stride", "new": "0"},
         {"name": "padding copied", "old": "if (source < 0) continue;", "new": ""},
         {
             "name": "source and target swapped",

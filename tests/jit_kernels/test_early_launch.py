@@ -1,0 +1,73 @@
+"""Kernels that may be launched before the one ahead of them has ended: all of Kiln's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kiln.jit_kernels.compile.template import Unit, read_source, render, waits_first
+from kiln.jit_kernels.errors import HostFault
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import HOST_GPU
+from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.host_world import World
+
+SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
+WAITS = ("kiln::take_turn();", "kiln::pdl_wait();")
+
+
+def a_case(spec):
+    """Return a small call that launches something: its variant, sizes and arguments."""
+    torch.manual_seed(0)
+    variant = next(spec.variants(spec.bench_needs))
+    for sizes in spec.sizes:
+        inputs = spec.make_inputs(variant, sizes, "cpu")
+        bound = spec.bind(*inputs)
+        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+        if 0 not in geometry.grid and all(t.numel() for t in inputs if isinstance(t, torch.Tensor)):
+            return bound, geometry
+    raise AssertionError(f"{spec.name} has no case that launches a block")
+
+
+def run_twice(kernel, bound, geometry, seed):
+    """Run a kernel and, launched early, itself: each writes what the other reads or writes."""
+    world = World(checked=True, seed=seed)
+    for early in (False, True):
+        world.enqueue(0, kernel, geometry, bound.values, overlaps=early)
+    world.run()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_kernel_waits_before_it_touches_anything(spec):
+    assert waits_first(spec.source)
+    bound, geometry = a_case(spec)
+    kernel = host.load(spec, bound.variant, checked=True, env=settings())
+    run_twice(kernel, bound, geometry, seed=1)
+
+
+@pytest.mark.parametrize("name", ["apply_rotary", "copy_blocks"])
+def test_a_kernel_that_does_not_wait_races_with_the_one_ahead(name):
+    spec = all_specs()[name]
+    bound, geometry = a_case(spec)
+    unit = render(spec, bound.variant)
+    text = unit.text
+    for wait in WAITS:
+        text = text.replace(wait, "")
+    assert text != unit.text
+    kernel = host.build(
+        Unit(unit.name, text, unit.headers), spec.entry, spec.arguments, name="no wait",
+        checked=True, env=settings(),
+    )  # fmt: skip
+    with pytest.raises(HostFault, match="data race on global memory"):
+        run_twice(kernel, bound, geometry, seed=1)
+
+
+def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeypatch):
+    source = read_source(all_specs()["apply_rotary"].source)
+    late = source.replace("  kiln::take_turn();\n", "  int i = 0;\n  kiln::take_turn();\n")
+    for text, wanted in ((source, True), (late, False)):
+        monkeypatch.setattr(
+            "kiln.jit_kernels.compile.template.read_source", lambda path, text=text: text
+        )
+        assert waits_first.__wrapped__("any.cu") is wanted
