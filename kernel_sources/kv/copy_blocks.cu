@@ -5,12 +5,12 @@
 // another pair too. A pair with a negative source is padding. Grid: pieces of a block, pools, pairs.
 // No compile-time parameters.
 #include "kiln/ptx_launch.cuh"
-#include "kiln/vec.cuh"
+#include "kiln/ptx_store.cuh"
 
 namespace {
 
-using Vec = kiln::Vec<uint8_t>;
 constexpr int kInFlight = 4;  // vectors that a thread loads before it stores any
+struct alignas(16) Vector { uint32_t word[4]; };  // bytes would be unpacked, and packed again
 
 }  // namespace
 
@@ -19,19 +19,19 @@ copy_blocks(uint8_t* pool, const int64_t* pairs, int64_t num_pairs, int64_t bloc
             int64_t pool_stride, int64_t block_stride) {
   kiln::take_turn();
   uint8_t* blocks = pool + blockIdx.y * pool_stride;
-  const int step = blockDim.x * Vec::kSize;
-  const int64_t begin = int64_t(blockIdx.x) * kInFlight * step + threadIdx.x * Vec::kSize;
+  const int step = blockDim.x * sizeof(Vector);
+  const int64_t begin = int64_t(blockIdx.x) * kInFlight * step + threadIdx.x * sizeof(Vector);
   for (int64_t pair = blockIdx.z; pair < num_pairs; pair += gridDim.z) {
     const int64_t source = pairs[2 * pair], target = pairs[2 * pair + 1];
     if (source < 0) continue;
     const uint8_t* from = blocks + source * block_stride;
     uint8_t* to = blocks + target * block_stride;
-    Vec v[kInFlight];
+    Vector v[kInFlight] = {};
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u)
-      if (begin + u * step < block_bytes) v[u] = Vec::load(from + begin + u * step);
+      if (begin + u * step < block_bytes) v[u] = kiln::load_vector<Vector>(from + begin + u * step);
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u)
-      if (begin + u * step < block_bytes) v[u].store(to + begin + u * step);
+      if (begin + u * step < block_bytes) kiln::store_words(to + begin + u * step, v[u].word);
   }
 }

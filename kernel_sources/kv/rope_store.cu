@@ -22,24 +22,23 @@
 
 namespace {
 
-using Vec = kiln::Vec<SCALAR_T>;
+using Vector = kiln::Chunk<SCALAR_T>;
+using Word = kiln::Word<SCALAR_T>;
 constexpr int kChunk = 8;
-constexpr int kVectors = kChunk / Vec::kSize;
+constexpr int kVectors = kChunk / Vector::kSize;
 constexpr uint32_t kWarp = 0xffffffffu;
 
 struct Chunk {
-  Vec part[kVectors];
+  Vector part[kVectors];
 
   KILN_FN void load(const SCALAR_T* p) {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) part[i] = Vec::load(p + i * Vec::kSize);
+    for (int i = 0; i < kVectors; ++i) part[i] = Vector::load(p + i * Vector::kSize);
   }
   KILN_FN void store(SCALAR_T* p) const {
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) part[i].store(p + i * Vec::kSize);
+    for (int i = 0; i < kVectors; ++i) part[i].store(p + i * Vector::kSize);
   }
-  KILN_FN SCALAR_T& at(int i) { return part[i / Vec::kSize].v[i % Vec::kSize]; }
-  KILN_FN SCALAR_T at(int i) const { return part[i / Vec::kSize].v[i % Vec::kSize]; }
 };
 
 KILN_FN void store_chunk(SCALAR_T* p, const Chunk& x, float) { x.store(p); }
@@ -47,8 +46,13 @@ KILN_FN void store_chunk(SCALAR_T* p, const Chunk& x, float) { x.store(p); }
 KILN_NOINLINE void store_chunk(kiln::e4m3* p, Chunk x, float scale) {
   kiln::Vec<kiln::e4m3, kChunk> bytes;
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    kiln::from_float(kiln::div_rn(kiln::to_float(x.at(i)), scale), bytes.v[i]);
+  for (int i = 0; i < kVectors * 4; ++i) {
+    float y[Word::kSize];
+    Word::unpack(x.part[i / 4].word[i % 4], y);
+#pragma unroll
+    for (int k = 0; k < Word::kSize; ++k)
+      kiln::from_float(kiln::div_rn(y[k], scale), bytes.v[i * Word::kSize + k]);
+  }
   bytes.store(p);
 }
 
@@ -80,12 +84,14 @@ struct Place {
   }
 };
 
-KILN_FN float sum_of_squares(const Vec& x) {
+KILN_FN float sum_of_squares(const Vector& x) {
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < Vec::kSize; ++k) {
-    const float y = kiln::to_float(x.v[k]);
-    sum = kiln::fma_rn(y, y, sum);
+  for (int i = 0; i < 4; ++i) {
+    float y[Word::kSize];
+    Word::unpack(x.word[i], y);
+#pragma unroll
+    for (int k = 0; k < Word::kSize; ++k) sum = kiln::fma_rn(y[k], y[k], sum);
   }
   return sum;
 }
@@ -111,9 +117,13 @@ KILN_FN void scale_chunk(Chunk& x, const SCALAR_T* weight, float scale) {
   Chunk w;
   w.load(weight);
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    const float y = kiln::round_to<SCALAR_T>(kiln::mul_rn(kiln::to_float(x.at(i)), scale));
-    kiln::from_float(kiln::mul_rn(y, kiln::to_float(w.at(i))), x.at(i));
+  for (int i = 0; i < kVectors * 4; ++i) {
+    uint32_t& word = x.part[i / 4].word[i % 4];
+    float y[Word::kSize];
+    Word::unpack(word, y);
+#pragma unroll
+    for (int k = 0; k < Word::kSize; ++k) y[k] = kiln::mul_rn(y[k], scale);
+    word = Word::product(Word::packed(y), w.part[i / 4].word[i % 4]);
   }
 }
 
@@ -159,7 +169,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   }
   if (rotated) {
 #pragma unroll
-    for (int k = 0; k < kChunk; ++k) turn.pair(a.at(k), b.at(k), k);
+    for (int v = 0; v < kVectors; ++v) turn.turn(a.part[v], b.part[v], v * Vector::kSize);
   }
 
   if (is_query) {

@@ -17,7 +17,7 @@
 
 namespace {
 
-using Vec = kiln::Vec<SCALAR_T>;
+using Chunk = kiln::Chunk<SCALAR_T>;
 
 struct Heads {  // of query and key, as one row of heads
   SCALAR_T *query, *key;
@@ -30,7 +30,7 @@ struct Heads {  // of query and key, as one row of heads
   }
   KILN_FN bool aligned() const {
     const int64_t steps = query_stride | query_head_stride | key_stride | key_head_stride;
-    return steps % Vec::kSize == 0 && kiln::is_vector_aligned(query) &&
+    return steps % Chunk::kSize == 0 && kiln::is_vector_aligned(query) &&
            kiln::is_vector_aligned(key);
   }
 };
@@ -59,18 +59,17 @@ apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const flo
                        query_stride, query_head_stride, key_stride,  key_head_stride};
   const int64_t token = blockIdx.x, position = positions[token];
   const float* row = table + position * 2 * half;
-  if (half != blockDim.x * Vec::kSize || !heads.aligned() || !kiln::is_vector_aligned(table)) {
+  if (half != blockDim.x * Chunk::kSize || !heads.aligned() || !kiln::is_vector_aligned(table)) {
     turn_elements(heads, token, row, half);
     return;
   }
-  const int head = blockIdx.y * blockDim.y + threadIdx.y, i = threadIdx.x * Vec::kSize;
+  const int head = blockIdx.y * blockDim.y + threadIdx.y, i = threadIdx.x * Chunk::kSize;
   if (head >= heads.num_all) return;
   SCALAR_T* x = heads.at(token, head) + i;
-  Vec a = Vec::load(x), b = Vec::load(x + half);  // on their way while the position arrives
-  kiln::Turn<Vec::kSize> turn;
+  Chunk a = Chunk::load(x), b = Chunk::load(x + half);  // on their way while the position arrives
+  kiln::Turn<Chunk::kSize> turn;
   turn.load(row + i, row + half + i);
-#pragma unroll
-  for (int k = 0; k < Vec::kSize; ++k) turn.pair(a.v[k], b.v[k], k);
+  turn.turn(a, b, 0);
   a.store(x);
   b.store(x + half);
 }

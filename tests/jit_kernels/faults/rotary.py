@@ -41,12 +41,12 @@ FAULTS = [
         },
         {
             "name": "vectors that are not aligned",
-            "old": "return steps % Vec::kSize == 0 &&",
+            "old": "return steps % Chunk::kSize == 0 &&",
             "new": "return",
         },
         {
             "name": "halves that are not whole vectors",
-            "old": "half != blockDim.x * Vec::kSize ||",
+            "old": "half != blockDim.x * Chunk::kSize ||",
             "new": "",
         },
         {
