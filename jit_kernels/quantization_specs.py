@@ -20,7 +20,7 @@ from kiln.jit_kernels.references.quantized import (
     scale_strides,
     scales_of,
 )
-from kiln.jit_kernels.row_geometry import row_geometry
+from kiln.jit_kernels.row_geometry import doubled_row_geometry, row_geometry
 from kiln.jit_kernels.spec import (
     DTYPES,
     SCALARS,
@@ -247,6 +247,7 @@ _SIZES: list[Sizes] = [
     {"rows": 3, "d": 2048, "code_gap": 4},
     {"rows": 37, "d": 128, "gap": 3, "group": 128},
     {"rows": 34, "d": 60, "gap": 4},
+    {"rows": 5, "d": 128, "group": 128},
     {"rows": 2, "d": 2176, "group": 128},
     {"rows": 2, "d": 4104, "gap": 8, "offset": 1},
     {"rows": 1, "d": 16512, "group": 128},
@@ -310,7 +311,7 @@ TENSOR_AMAX = _spec(
 RMS_NORM_QUANT = _spec(
     "rms_norm_quant", f"{_OUTPUTS}, Tensor x, Tensor weight, Tensor? scale, {_NUMBERS}",
     "ppppp" + "llllll" + "ifff", _norm_bind, _norm_reference, _norm_inputs,
-    partial(_cost, 1, 0, 1), _norm_error, comes=_comes_fused,
+    partial(_cost, 1, 0, 1), _norm_error, comes=_comes_fused, geometry=doubled_row_geometry,
     optional=True, max_cpu_seconds=0.4,
 )  # fmt: skip
 FUSED_ADD_RMS_NORM_QUANT = _spec(

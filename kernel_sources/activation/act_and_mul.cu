@@ -22,23 +22,33 @@ struct alignas(8) Piece {
   uint32_t word[2];
 };
 
-KILN_FN void run_pieces(SCALAR_T* y, const SCALAR_T* gate, int first, int d) {
-  const int span = blockDim.x * Piece::kSize;
-  Piece g[kPieces], u[kPieces];
+struct Pieces { Piece gate[kPieces], up[kPieces]; };
+
+KILN_FN Pieces load_pieces(const SCALAR_T* gate, uint32_t first, uint32_t size) {
+  const uint32_t span = blockDim.x * Piece::kSize;
+  const SCALAR_T *g = gate + first, *u = g + size;
+  Pieces some{};
 #pragma unroll
-  for (int v = 0; v < kPieces; ++v) {
-    g[v] = u[v] = Piece{};
-    if (first + v * span < d) g[v] = kiln::load_vector<Piece>(gate + first + v * span);
-    if (first + v * span < d) u[v] = kiln::load_vector<Piece>(gate + d + first + v * span);
+  for (int v = 0; v < kPieces; ++v, first += span, g += span, u += span) {
+    if (first < size) some.gate[v] = kiln::load_vector<Piece>(g);
+    if (first < size) some.up[v] = kiln::load_vector<Piece>(u);
   }
+  return some;
+}
+
+KILN_FN void store_pieces(SCALAR_T* y, Pieces& some, uint32_t first, uint32_t size) {
+  const uint32_t span = blockDim.x * Piece::kSize;
+  y += first;
 #pragma unroll
-  for (int v = 0; v < kPieces; ++v) {
-    kiln::act_and_mul<SCALAR_T, kiln::ACTIVATION>(g[v].word, u[v].word, g[v].word);
-    if (first + v * span < d) kiln::store_words(y + first + v * span, g[v].word);
+  for (int v = 0; v < kPieces; ++v, first += span, y += span) {
+    uint32_t(&word)[2] = some.gate[v].word;
+    kiln::act_and_mul<SCALAR_T, kiln::ACTIVATION>(word, some.up[v].word, word);
+    if (first < size) kiln::store_words(y, word);
   }
 }
 
-KILN_FN void run_elements(SCALAR_T* y, const SCALAR_T* gate, int64_t first, int64_t d) {
+// Not inlined: what is jumped over costs time where there are few rows.
+KILN_NOINLINE void run_elements(SCALAR_T* y, const SCALAR_T* gate, int64_t first, int64_t d) {
   const int span = blockDim.x * Piece::kSize;
 #pragma unroll 1
   for (int v = 0; v < kPieces; ++v, first += span)
@@ -55,17 +65,18 @@ extern "C" __global__ void __launch_bounds__(128)
 act_and_mul(SCALAR_T* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t out_stride,
             int64_t x_stride) {
   kiln::take_turn();
-  const int64_t block = int64_t(blockIdx.z) * gridDim.y + blockIdx.y;
-  const int64_t row = block * blockDim.y + threadIdx.y;
-  if (row >= rows) return;
+  const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
+  const int64_t row = int64_t(block) * blockDim.y + threadIdx.y;
+  const uint32_t thread = blockIdx.x * kPieces * blockDim.x + threadIdx.x;
   const uint32_t strides = uint32_t(d) | uint32_t(x_stride) | uint32_t(out_stride);
   const uint64_t odd = reinterpret_cast<uint64_t>(x) | reinterpret_cast<uint64_t>(out) |
                        strides * sizeof(SCALAR_T);
-  const uint32_t thread = blockIdx.x * kPieces * blockDim.x + threadIdx.x;
+  const bool whole = uint32_t(uint32_t(odd) % 8 == 0) & uint32_t(d < 1 << 30);  // one branch
+  const bool mine = row < rows;
+  const uint32_t first = thread * Piece::kSize, size = whole && mine ? uint32_t(d) : 0;
   const SCALAR_T* gate = x + row * x_stride;
+  Pieces some = load_pieces(gate, first, size);  // under way before the first branch
   SCALAR_T* y = out + row * out_stride;
-  if (__builtin_expect(uint32_t(odd) % 8 == 0 && d < 1 << 30, 1))
-    run_pieces(y, gate, int(thread) * Piece::kSize, int(d));
-  else
-    run_elements(y, gate, int64_t(thread) * Piece::kSize, d);
+  if (__builtin_expect(whole, 1)) store_pieces(y, some, first, size);
+  else if (mine) run_elements(y, gate, int64_t(thread) * Piece::kSize, d);
 }

@@ -10,7 +10,7 @@
 #define SCALAR_T kiln::bf16
 #endif
 
-extern "C" __global__ void __maxnreg__(40)
+extern "C" __global__ void __maxnreg__(32)
 rms_norm(SCALAR_T* out, const SCALAR_T* x, const SCALAR_T* weight, int64_t rows, int64_t d,
          int64_t out_stride, int64_t x_stride, float inverse_d, float eps, float weight_offset) {
   kiln::take_turn();

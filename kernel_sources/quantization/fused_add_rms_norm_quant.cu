@@ -12,7 +12,7 @@
 #define QUANT_T kiln::e4m3
 #endif
 
-extern "C" __global__ void __maxnreg__(56)
+extern "C" __global__ void __maxnreg__(48)
 fused_add_rms_norm_quant(QUANT_T* out, float* out_scale, SCALAR_T* residual, const SCALAR_T* x,
                          const SCALAR_T* weight, const float* scale, int64_t rows, int64_t d,
                          int64_t out_stride, int64_t scale_stride, int64_t group_stride,
@@ -21,7 +21,7 @@ fused_add_rms_norm_quant(QUANT_T* out, float* out_scale, SCALAR_T* residual, con
   kiln::take_turn();
   __shared__ kiln::Partial<float> partial;
   __shared__ kiln::Partial<uint32_t> largest;
-  const kiln::RmsRows<SCALAR_T, true> source{
+  const kiln::RmsRows<SCALAR_T, true, 2, false> source{
       x, x_stride, residual, residual_stride, weight, inverse_d, eps, weight_offset, partial};
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
       reinterpret_cast<uint8_t*>(out), out_stride, out_scale, scale_stride, group_stride, d,

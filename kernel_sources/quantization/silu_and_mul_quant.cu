@@ -12,7 +12,7 @@
 #define QUANT_T kiln::e4m3
 #endif
 
-extern "C" __global__ void __maxnreg__(48)
+extern "C" __global__ void __maxnreg__(40)
 silu_and_mul_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale,
                    int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride,
                    int64_t group_stride, int64_t x_stride, int32_t group) {

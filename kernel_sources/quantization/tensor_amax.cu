@@ -51,6 +51,6 @@ tensor_amax(float* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t x_st
   uint32_t largest = odd % 16           ? largest_of_elements(x, rows, d, x_stride)
                      : rows > gridDim.x ? largest_of<4>(x, rows, d, x_stride)
                                         : largest_of<1>(x, rows, d, x_stride);
-  largest = kiln::team_reduce<kiln::Larger>(largest, partial);
+  largest = kiln::team_largest(largest, partial);
   if (threadIdx.x == 0) out[blockIdx.x] = kiln::as_float(largest);
 }

@@ -77,6 +77,18 @@ def test_an_offset_rounds_as_gemma_does(dtype):
     assert not torch.equal(plain, got)
 
 
+@pytest.mark.parametrize("scale", [1e-24, 1e-12, 1.0, 1e12, 1e17])
+@pytest.mark.parametrize("d", [64, 896, 2048])
+def test_rows_of_any_magnitude_are_normalised(scale, d):
+    # The mean of squares goes from 1e-48, 0 in float32, to 1e34: past what most rows have.
+    x, weight = torch.randn(3, d) * scale, torch.ones(d)
+    got = torch.empty_like(x)
+    on_host("rms_norm", got, x, weight, 1e-30, 0.0)
+    wide = x.double()
+    want = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-30)
+    torch.testing.assert_close(got.double(), want, rtol=4e-6, atol=1e-9)
+
+
 def test_threads_of_a_row_depend_on_its_width_and_type_alone():
     for d in (1, 64, 128, 896, 1024, 2048, 4096, 8192, 16384, 100_000):
         for scalar, itemsize in (("float", 4), ("kiln::fp16", 2), ("kiln::bf16", 2)):
@@ -107,6 +119,8 @@ def test_both_kernels_come_in_three_programs():
     ("header", "body", "wanted"),
     [
         ("ptx_fast", "p[0] = reciprocal_fast(p[1]);", "rcp.approx.ftz.f32"),
+        ("ptx_fast", "p[0] = rcp_rn_normal(p[1]);", "rcp.approx.ftz.f32"),
+        ("ptx_fast", "p[0] = sqrt_rn_normal(p[1]);", "rsqrt.approx.ftz.f32"),
         ("ptx_store", "uint32_t w[4] = {q[0], q[1], 2, 3}; store_words(p, w);", "st.global.v4.u32"),
         ("ptx_store", "uint32_t w[2] = {q[0], 3}; store_words(p, w);", "st.global.v2.u32"),
         ("ptx_store", "uint32_t w[1] = {q[0]}; store_words(p, w);", "st.global.u32"),

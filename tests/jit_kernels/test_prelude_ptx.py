@@ -112,8 +112,11 @@ PINNED = {
         ["cvt.rn.f16x2.e4m3x2", *["cvt.f32.f16"] * 2, "cvt.rn.bf16x2.f32"],
     ),
     "arithmetic of pairs": (
-        "q[0] = mul_pair<bf16>(q[0], q[1]); q[2] = mul_pair<fp16>(q[2], q[3]);",
-        ["fma.rn.bf16x2", "mul.rn.f16x2"],
+        "q[0] = mul_pair<bf16>(q[0], q[1]); q[2] = mul_pair<fp16>(q[2], q[3]); "
+        "q[4] = add_pair<bf16>(q[4], q[5]); q[6] = add_pair<fp16>(q[6], q[7]); "
+        "q[8] = larger_pair<bf16>(q[8], q[9]); q[10] = larger_pair<fp16>(q[10], q[11]);",
+        ["fma.rn.bf16x2", "mul.rn.f16x2", "fma.rn.bf16x2", "add.rn.f16x2",
+         "max.NaN.xorsign.abs.bf16x2", "max.NaN.xorsign.abs.f16x2"],
     ),
     "over a warp": ("q[0] = warp_largest(q[threadIdx.x]);", ["redux.sync.max.u32"]),
     "vectors": (

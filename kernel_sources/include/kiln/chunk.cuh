@@ -15,6 +15,7 @@ template <class T> struct Word {
   }
   KILN_FN static uint32_t packed(const float (&x)[2]) { return pack<T>(x[0], x[1]); }
   KILN_FN static uint32_t product(uint32_t a, uint32_t b) { return mul_pair<T>(a, b); }
+  KILN_FN static uint32_t sum(uint32_t a, uint32_t b) { return add_pair<T>(a, b); }
   KILN_FN static uint32_t bits(T x) { return x.bits; }
   KILN_FN static T first(uint32_t w) { return {uint16_t(w)}; }
 };
@@ -24,6 +25,9 @@ template <> struct Word<float> {
   KILN_FN static uint32_t packed(const float (&x)[1]) { return as_uint(x[0]); }
   KILN_FN static uint32_t product(uint32_t a, uint32_t b) {
     return as_uint(mul_rn(as_float(a), as_float(b)));
+  }
+  KILN_FN static uint32_t sum(uint32_t a, uint32_t b) {
+    return as_uint(add_rn(as_float(a), as_float(b)));
   }
   KILN_FN static uint32_t bits(float x) { return as_uint(x); }
   KILN_FN static float first(uint32_t w) { return as_float(w); }
@@ -46,14 +50,7 @@ template <class T> struct alignas(16) Chunk {
 template <class T> KILN_FN Chunk<T> add(const Chunk<T>& a, const Chunk<T>& b) {
   Chunk<T> sum;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float x[Word<T>::kSize], y[Word<T>::kSize];
-    Word<T>::unpack(a.word[i], x);
-    Word<T>::unpack(b.word[i], y);
-#pragma unroll
-    for (int k = 0; k < Word<T>::kSize; ++k) x[k] = add_rn(x[k], y[k]);
-    sum.word[i] = Word<T>::packed(x);
-  }
+  for (int i = 0; i < 4; ++i) sum.word[i] = Word<T>::sum(a.word[i], b.word[i]);
   return sum;
 }
 

@@ -5,10 +5,7 @@
 
 namespace kiln {
 
-template <class T, bool HELD, float (*ACTIVATION)(float)> struct GatedRow;
-template <class T, float (*ACTIVATION)(float)>
-struct GatedRow<T, true, ACTIVATION> : PlainRow<T, true> {};
-template <class T, float (*ACTIVATION)(float)> struct GatedRow<T, false, ACTIVATION> {
+template <class T, float (*ACTIVATION)(float)> struct GatedRow {  // in memory
   static constexpr bool kHeld = false;
   const T *gate, *up;
   KILN_FN T value_at(int64_t i) const {
@@ -19,25 +16,31 @@ template <class T, float (*ACTIVATION)(float)> struct GatedRow<T, false, ACTIVAT
 };
 
 template <class T, float (*ACTIVATION)(float)> struct GatedRows {
+  static constexpr int kChunks = 2;
+  static constexpr bool kHasNarrow = false;
   const T* x;
   int64_t stride, d;
 
   KILN_FN uint32_t misalignment() const { return misalignment_of(x, stride); }
-  template <bool HELD>
-  KILN_FN GatedRow<T, HELD, ACTIVATION> row(int64_t index, int64_t size) const {
+  struct Loaded { RowPart<T, kChunks> gate, up; };
+  KILN_FN Loaded load(int64_t index, uint32_t size) const {
     const T* gate = x + index * stride;
-    GatedRow<T, HELD, ACTIVATION> row;
-    if constexpr (HELD) {
-      RowPart<T> up;
-      load_part(row.part, gate, int(size));
-      load_part(up, gate + d, int(size));
+    Loaded both;
+    using Load = Loading<T, kChunks>;
+    load_parts(size, Load{both.gate, gate}, Load{both.up, gate + d});
+    return both;
+  }
+  template <int N>
+  KILN_FN HeldRow<T, N> held_row(int64_t, uint32_t, const Loaded& loaded) const {
+    HeldRow<T, N> row;
 #pragma unroll
-      for (int v = 0; v < kChunks; ++v)
-        row.part.chunk[v] = act_and_mul<T, ACTIVATION>(row.part.chunk[v], up.chunk[v]);
-    } else {
-      row = {gate, gate + d};
-    }
+    for (int v = 0; v < N; ++v)
+      row.part.chunk[v] = act_and_mul<T, ACTIVATION>(loaded.gate.chunk[v], loaded.up.chunk[v]);
     return row;
+  }
+  KILN_FN GatedRow<T, ACTIVATION> row(int64_t index, int64_t) const {
+    const T* gate = x + index * stride;
+    return {gate, gate + d};
   }
 };
 

@@ -4,30 +4,35 @@
 
 namespace kiln {
 
-template <class T, bool HELD> struct PlainRow;
-template <class T> struct PlainRow<T, true> {
+template <class T, int N> struct HeldRow {
   static constexpr bool kHeld = true;
-  RowPart<T> part;
-  KILN_FN RowPart<T> values() const { return part; }
+  RowPart<T, N> part;
+  KILN_FN RowPart<T, N> values() const { return part; }
 };
-template <class T> struct PlainRow<T, false> {
+template <class T> struct PlainRow {  // in memory
   static constexpr bool kHeld = false;
   const T* x;
   KILN_FN T value_at(int64_t i) const { return x[i]; }
 };
 
 template <class T> struct PlainRows {
+  static constexpr int kChunks = 2;
+  static constexpr bool kHasNarrow = false;
   const T* x;
   int64_t stride;
 
   KILN_FN uint32_t misalignment() const { return misalignment_of(x, stride); }
-  template <bool HELD> KILN_FN PlainRow<T, HELD> row(int64_t index, int64_t size) const {
-    const T* in = x + index * stride;
-    PlainRow<T, HELD> row;
-    if constexpr (HELD) load_part(row.part, in, int(size));
-    else row = {in};
-    return row;
+  using Loaded = RowPart<T, kChunks>;
+  KILN_FN Loaded load(int64_t index, uint32_t size) const {
+    Loaded part;
+    load_parts(size, Loading<T, kChunks>{part, x + index * stride});
+    return part;
   }
+  template <int N>
+  KILN_FN HeldRow<T, N> held_row(int64_t, uint32_t, const Loaded& loaded) const {
+    return {loaded};
+  }
+  KILN_FN PlainRow<T> row(int64_t index, int64_t) const { return {x + index * stride}; }
 };
 
 }  // namespace kiln

@@ -6,6 +6,10 @@ namespace kiln {
 
 // The products of the pairs a and b, rounded once to T, bf16 or fp16; the same bits as on the host.
 template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b);
+// The sums of the pairs, likewise.
+template <class T> KILN_FN uint32_t add_pair(uint32_t a, uint32_t b);
+// The larger magnitude of a's half and of b's, in each half, with NaN above all, and any sign.
+template <class T> KILN_FN uint32_t larger_pair(uint32_t a, uint32_t b);
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
 // Let the compiler forget what it has unpacked from the word: it keeps one register, not two.
@@ -26,6 +30,34 @@ template <> KILN_FN uint32_t mul_pair<fp16>(uint32_t a, uint32_t b) {
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
+template <> KILN_FN uint32_t add_pair<bf16>(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"  // a times 1; sm_80 has no add.bf16x2
+      : "=r"(y) : "r"(a), "r"(0x3f803f80), "r"(b));
+  return y;
+}
+template <> KILN_FN uint32_t add_pair<fp16>(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+#define KILN_LARGER(T, kind)                                                                     \
+  template <> KILN_FN uint32_t larger_pair<T>(uint32_t a, uint32_t b) {                          \
+    uint32_t y;                                                                                  \
+    asm(kind : "=r"(y) : "r"(a), "r"(b));                                                        \
+    return y;                                                                                    \
+  }
+#if __CUDA_ARCH__ >= 860
+KILN_LARGER(bf16, "max.NaN.xorsign.abs.bf16x2 %0, %1, %2;")
+KILN_LARGER(fp16, "max.NaN.xorsign.abs.f16x2 %0, %1, %2;")
+#else
+#define KILN_ABS_MAX(kind)                                                                       \
+  "{ .reg .b32 p, q; abs." kind " p, %1; abs." kind " q, %2; max.NaN." kind " %0, p, q; }"
+KILN_LARGER(bf16, KILN_ABS_MAX("bf16x2"))
+KILN_LARGER(fp16, KILN_ABS_MAX("f16x2"))
+#undef KILN_ABS_MAX
+#endif
+#undef KILN_LARGER
 #else  // ---- host, and sm_75, which has no bf16 arithmetic ------------------------------------
 // A product is exact in float32 but for what is below half of the smallest T: rounded once, too.
 template <> KILN_FN uint32_t mul_pair<bf16>(uint32_t a, uint32_t b) {
@@ -35,6 +67,20 @@ template <> KILN_FN uint32_t mul_pair<bf16>(uint32_t a, uint32_t b) {
 template <> KILN_FN uint32_t mul_pair<fp16>(uint32_t a, uint32_t b) {
   return pack<fp16>(mul_rn(to_float(fp16{uint16_t(a)}), to_float(fp16{uint16_t(b)})),
                     mul_rn(to_float(fp16{uint16_t(a >> 16)}), to_float(fp16{uint16_t(b >> 16)})));
+}
+// Sums rounded to float32 and then to T are those rounded once: it has over twice T's digits.
+template <> KILN_FN uint32_t add_pair<bf16>(uint32_t a, uint32_t b) {
+  return pack<bf16>(add_rn(as_float(a << 16), as_float(b << 16)),
+                    add_rn(as_float(a & 0xffff0000), as_float(b & 0xffff0000)));
+}
+template <> KILN_FN uint32_t add_pair<fp16>(uint32_t a, uint32_t b) {
+  return pack<fp16>(add_rn(to_float(fp16{uint16_t(a)}), to_float(fp16{uint16_t(b)})),
+                    add_rn(to_float(fp16{uint16_t(a >> 16)}), to_float(fp16{uint16_t(b >> 16)})));
+}
+template <class T> KILN_FN uint32_t larger_pair(uint32_t a, uint32_t b) {
+  const uint32_t lo = a & 0x7fff, hi = a & 0x7fff0000;
+  const uint32_t low = b & 0x7fff, high = b & 0x7fff0000;
+  return (hi > high ? hi : high) | (lo > low ? lo : low);
 }
 #endif
 }  // namespace kiln

@@ -5,6 +5,7 @@
 //   scale = largest |y| / largest code, at least 2^-126: a row of zeros gives codes of 0. A NaN or
 //   an infinity among y gives a scale that is not finite: nothing that depends on it looks sound.
 #pragma once
+#include "kiln/ptx_fast.cuh"
 #include "kiln/ptx_fp8.cuh"
 #include "kiln/rows.cuh"
 
@@ -38,20 +39,46 @@ template <> struct Code<int8_t> {
 
 // The bits of a magnitude: they order as it does, with NaN above all.
 KILN_FN uint32_t magnitude(float x) { return as_uint(x) & 0x7fffffff; }
+
+// The larger magnitudes of two words' elements, place by place, with any sign.
+template <class T> KILN_FN uint32_t larger_word(uint32_t a, uint32_t b) {
+  return larger_pair<T>(a, b);
+}
+template <> KILN_FN uint32_t larger_word<float>(uint32_t a, uint32_t b) {
+  return Larger::of(a & 0x7fffffff, b & 0x7fffffff);
+}
+template <class T> KILN_FN uint32_t larger_words(const Chunk<T>& a) {
+  return larger_word<T>(larger_word<T>(a.word[0], a.word[1]),
+                        larger_word<T>(a.word[2], a.word[3]));
+}
+// The bits of the largest magnitude of a word, as a float.
+template <class T> KILN_FN uint32_t largest_of_word(uint32_t word) {
+  T element;
+  element.bits = uint16_t(Larger::of(word & 0x7fff, word >> 16 & 0x7fff));
+  return as_uint(to_float(element));
+}
+template <> KILN_FN uint32_t largest_of_word<float>(uint32_t word) { return word & 0x7fffffff; }
 template <class T> KILN_FN uint32_t largest_magnitude(const Chunk<T>& a, uint32_t largest) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float x[Word<T>::kSize];
-    Word<T>::unpack(a.word[i], x);
-#pragma unroll
-    for (int k = 0; k < Word<T>::kSize; ++k) largest = Larger::of(largest, magnitude(x[k]));
-  }
-  return largest;
+  return Larger::of(largest, largest_of_word<T>(larger_words(a)));
 }
 
-template <class Q> KILN_FN float scale_of(uint32_t largest) {
+struct Scale { float scale, inverse; };
+template <class Q> KILN_NOINLINE Scale rare_scale_of(uint32_t largest) {
   const float scale = div_rn(as_float(largest), Code<Q>::kLargest);
-  return scale < 0x1p-126f ? 0x1p-126f : scale;
+  const float enough = scale < 0x1p-126f ? 0x1p-126f : scale;
+  return {enough, rcp_rn(enough)};
+}
+// The quotient by a constant whose reciprocal is known takes three operations, rounded as div_rn
+// would.
+template <class Q> KILN_FN Scale scale_of(uint32_t largest) {
+  constexpr float kInverse = 1.0f / Code<Q>::kLargest;
+  const float x = as_float(largest);
+  if (x > 0x1p-90f && x < 0x1p90f) {
+    const float near = mul_rn(x, kInverse);
+    const float scale = fma_rn(fma_rn(near, -Code<Q>::kLargest, x), kInverse, near);
+    return {scale, rcp_rn_normal(scale)};
+  }
+  return rare_scale_of<Q>(largest);
 }
 
 // The codes of a chunk, in order from the lowest byte of the first word.
@@ -77,15 +104,46 @@ template <class T, class Q> struct Codes {
   KILN_FN void store(uint8_t* p) const { store_words(p, word); }
 };
 
-struct Scale { float scale, inverse; };
-// The scale of a group from the largest magnitude of each of its threads, which are neighbours in a
-// warp, and all take part. One copy of the code, not one for each chunk: less to compile.
-template <class Q, int LANES> KILN_NOINLINE Scale scale_of_group(uint32_t largest) {
+// The largest magnitude of the group of one of this thread's N chunks, chunk_of_lane, from what it
+// has of each; kGroup elements share a group, and all threads of a warp take part. Where words hold
+// two magnitudes, two chunks are reduced at once, and of four chunks each half of a group's lanes
+// takes two after the first step.
+template <int N> KILN_FN int chunk_of_lane() {
+  return (N == 4 ? threadIdx.x / 8 % 2 * 2 : 0) + threadIdx.x % 2;
+}
+template <class T> KILN_FN uint32_t larger_halves(uint32_t a, uint32_t b) {  // of a below, b above
+  return larger_word<T>((a & 0xffff) | b << 16, a >> 16 | (b & 0xffff0000));
+}
+template <class T, int N> KILN_FN uint32_t largest_of_group(const uint32_t (&largest)[N]) {
+  if constexpr (sizeof(T) == 4) {
+    const uint32_t a = warp_largest(largest[0]), b = warp_largest(largest[1]);
+    return chunk_of_lane<N>() ? b : a;
+  } else {
+    uint32_t word = larger_halves<T>(largest[0], largest[1]), other = word;
+    if constexpr (N == 4) {
+      other = larger_halves<T>(largest[2], largest[3]);
+      const bool upper = threadIdx.x / 8 % 2;
+      const uint32_t mine = upper ? other : word;
+      other = upper ? word : other;
+      word = mine;
+    }
+    word = larger_word<T>(word, __shfl_xor_sync(0xffffffffu, other, 8));
 #pragma unroll
+    for (int m = 4; m; m >>= 1)
+      word = larger_word<T>(word, __shfl_xor_sync(0xffffffffu, word, m));
+    return largest_of_word<T>(threadIdx.x % 2 ? word >> 16 : word & 0xffff);
+  }
+}
+
+// The largest of a group or of a team, for the general way. Not inlined: it would take registers.
+template <uint32_t LANES>
+KILN_NOINLINE uint32_t general_largest(uint32_t largest, bool grouped,
+                                       Partial<uint32_t>& partial) {
+  if (!grouped) return team_largest(largest, partial);
+#pragma unroll 1
   for (int m = LANES / 2; m; m >>= 1)
     largest = Larger::of(largest, __shfl_xor_sync(0xffffffffu, largest, m));
-  const float scale = scale_of<Q>(largest);
-  return {scale, rcp_rn(scale)};
+  return largest;
 }
 
 // The sink that stores rows as codes, with the scale of a row, of each group of kGroup elements of
@@ -106,45 +164,51 @@ template <class T, class Q> struct QuantizeRows {
   template <class Row>
   KILN_FN void write(int64_t index, int64_t size, const Row& row) const {
     uint8_t* codes = out + index * out_stride;
-    if (is_given && index == 0 && threadIdx.x == 0) scales[0] = given;
     if constexpr (Row::kHeld) {
-      RowPart<T> y = row.values();
-      uint32_t largest[kChunks] = {};
-      if (!is_given) {
+      const auto y = row.values();
+      constexpr int N = sizeof(y) / sizeof(y.chunk[0]);
+      uint32_t largest[N];
 #pragma unroll
-        for (int v = 0; v < kChunks; ++v) largest[v] = largest_magnitude(y.chunk[v], 0u);
+      for (int v = 0; v < N; ++v) largest[v] = larger_words(y.chunk[v]);
+      const uint32_t i = first_chunk<T>();
+      float inverse[N];
+      if (grouped) {
+        const Scale one = scale_of<Q>(largest_of_group<T>(largest));
+        const uint32_t at = i + chunk_of_lane<N>() * team_span<T>();
+        if (threadIdx.x % kLanes % 8 < 2 && threadIdx.x % kLanes < 4 * N && at < size)
+          scales[index * scale_stride + at / kGroup * group_stride] = one.scale;
+#pragma unroll
+        for (int v = 0; v < N; ++v)
+          inverse[v] = __shfl_sync(0xffffffffu, one.inverse, v / 2 * 8 + v % 2, kLanes);
+      } else {
+        const float all = inverse_of_row(index, size, largest);
+#pragma unroll
+        for (int v = 0; v < N; ++v) inverse[v] = all;
       }
+      uint32_t at = i;
+      codes += i;
 #pragma unroll
-      for (int v = 0; v < kChunks; ++v) y.chunk[v].forget_unpacked();
-      float inverse = 0.0f;
-      if (!grouped) inverse = inverse_of_row(index, size, Larger::of(largest[0], largest[1]));
-      int i = first_chunk<T>();
-#pragma unroll
-      for (int v = 0; v < kChunks; ++v, i += team_span<T>()) {
-        if (grouped) inverse = inverse_of_group(index, size, i, largest[v]);
-        if (i < size) Codes<T, Q>(y.chunk[v], inverse).store(codes + i);
+      for (int v = 0; v < N; ++v, at += team_span<T>(), codes += team_span<T>()) {
+        const Codes<T, Q> some(y.chunk[v], inverse[v]);  // whether stored or not: one way through
+        if (at < size) some.store(codes);
       }
     } else {
+      float* to = scales + index * scale_stride;
+      if (is_given && index == 0 && threadIdx.x == 0) *to = given;
       // Scales are found for the whole row, or for as much as the team takes in a step: first the
       // largest magnitudes, then the codes.
       const int64_t step = grouped ? team_span<T>() : d;
+      uint32_t found = is_given ? as_uint(rcp_rn(given)) : 0;  // the largest, then 1 / the scale
 #pragma unroll 1
-      for (int64_t start = 0; start < d; start += step) {
+      for (int64_t start = 0; start < d; start += step, found = 0) {
         const int64_t end = size < start + step ? size : start + step;
-        uint32_t largest = 0;
-        float inverse = 0.0f;
 #pragma unroll 1
-        for (int pass = is_given ? 1 : 0; pass < 2; ++pass) {
-          if (pass && is_given) {
-            inverse = rcp_rn(given);
-          } else if (pass) {
-            if (!grouped) largest = team_reduce_rolled<Larger>(largest, partial);
-            inverse = inverse_of_group(index, size, start + first_chunk<T>(), largest);
-          }
+        for (uint32_t pass = is_given; pass < 2; ++pass) {
+          if (pass && !is_given) found = as_uint(general_inverse(to, start, end, found));
           for_each_element<T>(start, end, [&](int64_t i) {
             const float y = to_float(row.value_at(i));
-            if (pass) codes[i] = Code<Q>::one(mul_rn(y, inverse));
-            else largest = Larger::of(largest, magnitude(y));
+            if (pass) codes[i] = Code<Q>::one(mul_rn(y, as_float(found)));
+            else found = Larger::of(found, magnitude(y));
           });
         }
       }
@@ -152,23 +216,28 @@ template <class T, class Q> struct QuantizeRows {
   }
 
  private:
-  static constexpr int kLanes = kGroup / Chunk<T>::kSize;  // that share a group
+  static constexpr uint32_t kLanes = kGroup / Chunk<T>::kSize;  // that share a group
 
-  KILN_FN float inverse_of_row(int64_t index, int64_t size, uint32_t largest) const {
-    float scale = given;
-    if (!is_given) {
-      scale = scale_of<Q>(team_reduce<Larger>(largest, partial));
-      if (size && threadIdx.x == 0) scales[index * scale_stride] = scale;
+  template <int N>
+  KILN_FN float inverse_of_row(int64_t index, int64_t size, const uint32_t (&largest)[N]) const {
+    if (is_given) {
+      if (index == 0 && threadIdx.x == 0) scales[0] = given;
+      return rcp_rn(given);
     }
-    return rcp_rn(scale);
+    uint32_t all = largest[0];
+#pragma unroll
+    for (int v = 1; v < N; ++v) all = larger_word<T>(all, largest[v]);
+    const Scale one = scale_of<Q>(team_largest(largest_of_word<T>(all), partial));
+    if (size && threadIdx.x == 0) scales[index * scale_stride] = one.scale;
+    return one.inverse;
   }
-  template <class I>
-  KILN_FN float inverse_of_group(int64_t index, int64_t size, I i, uint32_t largest) const {
-    const Scale group = scale_of_group<Q, kLanes>(largest);
-    const bool first = grouped ? threadIdx.x % kLanes == 0 : threadIdx.x == 0;
-    if (first && i < size)
-      scales[index * scale_stride + (grouped ? i / kGroup * group_stride : 0)] = group.scale;
-    return group.inverse;
+  KILN_FN float general_inverse(float* to, int64_t start, int64_t end, uint32_t largest) const {
+    largest = general_largest<kLanes>(largest, grouped, partial);
+    const Scale one = rare_scale_of<Q>(largest);
+    const int64_t i = start + first_chunk<T>();
+    const bool first = grouped ? i % kGroup == 0 : i == 0;
+    if (first && i < end) to[i / kGroup * group_stride] = one.scale;
+    return one.inverse;
   }
 };
 

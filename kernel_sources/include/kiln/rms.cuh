@@ -3,6 +3,7 @@
 // Rounded as transformers does. Llama's form, weight_offset 0: the normalised row is rounded to T
 // before the weight multiplies it. Gemma's, weight_offset 1: it is not.
 #pragma once
+#include "kiln/ptx_fast.cuh"
 #include "kiln/rows.cuh"
 
 namespace kiln {
@@ -20,49 +21,65 @@ template <class T> KILN_FN float squares(const Chunk<T>& a) {
 }
 
 template <class T>
-KILN_FN Chunk<T> normalise(const Chunk<T>& a, float scale, const Chunk<T>& weight, float offset,
-                           bool llama) {
+KILN_FN Chunk<T> normalise(const Chunk<T>& a, float scale, const Chunk<T>& weight) {
+  Chunk<T> result;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float y[Word<T>::kSize];
+    Word<T>::unpack(a.word[i], y);
+#pragma unroll
+    for (int k = 0; k < Word<T>::kSize; ++k) y[k] = mul_rn(y[k], scale);
+    result.word[i] = Word<T>::product(Word<T>::packed(y), weight.word[i]);
+  }
+  return result;
+}
+template <class T>
+KILN_FN Chunk<T> normalise_with_offset(const Chunk<T>& a, float scale, const Chunk<T>& weight,
+                                       float offset) {
   Chunk<T> result;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float y[Word<T>::kSize], w[Word<T>::kSize];
     Word<T>::unpack(a.word[i], y);
+    Word<T>::unpack(weight.word[i], w);
 #pragma unroll
-    for (int k = 0; k < Word<T>::kSize; ++k) y[k] = mul_rn(y[k], scale);
-    if (llama) {
-      result.word[i] = Word<T>::product(Word<T>::packed(y), weight.word[i]);
-    } else {
-      Word<T>::unpack(weight.word[i], w);
-#pragma unroll
-      for (int k = 0; k < Word<T>::kSize; ++k) y[k] = mul_rn(y[k], add_rn(w[k], offset));
-      result.word[i] = Word<T>::packed(y);
-    }
+    for (int k = 0; k < Word<T>::kSize; ++k)
+      y[k] = mul_rn(mul_rn(y[k], scale), add_rn(w[k], offset));
+    result.word[i] = Word<T>::packed(y);
   }
   return result;
 }
 
 // One row that has been reduced: s in registers, or still in memory.
-template <class T, bool HELD> struct RmsRow;
-template <class T> struct RmsRow<T, true> {
+template <class T, int N> struct HeldRmsRow {
   static constexpr bool kHeld = true;
-  RowPart<T> part, weights;
+  RowPart<T, N> part, weights;
   float scale, offset;
 
-  KILN_FN RowPart<T> values() const {
-    RowPart<T> y;
-    if (__builtin_expect(offset == 0.0f, 1)) {
+  KILN_FN RowPart<T, N> values() const {
+    RowPart<T, N> y;
+    if (offset == 0.0f) {
 #pragma unroll
-      for (int v = 0; v < kChunks; ++v)
-        y.chunk[v] = normalise(part.chunk[v], scale, weights.chunk[v], 0.0f, true);
+      for (int v = 0; v < N; ++v)
+        y.chunk[v] = normalise(part.chunk[v], scale, weights.chunk[v]);
     } else {
 #pragma unroll
-      for (int v = 0; v < kChunks; ++v)
-        y.chunk[v] = normalise(part.chunk[v], scale, weights.chunk[v], offset, false);
+      for (int v = 0; v < N; ++v)
+        y.chunk[v] = normalise_with_offset(part.chunk[v], scale, weights.chunk[v], offset);
     }
     return y;
   }
 };
-template <class T> struct RmsRow<T, false> {
+template <class T> struct HeldRmsRow<T, 1> {  // without an offset
+  static constexpr bool kHeld = true;
+  RowPart<T, 1> part, weights;
+  float scale, offset;
+
+  KILN_FN RowPart<T, 1> values() const {
+    return {{normalise(part.chunk[0], scale, weights.chunk[0])}};
+  }
+};
+template <class T> struct RmsRow {
   static constexpr bool kHeld = false;
   const T *s, *weight;
   float scale, offset;
@@ -80,9 +97,21 @@ template <class T> struct RmsRow<T, false> {
   }
 };
 
+// 1 / sqrt(x), both rounded to nearest; with one branch for what lies far off.
+KILN_NOINLINE float rare_inverse_root(float x) { return rcp_rn(sqrt_rn(x)); }
+KILN_FN float inverse_root(float x) {
+  if (x > 0x1p-100f && x < 0x1p100f) return rcp_rn_normal(sqrt_rn_normal(x));
+  return rare_inverse_root(x);
+}
+
 // The source of normalised rows. ADD: s = x + residual is rounded to T before anything reads it,
-// and left in residual. inverse_d: 1 / the width of a row.
-template <class T, bool ADD> struct RmsRows {
+// and left in residual. inverse_d: 1 / the width of a row. N: chunks of a row that a thread holds,
+// two; with four, each thread does what two do with two, in the same order, and the team is half as
+// many threads. NARROW: with a way of their own for rows of a chunk a thread.
+template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
+  static constexpr int kChunks = N;
+  static constexpr bool kHasNarrow = NARROW;
+
   const T* x;
   int64_t x_stride;
   T* residual;
@@ -95,45 +124,63 @@ template <class T, bool ADD> struct RmsRows {
     const uint32_t sums = ADD ? misalignment_of(residual, residual_stride) : 0;
     return misalignment_of(x, x_stride) | misalignment_of(weight) | sums;
   }
-  template <bool HELD>
-  KILN_FN RmsRow<T, HELD> row(int64_t index, int64_t size) const {
-    const T* in = x + index * x_stride;
-    T* sums = ADD ? residual + index * residual_stride : nullptr;
-    RmsRow<T, HELD> row;
-    float sum = 0.0f;
-    if constexpr (HELD) {
-      RowPart<T> more;
-      load_part(row.part, in, int(size));
-      if (ADD) load_part(more, sums, int(size));
-      load_part(row.weights, weight, int(size));  // in flight with the row, not after its sum
+  // A chunk a thread, and no offset: in the least code, for a launch of few rows.
+  KILN_FN bool is_narrow(uint32_t size) const { return size <= team_span<T>() && offset == 0.0f; }
+
+  struct Loaded { RowPart<T, N> x, residual, weights; };
+  KILN_FN Loaded load(int64_t index, uint32_t size) const {
+    Loaded part;
+    using Load = Loading<T, N>;
+    const T* sums = ADD ? residual + index * residual_stride : nullptr;
+    const Load from_x{part.x, x + index * x_stride};
+    if constexpr (ADD) load_parts(size, from_x, Load{part.residual, sums});
+    else load_parts(size, from_x);
+    load_parts(size, Load{part.weights, weight});  // in flight with the row, not after its sum
+    return part;
+  }
+  template <int PART>
+  KILN_FN HeldRmsRow<T, PART> held_row(int64_t index, uint32_t size, const Loaded& loaded) const {
+    HeldRmsRow<T, PART> row;
+    float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-      for (int v = 0; v < kChunks; ++v) {
-        if (ADD) row.part.chunk[v] = add(row.part.chunk[v], more.chunk[v]);
-        sum = add_rn(sum, squares(row.part.chunk[v]));
-        row.part.chunk[v].forget_unpacked();
-      }
-      if (ADD) store_part(row.part, sums, int(size));
-    } else {
-      float of_chunk = 0.0f;
-      for_each_element<T>(0, size, [&](int64_t i) {
-        T s = in[i];
-        if (ADD) from_float(add_rn(to_float(s), to_float(sums[i])), s);
-        if (ADD) sums[i] = s;
-        of_chunk = fma_rn(to_float(s), to_float(s), of_chunk);
-        if ((i + 1) % Chunk<T>::kSize == 0) {
-          sum = add_rn(sum, of_chunk);
-          of_chunk = 0.0f;
-        }
-      });
-      sum = add_rn(sum, of_chunk);
-      row.s = ADD ? sums : in;  // each thread reads back only what it stored itself
-      row.weight = weight;
+    for (int v = 0; v < PART; ++v) {
+      Chunk<T>& s = row.part.chunk[v];
+      s = loaded.x.chunk[v];
+      row.weights.chunk[v] = loaded.weights.chunk[v];
+      if (ADD) s = add(s, loaded.residual.chunk[v]);
+      float& of = sum[N == 4 ? v % 2 : 0];
+      of = v < (N == 4 ? 2 : 1) ? squares(s) : add_rn(of, squares(s));
+      s.forget_unpacked();
     }
-    sum = HELD ? team_reduce<Add>(sum, partial) : team_reduce_rolled<Add>(sum, partial);
-    const float mean = mul_rn(sum, inverse_d);
-    row.scale = rcp_rn(sqrt_rn(add_rn(mean, eps)));
+    if (ADD) store_part(row.part, residual + index * residual_stride, size);
+    row.scale = scale_of(sum[0], sum[1]);
     row.offset = offset;
     return row;
+  }
+  KILN_FN RmsRow<T> row(int64_t index, int64_t size) const {
+    const T* in = x + index * x_stride;
+    T* sums = ADD ? residual + index * residual_stride : nullptr;
+    float sum = 0.0f, other = 0.0f, of_chunk = 0.0f;
+    bool odd = false;  // the chunk
+    for_each_element<T>(0, size, [&](int64_t i) {
+      T s = in[i];
+      if (ADD) from_float(add_rn(to_float(s), to_float(sums[i])), s);
+      if (ADD) sums[i] = s;
+      of_chunk = fma_rn(to_float(s), to_float(s), of_chunk);
+      if ((i + 1) % Chunk<T>::kSize == 0 || i + 1 == size) {
+        (odd ? other : sum) = add_rn(odd ? other : sum, of_chunk);
+        odd = N == 4 && !odd;
+        of_chunk = 0.0f;
+      }
+    });
+    // Each thread reads back only what it stored itself.
+    return {ADD ? sums : in, weight, scale_of(sum, other), offset};
+  }
+
+ private:
+  KILN_FN float scale_of(float sum, float other) const {
+    sum = N == 4 ? double_team_sum(sum, other, partial) : team_sum(sum, partial);
+    return inverse_root(add_rn(mul_rn(sum, inverse_d), eps));
   }
 };
 

@@ -1,9 +1,10 @@
 // A row shared by a team of threads, each holding its part in registers.
 //
-// A team is the blockDim.x threads of one threadIdx.y: 16, 32, or 64 or a multiple of 128 that is
-// alone in its block. Its size depends on the row's width and type alone, and each thread has the
-// same elements in the same order either way below. So a row's bits depend on nothing else: not on
-// the number of rows, its place among them, its alignment or the grid.
+// A team is the blockDim.x threads of one threadIdx.y: 16, 32, or a multiple of 128 that is alone
+// in its block. Its size depends on the row's width and type alone, and each thread has the same
+// elements in the same order either way below. So a row's bits depend on nothing else: not on the
+// number of rows, its place among them, its alignment or the grid. A kernel with more to do for a
+// row than to load it may run half of the threads, of which each is two; see double_team_sum.
 //
 //   held     rows of whole aligned chunks, at most kChunks a thread: read once, all loads at once
 //   general  any width, any alignment: element by element, for each time that the row is needed
@@ -12,23 +13,26 @@
 // the held way is short, straight and 32 bits wide. What stands behind the branch not taken is free
 // there, but takes time to compile: the general way is as little code as can be.
 //
-// A source has row<HELD>(index, size), which reads a row of `size` elements, 0 for a team without
-// one, and reduces it; of what that returns, values() is the thread's part of a held row and
-// value_at(i) the element i of any. A sink has write(index, size, row). All threads of a block
-// come through both, once. Both have misalignment(): 0 modulo 16 where every row may be held.
+// A source has kChunks, the chunks that a thread of its team holds, and load(index, size), which
+// starts to read the thread's part of a held row of `size` elements, 0 for a team without one.
+// held_row<N>(index, size, loaded) reduces N chunks a thread of that, and row(index, size) a row
+// that is not held; values() of the first is the thread's part, value_at(i) of the second any
+// element. Where kHasNarrow, is_narrow(size) tells whether one chunk a thread and less code are
+// enough. A sink has write(index, size, row). All threads of a block come through both, once. Both
+// have misalignment(): 0 modulo 16 where every row may be held.
 #pragma once
 #include "kiln/chunk.cuh"
+#include "kiln/ptx_warp.cuh"
 #include "kiln/vec.cuh"
 
 namespace kiln {
 
-constexpr int kChunks = 2;  // chunks of a row that one thread holds
+template <class T, int N> struct RowPart { Chunk<T> chunk[N]; };  // N: 1, 2 or 4
 
-template <class T> struct RowPart { Chunk<T> chunk[kChunks]; };
-
-// Where the first chunk of this thread starts, and how far apart its chunks are.
-template <class T> KILN_FN int first_chunk() { return int(threadIdx.x) * Chunk<T>::kSize; }
-template <class T> KILN_FN int team_span() { return int(blockDim.x) * Chunk<T>::kSize; }
+// Where the first chunk of this thread starts, and how far apart its chunks are. Without a sign, so
+// that they are added to an address in one instruction.
+template <class T> KILN_FN uint32_t first_chunk() { return threadIdx.x * Chunk<T>::kSize; }
+template <class T> KILN_FN uint32_t team_span() { return blockDim.x * Chunk<T>::kSize; }
 
 // How far from 16-byte boundaries, modulo 16, with all zero where there is no distance.
 template <class T> KILN_FN uint32_t misalignment_of(const T* p) {
@@ -39,20 +43,30 @@ template <class T> KILN_FN uint32_t misalignment_of(const T* first, int64_t stri
 }
 
 // Held: `size` elements, whole chunks. What lies past them is zero, and is not stored.
-template <class T> KILN_FN void load_part(RowPart<T>& part, const T* row, int size) {
-  int i = first_chunk<T>();
-  const T* p = row + i;
+template <class T, int N> struct Loading { RowPart<T, N>& part; const T* row; };
+template <class T, int N> KILN_FN void load_chunk(Loading<T, N>& one, int v, bool exists) {
+  one.part.chunk[v] = Chunk<T>{};
+  if (exists) one.part.chunk[v] = Chunk<T>::load(one.row);
+  one.row += team_span<T>();
+}
+// Chunk by chunk, of all parts.
+template <class T, int N, class... More>
+KILN_FN void load_parts(uint32_t size, Loading<T, N> first, More... more) {
+  uint32_t i = first_chunk<T>();
+  first.row += i;
+  ((more.row += i), ...);
 #pragma unroll
-  for (int v = 0; v < kChunks; ++v, i += team_span<T>(), p += team_span<T>()) {
-    part.chunk[v] = Chunk<T>{};
-    if (i < size) part.chunk[v] = Chunk<T>::load(p);
+  for (int v = 0; v < N; ++v, i += team_span<T>()) {
+    load_chunk(first, v, i < size);
+    (load_chunk(more, v, i < size), ...);
   }
 }
-template <class T> KILN_FN void store_part(const RowPart<T>& part, T* row, int size) {
-  int i = first_chunk<T>();
+template <class T, int N>
+KILN_FN void store_part(const RowPart<T, N>& part, T* row, uint32_t size) {
+  uint32_t i = first_chunk<T>();
   T* p = row + i;
 #pragma unroll
-  for (int v = 0; v < kChunks; ++v, i += team_span<T>(), p += team_span<T>())
+  for (int v = 0; v < N; ++v, i += team_span<T>(), p += team_span<T>())
     if (i < size) part.chunk[v].store(p);
 }
 
@@ -69,9 +83,6 @@ KILN_FN void for_each_element(int64_t begin, int64_t end, const F& f) {
   }
 }
 
-struct Add {
-  KILN_FN static float of(float a, float b) { return add_rn(a, b); }
-};
 struct Larger {
   KILN_FN static uint32_t of(uint32_t a, uint32_t b) { return a < b ? b : a; }
 };
@@ -79,66 +90,94 @@ struct Larger {
 // What the warps of a team have to say to each other; one for each reduction of a kernel.
 template <class T> struct alignas(16) Partial { T of_warp[32]; };
 
-// Op over four warps.
-template <class Op, class T> KILN_FN T reduce_four(const Partial<T>& partial, int first) {
-  const auto some = load_vector<Vec<T, 4>>(partial.of_warp + first);
-  return Op::of(Op::of(some.v[0], some.v[1]), Op::of(some.v[2], some.v[3]));
+// The sum over four warps.
+KILN_FN float sum_four(const Partial<float>& partial, int first) {
+  const auto some = load_vector<Vec<float, 4>>(partial.of_warp + first);
+  return add_rn(add_rn(some.v[0], some.v[1]), add_rn(some.v[2], some.v[3]));
 }
-
-// Give the team what each of its warps has, where it has more than one.
-template <class T> KILN_FN void share(T x, Partial<T>& partial) {
-  if (threadIdx.x % 32 == 0) {
-    partial.of_warp[threadIdx.x / 32] = x;
-    if (blockDim.x == 64) partial.of_warp[threadIdx.x / 32 + 2] = T(0);
-  }
-  __syncthreads();
-}
-
-// Op over the team, in every thread; the order depends on the team's size alone, and 0 changes
-// nothing. partial: shared.
-template <class Op, class T> KILN_FN T team_reduce(T x, Partial<T>& partial) {
-  if (blockDim.x > 16) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, 16));
-#pragma unroll
-  for (int m = 8; m; m >>= 1) x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, m));
-  if (blockDim.x <= 32) return x;
-  share(x, partial);
-  const int warps = int(blockDim.x) / 32;
-  x = reduce_four<Op>(partial, 0);
-  if (warps > 4) x = Op::of(x, reduce_four<Op>(partial, 4));
+KILN_FN float sum_warps(const Partial<float>& partial, int warps) {
+  float x = sum_four(partial, 0);
+  if (warps > 4) x = add_rn(x, sum_four(partial, 4));
 #pragma unroll 1
-  for (int w = 8; w < warps; w += 4) x = Op::of(x, reduce_four<Op>(partial, w));
+  for (int w = 8; w < warps; w += 4) x = add_rn(x, sum_four(partial, w));
   return x;
 }
 
-// The same, in less code, for the general way.
-template <class Op, class T> KILN_FN T team_reduce_rolled(T x, Partial<T>& partial) {
-#pragma unroll 1
-  for (int m = blockDim.x > 16 ? 16 : 8; m; m >>= 1)
-    x = Op::of(x, __shfl_xor_sync(0xffffffffu, x, m));
+// The sum over the team, in every thread; the order depends on the team's size alone. partial:
+// shared.
+KILN_FN float team_sum(float x, Partial<float>& partial) {
+  if (blockDim.x > 16) x = add_rn(x, __shfl_xor_sync(0xffffffffu, x, 16));
+#pragma unroll
+  for (int m = 8; m; m >>= 1) x = add_rn(x, __shfl_xor_sync(0xffffffffu, x, m));
   if (blockDim.x <= 32) return x;
-  share(x, partial);
-  T all = T(0);
+  if (threadIdx.x % 32 == 0) partial.of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  return sum_warps(partial, int(blockDim.x) / 32);
+}
+
+// The sum over a team of twice the block's threads, of which each is two: x is of the thread, y of
+// the one blockDim.x further. The order is that of team_sum.
+KILN_FN float double_team_sum(float x, float y, Partial<float>& partial) {
+  if (blockDim.x == 16) {
+    x = add_rn(x, y);
+  } else {
+    x = add_rn(x, __shfl_xor_sync(0xffffffffu, x, 16));
+    y = add_rn(y, __shfl_xor_sync(0xffffffffu, y, 16));
+  }
+#pragma unroll
+  for (int m = 8; m; m >>= 1) {
+    x = add_rn(x, __shfl_xor_sync(0xffffffffu, x, m));
+    y = add_rn(y, __shfl_xor_sync(0xffffffffu, y, m));
+  }
+  if (blockDim.x == 16) return x;
+  const int warps = int(blockDim.x) / 32;
+  if (threadIdx.x % 32 == 0) {
+    partial.of_warp[threadIdx.x / 32] = x;
+    partial.of_warp[threadIdx.x / 32 + warps] = y;
+  }
+  __syncthreads();
+  return sum_warps(partial, 2 * warps);
+}
+
+// The largest over the team, in every thread. partial: shared.
+KILN_FN uint32_t team_largest(uint32_t x, Partial<uint32_t>& partial) {
+  if (blockDim.x <= 16) {
 #pragma unroll 1
-  for (int w = 0; w < int(blockDim.x) / 32; w += 4) all = Op::of(all, reduce_four<Op>(partial, w));
-  return all;
+    for (int m = 8; m; m >>= 1) x = Larger::of(x, __shfl_xor_sync(0xffffffffu, x, m));
+    return x;
+  }
+  x = warp_largest(x);
+  if (blockDim.x <= 32) return x;
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane == 0) partial.of_warp[threadIdx.x / 32] = x;
+  __syncthreads();
+  return warp_largest(32 * lane < blockDim.x ? partial.of_warp[lane] : 0);
 }
 
 // Not inlined: it would take registers from the held way.
 template <class Source, class Sink>
-KILN_NOINLINE void run_general(Source source, Sink sink, int64_t row, int64_t size) {
-  sink.write(row, size, source.template row<false>(row, size));
+KILN_NOINLINE void run_general(Source source, Sink sink, uint32_t row, int64_t size) {
+  sink.write(row, size, source.row(row, size));
 }
 
-// The block's rows from source to sink.
+// The block's rows from source to sink. Fewer than 2^31 rows.
 template <class T, class Source, class Sink>
 KILN_FN void run_rows(const Source& source, const Sink& sink, int64_t rows, int64_t d) {
-  const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
   const uint32_t odd = source.misalignment() | sink.misalignment() | uint32_t(d) * sizeof(T);
-  if (__builtin_expect(odd % 16 == 0 && d <= kChunks * team_span<T>(), 1)) {
-    const int size = row < rows ? int(d) : 0;
-    sink.write(row, size, source.template row<true>(row, size));
+  const bool mine = row < uint32_t(rows);
+  const bool fits = uint64_t(d) <= Source::kChunks * team_span<T>();
+  const bool held = uint32_t(odd % 16 == 0) & uint32_t(fits);  // one branch, not two
+  const uint32_t size = held && mine ? uint32_t(d) : 0;
+  const auto loaded = source.load(row, size);  // under way before the first branch
+  if (held) {
+    if constexpr (Source::kHasNarrow) {
+      if (source.is_narrow(uint32_t(d)))
+        return sink.write(row, size, source.template held_row<1>(row, size, loaded));
+    }
+    sink.write(row, size, source.template held_row<Source::kChunks>(row, size, loaded));
   } else {
-    run_general(source, sink, row, row < rows ? d : 0);
+    run_general(source, sink, row, mine ? d : 0);
   }
 }
 
@@ -151,7 +190,7 @@ template <class T> struct StoreRows {
   template <class Row> KILN_FN void write(int64_t index, int64_t size, const Row& row) const {
     T* y = out + index * stride;
     if constexpr (Row::kHeld) {
-      store_part(row.values(), y, int(size));
+      store_part(row.values(), y, uint32_t(size));
     } else {
       for_each_element<T>(0, size, [&](int64_t i) { y[i] = row.value_at(i); });
     }

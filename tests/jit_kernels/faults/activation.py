@@ -15,8 +15,8 @@ FAULTS = [
     {
         "kernel": "silu_and_mul",
         "name": "dropped last piece",
-        "old": "if (first + v * span < d) kiln::store_words",
-        "new": "if (first + v * span + Piece::kSize < d) kiln::store_words",
+        "old": "if (first < size) kiln::store_words",
+        "new": "if (first + Piece::kSize < size) kiln::store_words",
         "sizes": _SMALL,
     },
     {
@@ -43,15 +43,15 @@ FAULTS = [
     {
         "kernel": "silu_and_mul",
         "name": "one row of each block",
-        "old": "block * blockDim.y + threadIdx.y",
-        "new": "block * blockDim.y",
+        "old": "int64_t(block) * blockDim.y + threadIdx.y",
+        "new": "int64_t(block) * blockDim.y",
         "sizes": _SMALL,
     },
     {
         "kernel": "silu_and_mul",
         "name": "gate taken for up",
-        "old": "gate + d + first",
-        "new": "gate + first",
+        "old": "*u = g + size;",
+        "new": "*u = g;",
         "sizes": _SMALL,
     },
     {

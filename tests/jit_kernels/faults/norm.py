@@ -7,9 +7,9 @@ def _at(rows, d, gap=0, offset=0):
     return [{"rows": rows, "d": d, "gap": gap, "offset": offset}]
 
 
-# Teams of 16, 32, 64 and 384 threads for bf16; held rows but for _UNALIGNED, which has vectors that
-# are not, and _ODD, whose width no vectors fill.
-_SMALL, _WARP, _TWO_WARPS, _WIDE = _at(35, 64), _at(5, 192, 8), _at(2, 896), _at(2, 4104, 8)
+# Teams of 16, 32, 128 and 384 threads for bf16, those of 128 with a chunk each; held rows but for
+# _UNALIGNED, which has vectors that are not, and _ODD, whose width no vectors fill.
+_SMALL, _WARP, _NARROW, _WIDE = _at(35, 64), _at(5, 192, 8), _at(2, 896), _at(2, 4104, 8)
 _UNALIGNED, _ODD = _at(37, 64, 3), _at(34, 60, 4)
 
 FAULTS = [
@@ -17,24 +17,17 @@ FAULTS = [
     for fault in [
         {
             "name": "dropped barrier before the sums are read",
-            "old": "  }\n  __syncthreads();\n}",
-            "new": "  }\n}",
+            "old": "  __syncthreads();\n  return sum_warps(partial, int(blockDim.x) / 32);",
+            "new": "  return sum_warps(partial, int(blockDim.x) / 32);",
             "header": _ROWS,
             "sizes": _at(3, 2048),
         },
         {
             "name": "half of each warp left out of the sum",
-            "old": "if (blockDim.x > 16) x = Op",
-            "new": "if (blockDim.x > 32) x = Op",
+            "old": "if (blockDim.x > 16) x = add_rn",
+            "new": "if (blockDim.x > 32) x = add_rn",
             "header": _ROWS,
             "sizes": _WARP,
-        },
-        {
-            "name": "sums of warps that there are not",
-            "old": "if (blockDim.x == 64) partial",
-            "new": "if (false) partial",
-            "header": _ROWS,
-            "sizes": _TWO_WARPS,
         },
         {
             "name": "four warps left out of the sum",
@@ -65,20 +58,6 @@ FAULTS = [
             "sizes": _UNALIGNED,
         },
         {
-            "name": "half of each warp left out of the sum of a row that is not aligned",
-            "old": "int m = blockDim.x > 16 ? 16 : 8;",
-            "new": "int m = 8;",
-            "header": _ROWS,
-            "sizes": _at(2, 129, 1),
-        },
-        {
-            "name": "the last warps left out of the sum of a row that is not aligned",
-            "old": "w < int(blockDim.x) / 32; w += 4) all",
-            "new": "w < 4; w += 4) all",
-            "header": _ROWS,
-            "sizes": _at(2, 4100, 3),
-        },
-        {
             "name": "vectors past the row",
             "old": " | uint32_t(d) * sizeof(T);",
             "new": ";",
@@ -87,7 +66,7 @@ FAULTS = [
         },
         {
             "name": "rows too wide for the registers",
-            "old": "d <= kChunks * team_span<T>()",
+            "old": "uint64_t(d) <= Source::kChunks * team_span<T>()",
             "new": "true",
             "header": _ROWS,
             "sizes": _at(1, 16392),
@@ -108,8 +87,8 @@ FAULTS = [
         },
         {
             "name": "a row past the last",
-            "old": "const int size = row < rows ? int(d) : 0;",
-            "new": "const int size = int(d);",
+            "old": "held && mine ? uint32_t(d) : 0;",
+            "new": "held ? uint32_t(d) : 0;",
             "header": _ROWS,
             "sizes": _SMALL,
         },
@@ -129,8 +108,8 @@ FAULTS = [
         },
         {
             "name": "no square root",
-            "old": "sqrt_rn(add_rn(mean, eps))",
-            "new": "add_rn(mean, eps)",
+            "old": "rcp_rn_normal(sqrt_rn_normal(x))",
+            "new": "rcp_rn_normal(x)",
             "header": _RMS,
             "sizes": _WARP,
         },
@@ -157,17 +136,38 @@ FAULTS = [
         },
         {
             "name": "the tail of a row left out of the sum",
-            "old": "      });\n      sum = add_rn(sum, of_chunk);",
-            "new": "      });",
+            "old": " || i + 1 == size",
+            "new": "",
             "header": _RMS,
             "sizes": _at(3, 7),
         },
         {
             "name": "chunks added twice",
-            "old": "          of_chunk = 0.0f;\n",
+            "old": "        of_chunk = 0.0f;\n",
             "new": "",
             "header": _RMS,
-            "sizes": _UNALIGNED,
+            "sizes": _at(2, 4100, 3),
+        },
+        {
+            "name": "no weight offset in a narrow row",
+            "old": " && offset == 0.0f;",
+            "new": ";",
+            "header": _RMS,
+            "sizes": _at(2, 896, 0, 1),
+        },
+        {
+            "name": "half of a row taken for a narrow one",
+            "old": "size <= team_span<T>() &&",
+            "new": "size <= 2 * team_span<T>() &&",
+            "header": _RMS,
+            "sizes": _at(2, 2048),
+        },
+        {
+            "name": "no weight in a narrow row",
+            "old": "{{normalise(part.chunk[0], scale, weights.chunk[0])}}",
+            "new": "{{normalise(part.chunk[0], scale, part.chunk[0])}}",
+            "header": _RMS,
+            "sizes": _NARROW,
         },
         {
             "name": "rows taken as dense",
@@ -181,7 +181,7 @@ FAULTS = [
     {
         "kernel": "fused_add_rms_norm",
         "name": "sum not stored",
-        "old": "if (ADD) store_part(row.part, sums, int(size));",
+        "old": "if (ADD) store_part(row.part, residual + index * residual_stride, size);",
         "new": "",
         "header": _RMS,
         "sizes": _WARP,
@@ -197,8 +197,8 @@ FAULTS = [
     {
         "kernel": "fused_add_rms_norm",
         "name": "norm of x alone",
-        "old": "row.s = ADD ? sums : in;",
-        "new": "row.s = in;",
+        "old": "return {ADD ? sums : in, weight,",
+        "new": "return {in, weight,",
         "header": _RMS,
         "sizes": _UNALIGNED,
     },
