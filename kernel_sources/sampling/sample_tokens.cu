@@ -5,8 +5,9 @@
 // jit_kernels/ops/sampling.py says; a token is edited at most once.
 // Compile-time parameters (jit_kernels/ops/sampling.py): LOGITS_T.
 //
-// 1. One pass over the row finds each thread's largest logit, and leaves the largest of every eight
-//    in shared memory: later steps look there first. A greedy row ends here.
+// 1. One pass over the row finds each thread's largest logit and the mass of the row, nearly, and
+//    leaves the largest of every sixteen in shared memory: later steps look there first. A greedy
+//    row ends here.
 // 2. The m-th largest of the threads' bounds the m-th largest logit from below: what reaches the
 //    bound, a few more than m, is listed.
 // 3. Histograms of the list decide top-k, and top-p with the mass of the row: nearly known is
@@ -18,7 +19,7 @@
 // block size, schedule and neighbours leave every bit of the result alone.
 #include "kiln/likely.cuh"
 #include "kiln/ptx_launch.cuh"
-#include "kiln/race.cuh"
+#include "kiln/survey.cuh"
 
 #ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
 #define LOGITS_T kiln::bf16
@@ -27,76 +28,12 @@
 namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
-// A mass by fast powers of two is nearer than 2^-18 of it: an exponent of up to 20 is off by its
-// 2^-24 twice, what is further down weighs nothing; a power and a weight are off by 2^-22 each.
-constexpr int kFastBits = 18;
-constexpr int kDeep = 8 / sizeof(LOGITS_T);  // units in flight while the first pass waits
+// A mass of the first pass is nearer than 2^-19 of it: a power, its unit's sum, the power of the
+// largest logit, and the weight that it stands for are off by 2^-22 each, smaller things by as much
+// together. Differences of float32 logits are rounded besides: an exponent of 20 is off by 2^-20.
+constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;
 constexpr uint32_t kGrain = 1u << kFreeBits<LOGITS_T>;  // of a bound's key
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
-
-struct Settings {  // of one row
-  float temperature, top_p, log_min_p;
-  int top_k, num_top;
-  bool report, greedy, cuts_count, cuts_mass, lists;
-};
-
-// What a thread saw of a row: its largest logit, that token, and whether any was NaN or +inf.
-struct Best {
-  float value;
-  int token;
-  bool broken;
-};
-
-KILN_NOINLINE Best find_best(const LOGITS_T* data, int vocab, const uint8_t* hidden, Peaks peaks) {
-  const Logits row{data, vocab, is_vector_aligned(data), nullptr, hidden, {}};
-  float best = minus_infinity();
-  int unit = 0;
-  bool broken = false;
-  auto see = [&](int i, int u, const float (&x)[kUnit]) {
-    const float m = largest(x);
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) broken |= !(x[k] < infinity());
-    peaks.put(i, m);
-    if (m > best) best = m, unit = u;
-  };
-  const int step = blockDim.x, whole = row.num_whole_units();
-  Unit<LOGITS_T> next[kDeep];
-  auto load = [&](int u) {
-#pragma unroll
-    for (int j = 0; j < kDeep; ++j)
-      if (u + j * step < whole) next[j] = Unit<LOGITS_T>::load(data + (u + j * step) * kUnit);
-  };
-  int i = 0, u = threadIdx.x;
-  float x[kUnit];
-  load(u);
-#pragma unroll 1
-  while (u < whole) {
-    Unit<LOGITS_T> now[kDeep];
-#pragma unroll
-    for (int j = 0; j < kDeep; ++j) now[j] = next[j];
-    load(u + kDeep * step);
-#pragma unroll
-    for (int j = 0; j < kDeep; ++j) {
-      if (u >= whole) break;
-      if (row.hides(u)) row.fetch(u, x);
-      else now[j].unpack(x);
-      see(i, u, x);
-      ++i, u += step;
-    }
-  }
-#pragma unroll 1
-  for (; u < row.num_units(); ++i, u += step) {
-    row.fetch(u, x);
-    see(i, u, x);
-  }
-  int token = 0;
-  if (best > minus_infinity()) {
-    row.fetch(unit, x);
-#pragma unroll
-    for (int k = kUnit - 1; k >= 0; --k) token = x[k] == best ? unit * kUnit + k : token;
-  }
-  return {best, token, broken};
-}
 
 // What is wrong with a row that has a NaN or +inf, or whose largest logit is not finite.
 KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
@@ -113,13 +50,13 @@ KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top,
                           SamplerShared& s) {
   uint32_t bound = lowest_key();
   if (row.vocab + row.edits.last - row.edits.first > kCandidates)
-    bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain);
-  list_from(row, peaks, best, bound, s);
+    bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain, s.bound_counts);
+  list_from(row, peaks, bound, s);
 }
 
 // The least key that may be drawn by top-k and top-p, after gather.
 KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
-                           SamplerShared& s) {
+                           uint64_t row_mass, SamplerShared& s) {
   const bool complete = s.bound == lowest_key();
   const bool reaches = complete || !want.cuts_count || int(s.listed) >= want.top_k;
   bool in_list = s.listed <= kCandidates && reaches;
@@ -134,8 +71,8 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   if (want.cuts_count) {
     mass = s.kept;
   } else {
-    mass = sum_of_row(row, peaks, weights, false, infinity(), s).mass;
-    error = mass >> kFastBits;
+    mass = row_mass ? row_mass : sum_of_row(row, peaks, weights, s);
+    error = row_mass >> kFastBits;
   }
   // Tokens of less than an even share of half of what top-p leaves out are cut, however many.
   const float rest = 1.0f - want.top_p;
@@ -151,7 +88,7 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     if (in_list && !complete && s.total < low) {  // the list is too short
       in_list = false;
     } else if (s.kept < high && error) {
-      mass = sum_of_row(row, peaks, weights, true, infinity(), s).mass, error = 0;
+      mass = sum_of_row(row, peaks, weights, s), error = 0;
     } else {
       return max(least, found);
     }
@@ -163,48 +100,58 @@ struct Drawn {
   float cutoff;
 };
 
-// One token of a row that is not greedy. `seen` is of this thread, `top` the row's largest logit.
-KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, int64_t seed,
-                         int64_t position, Best seen, float top, SamplerShared& s) {
+// One token of a row that is not greedy.
+KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, const Seen& seen,
+                         SamplerShared& s) {
+  const float top = value_of_entry(seen.first);
   const Weights weights{top, want.temperature};
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
     const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 320 : 1;
     gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
-    cutoff = value_of(cut(row, peaks, want, weights, s));
+    cutoff = value_of(cut(row, peaks, want, weights, seen.mass, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
   }
   cutoff = fmaxf(cutoff, add_rn(top, mul_rn(want.temperature, want.log_min_p)));
-  const Race race{Noise(seed, position), weights, cutoff, ~uint64_t(0)};
+  const Noise noise = Noise::of(want.plan.seed, want.plan.position);
+  const Race race{noise, weights, cutoff, false, ~uint64_t(0)};
   uint64_t arrival;
-  if (cutoff >= listed_from) arrival = race_of_list(race, s);
-  else arrival = race_of_row(row, peaks, seen.value, seen.token, race, s);
-  return {int(uint32_t(~reduce<Max>(~arrival, s.arrival))), cutoff};
+  if (cutoff >= listed_from) {
+    arrival = race_of_list(race, s);
+  } else {
+    if (!want.plan.races) {
+      find_lows(noise, row.vocab, s);
+      __syncthreads();
+    }
+    arrival = race_of_row(row, peaks, seen.value, find(row, seen.value, seen.token), race, s);
+  }
+  return {int(uint32_t(~largest_of(~arrival, s.arrival))), cutoff};
 }
 
 // Log-probabilities of the row before any edit, at temperature 1: of the token, and the largest;
 // from what gather left of it.
-KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, float best, float top,
-                          int num_top, int width, float* logprob, int* rank, int* top_tokens,
+KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen& seen, int num_top,
+                          int width, float* logprob, int* rank, int* top_tokens,
                           float* top_logprobs, SamplerShared& s) {
-  const float x = raw.at(token);
+  const float x = raw.at(token), top = value_of_entry(seen.first);
   const bool complete = s.bound == lowest_key() || int(s.listed) >= num_top;
   const bool usable = s.listed <= kCandidates && complete;
-  const bool found = usable && x >= value_of(s.bound);
-  RowSum all = sum_of_row(raw, peaks, {top, 1.0f}, false, found ? infinity() : x, s);
-  const float log_mass = 0.69314718f * (log2_fast(float(all.mass)) - 40.0f);
-  if (found) {
-    all.larger = 0;
+  const uint64_t mass = seen.mass ? seen.mass : sum_of_row(raw, peaks, {top, 1.0f}, s);
+  const float log_mass = 0.69314718f * (log2_fast(float(mass)) - 40.0f);
+  int larger = 0;
+  if (usable && x >= value_of(s.bound)) {
 #pragma unroll 1
     for (int j = threadIdx.x; j - int(threadIdx.x) < int(s.listed); j += blockDim.x)
-      all.larger += __syncthreads_count(j < int(s.listed) && value_of_entry(s.list[j]) > x);
+      larger += __syncthreads_count(j < int(s.listed) && value_of_entry(s.list[j]) > x);
+  } else {
+    larger = num_larger(raw, peaks, x, s);
   }
-  if (threadIdx.x == 0) *logprob = x - top - log_mass, *rank = all.larger + 1;
+  if (threadIdx.x == 0) *logprob = x - top - log_mass, *rank = larger + 1;
   int listed = kSorted + 1;
   if (usable) {
     uint32_t from = s.bound;
     if (s.listed > kFew && num_top <= int(blockDim.x) / 2)
-      from = max(from, bound_of(best, top, max(num_top, 1), kGrain));
+      from = max(from, bound_of(seen.value, top, max(num_top, 1), kGrain, s.bound_counts));
     listed = sort_from(from, s);
   }
   const bool sorted = listed <= kSorted;
@@ -243,16 +190,6 @@ KILN_NOINLINE void hide(const Logits& row, uint32_t* hidden) {
   __syncthreads();
 }
 
-// What is asked for a row, from settings and keys that have come to shared memory.
-KILN_FN Settings settings_of(const float* f, const int64_t* keys, const Logits& row, int width) {
-  const int top_k = int(min(keys[2], int64_t(row.vocab)));
-  const bool cuts_count = top_k > 0 && top_k < row.vocab, cuts_mass = f[1] < 1.0f;
-  const bool small = row.vocab + row.edits.last - row.edits.first <= kCandidates;
-  return {f[0], f[1], f[2], top_k, int(min(keys[3], int64_t(width))), keys[3] >= 0,
-          !(f[0] >= 1e-5f) || keys[2] == 1, cuts_count, cuts_mass,
-          cuts_count || cuts_mass || small};
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -265,12 +202,8 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   __shared__ SamplerShared s;
   __shared__ Logits raw, row;
   __shared__ Settings want;
-  __shared__ float own_settings[6];
-  __shared__ int64_t own_keys[4];
   const int64_t r = blockIdx.x;
   const int t = threadIdx.x, words = (vocab + 31) / 32;
-  const float setting = t < 6 ? settings[6 * r + t] : 0.0f;  // on its way during the first pass
-  const int64_t key = t < 4 ? keys[4 * r + t] : 0;
   Edits edits{edit_tokens, edit_counts, edit_biases, 0, 0, 0.0f, 0.0f, 0.0f};
   if (edit_starts != nullptr) {
     const float* f = settings + 6 * r;
@@ -292,38 +225,31 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   const bool may_hide = mask != nullptr || edit_starts != nullptr;
   const Peaks peaks((vocab + kUnit - 1) / kUnit, may_hide ? 4 * words : 0);
 
-  Best best = find_best(data, vocab, hidden, peaks);
-  if (hides) row.each_edit([&](int e, float x) {
-    if (x > best.value || (x == best.value && e < best.token)) best.value = x, best.token = e;
-  });
-  if (t < 6) own_settings[t] = setting;
-  if (t < 4) own_keys[t] = key;
-  constexpr uint64_t kBroken = ~uint64_t(0);
-  const uint64_t own = best.broken ? kBroken : entry_of(best.value, best.token);
-  const uint64_t first = reduce<Max>(own, s.best);
-  const float top = value_of_entry(first);
-  if (t == 0) s.listed = 0, want = settings_of(own_settings, own_keys, row, width);
-  __syncthreads();
-  const bool fine = top > minus_infinity() && top < infinity();
-  const int error = fine ? 0 : error_of(row, first == kBroken, top);
-  Drawn drawn{fine ? token_of_entry(first) : 0, fine ? top : 0.0f};
-  if (fine && !want.greedy)
-    drawn = draw(row, peaks, want, own_keys[0], own_keys[1], best, top, s);
-  if (t == 0)
-    out_tokens[r] = drawn.token, out_errors[r] = error, out_cutoffs[r] = drawn.cutoff;
-
-  out_logprobs += r, out_ranks += r, out_top_tokens += r * width, out_top_logprobs += r * width;
-  if (error || !want.report)
-    return report_nothing(width, out_logprobs, out_ranks, out_top_tokens, out_top_logprobs);
-  float raw_best = best.value, raw_top = top;
-  if (row.hidden != nullptr) {
-    raw_best = find_best(data, vocab, nullptr, peaks).value;
-    raw_top = value_of_entry(reduce<Max>(entry_of(raw_best, 0), s.raw_best));
+  Drawn drawn{0, 0.0f};
+  Seen seen;
+  const Logits* from = &row;
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    seen = survey(data, vocab, *from, peaks, settings + 6 * r, keys + 4 * r, width, again, want, s);
+    if (again) break;
+    const float top = value_of_entry(seen.first);
+    const bool fine = top > minus_infinity() && top < infinity();
+    const int error = fine ? 0 : error_of(row, seen.first == ~uint64_t(0), top);
+    if (fine && want.greedy) drawn = {find(row, top, token_of_entry(seen.first)), top};
+    else if (fine) drawn = draw(row, peaks, want, seen, s);
+    if (t == 0)
+      out_tokens[r] = drawn.token, out_errors[r] = error, out_cutoffs[r] = drawn.cutoff;
+    if (error || !want.report)
+      return report_nothing(width, out_logprobs + r, out_ranks + r, out_top_tokens + r * width,
+                            out_top_logprobs + r * width);
+    if (row.hidden == nullptr && want.plan.scale == kPlainScale) break;
+    __syncthreads();  // once more, as the row came
+    from = &raw;
   }
   // What was listed for the draw may do.
   const int likely = max(want.num_top, 1);
   if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
-    gather(raw, peaks, raw_best, raw_top, likely, s);
-  report(raw, peaks, drawn.token, raw_best, raw_top, want.num_top, width, out_logprobs, out_ranks,
-         out_top_tokens, out_top_logprobs, s);
+    gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, s);
+  report(raw, peaks, drawn.token, seen, want.num_top, width, out_logprobs + r, out_ranks + r,
+         out_top_tokens + r * width, out_top_logprobs + r * width, s);
 }

@@ -72,8 +72,8 @@ KILN_FN constexpr uint32_t lowest_low() {
 constexpr uint32_t kNoneIsLow = lowest_low();  // below
 struct Noise {
   uint64_t row;
-  KILN_FN Noise(int64_t seed, int64_t position) {
-    row = mix(mix(uint64_t(seed) + kGamma) + uint64_t(position) + kGamma);
+  KILN_FN static Noise of(int64_t seed, int64_t position) {
+    return {mix(mix(uint64_t(seed) + kGamma) + uint64_t(position) + kGamma)};
   }
   KILN_FN uint32_t group(int g) const {
     return uint32_t(mix(row + kGamma * uint64_t(g + 1)) >> 32);
@@ -88,18 +88,27 @@ struct Noise {
   }
 };
 
-// Of tokens 32 * g .. 32 * g + 31, a bit each: those whose number is low.
-KILN_NOINLINE uint32_t lows_of(Noise noise, int g) {
-  const uint32_t of_all = noise.group(g);
-  if (of_all < kNoneIsLow) return 0;
+// Of 32 tokens whose group has some output, the place of the first whose number is low.
+KILN_FN int first_low(uint32_t of_all) {
   int first = 0;
 #pragma unroll 1
   for (uint32_t bound = kFirstIsLow; of_all < bound; bound = next_low(bound)) ++first;
+  return first;
+}
+
+// Of tokens 32 * g .. 32 * g + 31, a bit each: those whose number is low; `first` is.
+KILN_FN uint32_t lows_from(Noise noise, int g, int first) {
   uint32_t low = 0;
 #pragma unroll 1
-  for (int i = first / 8; i < kGroup / 8; ++i)
-    low |= zero_bytes(noise.bytes(kGroup / 8 * g + i)) << 8 * i;
+  for (int i = 0; i < kGroup / 8; ++i) low |= zero_bytes(noise.bytes(kGroup / 8 * g + i)) << 8 * i;
   return (low & ~1u << first) | 1u << first;
+}
+
+// Whether the number of a token is low.
+KILN_FN bool is_low(Noise noise, int token) {
+  const uint32_t of_all = noise.group(token / kGroup);
+  return of_all >= kNoneIsLow &&
+         lows_from(noise, token / kGroup, first_low(of_all)) >> token % kGroup & 1;
 }
 
 // -log(1 - u) with u = (bits + 1/2) / 2^52: an exponential variate, accurate near 0 where races are

@@ -4,40 +4,36 @@
 
 namespace kiln {
 
-struct RowSum {
-  uint64_t mass;
-  int larger;  // how many logits are larger than one, unless that is infinite
-};
-
-// The mass of a row; or, by a fast power of two, nearly that.
+// The mass of a row.
 template <class T>
-KILN_NOINLINE RowSum sum_of_row(const Row<T>& row, Peaks peaks, Weights weights, bool exactly,
-                                float than, SamplerShared& s) {
+KILN_NOINLINE uint64_t sum_of_row(const Row<T>& row, Peaks peaks, Weights weights,
+                                  SamplerShared& s) {
   uint64_t mass = 0;
-  uint32_t larger = 0;
-  const bool counts = than < infinity();
-  const uint32_t nothing = counts ? 0 : weights.key_of_nothing();
-  row.each_unit([&](int i, int, const float (&x)[kUnit]) {
-    if (!peaks.reaches(i, nothing)) return;
+  const uint32_t nothing = weights.key_of_nothing();
+  auto wanted = [&](int i) { return peaks.reaches(i, nothing); };
+  row.each_unit(wanted, [&](const float (&x)[kUnit]) {
     float w[kUnit];
-    if (exactly) {
 #pragma unroll
-      for (int k = 0; k < kUnit; ++k) w[k] = weights(x[k]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kUnit; ++k) w[k] = exp2_fast((x[k] - weights.top) * weights.scale);
-    }
-    mass += mass_of(sum_of(w));
-    if (!counts) return;
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) larger += x[k] > than;
+    for (int k = 0; k < kUnit; ++k) w[k] = weights(x[k]);
+    mass += mass_of(sum_of(w)) + mass_of(sum_of(w + 8));
   });
   row.each_edit([&](int, float x) {
     if (x >= value_of(lowest_key())) mass += weights.mass(x);
   });
-  mass = reduce<Sum>(mass, s.row_mass);
-  if (counts) larger = uint32_t(reduce<Sum>(larger, s.larger));
-  return {mass, int(larger)};
+  return sums_of({mass, 0}, s.row).a;
+}
+
+// How many logits of a row without edits are larger than one.
+template <class T>
+KILN_NOINLINE int num_larger(const Row<T>& row, Peaks peaks, float than, SamplerShared& s) {
+  uint64_t larger = 0;
+#pragma unroll 1
+  for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
+    const int end = peaks.reaches(i, key_of(than)) ? min(kUnit * (u + 1), row.vocab) : 0;
+#pragma unroll 4
+    for (int token = kUnit * u; token < end; ++token) larger += row.at(token) > than;
+  }
+  return int(sums_of({larger, 0}, s.row).a);
 }
 
 // Put the entries of the list with at least a key into `sorted`, the largest first, and return how
@@ -77,7 +73,7 @@ KILN_NOINLINE uint64_t next_largest(const Row<T>& row, uint64_t previous, Sample
   };
   row.each_token(consider);
   __syncthreads();  // the readers of the one before are done
-  return reduce<Max>(next, s.next);
+  return largest_of(next, s.next);
 }
 
 }  // namespace kiln

@@ -7,11 +7,11 @@ namespace kiln {
 constexpr int kSamplerBytes = 40 * 1024;  // of dynamic shared memory at the most
 
 // The upper half of the largest key of a thread's i-th unit, or of 2, 4 ... units in a row where
-// the memory left does not do. Each thread reads what it wrote itself.
+// the memory left does not do.
 struct Peaks {
   int start, shift;  // in the dynamic shared memory
 
-  KILN_FN Peaks(int units, int bytes_taken) : start(bytes_taken), shift(0) {
+  KILN_FN Peaks(int units, int bytes_taken) : start((bytes_taken + 15) & ~15), shift(0) {
     while (start + 2 * (units >> shift) + 4 * int(blockDim.x) > kSamplerBytes) ++shift;
   }
   KILN_FN uint16_t& slot(int i) const {
@@ -19,6 +19,10 @@ struct Peaks {
     return slots[(i >> shift) * int(blockDim.x) + int(threadIdx.x)];
   }
   KILN_FN void put(int i, float largest) const {
+    if (shift == 0) {
+      slot(i) = uint16_t(key_of(largest) >> 16);
+      return;
+    }
     const uint32_t key = key_of(largest) >> 16;
     const bool first = (i & ((1 << shift) - 1)) == 0;
     slot(i) = uint16_t(first ? key : max(key, uint32_t(slot(i))));
@@ -26,26 +30,37 @@ struct Peaks {
   KILN_FN bool reaches(int i, uint32_t key) const { return slot(i) >= key >> 16; }
 };
 
-// Append to a list those of this thread's units, or groups of units, that may hold a logit with at
-// least a key; `listed` counts them all, what there is no room for too.
+// Append to a list the units, or groups of units, that may hold a logit with at least a key;
+// `listed` counts them all, what there is no room for too. Each thread looks at eight slots at
+// once, of any thread: a barrier precedes.
 KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int units, uint32_t* list,
                               uint32_t* listed, uint32_t room) {
-  const uint16_t* slots = reinterpret_cast<uint16_t*>(dynamic_shared() + peaks.start);
-  const int step = blockDim.x, wide = step << peaks.shift;
+  const unsigned char* slots = dynamic_shared() + peaks.start;
+  const int step = blockDim.x, wide = step << peaks.shift, end = (units + wide - 1) / wide * step;
+  const uint32_t least = key & 0xffff0000u;
 #pragma unroll 1
-  for (int first = threadIdx.x, at = threadIdx.x; first < units; first += 32 * wide) {
+  for (int first = 8 * threadIdx.x; first < end; first += 16 * step) {
     uint32_t reach = 0;
-#pragma unroll 4
-    for (int i = 0; i < 32; ++i, at += step)
-      if (first + i * wide < units) reach |= uint32_t(slots[at] >= key >> 16) << i;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      if (first + 8 * n * step >= end) break;
+      const auto eight = load_vector<Chunk<float>>(slots + 2 * (first + 8 * n * step));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        reach |= uint32_t(eight.word[k] << 16 >= least) << (8 * n + 2 * k);
+        reach |= uint32_t(eight.word[k] >= least) << (8 * n + 2 * k + 1);
+      }
+    }
     if (reach == 0) continue;
     uint32_t slot = atomicAdd(listed, uint32_t(__popc(reach)) << peaks.shift);
 #pragma unroll 1
     for (; reach; reach &= reach - 1) {
-      const int u = first + (31 - __clz(int(reach & (0 - reach)))) * wide;
+      const int bit = 31 - __clz(int(reach & (0 - reach)));
+      const int q = first + bit / 8 * 8 * step + bit % 8;
+      int u = peaks.shift ? q + q / step * (wide - step) : q;
 #pragma unroll 1
-      for (int v = u; v < u + wide; v += step, ++slot)
-        if (slot < room) list[slot] = v;
+      for (int n = 0; n < wide; n += step, u += step, ++slot)
+        if (slot < room) list[slot] = u;
     }
   }
 }

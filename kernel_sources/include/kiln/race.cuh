@@ -4,14 +4,68 @@
 
 namespace kiln {
 
-enum Low : int { kHigh, kLow, kUnknown };
+// Append to a warp's list the values of the lanes that have one; `count` them all.
+template <class V> KILN_FN void push(bool has, int value, V* list, int& count, int room) {
+  const uint32_t all = __ballot_sync(0xffffffffu, has);
+  const int slot = count + __popc(all & ((1u << threadIdx.x % 32) - 1));
+  if (has && slot < room) list[slot] = value;
+  count += __popc(all);
+}
+
+// Find the tokens whose random number is low, for s.lows, with what their clocks show: each warp by
+// itself. Nothing here waits for a logit.
+KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
+  constexpr int kStep = 4 * kGroup, kQueue = kStep + 32;
+  const int lane = threadIdx.x % 32, groups = (vocab + kGroup - 1) / kGroup;
+  uint32_t* queue = s.units + threadIdx.x / 32 * kQueue;
+  auto& own = s.lows[threadIdx.x / 32];
+  uint32_t bound = kFirstIsLow;  // below it the first low one is behind this lane's
+#pragma unroll 1
+  for (int k = lane; k; --k) bound = next_low(bound);
+  int queued = 0, found = 0;
+#pragma unroll 1
+  for (int at = threadIdx.x - lane; at < groups;) {
+    // Groups with a low number wait in a queue until there are enough for a warp.
+#pragma unroll 2
+    for (int n = 0; n < kStep; n += 32, at += blockDim.x) {
+      const bool has = at + lane < groups && noise.group(at + lane) >= kNoneIsLow;
+      push(has, at + lane, queue, queued, kQueue);
+    }
+    if (queued < 32 && at < groups) continue;
+    __syncwarp();
+#pragma unroll 1
+    for (int q = 0; q < queued; q += 32) {
+      const uint32_t g = queue[min(q + lane, queued - 1)], of_all = noise.group(g);
+      int first = 0;
+#pragma unroll
+      for (int half = 16; half; half /= 2)
+        if (of_all < __shfl_sync(0xffffffffu, bound, first + half - 1)) first += half;
+      uint32_t low = q + lane < queued ? lows_from(noise, g, first) : 0;
+      while (__any_sync(0xffffffffu, low != 0)) {
+        const int token = int(g) * kGroup + 31 - __clz(int(low & (0 - low)));
+        push(low != 0 && token < vocab, token, own.tokens, found, kLows);
+        low &= low - 1;
+      }
+    }
+    __syncwarp();
+    queued = 0;
+  }
+  if (lane == 0) own.count = min(found, kLows);
+  if (lane == 0 && found > kLows) atomicOr(&s.lows_lost, 1u);
+#pragma unroll 1
+  for (int q = lane; q < min(found, kLows); q += 32)
+    own.clocks[q] = exponential(noise.bits(own.tokens[q], true));
+}
 
 // When a token arrives: the first of all is drawn, with a probability proportional to its weight.
 // As one number with the token, which decides between equal times.
-KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, int low) {
-  if (low == kUnknown) low = lows_of(noise, token / kGroup) >> token % kGroup & 1;
-  const float time = div_rn(exponential(noise.bits(token, low)), weights(x));
-  return uint64_t(as_uint(time)) << 32 | uint32_t(token);
+KILN_FN uint64_t arrival_of(float clock, Weights weights, int token, float x) {
+  return uint64_t(as_uint(div_rn(clock, weights(x)))) << 32 | uint32_t(token);
+}
+// Of a token whose number is not low; or may be.
+KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, bool high) {
+  const bool low = !high && is_low(noise, token);
+  return arrival_of(exponential(noise.bits(token, low)), weights, token, x);
 }
 
 // What runs: tokens that are at least the cutoff. Each thread keeps the first of its own.
@@ -19,12 +73,28 @@ struct Race {
   Noise noise;
   Weights weights;
   float cutoff;
+  bool lows_run;  // all of them, of their own
   uint64_t first;
 
-  KILN_FN void run(int token, float x, int low = kUnknown) {
-    if (x >= cutoff) first = min(first, arrival_of(noise, weights, token, x, low));
+  // A token whose number is low arrives sooner than if it were not: no harm where it runs twice.
+  KILN_FN void run(int token, float x) {
+    if (x >= cutoff) first = min(first, arrival_of(noise, weights, token, x, lows_run));
   }
 };
+
+// The tokens whose number is low. Each thread reads what it wrote itself.
+template <class T>
+KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Race race, const SamplerShared& s) {
+  const auto& own = s.lows[threadIdx.x / 32];
+#pragma unroll 1
+  for (int q = threadIdx.x % 32; q < own.count; q += 32) {
+    const int token = own.tokens[q];
+    const float x = row.shown(token);
+    if (x < race.cutoff) continue;
+    race.first = min(race.first, arrival_of(own.clocks[q], race.weights, token, x));
+  }
+  return race.first;
+}
 
 // Over the list.
 KILN_NOINLINE uint64_t race_of_list(Race race, const SamplerShared& s) {
@@ -32,39 +102,23 @@ KILN_NOINLINE uint64_t race_of_list(Race race, const SamplerShared& s) {
   return race.first;
 }
 
-// Over all tokens of a row; a thread knows the logit and id of one, `best` of `token`. First run
-// those, the edited, and one token in 256, whose number is low; then those who may still win.
+// Over all tokens of a row after find_lows; a thread knows the logit and id of one, `best` of
+// `token`. First run those and the edited, beside those whose number is low: one in 256. Then those
+// who may still win.
 template <class T>
 KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token, Race race,
                                    SamplerShared& s) {
-  if (threadIdx.x == 0) s.num_units = 0;
-  __syncthreads();
-  const int groups = (row.vocab + kGroup - 1) / kGroup;
-#pragma unroll 1
-  for (int g = threadIdx.x; g < groups; g += blockDim.x) {
-    if (race.noise.group(g) < kNoneIsLow) continue;
-    const uint32_t slot = atomicAdd(&s.num_units, 1u);
-    if (slot < kUnits) s.units[slot] = g;
-  }
+  const bool lost = s.lows_lost != 0;
+  race.lows_run = !lost && row.edits.first == row.edits.last;
+  if (!lost) race.first = race_of_lows(row, race, s);
   race.run(token, best);
   row.each_edit([&](int edited, float x) { race.run(edited, x); });
-  __syncthreads();
-  const int queued = s.num_units;
-  if (queued <= kUnits) {
-#pragma unroll 1
-    for (int q = threadIdx.x; q < queued; q += blockDim.x) {
-      const int from = int(s.units[q]) * kGroup;
-#pragma unroll 1
-      for (uint32_t low = lows_of(race.noise, s.units[q]); low; low &= low - 1) {
-        const int of = from + 31 - __clz(int(low & (0 - low)));
-        if (of < row.vocab) race.run(of, row.shown(of), kLow);
-      }
-    }
-    const uint64_t soonest = ~reduce<Max>(~race.first, s.soonest);
+  if (!lost) {
+    const uint64_t soonest = ~largest_of(~race.first, s.soonest);
     // By then arrives nobody of less weight whose number is not low: -log(1 - u) > u.
     const float least = -8.0f - log2_fast(as_float(uint32_t(soonest >> 32)));
     race.cutoff = fmaxf(race.cutoff, race.weights.logit_below(least));
-    list_from(row, peaks, best, key_of(race.cutoff), s);
+    list_from(row, peaks, key_of(race.cutoff), s);
     if (s.listed <= kCandidates) return race_of_list(race, s);
   }
   row.each_token([&](int any, float x) { race.run(any, x); });  // too many are left

@@ -1,42 +1,58 @@
 // The largest logits of a row in a list, and the cut of a distribution: exact by integers.
 #pragma once
 #include "kiln/peaks.cuh"
+#include "kiln/ptx_warp.cuh"
 
 namespace kiln {
 
 constexpr int kCandidates = 1024, kBuckets = 1024, kUnits = 3 * kBuckets, kSorted = 512;
+constexpr int kLows = 112;  // of a warp: enough for 300 thousand tokens
 constexpr int kFew = 128;  // a list that is sorted as a whole
 
-struct Sum {
-  static constexpr uint64_t kIdentity = 0;
-  KILN_FN uint64_t operator()(uint64_t a, uint64_t b) const { return a + b; }
-};
-struct Max {
-  static constexpr uint64_t kIdentity = 0;
-  KILN_FN uint64_t operator()(uint64_t a, uint64_t b) const { return a > b ? a : b; }
+struct alignas(16) Sums {
+  uint64_t a, b;
 };
 
-// What a reduction leaves in shared memory: of each its own, so that none waits for readers.
-struct Partial {
-  uint64_t of[32];
+// What a reduction leaves in shared memory: of each its own, so that none waits for readers. A
+// barrier stands between two uses of one.
+template <class T> struct Partial {
+  T of[32];
 };
 
-// Over the block, in every thread. Neither operation has an order. A barrier stands between two
-// uses of one partial.
-template <class Op> KILN_NOINLINE uint64_t reduce(uint64_t x, Partial& partial) {
-#pragma unroll 1
-  for (int m = 16; m; m >>= 1) x = Op()(x, __shfl_xor_sync(0xffffffffu, x, m));
+// The largest over the block, in every thread.
+KILN_FN uint64_t largest_in_warp(uint64_t x) {
+  const uint32_t high = warp_largest(uint32_t(x >> 32));
+  return uint64_t(high) << 32 | warp_largest(uint32_t(x >> 32) == high ? uint32_t(x) : 0);
+}
+KILN_NOINLINE uint64_t largest_of(uint64_t x, Partial<uint64_t>& partial) {
+  x = largest_in_warp(x);
   if (threadIdx.x % 32 == 0) partial.of[threadIdx.x / 32] = x;
   __syncthreads();
-  x = threadIdx.x % 32 < blockDim.x / 32 ? partial.of[threadIdx.x % 32] : Op::kIdentity;
+  return largest_in_warp(threadIdx.x % 32 < blockDim.x / 32 ? partial.of[threadIdx.x % 32] : 0);
+}
+
+// Two sums over the block, in every thread: of integers, so that they have no order.
+KILN_NOINLINE Sums sums_of(Sums x, Partial<Sums>& partial) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int m = 16; m; m >>= 1) x = Op()(x, __shfl_xor_sync(0xffffffffu, x, m));
-  return x;
+  for (int stage = 0;; ++stage) {  // over a warp, then over the warps
+#pragma unroll 1
+    for (int m = 16; m; m >>= 1) {
+      x.a += __shfl_xor_sync(0xffffffffu, x.a, m);
+      x.b += __shfl_xor_sync(0xffffffffu, x.b, m);
+    }
+    if (stage == 1) return x;
+    if (lane == 0) partial.of[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = {0, 0};
+    if (lane < int(blockDim.x) / 32) x = partial.of[lane];
+  }
 }
 
 struct SamplerShared {
   uint32_t warp_count[32];
-  Partial warp_mass, best, row_mass, soonest, arrival, raw_best, larger, next;
+  Partial<uint64_t> warp_mass, best, soonest, arrival, next;
+  Partial<Sums> survey, row;
   uint64_t list[kCandidates], mass, total, kept;
   union {
     uint32_t units[kUnits];  // what is to be looked at closely
@@ -47,10 +63,16 @@ struct SamplerShared {
       uint64_t some[kSorted], sorted[kSorted];  // of the list, the largest first
     };
   };
-  uint32_t num_units, bound, listed, bucket, tally, num_sorted;
+  struct {  // the tokens whose random number is low, of the groups that a warp looked at
+    int tokens[kLows];
+    float clocks[kLows];
+    int count;
+  } lows[16];
+  uint32_t num_units, bound, listed, bucket, tally, num_sorted, lows_lost;
+  uint32_t bound_counts[3];
 };
 
-KILN_FN float sum_of(const float (&w)[kUnit]) {
+KILN_FN float sum_of(const float* w) {  // eight
   const float left = add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3]));
   return add_rn(left, add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7])));
 }
@@ -84,30 +106,42 @@ KILN_FN uint64_t share_of(float p, uint64_t mass) {
 
 // A key not above the `wanted`-th largest of the threads' best logits, and close to it; the lowest
 // where fewer threads have a finite one. Keys closer than `grain` are taken for one.
-KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, uint32_t grain) {
+KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, uint32_t grain,
+                                uint32_t* counts) {
   const uint32_t own = key_of(best), first = key_of(top);
-  uint32_t low = lowest_key(), high = first + 1, middle = first - (128u << 16);  // for a start
-  if (middle <= low || middle > first) middle = low + (high - low) / 2;
+  uint32_t low = lowest_key(), high = first + 1, step = 64u << 16, middle = high - 2 * step;
+  if (high - low <= 4 * step) step = max((high - low) / 4, 1u), middle = low + (high - low) / 2;
+  if (threadIdx.x == 0) counts[0] = 0;
+  __syncthreads();
+  int turn = 0;
+  // Count what reaches the middle, a step more and a step less: 10 bits each.
 #pragma unroll 1
-  while (high - low > grain) {
-    const int n = __syncthreads_count(own >= middle);
-    if (n < wanted) high = middle;
-    else if (low = middle; n <= wanted + wanted / 8) break;
-    middle = low + (high - low) / 2;
+  for (; high - low > grain; turn = turn == 2 ? 0 : turn + 1) {
+    const uint32_t here = __popc(__ballot_sync(0xffffffffu, own >= middle));
+    const uint32_t above = __popc(__ballot_sync(0xffffffffu, own >= middle + step));
+    const uint32_t below = __popc(__ballot_sync(0xffffffffu, own >= middle - step));
+    if (threadIdx.x % 32 == 0) atomicAdd(&counts[turn], below << 20 | here << 10 | above);
+    if (threadIdx.x == 0) counts[turn == 2 ? 0 : turn + 1] = 0;
+    __syncthreads();
+    const uint32_t all = counts[turn];
+    uint32_t at = middle + step, n = all & 1023;
+    if (int(n) < wanted) high = at, at = middle, n = all >> 10 & 1023;
+    if (int(n) < wanted) high = at, at = middle - step, n = all >> 20;
+    if (int(n) < wanted) high = at;
+    else if (low = at; int(n) <= wanted + wanted / 8) break;
+    step = max((high - low) / 4, 1u), middle = low + (high - low) / 2;
   }
   return low;
 }
 
 // List in s.list the logits whose key is at least a bound: s.listed of them, or too many for it.
-// `best` is the largest that a thread knows.
 template <class T>
-KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, float best, uint32_t bound,
-                             SamplerShared& s) {
+KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, SamplerShared& s) {
   const float least = value_of(bound);
   __syncthreads();
   if (threadIdx.x == 0) s.listed = s.num_units = 0, s.bound = bound;
   __syncthreads();
-  if (best >= least) list_above(peaks, bound, row.num_units(), s.units, &s.num_units, kUnits);
+  list_above(peaks, bound, row.num_units(), s.units, &s.num_units, kUnits);
   auto list = [&](int token, float x) {
     if (!(x >= least)) return;
     const uint32_t slot = atomicAdd(&s.listed, 1u);
@@ -152,7 +186,7 @@ KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint3
   }
   if (lane == 31) s.warp_count[threadIdx.x / 32] = c, s.warp_mass.of[threadIdx.x / 32] = m;
   __syncthreads();
-#pragma unroll 1
+#pragma unroll 4
   for (int w = 0; w < int(threadIdx.x) / 32; ++w) c += s.warp_count[w], m += s.warp_mass.of[w];
   if (threadIdx.x == blockDim.x - 1) s.total = mass + m;
   c += count - own_count, m += mass - own_mass;

@@ -6,7 +6,7 @@
 
 namespace kiln {
 
-constexpr int kUnit = 8;  // tokens that are read and summed together, whatever their type
+constexpr int kUnit = 16;  // tokens that are read and summed together, whatever their type
 
 // What a request changes about single tokens, each at most once: `first` .. `last - 1` of lists.
 struct Edits {
@@ -49,14 +49,14 @@ template <class T> struct Unit {
   }
 };
 
-struct Eight {
+struct Logits16 {
   float x[kUnit];
 };
 
 // A unit of which `size` elements are there; -inf for the rest and what a bit hides.
 template <class T>
-KILN_NOINLINE Eight fetch(const T* p, int size, bool whole, uint32_t hidden) {
-  Eight unit;
+KILN_NOINLINE Logits16 fetch(const T* p, int size, bool whole, uint32_t hidden) {
+  Logits16 unit;
   if (whole) {
     Unit<T>::load(p).unpack(unit.x);
   } else {
@@ -73,8 +73,11 @@ template <class T> constexpr int kFreeBits = 0;
 template <> constexpr int kFreeBits<bf16> = 16;
 
 KILN_FN float largest(const float (&x)[kUnit]) {
-  const float left = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-  return fmaxf(left, fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
+  float m[4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    m[k] = fmaxf(fmaxf(x[k], x[k + 4]), fmaxf(x[k + 8], x[k + 12]));
+  return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
 }
 
 template <class T> struct Row {
@@ -89,40 +92,31 @@ template <class T> struct Row {
   KILN_FN int num_whole_units() const { return aligned ? vocab / kUnit : 0; }
   KILN_FN float at(int token) const { return to_float(data[token]); }
   KILN_FN float shown(int token) const {  // as each_unit shows it
-    return hides(token / 8) >> token % 8 & 1 ? minus_infinity() : at(token);
+    return hides(token / kUnit) >> token % kUnit & 1 ? minus_infinity() : at(token);
   }
 
   // What is hidden of a unit, a bit each. The bits lie where dynamic shared memory starts.
-  KILN_FN uint32_t hides(int u) const { return hidden == nullptr ? 0 : dynamic_shared()[u]; }
+  KILN_FN uint32_t hides(int u) const {
+    return hidden == nullptr ? 0 : reinterpret_cast<const uint16_t*>(dynamic_shared())[u];
+  }
 
   KILN_FN void fetch(int u, float (&x)[kUnit]) const {
     const T* p = data + u * kUnit;
-    const Eight unit = kiln::fetch(p, vocab - u * kUnit, u < num_whole_units(), hides(u));
+    const Logits16 unit = kiln::fetch(p, vocab - u * kUnit, u < num_whole_units(), hides(u));
 #pragma unroll
     for (int k = 0; k < kUnit; ++k) x[k] = unit.x[k];
   }
 
-  // f(i, unit, its logits): every unit of the row, over the block's threads; the unit is a thread's
-  // i-th.
-  template <class F> KILN_FN void each_unit(F f) const {
+  // f(its logits): the units for which wanted(i), a thread's i-th, over the block's threads.
+  // Compact, not fast.
+  template <class P, class F> KILN_FN void each_unit(P wanted, F f) const {
     const Row row = *this;  // out of shared memory
-    const int step = blockDim.x, units = num_units();
-    const int whole = num_whole_units();
-    Unit<T> next, after;  // on their way while f works
-    auto load = [&](int u, Unit<T>& unit) {
-      if (u < whole) unit = Unit<T>::load(row.data + u * kUnit);
-    };
-    load(threadIdx.x, next);
-    load(threadIdx.x + step, after);
 #pragma unroll 1
-    for (int i = 0, u = threadIdx.x; u < units; ++i, u += step) {
-      const Unit<T> now = next;
-      next = after;
-      load(u + 2 * step, after);
+    for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
+      if (!wanted(i)) continue;
       float x[kUnit];
-      if (u < whole && !row.hides(u)) now.unpack(x);
-      else row.fetch(u, x);
-      f(i, u, x);
+      row.fetch(u, x);
+      f(x);
     }
   }
 

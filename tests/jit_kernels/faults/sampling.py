@@ -1,7 +1,7 @@
 """Faults planted in the sampler; see test_faults.py."""
 
 DRAW, ROW, LIKELY = "kiln/draw.cuh", "kiln/vocabulary.cuh", "kiln/likely.cuh"
-LIST, RACE = "kiln/shortlist.cuh", "kiln/race.cuh"
+LIST, RACE, SURVEY = "kiln/shortlist.cuh", "kiln/race.cuh", "kiln/survey.cuh"
 
 # name, header (empty: the template), what is replaced, by what
 _PLANTED = [
@@ -30,10 +30,10 @@ _PLANTED = [
         "= s.high[b] = 0;",
     ),
     (
-        "dropped barrier before the queue is read",
-        RACE,
-        "race.run(edited, x); });\n  __syncthreads();",
-        "race.run(edited, x); });",
+        "dropped barrier before low numbers run",
+        "",
+        "find_lows(noise, row.vocab, s);\n      __syncthreads();",
+        "find_lows(noise, row.vocab, s);",
     ),
     (
         "dropped barrier before the hidden are marked",
@@ -58,7 +58,13 @@ _PLANTED = [
         "false",
     ),
     ("a mass that is nearly known taken for exact", "", "s.kept < high && error", "false"),
-    ("a fast power of another scale", LIKELY, "* weights.scale);", "* 0.5f * weights.scale);"),
+    (
+        "a fast power of another scale",
+        SURVEY,
+        "(x[k], scale, -whole)",
+        "(x[k], 0.9f * scale, -whole)",
+    ),
+    ("a block of exponents left out", SURVEY, "if (own + 1 == block) middle += shifted;", ""),
     ("the list overflows", LIST, "if (slot < kCandidates) s.list[slot]", "s.list[slot]"),
     (
         "min-p ignored",
@@ -66,7 +72,12 @@ _PLANTED = [
         "cutoff = fmaxf(cutoff, add_rn(top,",
         "cutoff = fminf(cutoff, add_rn(top,",
     ),
-    ("noise keyed by the row", "", "own_keys[0], own_keys[1]", "own_keys[0] + r, own_keys[1]"),
+    (
+        "noise keyed by the row",
+        "",
+        "Noise::of(want.plan.seed,",
+        "Noise::of(want.plan.seed + blockIdx.x,",
+    ),
     ("a low number that is not", DRAW, "low ? own >> 20 :", "low ? own >> 12 :"),
     ("numbers that are not low pressed to one", DRAW, "(own >> 12) * 255 >> 8", "(own >> 12) >> 8"),
     (
@@ -79,15 +90,15 @@ _PLANTED = [
     ("a wrong logarithm", DRAW, "0.69314718f", "0.4f"),
     ("a winner passed over", RACE, "least = -8.0f -", "least = 2.0f -"),
     ("what top-p leaves cut", "", "- 41.0f)", "- 33.0f)"),
-    ("groups with a low number passed over", RACE, "< kNoneIsLow)", "< 0xf8000000u)"),
+    ("groups with a low number passed over", RACE, ">= kNoneIsLow;", ">= 0xf8000000u;"),
     (
         "edits left out of the race",
         RACE,
         "  row.each_edit([&](int edited, float x) { race.run(edited, x); });\n",
         "",
     ),
-    ("the first pass sees the hidden", "", "if (row.hides(u))", "if (false)"),
-    ("a sum of the hidden too", ROW, "u < whole && !row.hides(u)", "u < whole"),
+    ("the first pass sees the hidden", SURVEY, "if (hides || u >= whole)", "if (u >= whole)"),
+    ("a sum of the hidden too", ROW, "u < num_whole_units(), hides(u)", "u < num_whole_units(), 0"),
     ("mask ignored by edited tokens", ROW, "out = allowed != nullptr &&", "out = false &&"),
     ("edited tokens drawn twice", "", "1u << row.edits.tokens[e] % 32);", "0u);"),
     (
@@ -106,9 +117,9 @@ _PLANTED = [
     ("rows taken as dense", "", "logits + r * stride", "logits + r * vocab"),
     (
         "greedy takes the highest of equals",
-        "",
-        "for (int k = kUnit - 1; k >= 0; --k) token =",
-        "for (int k = 0; k < kUnit; ++k) token =",
+        SURVEY,
+        "for (int k = kUnit - 1; k >= 0; --k) place =",
+        "for (int k = 0; k < kUnit; ++k) place =",
     ),
     ("rank counts equals", "", "value_of_entry(s.list[j]) > x", "value_of_entry(s.list[j]) >= x"),
 ]

@@ -1,0 +1,197 @@
+// The first pass over a row: its largest logit, its mass, and the low numbers of its tokens.
+#pragma once
+#include "kiln/race.cuh"
+
+namespace kiln {
+
+// A mass of which nobody knows yet how large it will be: of integers below 2^27 times powers of
+// two. The highest twenty exponents so far have a sum, and the next twenty, and the next; what is
+// below is left out: of a unit less than 2^-36. All are integers: the same in whatever order.
+struct RunningMass {
+  static constexpr uint32_t kBlock = 20;
+  static constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: a sum is an integer, in its low bits
+  uint32_t block;
+  uint64_t high, middle, low;
+
+  // The weights of a unit whose largest logit is m, and return them. They are powers of two near
+  // that of m, so that roundings hardly count; `lowest` is far below what counts.
+  KILN_FN float add_unit(const float (&x)[kUnit], float m, float scale, float lowest) {
+    const float shifted = fma_rn(fmaxf(m, lowest), scale, kRounds);
+    const float whole = sub_rn(shifted, kRounds);
+    float w[kUnit];
+#pragma unroll
+    for (int k = 0; k < kUnit; ++k) w[k] = exp2_fast(fma_rn(x[k], scale, -whole));
+    const float all = sum_of(w) + sum_of(w + 8);
+    add(as_uint(shifted), uint32_t(to_int_rn(all * 0x1p22f)));
+    return all;
+  }
+  KILN_FN void add(uint32_t exponent, uint32_t mass) {
+    const uint32_t own = exponent / kBlock;
+    if (own > block) {
+      const uint32_t up = own - block;
+      low = up == 1 ? middle : up == 2 ? high : 0;
+      middle = up == 1 ? high : 0;
+      high = 0, block = own;
+    }
+    const uint64_t shifted = uint64_t(mass) << exponent % kBlock;
+    if (own == block) high += shifted;
+    if (own + 1 == block) middle += shifted;
+    if (own + 2 == block) low += shifted;
+  }
+  // In two parts, a step of the second is 2^40 of the first; as if `top` were the block.
+  KILN_FN Sums sums(uint32_t top) const {
+    const uint32_t up = top - block;
+    const uint64_t c = up == 0 ? high : 0, b = up == 0 ? middle : up == 1 ? high : 0;
+    const uint64_t a = up == 0 ? low : up == 1 ? middle : up == 2 ? high : 0;
+    return {a + ((b & ((1u << kBlock) - 1)) << kBlock), c + (b >> kBlock)};
+  }
+  // Of the block's threads together, in steps of 2^-40 of the weight of the row's largest logit.
+  KILN_FN uint64_t of_row(float top, float scale, SamplerShared& s) const {
+    const float shifted = fma_rn(top, scale, kRounds);
+    const uint32_t exponent = as_uint(shifted), steps = exponent % kBlock;
+    const Sums all = sums_of(sums(exponent / kBlock), s.survey);
+    const float rest = fma_rn(top, scale, kRounds - shifted);
+    const float unit = as_float((127 - 22 - steps) << 23) * exp2_fast(-rest);
+    return uint64_t((double(all.b) * 0x1p40 + double(all.a)) * double(unit));
+  }
+};
+
+// Whether any is NaN or +inf. Smaller ones add up to neither.
+KILN_FN bool is_broken(const float (&x)[kUnit]) {
+  float some[4];
+#pragma unroll
+  for (int k = 0; k < kUnit; ++k) some[k % 4] = fma_rn(x[k], 0x1p-5f, k < 4 ? 0.0f : some[k % 4]);
+  return !((some[0] + some[1]) + (some[2] + some[3]) < infinity());
+}
+
+constexpr float kPlainScale = 1.44269504f;  // log2(e): of plain log-probabilities
+
+// What the first pass is to do beside finding the largest logit.
+struct Plan {
+  int64_t seed, position;
+  float scale;  // of the exponents of weights that add up to the mass; 0: nobody asks for it
+  bool races;   // find the low numbers: all tokens will race
+};
+
+struct Settings {  // of one row
+  float temperature, top_p, log_min_p;
+  int top_k, num_top;
+  bool report, greedy, cuts_count, cuts_mass, lists;
+  Plan plan;
+};
+
+// What is asked for a row, as it lies in memory.
+struct Asked {
+  float temperature, top_p, log_min_p;
+  int64_t seed, position, top_k, num_top;
+
+  KILN_FN static Asked load(const float* f, const int64_t* keys) {
+    return {f[0], f[1], f[2], keys[0], keys[1], keys[2], keys[3]};
+  }
+  KILN_FN Settings settings(int vocab, int tokens, int width) const {
+    const int count = int(min(top_k, int64_t(vocab)));
+    const bool cuts_count = count > 0 && count < vocab, cuts_mass = top_p < 1.0f;
+    const bool greedy = !(temperature >= 1e-5f) || top_k == 1, report = num_top >= 0;
+    const float scale = greedy || cuts_count || !cuts_mass ? report ? kPlainScale : 0.0f
+                                                           : Weights(0.0f, temperature).scale;
+    const bool lists = cuts_count || cuts_mass || tokens <= kCandidates;
+    return {temperature, top_p, log_min_p, count, int(min(num_top, int64_t(width))), report, greedy,
+            cuts_count, cuts_mass, lists, {seed, position, scale, !greedy && !lists}};
+  }
+};
+
+struct Seen {
+  uint64_t first;  // the entry of the row's largest logit; all ones if any was NaN or +inf
+  uint64_t mass;   // of the row, in steps of 2^-40 of the largest, nearly; 0: not known
+  float value;     // the largest logit of this thread, and its token
+  int token;       // this one, and that of `first`: if nothing is hidden, the first of its unit
+};
+
+// The first token of a unit with a value, where nothing is hidden; else the token itself.
+template <class T> KILN_NOINLINE int find(const Row<T>& row, float value, int token) {
+  if (row.hidden != nullptr || value == minus_infinity()) return token;
+  float x[kUnit];
+  row.fetch(token / kUnit, x);
+  int place = 0;
+#pragma unroll
+  for (int k = kUnit - 1; k >= 0; --k) place = x[k] == value ? k : place;
+  return token + place;
+}
+
+// Where some are hidden: the token of a thread's largest logit, `token` the first of its unit, and
+// the edited that are larger.
+template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, int& token) {
+  const int first = token;
+#pragma unroll 1
+  for (int k = min(kUnit, row.vocab - first) - 1; k >= 0; --k)
+    if (row.shown(first + k) == best) token = first + k;
+  row.each_edit([&](int e, float x) {
+    if (x > best || (x == best && e < token)) best = x, token = e;
+  });
+}
+
+// The first pass; `again` for the row as it came, after one with edits or of another temperature.
+// `row` and `want` are in shared memory: thread 0 has just written the first, and writes the other.
+template <class T>
+KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks peaks,
+                          const float* settings, const int64_t* keys, int width, bool again,
+                          Settings& want, SamplerShared& s) {
+  constexpr int kDeep = 4 / sizeof(T);  // units on their way
+  const int step = blockDim.x, units = (vocab + kUnit - 1) / kUnit;
+  const int whole = is_vector_aligned(data) ? vocab / kUnit : 0;
+  Asked asked{};
+  if (threadIdx.x == 0) asked = Asked::load(settings, keys);  // ahead of all logits
+  Unit<T> ahead[kDeep];
+#pragma unroll
+  for (int j = 0; j < kDeep; ++j)
+    if (int(threadIdx.x) + j * step < whole)
+      ahead[j] = Unit<T>::load(data + (threadIdx.x + j * step) * kUnit);
+  if (threadIdx.x == 0) {  // logits are on their way
+    want = asked.settings(vocab, vocab + row.edits.last - row.edits.first, width);
+    if (again) want.plan.scale = kPlainScale, want.plan.races = false;
+    else s.listed = s.lows_lost = 0;
+  }
+  __syncthreads();
+  const bool hides = row.hidden != nullptr;
+  const Plan plan = want.plan;
+  const float lowest = plan.scale > 0.0f ? div_rn(-0x1p20f, plan.scale) : 0.0f;
+  if (plan.races) find_lows(Noise::of(plan.seed, plan.position), vocab, s);
+  float best = minus_infinity();
+  int unit = 0;
+  bool broken = false;
+  RunningMass mass{0, 0, 0, 0};
+  uint16_t* slot = &peaks.slot(0);
+  int i = 0, u = threadIdx.x;
+#pragma unroll 1
+  while (u < units) {
+#pragma unroll
+    for (int j = 0; j < kDeep; ++j) {
+      if (u >= units) break;
+      float x[kUnit];
+      if (hides || u >= whole) row.fetch(u, x);
+      else ahead[j].unpack(x);
+      if (u + kDeep * step < whole) ahead[j] = Unit<T>::load(data + (u + kDeep * step) * kUnit);
+      const float m = largest(x);
+      if (m > best) best = m, unit = u;
+      if (peaks.shift == 0) *slot = uint16_t(key_of(m) >> 16);
+      else peaks.put(i, m);
+      slot += step;
+      float all = infinity();
+      if (plan.scale > 0.0f) all = mass.add_unit(x, m, plan.scale, lowest);
+      if (!(all < infinity())) broken |= is_broken(x);
+      ++i, u += step;
+    }
+  }
+#pragma unroll 1
+  for (; i * step < units; ++i) peaks.put(i, minus_infinity());
+  int token = unit * kUnit;
+  if (hides) find_with_edits(row, best, token);
+  const uint64_t first = largest_of(broken ? ~uint64_t(0) : entry_of(best, token), s.best);
+  const float top = value_of_entry(first);
+  uint64_t all = 0;
+  if (plan.scale > 0.0f && fabsf(top * plan.scale) < 0x1p20f && row.edits.first == row.edits.last)
+    all = mass.of_row(top, plan.scale, s);
+  return {first, all, best, token};
+}
+
+}  // namespace kiln
