@@ -8,6 +8,7 @@ imported: its launches take less time of the CPU (benchmarks/gpu_check.md).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -19,6 +20,10 @@ from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.settings import settings
 
 EARLY_ARCH = 90  # compute capability from which a kernel can be launched early
+_LAUNCHERS: dict[str, Callable[[], Launcher]] = {
+    "cuda-python": CudaPythonLauncher,
+    "cupy": CuPyLauncher,
+}
 log = logging.getLogger(__name__)
 
 
@@ -26,15 +31,16 @@ log = logging.getLogger(__name__)
 def launcher() -> Launcher:
     """Return the launcher of this process. Raises ToolchainMissing."""
     toggle = settings().launcher
-    if toggle == "cuda-python" or (toggle == "auto" and _has_early_launches()):
-        return CudaPythonLauncher()
+    if toggle != "auto":
+        return _LAUNCHERS[toggle]()
+    better, other = "cupy", "cuda-python"
+    if _has_early_launches():
+        better, other = other, better
     try:
-        return CuPyLauncher()
+        return _LAUNCHERS[better]()
     except ToolchainMissing as error:
-        if toggle == "cupy":
-            raise
-        log.info("kernels are launched through cuda-python: %s", error)
-        return CudaPythonLauncher()
+        log.info("kernels are launched through %s: %s", other, error)
+        return _LAUNCHERS[other]()
 
 
 def _has_early_launches() -> bool:

@@ -282,6 +282,15 @@ def test_without_early_launches_the_faster_of_those_installed_launches(monkeypat
     assert "CuPy cannot be loaded" in caplog.text
 
 
+def test_without_cuda_python_cupy_launches_on_any_gpu(monkeypatch, caplog):
+    monkeypatch.setattr(choose, "settings", lambda: Env())
+    monkeypatch.setattr(choose, "_has_early_launches", lambda: True)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with caplog.at_level("INFO", "kiln"):
+        assert isinstance(choose.launcher.__wrapped__(), CuPyLauncher)
+    assert "through cupy: cuda-bindings cannot be loaded" in caplog.text
+
+
 def test_a_launcher_that_is_named_and_not_installed_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(choose, "settings", lambda: Env(launcher="cupy"))
