@@ -14,8 +14,7 @@
 #define QUANT_T kiln::e4m3
 #endif
 
-// sm_120's general way needs a few registers more than the others'.
-extern "C" __global__ void __maxnreg__(__CUDA_ARCH__ >= 1200 ? 40 : 32)
+extern "C" __global__ void __maxnreg__(32 + kiln::kExtraRegisters)
 quantize(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale, const float* maxima,
          int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride, int64_t group_stride,
          int64_t x_stride, int32_t group, int32_t num_maxima) {

@@ -13,8 +13,7 @@
 #define QUANT_T kiln::e4m3
 #endif
 
-// sm_120 takes a few registers more than the others for the same.
-extern "C" __global__ void __maxnreg__(__CUDA_ARCH__ >= 1200 ? 56 : 48)
+extern "C" __global__ void __maxnreg__(48 + kiln::kExtraRegisters)
 rms_norm_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const SCALAR_T* weight,
                const float* scale, int64_t rows, int64_t d, int64_t out_stride,
                int64_t scale_stride, int64_t group_stride, int64_t x_stride, int32_t group,

@@ -1,9 +1,12 @@
 // Dependent launches: a kernel that may start before the one ahead of it in the stream has ended.
+// And what a launch bound has to allow for.
 #pragma once
 #include "kiln/ptx.cuh"
 
 namespace kiln {
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
+// What sm_120 takes more for the same code than the others.
+constexpr int kExtraRegisters = __CUDA_ARCH__ >= 1200 ? 8 : 0;
 // Wait until the kernel ahead has ended and its writes are seen. Comes before the first read of
 // what it wrote, and the first write of what it reads.
 KILN_FN void pdl_wait() {
