@@ -6,7 +6,11 @@
 namespace kiln {
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
 // What sm_120 takes more for the same code than the others.
-constexpr int kExtraRegisters = __CUDA_ARCH__ >= 1200 ? 8 : 0;
+#if __CUDA_ARCH__ >= 1200
+constexpr int kExtraRegisters = 8;
+#else
+constexpr int kExtraRegisters = 0;
+#endif
 // Wait until the kernel ahead has ended and its writes are seen. Comes before the first read of
 // what it wrote, and the first write of what it reads.
 KILN_FN void pdl_wait() {
