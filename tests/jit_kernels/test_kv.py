@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
+from kiln.jit_kernels.ops import kv
 from kiln.jit_kernels.ops.kv import copy_blocks, rope_store, serves
 from kiln.jit_kernels.ops.norm import rms_norm
 from kiln.jit_kernels.ops.rotary import apply_rotary
@@ -180,6 +181,14 @@ def test_blocks_are_copied_in_every_pool_and_nowhere_else(on_kernels, dtype):
     after = whole.view(torch.uint8)
     for target, source in enumerate([5, 2, 2, 3, 4, 5]):
         assert torch.equal(after[:, :, target], before[:, :, source])
+
+
+def test_more_pairs_than_a_grid_takes_are_copied(on_kernels, monkeypatch):
+    monkeypatch.setattr(kv, "_MOST_PAIRS", 2)
+    pool = torch.randn(2, 10, 16).bfloat16()
+    before = pool.clone()
+    copy_blocks(pool, torch.tensor([[i + 5, i] for i in range(5)]))
+    assert torch.equal(pool[:, :5], before[:, 5:])
 
 
 def test_copies_far_apart(on_kernels):
