@@ -198,7 +198,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     }
     __syncthreads();  // the results have been read
     // Blocks without work end at once. Were the next launch let in before this one's work is nearly
-    // done, its first blocks, which have the work, would share the few places that are free by then.
+    // done, its first blocks, which have the work, would share the few places that are free then.
     if (now >= 0 && !more) kiln::pdl_launch_dependents();
     if (more) fetch_stages(next_item, kAhead, kStages);
 

@@ -2,8 +2,8 @@
 //
 // pool: [pools, blocks, block_bytes], blocks dense, 16-byte aligned and of a multiple of 16 bytes;
 // pairs: [num_pairs, 2] int64: source, destination. No block is the destination of one pair and in
-// another pair too. A pair with a negative source is padding. Grid: pieces of a block, pools, pairs.
-// No compile-time parameters.
+// another pair too. A pair with a negative source is padding. The grid: pieces of a block, pools,
+// pairs. No compile-time parameters.
 #include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_store.cuh"
 

@@ -20,8 +20,9 @@ KILN_FN Scale weigh(Scale own, float& weight) {
   weight = exp2_fast(own.top - finite(top));
   return {top, warp_sum(own.sum * weight)};
 }
-// Four columns of the merge of n <= 32 states, in their order, of which this lane has its own's scale;
-// `whole` becomes that of all. Every lane of the warp takes part; one not `inside` reads nothing.
+// Four columns of the merge of n <= 32 states, in their order. A lane brings the scale of the state
+// of its number, and `whole` becomes that of all. Every lane of the warp takes part; one that is
+// not `inside` reads nothing.
 KILN_FN Float4 gather(Scale own, Scale& whole, int n, const float* o, int64_t stride, bool inside) {
   constexpr int kAtOnce = 8;  // loads under way
   Float4 y = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -59,23 +59,18 @@ KILN_LARGER(fp16, KILN_ABS_MAX("f16x2"))
 #endif
 #undef KILN_LARGER
 #else  // ---- host, and sm_75, which has no bf16 arithmetic ------------------------------------
-// A product is exact in float32 but for what is below half of the smallest T: rounded once, too.
-template <> KILN_FN uint32_t mul_pair<bf16>(uint32_t a, uint32_t b) {
-  return pack<bf16>(mul_rn(as_float(a << 16), as_float(b << 16)),
-                    mul_rn(as_float(a & 0xffff0000), as_float(b & 0xffff0000)));
+// f of the halves in float32, rounded to T.
+template <class T, class F> KILN_FN uint32_t by_half(uint32_t a, uint32_t b, F f) {
+  return pack<T>(f(to_float(T{uint16_t(a)}), to_float(T{uint16_t(b)})),
+                 f(to_float(T{uint16_t(a >> 16)}), to_float(T{uint16_t(b >> 16)})));
 }
-template <> KILN_FN uint32_t mul_pair<fp16>(uint32_t a, uint32_t b) {
-  return pack<fp16>(mul_rn(to_float(fp16{uint16_t(a)}), to_float(fp16{uint16_t(b)})),
-                    mul_rn(to_float(fp16{uint16_t(a >> 16)}), to_float(fp16{uint16_t(b >> 16)})));
+// A product is exact in float32 but for what is below half of the smallest T: rounded once, too.
+template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b) {
+  return by_half<T>(a, b, [](float x, float y) { return mul_rn(x, y); });
 }
 // Sums rounded to float32 and then to T are those rounded once: it has over twice T's digits.
-template <> KILN_FN uint32_t add_pair<bf16>(uint32_t a, uint32_t b) {
-  return pack<bf16>(add_rn(as_float(a << 16), as_float(b << 16)),
-                    add_rn(as_float(a & 0xffff0000), as_float(b & 0xffff0000)));
-}
-template <> KILN_FN uint32_t add_pair<fp16>(uint32_t a, uint32_t b) {
-  return pack<fp16>(add_rn(to_float(fp16{uint16_t(a)}), to_float(fp16{uint16_t(b)})),
-                    add_rn(to_float(fp16{uint16_t(a >> 16)}), to_float(fp16{uint16_t(b >> 16)})));
+template <class T> KILN_FN uint32_t add_pair(uint32_t a, uint32_t b) {
+  return by_half<T>(a, b, [](float x, float y) { return add_rn(x, y); });
 }
 template <class T> KILN_FN uint32_t larger_pair(uint32_t a, uint32_t b) {
   const uint32_t lo = a & 0x7fff, hi = a & 0x7fff0000;

@@ -25,8 +25,8 @@ template <int N> struct Turn {
       sines[i] = Vec<float>::load(s + i * 4);
     }
   }
-  // Turn the pairs of a and b, by the angles from `first` on. Word by word: a conversion of two
-  // elements takes no longer than that of one, and has more units.
+  // Turn the pairs of a and b, by the angles from `first` on. Word by word: one instruction
+  // converts two elements.
   template <class T> KILN_FN void turn(Chunk<T>& a, Chunk<T>& b, int first) const {
     constexpr int kSize = Word<T>::kSize;
 #pragma unroll
