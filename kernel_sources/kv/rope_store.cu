@@ -127,6 +127,13 @@ KILN_FN void scale_chunk(Chunk& x, const SCALAR_T* weight, float scale) {
   }
 }
 
+// From lane 1, which has it.
+KILN_FN int64_t slot_of(int64_t near) {
+  const uint32_t low = __shfl_sync(kWarp, uint32_t(near), 1);
+  const uint32_t high = __shfl_sync(kWarp, uint32_t(uint64_t(near) >> 32), 1);
+  return int64_t(uint64_t(high) << 32 | low);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -142,7 +149,10 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
            float v_scale) {
   kiln::take_turn();
   const Place place(head_dim, half);
-  const int64_t token = blockIdx.x, position = positions[token], slot = slots[token];
+  const int64_t token = blockIdx.x;
+  // Odd lanes ask for the slot; the others for the position, that it may be near when it is read.
+  const uint32_t odd = (threadIdx.y * blockDim.x + threadIdx.x) % 2;
+  const int64_t near = (odd ? slots : positions)[token];
   const int head = blockIdx.y * blockDim.y + threadIdx.y, kv_head = head - heads;
   const bool is_query = kv_head < 0, is_value = kv_head >= kv_heads;
   const int h = is_query ? head : is_value ? kv_head - kv_heads : kv_head;
@@ -156,6 +166,8 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   Chunk a = {}, b = {};  // on their way while position and slot arrive
   if (has_first) a.load(from + i);
   if (has_second) b.load(from + j);
+  __syncwarp();  // or the compiler asks for those once the position is known
+  const int64_t position = positions[token];
   const bool rotated = has_first && place.rotated && !is_value;
   kiln::Turn<kChunk> turn;
   if (rotated) turn.load(table + position * 2 * half + i, table + (position * 2 + 1) * half + i);
@@ -172,6 +184,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
     for (int v = 0; v < kVectors; ++v) turn.turn(a.part[v], b.part[v], v * Vector::kSize);
   }
 
+  const int64_t slot = slot_of(near);
   if (is_query) {
     SCALAR_T* to = out + token * out_stride + h * out_head_stride;
     if (has_first) a.store(to + i);

@@ -12,8 +12,8 @@ FAULTS = [
         },
         {
             "name": "slot of the neighbour",
-            "old": "slots[token];",
-            "new": "slots[token ? token - 1 : 0];",
+            "old": "(odd ? slots : positions)[token];",
+            "new": "(odd ? slots - (token ? 1 : 0) : positions)[token];",
         },
         {
             "name": "block of the position",
