@@ -17,7 +17,6 @@ template <class T, float (*ACTIVATION)(float)> struct GatedRow {  // in memory
 
 template <class T, float (*ACTIVATION)(float)> struct GatedRows {
   static constexpr int kChunks = 2;
-  static constexpr bool kHasNarrow = false;
   const T* x;
   int64_t stride, d;
 
@@ -30,11 +29,10 @@ template <class T, float (*ACTIVATION)(float)> struct GatedRows {
     load_parts(size, Load{both.gate, gate}, Load{both.up, gate + d});
     return both;
   }
-  template <int N>
-  KILN_FN HeldRow<T, N> held_row(int64_t, uint32_t, const Loaded& loaded) const {
-    HeldRow<T, N> row;
+  KILN_FN HeldRow<T, kChunks> held_row(int64_t, uint32_t, bool, const Loaded& loaded) const {
+    HeldRow<T, kChunks> row;
 #pragma unroll
-    for (int v = 0; v < N; ++v)
+    for (int v = 0; v < kChunks; ++v)
       row.part.chunk[v] = act_and_mul<T, ACTIVATION>(loaded.gate.chunk[v], loaded.up.chunk[v]);
     return row;
   }

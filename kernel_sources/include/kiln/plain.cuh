@@ -17,7 +17,6 @@ template <class T> struct PlainRow {  // in memory
 
 template <class T> struct PlainRows {
   static constexpr int kChunks = 2;
-  static constexpr bool kHasNarrow = false;
   const T* x;
   int64_t stride;
 
@@ -28,8 +27,7 @@ template <class T> struct PlainRows {
     load_parts(size, Loading<T, kChunks>{part, x + index * stride});
     return part;
   }
-  template <int N>
-  KILN_FN HeldRow<T, N> held_row(int64_t, uint32_t, const Loaded& loaded) const {
+  KILN_FN HeldRow<T, kChunks> held_row(int64_t, uint32_t, bool, const Loaded& loaded) const {
     return {loaded};
   }
   KILN_FN PlainRow<T> row(int64_t index, int64_t) const { return {x + index * stride}; }

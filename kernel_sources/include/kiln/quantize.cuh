@@ -63,19 +63,28 @@ template <class T> KILN_FN uint32_t largest_magnitude(const Chunk<T>& a, uint32_
 }
 
 struct Scale { float scale, inverse; };
-template <class Q> KILN_NOINLINE Scale rare_scale_of(uint32_t largest) {
-  const float scale = div_rn(as_float(largest), Code<Q>::kLargest);
-  const float enough = scale < 0x1p-126f ? 0x1p-126f : scale;
-  return {enough, rcp_rn(enough)};
-}
-// The quotient by a constant whose reciprocal is known takes three operations, rounded as div_rn
-// would.
-template <class Q> KILN_FN Scale scale_of(uint32_t largest) {
+// x / kLargest for x from 2^-90 to 2^90. The quotient by a constant whose reciprocal is known takes
+// three operations, rounded as div_rn would.
+template <class Q> KILN_FN float normal_scale(float x) {
   constexpr float kInverse = 1.0f / Code<Q>::kLargest;
+  const float near = mul_rn(x, kInverse);
+  return fma_rn(fma_rn(near, -Code<Q>::kLargest, x), kInverse, near);
+}
+// Any magnitude. What lies far off is brought near by a power of 2, which changes no digit of what
+// is not below the least scale.
+template <class Q> KILN_NOINLINE Scale rare_scale_of(uint32_t largest) {
+  const float x = as_float(largest);
+  if (x == -minus_infinity()) return {x, 0.0f};
+  const bool small = x < 1.0f;
+  const float to = small ? 0x1p64f : 0x1p-64f, back = small ? 0x1p-64f : 0x1p64f;
+  const float least = mul_rn(0x1p-126f, to), scale = normal_scale<Q>(mul_rn(x, to));
+  const float enough = small && scale < least ? least : scale;
+  return {mul_rn(enough, back), mul_rn(rcp_rn_normal(enough), to)};
+}
+template <class Q> KILN_FN Scale scale_of(uint32_t largest) {
   const float x = as_float(largest);
   if (x > 0x1p-90f && x < 0x1p90f) {
-    const float near = mul_rn(x, kInverse);
-    const float scale = fma_rn(fma_rn(near, -Code<Q>::kLargest, x), kInverse, near);
+    const float scale = normal_scale<Q>(x);
     return {scale, rcp_rn_normal(scale)};
   }
   return rare_scale_of<Q>(largest);

@@ -55,28 +55,20 @@ template <class T, int N> struct HeldRmsRow {
   static constexpr bool kHeld = true;
   RowPart<T, N> part, weights;
   float scale, offset;
+  bool narrow;
 
   KILN_FN RowPart<T, N> values() const {
-    RowPart<T, N> y;
+    RowPart<T, N> y = part;
     if (offset == 0.0f) {
 #pragma unroll
       for (int v = 0; v < N; ++v)
-        y.chunk[v] = normalise(part.chunk[v], scale, weights.chunk[v]);
+        if (v == 0 || !narrow) y.chunk[v] = normalise(part.chunk[v], scale, weights.chunk[v]);
     } else {
 #pragma unroll
       for (int v = 0; v < N; ++v)
         y.chunk[v] = normalise_with_offset(part.chunk[v], scale, weights.chunk[v], offset);
     }
     return y;
-  }
-};
-template <class T> struct HeldRmsRow<T, 1> {  // without an offset
-  static constexpr bool kHeld = true;
-  RowPart<T, 1> part, weights;
-  float scale, offset;
-
-  KILN_FN RowPart<T, 1> values() const {
-    return {{normalise(part.chunk[0], scale, weights.chunk[0])}};
   }
 };
 template <class T> struct RmsRow {
@@ -97,8 +89,14 @@ template <class T> struct RmsRow {
   }
 };
 
-// 1 / sqrt(x), both rounded to nearest; with one branch for what lies far off.
-KILN_NOINLINE float rare_inverse_root(float x) { return rcp_rn(sqrt_rn(x)); }
+// 1 / sqrt(x), both rounded to nearest; with one branch for what lies far off. That is brought near
+// by a power of 4, which changes no digit of the result.
+KILN_NOINLINE float rare_inverse_root(float x) {
+  const bool small = x < 1.0f;
+  const float near = rcp_rn_normal(sqrt_rn_normal(mul_rn(x, small ? 0x1p64f : 0x1p-64f)));
+  if (x == 0.0f) return -minus_infinity();
+  return x == -minus_infinity() ? 0.0f : mul_rn(near, small ? 0x1p32f : 0x1p-32f);
+}
 KILN_FN float inverse_root(float x) {
   if (x > 0x1p-100f && x < 0x1p100f) return rcp_rn_normal(sqrt_rn_normal(x));
   return rare_inverse_root(x);
@@ -107,10 +105,9 @@ KILN_FN float inverse_root(float x) {
 // The source of normalised rows. ADD: s = x + residual is rounded to T before anything reads it,
 // and left in residual. inverse_d: 1 / the width of a row. N: chunks of a row that a thread holds,
 // two; with four, each thread does what two do with two, in the same order, and the team is half as
-// many threads. NARROW: with a way of their own for rows of a chunk a thread.
+// many threads. NARROW: what a second chunk takes is left out where there is none.
 template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
   static constexpr int kChunks = N;
-  static constexpr bool kHasNarrow = NARROW;
 
   const T* x;
   int64_t x_stride;
@@ -124,8 +121,6 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
     const uint32_t sums = ADD ? misalignment_of(residual, residual_stride) : 0;
     return misalignment_of(x, x_stride) | misalignment_of(weight) | sums;
   }
-  // A chunk a thread, and no offset: in the least code, for a launch of few rows.
-  KILN_FN bool is_narrow(uint32_t size) const { return size <= team_span<T>() && offset == 0.0f; }
 
   struct Loaded { RowPart<T, N> x, residual, weights; };
   KILN_FN Loaded load(int64_t index, uint32_t size) const {
@@ -138,15 +133,14 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
     load_parts(size, Load{part.weights, weight});  // in flight with the row, not after its sum
     return part;
   }
-  template <int PART>
-  KILN_FN HeldRmsRow<T, PART> held_row(int64_t index, uint32_t size, const Loaded& loaded) const {
-    HeldRmsRow<T, PART> row;
+  KILN_FN HeldRmsRow<T, N> held_row(int64_t index, uint32_t size, bool narrow,
+                                    const Loaded& loaded) const {
+    HeldRmsRow<T, N> row{loaded.x, loaded.weights, 0.0f, offset, NARROW && narrow};
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int v = 0; v < PART; ++v) {
+    for (int v = 0; v < N; ++v) {
+      if (v && row.narrow) continue;
       Chunk<T>& s = row.part.chunk[v];
-      s = loaded.x.chunk[v];
-      row.weights.chunk[v] = loaded.weights.chunk[v];
       if (ADD) s = add(s, loaded.residual.chunk[v]);
       float& of = sum[N == 4 ? v % 2 : 0];
       of = v < (N == 4 ? 2 : 1) ? squares(s) : add_rn(of, squares(s));
@@ -154,7 +148,6 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
     }
     if (ADD) store_part(row.part, residual + index * residual_stride, size);
     row.scale = scale_of(sum[0], sum[1]);
-    row.offset = offset;
     return row;
   }
   KILN_FN RmsRow<T> row(int64_t index, int64_t size) const {

@@ -15,11 +15,11 @@
 //
 // A source has kChunks, the chunks that a thread of its team holds, and load(index, size), which
 // starts to read the thread's part of a held row of `size` elements, 0 for a team without one.
-// held_row<N>(index, size, loaded) reduces N chunks a thread of that, and row(index, size) a row
-// that is not held; values() of the first is the thread's part, value_at(i) of the second any
-// element. Where kHasNarrow, is_narrow(size) tells whether one chunk a thread and less code are
-// enough. A sink has write(index, size, row). All threads of a block come through both, once. Both
-// have misalignment(): 0 modulo 16 where every row may be held.
+// held_row(index, size, narrow, loaded) reduces that, and row(index, size) a row that is not held;
+// values() of the first is the thread's part, value_at(i) of the second any element. narrow: no
+// thread has more than one chunk, so that what is done to the others may be left out. A sink has
+// write(index, size, row). All threads of a block come through both, once. Both have
+// misalignment(): 0 modulo 16 where every row may be held.
 #pragma once
 #include "kiln/chunk.cuh"
 #include "kiln/ptx_warp.cuh"
@@ -171,11 +171,8 @@ KILN_FN void run_rows(const Source& source, const Sink& sink, int64_t rows, int6
   const uint32_t size = held && mine ? uint32_t(d) : 0;
   const auto loaded = source.load(row, size);  // under way before the first branch
   if (held) {
-    if constexpr (Source::kHasNarrow) {
-      if (source.is_narrow(uint32_t(d)))
-        return sink.write(row, size, source.template held_row<1>(row, size, loaded));
-    }
-    sink.write(row, size, source.template held_row<Source::kChunks>(row, size, loaded));
+    const bool narrow = uint32_t(d) <= team_span<T>();
+    sink.write(row, size, source.held_row(row, size, narrow, loaded));
   } else {
     run_general(source, sink, row, mine ? d : 0);
   }

@@ -47,7 +47,7 @@ FAULTS = [
         },
         {
             "name": "a row of zeros divided by zero",
-            "old": "const float enough = scale < 0x1p-126f ? 0x1p-126f : scale;",
+            "old": "const float enough = small && scale < least ? least : scale;",
             "new": "const float enough = scale;",
             "sizes": _ODD,
         },
