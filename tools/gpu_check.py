@@ -34,6 +34,7 @@ SECTIONS = {  # name -> module, function, and the seconds after which it is ende
     "kernel_parity": ("gpu.kernels", "parity", 170),
     "kernel_launch": ("gpu.kernels", "launch_overhead", 60),
     "kernel_timing": ("gpu.kernels", "timing", 200),
+    "against_compile": ("gpu.compiled", "against_compile", 450),
     "host_equals_gpu": ("gpu.agreement", "host_equals_gpu", 90),
     "batch_invariance": ("gpu.invariance", "batch_invariance", 90),
     "sealed_bundle": ("gpu.sealed", "sealed_bundle", 100),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -28,13 +28,15 @@ _FORM_SECONDS = 30  # to compile one way to run a kernel and to run it the first
 class Wanted:
     """What to measure: "cuda" or "cpu", which other ways to run a kernel, and how many sizes.
 
-    ``compiled``: at which sizes torch.compile is asked, for it takes seconds at each.
+    ``compiled``: at which sizes torch.compile is asked, for it takes seconds at each. ``forms``:
+    the names of the ways to run a kernel, Kiln's own among them, where not all are wanted.
     """
 
     device: str = "cuda"
     compiled: Literal["all", "largest", "none"] = "all"
     peers: bool = False
     num_sizes: int | None = None
+    forms: Sequence[str] | None = None
 
 
 def bench_kernel(
@@ -56,7 +58,10 @@ def bench_kernel(
         yield _row(spec, {}, {}, OWN[wanted.device]) | {"status": f"no {dict(spec.bench_needs)}"}
         return
     compiled = wanted.compiled != "none"
-    forms = dict(forms_of(spec, wanted.device, compiled=compiled, peers=wanted.peers))
+    every = forms_of(spec, wanted.device, compiled=compiled, peers=wanted.peers)
+    forms = {
+        name: form for name, form in every.items() if wanted.forms is None or name in wanted.forms
+    }
     cases = _cases(spec, variant, wanted)
     once = wanted.compiled == "largest" and "compile" in forms
     for name, form in forms.items():

@@ -30,9 +30,11 @@ KILN_FN void pdl_launch_dependents() {}
 #endif
 
 // What a kernel begins with, so that it may be launched early: it touches nothing before the kernel
-// ahead has ended, and lets the next one come and wait as soon as all of its own blocks are there.
+// ahead has ended, and lets the next one come and wait as soon as its last blocks are there and the
+// others have ended. Were each of thousands of short blocks to let it in, those would take longer.
 KILN_FN void take_turn() {
+  constexpr unsigned kLast = 1024;
   pdl_wait();
-  pdl_launch_dependents();
+  if (blockIdx.x + kLast >= gridDim.x) pdl_launch_dependents();
 }
 }  // namespace kiln
