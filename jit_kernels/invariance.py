@@ -73,7 +73,12 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
         "by_token": chance.choice((0, 1)),
     }
     case = make_case(sizes, dtype, kv_dtype, head_dim, str(device), requests=requests)
-    rule = SplitRule(chance.choice((1, 3, 40)), chance.choice((1, 2, 16)), chance.choice((2, 40)))
+    rule = SplitRule(
+        chance.choice((1, 3, 40)),
+        chance.choice((1, 2, 16, 32)),
+        chance.choice((2, 40)),
+        Shape(head_tile(head_dim), kv_dtype.itemsize).warp_bits,
+    )
     everybody = range(len(requests))
     wanted = _rows(case, list(everybody), rule, _Launch(5, 0))
     orders: list[list[int]] = [[request] for request in everybody]
@@ -144,7 +149,7 @@ def _run(case: Paged, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torc
     shapes = (len(case.seq_lens), tokens, blocks, heads // kv_heads)
     items = torch.zeros(1 + most_items(rule, *shapes), ITEM_INTS, dtype=torch.int32, device=device)
     lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
-    numbers = (heads // kv_heads, case.window, rule.most, rule.blocks, rule.few)
+    numbers = (heads // kv_heads, case.window, rule.most, rule.blocks, rule.few, rule.warp_bits)
     _launch("attention_plan", (items, *lengths, *numbers), how)
     rows = (max(1, most_rows(rule, *shapes)), kv_heads)
     out = torch.zeros(case.query.shape, dtype=case.query.dtype, device=device)

@@ -18,8 +18,9 @@ BATCHES: Sequence[Ragged] = (
     [(255, 1), (256, 1), (0, 1), (257, 1)],
     [(2, 3), (9, 0), (17, 3), (40, 17), (0, 0), (120, 16), (5, 1)],
     [(20, 1), (777, 1)],
+    [(295, 9)],
 )
-_DEFAULTS = MappingProxyType({"window": 0, "cap": 0, "sinks": 0, "by_token": 0})
+_DEFAULTS = MappingProxyType({"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1})
 
 
 def ragged(sizes: Mapping[str, int]) -> Ragged:
@@ -53,7 +54,8 @@ def make_case(
     """Return a random call. Block tables have holes, and ids of no block past a request's end.
 
     ``sizes``: what ``ragged`` takes, unless ``requests`` are given; kv_heads, group; and, where
-    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head).
+    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head); steep, a
+    factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
     requests = ragged(sizes) if requests is None else requests
@@ -78,7 +80,7 @@ def make_case(
         seq_lens=torch.tensor([length for length, _ in requests], dtype=torch.int32).to(device),
         cu_seqlens_q=starts.to(device),
         sinks=None if sinks is None else sinks.to(device),
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 * sizes["steep"],
         window=sizes["window"],
         soft_cap=float(sizes["cap"]),
         k_scale=0.75,

@@ -5,11 +5,14 @@ A split depends on its own request and on constants of the machine, never on the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from kiln.jit_kernels.spec import Gpu, Variant
 
 KV_BLOCK = 16  # tokens of a block of the pool
+PAIR_BLOCKS = 2  # that a warp takes at a time
 TILE_ROWS = 16  # (token, head of the group) rows of an mma tile
 MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
 FAN_IN = 32  # partial results merged at once
@@ -19,9 +22,18 @@ _SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
 _RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
 _STATIC = 1280  # bytes, more than the kernel's own shared variables
 _FITTING = 70 * 1024  # bytes of stages that leave room for three blocks on Hopper
+_WANTED_HALVES = 4  # of stages: what a warp's copies of keys, or of values, fill in turn
 FIRST_IDS = 8  # blocks of a split whose ids stand in its work item
 ITEM_INTS = 8 + FIRST_IDS
 _REGISTER_BLOCKS = 3  # resident blocks that the registers of a multiprocessor allow
+
+
+class Part(IntEnum):
+    """What a work item is, and whether its shares have units."""
+
+    SPLIT = 0
+    SPLIT_IN_UNITS = 1
+    SHARE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +41,16 @@ class SplitRule:
     """A split for each ``blocks`` blocks of a request; beyond ``few`` of them, for four times that.
 
     A long request has fewer splits a block: they cost it less time than they cost its neighbours.
-    ``most``: at most, in all of its tiles.
+    ``most``: at most, in all of its tiles. A split has as many shares as a block has warps, and a
+    share as many units: where no more than ``most`` items come of it, the shares of requests that
+    are divisible are items, each warp with a unit; else the splits are, each warp with a share. The
+    order of additions is the same, and looks at nothing but the request.
     """
 
     most: int
     blocks: int = _SPLIT_BLOCKS
     few: int = _FEW_SPLITS
+    warp_bits: int = 2  # a block has 2 ** warp_bits warps
 
     def splits(self, num_blocks: int) -> int:
         """Return how many splits a request of so many blocks would have, were there no ``most``."""
@@ -65,17 +81,21 @@ class Shape:
     kv_bytes: int
 
     @property
+    def warp_bits(self) -> int:
+        """Warps of a block, as a power of two."""
+        return 2 if self.head_tile <= 128 else 1
+
+    @property
     def warps(self) -> int:
         """Warps of a block."""
-        return 4 if self.head_tile <= 128 else 2
+        return 1 << self.warp_bits
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory: the warps' stages and the queries."""
-        slot = 2 * KV_BLOCK * (self.head_tile * self.kv_bytes // 16 | 1) * 16
-        wanted = 2 + -(-TILE_ROWS * (self.head_tile + 8) * 4 // slot)
-        stages = min(_FITTING // (self.warps * slot), wanted)
-        return self.warps * stages * slot + TILE_ROWS * (self.head_tile // 8 | 1) * 16
+        half = PAIR_BLOCKS * KV_BLOCK * (self.head_tile * self.kv_bytes // 16 | 1) * 16
+        halves = min(_FITTING // (self.warps * half), _WANTED_HALVES)
+        return self.warps * halves * half + TILE_ROWS * (self.head_tile // 8 | 1) * 16
 
     def resident_blocks(self, gpu: Gpu) -> int:
         """Return how many blocks run on a GPU at once."""
@@ -89,7 +109,8 @@ def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
     Where a second level would be nearly empty, there is none.
     """
     most = max(1, shape.resident_blocks(gpu) // num_kv_heads)
-    return SplitRule(FAN_IN if FAN_IN < most < FAN_IN * 3 // 2 else min(most, 2**15))
+    most = FAN_IN if FAN_IN < most < FAN_IN * 3 // 2 else min(most, 2**15)
+    return SplitRule(most, warp_bits=shape.warp_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +121,14 @@ class Cut:
     num_blocks: int
     num_tiles: int  # 0: nothing to do
     num_splits: int
+    divisible: bool  # its shares have units
 
     def begin(self, split: int) -> int:
-        """Return where a split begins, in blocks of the request."""
-        return self.first_block + split * self.num_blocks // self.num_splits
+        """Return where a split begins, in blocks of the request: all but the last are even."""
+        pairs = -(-self.num_blocks // PAIR_BLOCKS)
+        return self.first_block + min(
+            self.num_blocks, split * pairs // self.num_splits * PAIR_BLOCKS
+        )
 
 
 def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int) -> Cut:
@@ -112,7 +137,32 @@ def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int)
     blocks = -(-seq_len // KV_BLOCK) - first
     tiles = -(-num_tokens * group // TILE_ROWS) if num_tokens <= MOST_TOKENS else 0
     most = max(1, rule.most // max(1, tiles))
-    return Cut(first, blocks, tiles, max(1, min(rule.splits(blocks), most)))
+    splits = max(1, min(rule.splits(blocks), most))
+    shares = splits << rule.warp_bits
+    divisible = (
+        num_tokens * group <= TILE_ROWS // 2
+        and shares <= FAN_IN
+        and blocks >= (shares << rule.warp_bits) * PAIR_BLOCKS
+    )
+    return Cut(first, blocks, tiles, splits, divisible)
+
+
+def unit_begin(unit: int, num_pairs: int, warp_bits: int) -> int:
+    """Return where a unit of a split of so many pairs of blocks begins, in pairs."""
+    return unit * num_pairs >> 2 * warp_bits
+
+
+def first_unit(kind: Part, part: int, warp: int, warp_bits: int) -> int:
+    """Return which unit of its split a warp begins with."""
+    if kind is not Part.SHARE:
+        return warp << warp_bits
+    return (part % (1 << warp_bits) << warp_bits) + warp
+
+
+def divides(rule: SplitRule, cuts: Sequence[Cut]) -> bool:
+    """Return whether the shares of divisible requests are the items of a step."""
+    counts = (one.num_tiles * one.num_splits << one.divisible * rule.warp_bits for one in cuts)
+    return sum(counts) <= rule.most
 
 
 def most_items(
@@ -122,7 +172,8 @@ def most_items(
     splits = max(1, min(rule.most, rule.splits(max_blocks)))
     queries = min(num_tokens, MOST_TOKENS * num_requests)
     tiles = min(num_requests, num_tokens) + queries * group // TILE_ROWS
-    return min(tiles * splits, num_requests * max(rule.most, group))
+    undivided = min(tiles * splits, num_requests * max(rule.most, group))
+    return max(undivided, min(undivided << rule.warp_bits, rule.most))
 
 
 def most_rows(
@@ -130,7 +181,9 @@ def most_rows(
 ) -> int:
     """Return the most rows of partial results, of one KV head, that such a step can have."""
     splits = min(rule.most, rule.splits(max_blocks))
-    if splits <= 1:
-        return 0
     queries = min(num_tokens, MOST_TOKENS * num_requests)
-    return min(queries * group * splits, num_requests * TILE_ROWS * rule.most)
+    undivided = min(queries * group * splits, num_requests * TILE_ROWS * rule.most)
+    shares = min(max(splits, 1) << rule.warp_bits, rule.most)
+    divided = min(queries * group * shares, TILE_ROWS // 2 * rule.most)
+    divisible = group <= TILE_ROWS // 2 and max_blocks >= PAIR_BLOCKS << 2 * rule.warp_bits
+    return max(undivided if splits > 1 else 0, divided if divisible else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -19,13 +19,18 @@ from kiln.jit_kernels.attention.splits import (
     ITEM_INTS,
     KV_BLOCK,
     MOST_TOKENS,
+    PAIR_BLOCKS,
+    Part,
     Shape,
     SplitRule,
     comes,
     cut,
+    divides,
+    first_unit,
     head_tile,
     most_items,
     most_rows,
+    unit_begin,
 )
 from kiln.jit_kernels.attention.workspace import Workspace, make_workspace
 from kiln.jit_kernels.shapes import takes_arrays
@@ -125,7 +130,7 @@ def plan_attention(
     for window, items in workspace.item_tables.items():
         call(
             _PLAN, items, block_table, seq_lens, cu_seqlens_q, group, window, rule.most,
-            rule.blocks, rule.few,
+            rule.blocks, rule.few, rule.warp_bits,
         )  # fmt: skip
 
 
@@ -155,21 +160,29 @@ def _plan_reference(  # noqa: PLR0913 (the operator's)
     max_splits: int,
     split_blocks: int,
     few_splits: int,
+    warp_bits: int,
 ) -> tuple[torch.Tensor]:
     """Return the table of work items: a header, then request by request, tile by tile."""
-    rule, items, rows = SplitRule(max_splits, split_blocks, few_splits), [], 0
-    starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
-    for request, length in enumerate(lengths):
-        first, tokens = starts[request], starts[request + 1] - starts[request]
-        one = cut(rule, tokens, length, group, window)
-        for tile, split in product(range(one.num_tiles), range(one.num_splits)):
-            begin, end = one.begin(split), one.begin(split + 1)
-            ids = block_table[request, begin : min(end, begin + FIRST_IDS)].tolist()
-            size = one.num_splits << 8 | tokens
-            numbers = (request, first, size, length, tile << 16 | split, rows, begin, end)
-            items.append((*numbers, *ids, *[0] * (FIRST_IDS - len(ids))))
-        if one.num_tiles and one.num_splits > 1:
-            rows += one.num_splits * tokens * group
+    rule, items, rows = SplitRule(max_splits, split_blocks, few_splits, warp_bits), [], 0
+    starts = cu_seqlens_q.tolist()
+    requests = [(b - a, n) for (a, b), n in zip(pairwise(starts), seq_lens.tolist(), strict=True)]
+    cuts = [cut(rule, tokens, length, group, window) for tokens, length in requests]
+    for request, ((tokens, length), one) in enumerate(zip(requests, cuts, strict=True)):
+        bits = warp_bits if divides(rule, cuts) and one.divisible else 0
+        parts = one.num_splits << bits
+        for tile, part in product(range(one.num_tiles), range(parts)):
+            begin, end = one.begin(part >> bits), one.begin((part >> bits) + 1)
+            pairs = -(-(end - begin) // PAIR_BLOCKS)
+            kind = Part.SHARE if bits else Part.SPLIT_IN_UNITS if one.divisible else Part.SPLIT
+            ids = []
+            for warp, i in product(range(FIRST_IDS // PAIR_BLOCKS), range(PAIR_BLOCKS)):
+                unit = first_unit(kind, part, warp, warp_bits)
+                place = begin + unit_begin(unit, pairs, warp_bits) * PAIR_BLOCKS + i
+                ids.append(int(block_table[request, place]) if place < end else 0)
+            numbers = (starts[request], parts << 8 | tokens, length, kind << 29 | tile << 16 | part)
+            items.append((request, *numbers, rows, begin, end, *ids))
+        if one.num_tiles and parts > 1:
+            rows += parts * tokens * group
     table = out_items.clone()
     header = (min(len(items), len(table) - 1), rows)
     items = [(*header, 0, 0), *items][: len(table)]
@@ -275,8 +288,8 @@ def _room(sizes: Sizes) -> tuple[int, int]:
     return most_items(rule, *shapes), most_rows(rule, *shapes)
 
 
-def _rule(sizes: Sizes) -> tuple[int, int, int]:
-    return sizes["most"], sizes["split"], sizes.get("few", sizes["most"])
+def _rule(sizes: Sizes) -> tuple[int, int, int, int]:
+    return sizes["most"], sizes["split"], sizes.get("few", sizes["most"]), sizes.get("warp_bits", 2)
 
 
 def _plan_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
@@ -297,6 +310,7 @@ def _planned(
 
 def _attention_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
     shape, dtype = _shape(variant), DTYPES[variant["scalar_t"]]
+    sizes = {**sizes, "warp_bits": shape.warp_bits}
     kv_dtype = dtype if variant["kv_t"] == _SAME else torch.float8_e4m3fn
     head_dim = shape.head_tile - sizes.get("less", 0)
     case = make_case(sizes, dtype, kv_dtype, head_dim, device)
@@ -322,6 +336,8 @@ _SIZES: list[dict[str, int]] = [
     {"batch": 0, "kv_heads": 1, "group": 2, "most": 6, "split": 2, "sinks": 1, "less": 48},
     {"batch": 3, "kv_heads": 1, "group": 16, "most": 33, "split": 1, "few": 2, "window": 20},
     {"batch": 4, "kv_heads": 2, "group": 1, "most": 40, "split": 1, "sinks": 1},
+    {"batch": 4, "kv_heads": 1, "group": 4, "most": 4, "split": 64, "steep": 8},
+    {"batch": 4, "kv_heads": 1, "group": 4, "most": 6, "split": 64, "steep": 8},
 ]
 _LLAMA = {"kv_heads": 8, "group": 4, "most": 49, "split": 32, "few": 2}
 _BENCH_SIZES: list[dict[str, int]] = [
@@ -335,8 +351,8 @@ _PLAN = KernelSpec(
     source="attention_decode/attention_plan.cu",
     entry="attention_plan",
     schema="(Tensor(a!) out_items, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-    "int group, int window, int max_splits, int split_blocks, int few_splits) -> ()",
-    arguments=("pointer",) * 4 + ("int64",) + ("int32",) * 7,
+    "int group, int window, int max_splits, int split_blocks, int few_splits, int warp_bits) -> ()",
+    arguments=("pointer",) * 4 + ("int64",) + ("int32",) * 8,
     params={},
     bind=_plan_bind,
     geometry=_plan_geometry,

@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from kiln.jit_kernels.arch import gpu
-from kiln.jit_kernels.attention.splits import FIRST_IDS, ITEM_INTS, MOST_TOKENS, TILE_ROWS
+from kiln.jit_kernels.attention.splits import (
+    FIRST_IDS,
+    ITEM_INTS,
+    MOST_TOKENS,
+    TILE_ROWS,
+    Shape,
+    head_tile,
+)
 
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
@@ -34,8 +41,8 @@ def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
 
 
 @triton.jit
-def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits):
-    """Return first block, blocks, tiles and splits, as kiln/attention_split.cuh does."""
+def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, warp_bits):
+    """Return first block, blocks, tiles, splits and whether shares have units, as cut_request."""
     first = tl.where(window > 0, tl.maximum(0, length - tokens + 1 - window), 0) // 16
     blocks = (length + 15) // 16 - first
     tiles = tl.where(tokens <= _MOST_TOKENS, (tokens * group + 15) // 16, 0)
@@ -43,13 +50,36 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits):
     splits = (blocks + split_blocks - 1) // split_blocks
     splits = tl.where(splits > few_splits, few_splits + (splits - few_splits + 3) // 4, splits)
     splits = tl.maximum(1, tl.minimum(splits, most))
-    return first, blocks, tiles, splits
+    shares = splits << warp_bits
+    divisible = (tokens * group <= 8) & (shares <= 32) & (blocks >= (shares << warp_bits) * 2)
+    return first, blocks, tiles, splits, divisible
+
+
+@triton.jit
+def _store_places(  # noqa: PLR0913
+    to, fits, local, table, first, blocks, num_splits, kind, bits, warp_bits,
+):  # fmt: skip
+    """Store which part each item is, its split's blocks, and the ids that its warps begin with."""
+    parts, pairs_of_all = num_splits << bits, (blocks + 1) // 2
+    part = local % parts
+    split = part >> bits
+    begin = first + tl.minimum(blocks, split * pairs_of_all // num_splits * 2)
+    end = first + tl.minimum(blocks, (split + 1) * pairs_of_all // num_splits * 2)
+    tl.store(to + 4, (kind << 29) + (local // parts) * 65536 + part, mask=fits)
+    tl.store(to + 6, begin, mask=fits)
+    tl.store(to + 7, end, mask=fits)
+    pairs, share = (end - begin + 1) // 2, part - (split << bits)
+    for k in range(_FIRST_IDS):
+        unit = tl.where(bits > 0, (share << bits) + k // 2, k // 2 << warp_bits)
+        block = begin + (unit * pairs >> 2 * warp_bits) * 2 + k % 2
+        ids = tl.load(table + block, mask=fits & (block < end), other=0)
+        tl.store(to + 8 + k, ids, mask=fits)
 
 
 @triton.jit
 def _plan(  # noqa: PLR0913
     items, block_table, seq_lens, cu_seqlens_q, table_row, num_requests, capacity, group, window,
-    max_splits, split_blocks, few_splits, ALL: tl.constexpr,
+    max_splits, split_blocks, few_splits, warp_bits, ALL: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
     every = tl.arange(0, ALL)
@@ -57,11 +87,16 @@ def _plan(  # noqa: PLR0913
     lengths = tl.load(seq_lens + every, mask=here, other=0)
     begins = tl.load(cu_seqlens_q + every, mask=here, other=0)
     tokens = tl.load(cu_seqlens_q + every + 1, mask=here, other=0) - begins
-    first, blocks, tiles, splits = _cut(
-        lengths, tokens, group, window, max_splits, split_blocks, few_splits
+    first, blocks, tiles, splits, divisible = _cut(
+        lengths, tokens, group, window, max_splits, split_blocks, few_splits, warp_bits
     )
-    counts = tl.where(here, tiles * splits, 0)
-    rows = tl.where((counts > 0) & (splits > 1), splits * tokens * group, 0)
+    bits = tl.where(divisible, warp_bits, 0)
+    divides = tl.sum(tl.where(here, tiles * (splits << bits), 0), 0) <= max_splits
+    bits = tl.where(divides, bits, 0)
+    kind = tl.where(divisible, tl.where(divides, 2, 1), 0)
+    parts = splits << bits
+    counts = tl.where(here, tiles * parts, 0)
+    rows = tl.where((counts > 0) & (parts > 1), parts * tokens * group, 0)
     before = every < request
     start = tl.sum(tl.where(before, counts, 0), 0)
     row_start = tl.sum(tl.where(before, rows, 0), 0)
@@ -75,27 +110,34 @@ def _plan(  # noqa: PLR0913
         first_token, num_tokens = tl.load(cu_seqlens_q + request), tl.sum(tl.where(own, tokens, 0))
         count = tl.sum(tl.where(own, counts, 0), 0)
         n = tl.sum(tl.where(own, splits, 0), 0)
+        own_bits = tl.sum(tl.where(own, bits, 0), 0)
+        own_kind = tl.sum(tl.where(own, kind, 0), 0)
         own_blocks = tl.sum(tl.where(own, blocks, 0), 0)
         own_first = tl.sum(tl.where(own, first, 0), 0)
         for at in range(0, count, 64):
             local = at + tl.arange(0, 64)
             fits = (local < count) & (start + local < capacity)
             to = items + _ITEM * (1 + start + local)
-            split = local % n
-            begin = own_first + split * own_blocks // n
-            end = own_first + (split + 1) * own_blocks // n
             tl.store(to, request + 0 * local, mask=fits)
             tl.store(to + 1, first_token + 0 * local, mask=fits)
-            tl.store(to + 2, n * 256 + num_tokens + 0 * local, mask=fits)
+            tl.store(to + 2, (n << own_bits) * 256 + num_tokens + 0 * local, mask=fits)
             tl.store(to + 3, tl.load(seq_lens + request) + 0 * local, mask=fits)
-            tl.store(to + 4, (local // n) * 65536 + split, mask=fits)
             tl.store(to + 5, row_start + 0 * local, mask=fits)
-            tl.store(to + 6, begin, mask=fits)
-            tl.store(to + 7, end, mask=fits)
-            for k in range(_FIRST_IDS):
-                table = block_table + request.to(tl.int64) * table_row + begin + k
-                ids = tl.load(table, mask=fits & (begin + k < end), other=0)
-                tl.store(to + 8 + k, ids, mask=fits)
+            _store_places(
+                to, fits, local, block_table + request.to(tl.int64) * table_row, own_first,
+                own_blocks, n, own_kind, own_bits, warp_bits,
+            )  # fmt: skip
+
+
+@triton.jit
+def _item_keys(item, part, warp_bits):
+    """Return where the keys of an item begin and end: those of its split, or of one share of it."""
+    first, end = tl.load(item + 6), tl.load(item + 7)
+    if part >= 1 << 30:  # a share
+        pairs, share = (end - first + 1) // 2, part % (1 << warp_bits)
+        last = first + tl.minimum(end - first, ((share + 1) * pairs >> warp_bits) * 2)
+        return (first + (share * pairs >> warp_bits) * 2) * 16, last * 16
+    return first * 16, end * 16
 
 
 @triton.jit
@@ -168,7 +210,7 @@ def _step(  # noqa: PLR0913
 def _attend(  # noqa: PLR0913
     out, lse, query, key_pool, value_pool, block_table, items, sinks, partials, scales,
     query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
-    table_row, num_kv_heads, group, window, scale, soft_cap, v_scale, D: tl.constexpr,
+    table_row, num_kv_heads, group, warp_bits, window, scale, soft_cap, v_scale, D: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
     LSE: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
@@ -179,9 +221,9 @@ def _attend(  # noqa: PLR0913
         kv_head = work % num_kv_heads
         request, first_token, size = tl.load(item), tl.load(item + 1), tl.load(item + 2)
         tokens, length, part = size % 256, tl.load(item + 3), tl.load(item + 4)
-        tile, split = part // 65536, part % 65536
-        begin = tl.load(item + 6) * 16
-        end = tl.minimum(tl.load(item + 7) * 16, length)
+        tile, split = part // 65536 % 8192, part % 65536
+        begin, end = _item_keys(item, part, warp_bits)
+        end = tl.minimum(end, length)
         row = tile * 16 + tl.arange(0, 16)
         used = row < tokens * group
         limit = tl.where(used, length - tokens + row // group + 1, 0)
@@ -224,7 +266,7 @@ def _merge(  # noqa: PLR0913
         first_token, size, part = tl.load(item + 1), tl.load(item + 2), tl.load(item + 4)
         tokens, num_splits = size % 256, size // 256
         if (part % 65536 == 0) & (num_splits > 1):
-            row = part // 65536 * 16 + tl.arange(0, 16)
+            row = part // 65536 % 8192 * 16 + tl.arange(0, 16)
             used = row < tokens * group
             slot = (tl.load(item + 5).to(tl.int64) + row) * num_kv_heads + kv_head
             step = tokens.to(tl.int64) * group * num_kv_heads
@@ -254,7 +296,7 @@ def attention_plan(
 ) -> None:
     """Write the table of work items as the kernel of this name does.
 
-    ``numbers``: group, window, max_splits, split_blocks, few_splits.
+    ``numbers``: group, window, max_splits, split_blocks, few_splits, warp_bits.
     """
     count = seq_lens.shape[0]
     _plan[(count + 1,)](
@@ -273,6 +315,7 @@ def paged_attention(*arguments: Any) -> None:
         key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
     kv_heads, head_dim = key_pool.shape[1], query.shape[2]
     heads = (kv_heads, query.shape[1] // kv_heads)
+    warp_bits = Shape(head_tile(head_dim), key_pool.element_size()).warp_bits
     options = {
         "D": head_dim,
         "DIM": triton.next_power_of_2(head_dim),
@@ -289,7 +332,7 @@ def paged_attention(*arguments: Any) -> None:
     _attend[(programs,)](
         out, lse, query, key_pool, value_pool, table, items, sinks, partials, scales,
         *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
-        table.stride(0), *heads, window, scale * k_scale, soft_cap, v_scale,
+        table.stride(0), *heads, warp_bits, window, scale * k_scale, soft_cap, v_scale,
         TILE=_TILE, STAGES=_STAGES[tiles > 1], FP8=fp8, COMPUTE=compute, **options,
     )  # fmt: skip
     _merge[(programs,)](

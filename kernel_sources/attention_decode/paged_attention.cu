@@ -7,11 +7,12 @@
 //
 // Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
 //
-// A block serves one KV head, blockIdx.x, and every gridDim.y-th item. A warp eats one block of the
-// pool at a time through stages of its own, so the loop has no block barrier; the first blocks of
-// the next item are on their way while this one is merged. A row of a request's splits is merged by
-// whichever warp arrives last of those that hold it, in the order of the splits: its bits depend on
-// its own request, not on the batch, the grid or the schedule.
+// A block serves one KV head, blockIdx.x, and every gridDim.y-th item. A warp eats a pair of blocks
+// of the pool at a time through stages of its own, so the loop has no block barrier; the first keys
+// of the next item are on their way while this one is merged. A row of a request's parts is merged
+// by whichever warp arrives last of those that hold it, in the order of the parts; a split of which
+// one block has all shares is added up in the same steps as one of which each has a block. A row's
+// bits depend on its own request, not on the batch, the grid or the schedule.
 #include "kiln/attention_rows.cuh"
 #include "kiln/ptx_async.cuh"
 #include "kiln/ptx_launch.cuh"
@@ -32,21 +33,26 @@ namespace {
 using Tile = kiln::AttentionTile<SCALAR_T, KV_T, HEAD_TILE>;
 using kiln::finite;
 using kiln::Float4;
+using kiln::Part;
 using kiln::Scale;
 
 constexpr uint32_t kWarp = 0xffffffffu;
 constexpr int kFanBits = 5;  // 32 partial results are merged at once; more splits as a tree
 constexpr int kRows = kiln::kTileRows, kBlock = kiln::kKVBlock, kChunks = Tile::kChunks;
-constexpr int kWarps = HEAD_TILE <= 128 ? 4 : 2, kThreads = kWarps * 32;
-constexpr int kSlot = 2 * Tile::kBytes;  // a stage: keys and values of a block
-// A warp's result takes the place of its last stages, while blocks of the next item fill the first.
-constexpr int kResultSlots = (kRows * Tile::kPitch * 4 + kSlot - 1) / kSlot;
-constexpr int kFitting = 70 * 1024 / (kWarps * kSlot), kWanted = 2 + kResultSlots;
-constexpr int kStages = kFitting < kWanted ? kFitting : kWanted, kAhead = kStages - kResultSlots;
-constexpr int kLate = 2 * (kStages - kAhead);  // halves of stages that wait for the results to go
-constexpr int kWarpBytes = kStages * kSlot;
+constexpr int kWarpBits = HEAD_TILE <= 128 ? 2 : 1, kWarps = 1 << kWarpBits;
+constexpr int kThreads = kWarps * 32;
+// A stage has two halves, keys and values of a pair of blocks, that are filled in turn. A warp's
+// result takes the place of its last halves, while keys of the next item fill the first.
+constexpr int kPair = kiln::kPairBlocks, kHalf = Tile::kBytes;
+constexpr int kResultHalves = (kRows * Tile::kPitch * 4 + kHalf - 1) / kHalf;
+constexpr int kFitting = 70 * 1024 / (kWarps * kHalf), kWanted = 4;
+constexpr int kHalves = kFitting < kWanted ? kFitting : kWanted, kAhead = kHalves - kResultHalves;
+constexpr int kWarpBytes = kHalves * kHalf, kIds = 32 / kPair;  // pairs whose ids a warp has
+constexpr int kKeys = kPair * kBlock;
 static_assert(32 % kChunks == 0);  // a lane has the same 16 bytes of all rows that it copies
-static_assert(kStages >= 2 && kAhead >= 1);
+static_assert(kHalves >= 2 && kAhead >= 1);
+
+template <int N> struct Eights { static constexpr int kCount = N; };  // of rows
 
 }  // namespace
 
@@ -65,49 +71,88 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const int head = blockIdx.x, num_kv_heads = gridDim.x, num_heads = group * num_kv_heads;
   unsigned char* stages = kiln::dynamic_shared() + warp * kWarpBytes;
   unsigned char* queries = kiln::dynamic_shared() + kWarps * kWarpBytes;
-  float* results = reinterpret_cast<float*>(kiln::dynamic_shared() + kAhead * kSlot);
+  float* results = reinterpret_cast<float*>(kiln::dynamic_shared() + kAhead * kHalf);
   // Row i of all tiles is head i % group of token i / group.
   auto token_of = [&](int flat) { return int(unsigned(flat) * unsigned(inverse_group) >> 20); };
 
-  // What this warp fetches: `count` blocks of an item, each kWarps after the last, with num_keys of
-  // the request from the first on. A lane has looked up one of 32 ids, the next come in `ahead`.
+  // What this warp fetches: `count` pairs of blocks of an item, with num_keys of the request from
+  // the first on. A lane has looked up one of 32 ids, the next come in `ahead`.
   int count = 0, num_keys = 0, ids = 0, ahead = 0;
   const int* table = block_table;
+  auto first_unit = [&](const kiln::WorkItem& item) {
+    return kiln::first_unit(item.kind(), item.part(), warp, kWarpBits);
+  };
+  auto unit_begin = [&](const kiln::WorkItem& item, int unit) {
+    const int num_pairs = (item.end_block - item.first_block + kPair - 1) / kPair;
+    return kiln::unit_begin(unit, num_pairs, kWarpBits);
+  };
   auto copy_item = [&](int at, int side) {
     if (lane < 4)
       kiln::copy_async_16(
           reinterpret_cast<unsigned char*>(&own_items[warp][side]) + lane * 16,
           reinterpret_cast<const unsigned char*>(items + 1 + min(at, capacity - 1)) + lane * 16);
   };
-  auto look_up = [&](int i) { return i + lane < count ? table[(i + lane) * kWarps] : 0; };
-  // The keys (half 0) or values (half 1) of block i, which has an id in the pool; a group.
+  auto look_up = [&](int pair) {
+    const int block = pair * kPair + lane;
+    return block < count * kPair && block * kBlock < num_keys ? table[block] : 0;
+  };
+  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group.
   constexpr int kAtOnce = 32 / kChunks;  // rows
   const int own_column = lane % kChunks * (16 / int(sizeof(KV_T)));
-  auto fetch = [&](int i, int half, int64_t id) {
-    const KV_T* from = half ? value_pool + id * value_block + head * value_head
-                            : key_pool + id * key_block + head * key_head;
-    const int64_t token = half ? value_token : key_token;
-    unsigned char* to = stages + i % kStages * kSlot + half * Tile::kBytes;
-    // Rows past it are never read, nor columns past head_dim: there zeros come in their place.
-    const int valid = own_column < head_dim ? num_keys - i * kWarps * kBlock : 0;
-    from += lane / kChunks * token + own_column;
-    to += lane / kChunks * Tile::kStep + lane % kChunks * 16;
+  const bool dense = key_token == HEAD_TILE && value_token == HEAD_TILE && head_dim == HEAD_TILE;
+  auto fetch = [&](int i, const int (&id)[kPair]) {
+    const KV_T* pool = i % 2 ? value_pool + head * value_head : key_pool + head * key_head;
+    const int64_t block = i % 2 ? value_block : key_block, token = i % 2 ? value_token : key_token;
+    unsigned char* to =
+        stages + i % kHalves * kHalf + lane / kChunks * Tile::kStep + lane % kChunks * 16;
+    const int left = num_keys - i / 2 * kKeys;
+    if (dense && left >= kKeys) {  // most often, and in the least code
 #pragma unroll
-    for (int row = 0; row < kBlock; row += kAtOnce, from += kAtOnce * token)
-      kiln::copy_async_16(to + row * Tile::kStep, from, row + lane / kChunks < valid);
-  };
-  auto fetch_stages = [&](const kiln::WorkItem& item, int begin, int end) {
-#pragma unroll 1
-    for (int i = 2 * begin; i < 2 * end; ++i) {
-      if (i / 2 < count) {
-        const int known = warp + i / 2 * kWarps;
-        fetch(i / 2, i % 2, known < kiln::kFirstIds ? item.ids[known] : table[i / 2 * kWarps]);
+      for (int m = 0; m < kPair; ++m) {
+        const KV_T* from = pool + id[m] * block + lane / kChunks * HEAD_TILE + own_column;
+#pragma unroll
+        for (int row = 0; row < kBlock; row += kAtOnce)
+          kiln::copy_async_16(to + (m * kBlock + row) * Tile::kStep, from + row * HEAD_TILE);
       }
+      return;
+    }
+    // Rows past it are never read, nor columns past head_dim: there zeros come in their place.
+    const int valid = own_column < head_dim ? left - lane / kChunks : 0;
+#pragma unroll
+    for (int m = 0; m < kPair; ++m) {
+      const KV_T* from = pool + id[m] * block + lane / kChunks * token + own_column;
+#pragma unroll 1
+      for (int row = 0; row < kBlock; row += kAtOnce, from += kAtOnce * token)
+        kiln::copy_async_16(to + (m * kBlock + row) * Tile::kStep, from, m * kBlock + row < valid);
+    }
+  };
+  // Half i, if there is such a pair, whose ids a lane has in `ids`.
+  auto fetch_next = [&](int i) {
+    const int pair = i / 2;
+    if (i % 2 == 0 && pair % kIds == 0) {
+      ids = ahead;
+      ahead = look_up(pair + kIds);
+    }
+    int id[kPair];
+#pragma unroll
+    for (int m = 0; m < kPair; ++m) id[m] = __shfl_sync(kWarp, ids, pair % kIds * kPair + m);
+    if (pair < count) fetch(i, id);
+    kiln::copy_commit();
+  };
+  // The same of an item's first halves; the ids of its first pair came with it.
+  auto fetch_first = [&](const kiln::WorkItem& item, int begin, int end) {
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      int id[kPair];
+#pragma unroll
+      for (int m = 0; m < kPair; ++m)
+        id[m] = i < 2 ? item.ids[warp * kPair + m] : __shfl_sync(kWarp, ids, i / 2 * kPair + m);
+      if (i / 2 < count) fetch(i, id);
       kiln::copy_commit();
     }
   };
   auto copy_queries = [&](const kiln::WorkItem& item) {
-    const int start = (item.part >> 16) * kRows, rows = (item.size & 255) * group - start;
+    const int start = item.tile() * kRows, rows = item.num_tokens() * group - start;
 #pragma unroll 1
     for (int i = threadIdx.x; i < kRows * (HEAD_TILE / 8); i += kThreads) {
       const int row = i / (HEAD_TILE / 8), chunk = i % (HEAD_TILE / 8);
@@ -128,38 +173,33 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   kiln::copy_wait<0>();
   __syncwarp();  // the item is there
 
-  float o[HEAD_TILE / 8][4] = {};
-  float top[2] = {}, sum[2] = {};
 #pragma unroll 1
   for (int now = -1, next = blockIdx.y, side = 1;; now = next, next += gridDim.y, side ^= 1) {
     // Begin the next item, and end this one.
     const kiln::WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
     const bool more = next < num_items;
     if (more) {
-      const int first = next_item.first_block + warp;
-      count = max(0, (next_item.end_block - first + kWarps - 1) / kWarps);
+      const int unit = first_unit(next_item), first_pair = unit_begin(next_item, unit);
+      const int num_units = next_item.kind() == Part::share ? 1 : kWarps;
+      count = unit_begin(next_item, unit + num_units) - first_pair;
+      const int first = next_item.first_block + first_pair * kPair;
       num_keys = next_item.seq_len - first * kBlock;
       table = block_table + next_item.request * table_row + first;
-      fetch_stages(next_item, 0, kAhead);
-      ahead = look_up(0);
+      ids = look_up(0);
+      ahead = look_up(kIds);
+      if (now < 0) copy_queries(next_item);
+      fetch_first(next_item, 0, now < 0 ? kHalves : kAhead);
     }
-    const int num_splits = item.size >> 8, tile = item.part >> 16, split = item.part & 0xffff;
-    const int flat_rows = (item.size & 255) * group;  // rows of all tiles
+    const bool divided = item.kind() == Part::share;
+    const int num_parts = item.num_parts(), tile = item.tile(), part = item.part();
+    const int flat_rows = item.num_tokens() * group;  // of all tiles
     const int num_rows = now < 0 ? 0 : min(kRows, flat_rows - tile * kRows);
-    if (now >= 0) {
-      Tile::spread(results + warp * (kWarpBytes / 4), o, num_rows, lane);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float total = kiln::quad_sum(sum[j]);
-        if (lane % 4 == 0) warp_scales[warp][quad + 8 * j] = {top[j], total};
-      }
-    }
     __syncthreads();  // all results are there, and the queries have been read
-    if (more) copy_queries(next_item);
+    if (more && now >= 0) copy_queries(next_item);
 
-    // Partial results: [split][row of all tiles][KV head], from the request's own start on.
+    // Partial results: [part][row of all tiles][KV head], from the request's own start on.
     const int64_t base = (item.row_start + tile * kRows) * int64_t(num_kv_heads) + head;
-    const int64_t split_rows = int64_t(flat_rows) * num_kv_heads;
+    const int64_t part_rows = int64_t(flat_rows) * num_kv_heads;
     auto finish = [&](int row, int column, Float4 y, Scale whole) {
       const int flat = tile * kRows + row, token = token_of(flat);
       const int h = head * group + flat - token * group;
@@ -172,45 +212,50 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
 #pragma unroll 1
     for (int row = warp; row < num_rows; row += kWarps) {
       Scale whole = {kiln::minus_infinity(), 0.0f};
-      float weight[kWarps];
+      kiln::Fold folds[kWarps] = {};
+      Scale own[kWarps];
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) whole.top = fmaxf(whole.top, warp_scales[w][row].top);
+      for (int w = 0; w < kWarps; ++w) own[w] = warp_scales[w][row];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {  // units one by one, as a warp does that has them all
+        if (divided) folds[w] = kiln::Fold::onto(whole.top, own[w].top);
+        else whole.top = fmaxf(whole.top, own[w].top);
+      }
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
-        weight[w] = kiln::exp2_fast(warp_scales[w][row].top - finite(whole.top));
-        whole.sum += warp_scales[w][row].sum * weight[w];
+        if (!divided) folds[w] = kiln::Fold::below(whole.top, own[w].top);
+        whole.sum = folds[w](whole.sum, own[w].sum);
       }
-      const int64_t slot = base + split * split_rows + int64_t(row) * num_kv_heads;
+      const int64_t slot = base + part * part_rows + int64_t(row) * num_kv_heads;
 #pragma unroll 1
       for (int column = lane * 4; column < head_dim; column += 128) {
         const float* from = results + row * Tile::kPitch + column;
         Float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int w = 0; w < kWarps; ++w)
-          y = kiln::add_scaled(y, kiln::load_vector<Float4>(from + w * (kWarpBytes / 4)),
-                               weight[w]);
-        if (num_splits == 1)
-          finish(row, column, y, whole);
+          y = folds[w](y, kiln::load_vector<Float4>(from + w * (kWarpBytes / 4)));
+        if (num_parts == 1)  // as were it merged with nothing: a zero loses its sign
+          finish(row, column, kiln::Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y), whole);
         else
           kiln::store_vector(partials + slot * head_dim + column, y);
       }
-      if (num_splits > 1 && lane == 0) kiln::store_vector(scales + slot, whole);
+      if (num_parts > 1 && lane == 0) kiln::store_vector(scales + slot, whole);
     }
     __syncthreads();  // the results have been read
     // Blocks without work end at once. Were the next launch let in before this one's work is nearly
     // done, its first blocks, which have the work, would share the few places that are free then.
     if (now >= 0 && !more) kiln::pdl_launch_dependents();
-    if (more) fetch_stages(next_item, kAhead, kStages);
+    if (more && now >= 0) fetch_first(next_item, kAhead, kHalves);
 
-    // Merge the splits, as a tree of 32 children a node: a warp's rows of a node by the last of its
+    // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its
     // children to arrive, in its first child's place.
-    if (warp < num_rows && num_splits > 1) {
+    if (warp < num_rows && num_parts > 1) {
 #pragma unroll 1
-      for (int level = 0; 1 << level < num_splits; level += kFanBits) {
-        const int node = split >> (level + kFanBits) << (level + kFanBits);
-        const int children = min(1 << kFanBits, ((num_splits - node - 1) >> level) + 1);
+      for (int level = 0; 1 << level < num_parts; level += kFanBits) {
+        const int node = part >> (level + kFanBits) << (level + kFanBits);
+        const int children = min(1 << kFanBits, ((num_parts - node - 1) >> level) + 1);
         if (children == 1) continue;  // its state is in place already
-        const int64_t arrival = now - split + node + (1 << level);
+        const int64_t arrival = now - part + node + (1 << level);
         __syncwarp();  // the warp's rows are written
         uint32_t before = 0;
         if (lane == 0)
@@ -219,11 +264,11 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
         before = __shfl_sync(kWarp, before, 0);
         if (int(before) != children - 1) break;
         __syncwarp();  // the other children's rows are seen
-        const bool root = node == 0 && children > (num_splits - 1) >> level;
-        const int64_t stride = split_rows << level;
+        const bool root = node == 0 && children > (num_parts - 1) >> level;
+        const int64_t stride = part_rows << level;
 #pragma unroll 1
         for (int row = warp; row < num_rows; row += kWarps) {
-          const int64_t slot = base + node * split_rows + int64_t(row) * num_kv_heads;
+          const int64_t slot = base + node * part_rows + int64_t(row) * num_kv_heads;
           Scale own = {kiln::minus_infinity(), 0.0f};
           if (lane < children) own = kiln::load_vector<Scale>(scales + slot + lane * stride);
           Scale whole;
@@ -232,7 +277,10 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
             __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
             const bool inside = column < head_dim;
             float* o_0 = partials + slot * head_dim + column;
-            const Float4 y = kiln::gather(own, whole, children, o_0, stride * head_dim, inside);
+            const int64_t next_o = stride * head_dim;
+            const Float4 y =
+                divided ? kiln::gather<kWarps>(own, whole, children, o_0, next_o, inside)
+                        : kiln::gather<1>(own, whole, children, o_0, next_o, inside);
             if (inside && root) finish(row, column, y, whole);
             if (inside && !root) kiln::store_vector(o_0, y);
           }
@@ -242,101 +290,102 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     }
     if (!more) break;
 
-    // This lane holds parts of rows quad and quad + 8, which see `window` keys before their limits.
     // Every row sees all keys of [all_begin, all_limit): no key there need be asked. Positions are
     // counted from the warp's first key.
-    const int first_row = (next_item.part >> 16) * kRows, num_tokens = next_item.size & 255;
+    const int first_row = next_item.tile() * kRows, num_tokens = next_item.num_tokens();
     const int last_row = min(first_row + kRows, num_tokens * group) - 1;
     const int before = num_keys - num_tokens + 1;
-    int limit[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int row = first_row + quad + 8 * j;
-      limit[j] = row <= last_row ? before + token_of(row) : -kBlock * kWarps;
-    }
     const int all_limit = before + token_of(first_row);
     const int all_begin = window ? before + token_of(last_row) - window : 0;
 
-    kiln::copy_wait<kLate>();
+    if (now < 0) kiln::copy_wait<kHalves>();
+    else kiln::copy_wait<kHalves - kAhead>();
     __syncthreads();  // the queries are there
-    uint32_t kept[Tile::kSteps][4];
-    if constexpr (Tile::kKeepQuery) {
-#pragma unroll
-      for (int k = 0; k < Tile::kSteps; ++k) Tile::load_query(kept[k], queries, k, lane);
-    }
     copy_item(next + gridDim.y, side);
-    ids = ahead;
-    ahead = look_up(32);
 
+    auto eat = [&](auto eights) {
+      constexpr int N = decltype(eights)::kCount;
+      typename Tile::template Queries<N> kept;
+      kept.keep(queries, lane);
+      kiln::AttentionRows<SCALAR_T, HEAD_TILE, N> rows, share;  // a unit, and those before it
+      rows.clear();
+      share.clear();
+      const bool in_units = N == 1 && next_item.kind() == Part::split_in_units;
+      auto unit_end = [&](int unit) {
+        const int first = first_unit(next_item);
+        return unit_begin(next_item, first + unit + 1) - unit_begin(next_item, first);
+      };
+      int unit = 0, end = in_units ? unit_end(0) : 0;
+      int limit[N][2];  // a row sees `window` keys before it
 #pragma unroll
-    for (int c = 0; c < HEAD_TILE / 8; ++c)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) o[c][j] = 0.0f;
-    top[0] = top[1] = kiln::minus_infinity(), sum[0] = sum[1] = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const int refill = i + kStages;
-      if (refill % 32 == 0) {
-        ids = ahead;
-        ahead = look_up(refill + 32);
-      }
-      const int64_t id = __shfl_sync(kWarp, ids, refill % 32);
-      const unsigned char* keys = stages + i % kStages * kSlot;
-      kiln::copy_wait<2 * kStages - 1>();
-      __syncwarp();  // the keys are there
-
-      float logit[2][4] = {};  // [keys 0-7, 8-15][row quad: 2 keys, row quad + 8: 2 keys]
-      Tile::multiply_keys(logit, kept, queries, keys, lane);
-      __syncwarp();  // the keys have been read
-      if (refill < count) fetch(refill, 0, id);
-      kiln::copy_commit();
-      const int key = i * kWarps * kBlock;
-      const bool masked = key < all_begin || key + kBlock > all_limit;
-      float best[2] = {top[0], top[1]};
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float y = logit[n][j] * scale;
-          if (cap > 0) y = kiln::capped(y * steepness, cap);
-          const int own = key + n * 8 + lane % 4 * 2 + j % 2;
-          const bool old = window && own < limit[j / 2] - window;
-          if (masked && (own >= limit[j / 2] || old)) y = kiln::minus_infinity();
-          logit[n][j] = y;
-          best[j / 2] = fmaxf(best[j / 2], y);
-        }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) best[j] = kiln::quad_max(best[j]);
-      if (__any_sync(kWarp, best[0] > top[0] || best[1] > top[1])) {
+      for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const float f = kiln::exp2_fast(top[j] - finite(best[j]));
-          top[j] = best[j];
-          sum[j] *= f;
+          const int row = first_row + n * 8 + lane % 4 * 2 + j;
+          limit[n][j] = row <= last_row ? before + token_of(row) : -kKeys;
+        }
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        const unsigned char* keys = stages + 2 * i % kHalves * kHalf;
+        const unsigned char* values = stages + (2 * i + 1) % kHalves * kHalf;
+        kiln::copy_wait<kHalves - 1>();
+        __syncwarp();  // the keys are there
+        kiln::Logits<N> logit = {};
+        Tile::template multiply_keys<N>(logit, kept, queries, keys, lane);
+        __syncwarp();  // the keys have been read
+        fetch_next(2 * i + kHalves);
+        const int key = i * kKeys;
+        auto each = [&](auto change) {
 #pragma unroll
-          for (int c = 0; c < HEAD_TILE / 8; ++c) o[c][2 * j] *= f, o[c][2 * j + 1] *= f;
+          for (int m = 0; m < kPair; ++m)
+#pragma unroll
+            for (int n = 0; n < N; ++n)
+#pragma unroll
+              for (int j = 0; j < 4; ++j) change(logit[m][n][j], m, n, j);
+        };
+        each([&](float& y, int, int, int) { y *= scale; });
+        if (cap > 0) each([&](float& y, int, int, int) { y = kiln::capped(y * steepness, cap); });
+        if (key < all_begin || key + kKeys > all_limit)
+          each([&](float& y, int m, int n, int j) {
+            const int own = key + m * kBlock + j / 2 * 8 + quad, end = limit[n][j % 2];
+            if (own >= end || (window && own < end - window)) y = kiln::minus_infinity();
+          });
+        rows.soften(logit);
+        kiln::copy_wait<kHalves - 1>();
+        __syncwarp();  // the values are there
+#pragma unroll (N == 2 && Tile::kWide ? 1 : kPair)  // bytes take much code to unpack
+        for (int m = 0; m < kPair; ++m) {
+          uint32_t p[N][2];
+          if (m == 0) rows.weights(p, logit[0]);
+          else rows.weights(p, logit[1]);
+          Tile::template add_values<N>(rows.o, p, values + m * kBlock * Tile::kStep, lane);
+        }
+        __syncwarp();  // the values have been read
+        fetch_next(2 * i + 1 + kHalves);
+        if (N == 1 && i + 1 == end) {
+          share.fold(rows);
+          rows.clear();
+          end = unit_end(++unit);
         }
       }
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          logit[n][j] = kiln::exp2_fast(logit[n][j] - finite(best[j / 2]));
-          sum[j / 2] += logit[n][j];
-        }
-      const uint32_t p[4] = {kiln::pack<SCALAR_T>(logit[0][0], logit[0][1]),
-                             kiln::pack<SCALAR_T>(logit[0][2], logit[0][3]),
-                             kiln::pack<SCALAR_T>(logit[1][0], logit[1][1]),
-                             kiln::pack<SCALAR_T>(logit[1][2], logit[1][3])};
-      kiln::copy_wait<2 * kStages - 1>();
-      __syncwarp();  // the values are there
-      Tile::add_values(o, p, keys + Tile::kBytes, lane);
-      __syncwarp();  // the values have been read
-      if (refill < count) fetch(refill, 1, id);
       kiln::copy_commit();
-    }
-    kiln::copy_commit();
-    kiln::copy_wait<0>();
-    __syncwarp();  // every lane is done with the stages, and the next item is there
+      kiln::copy_wait<0>();
+      __syncwarp();  // every lane is done with the stages, and the next item is there
+      const int num_rows = last_row - first_row + 1;
+      auto hand_over = [&](const auto& result, bool summed) {
+        Tile::template spread<N>(results + warp * (kWarpBytes / 4), result.o, num_rows, lane);
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const float total = summed ? result.sum[n][j] : rows.over_keys_sum(result.sum[n][j]);
+            if (quad == 0) warp_scales[warp][n * 8 + lane % 4 * 2 + j] = {result.top[n][j], total};
+          }
+      };
+      if (in_units) hand_over(share, true);
+      else hand_over(rows, false);
+    };
+    if (last_row - first_row < 8) eat(Eights<1>());
+    else eat(Eights<2>());
   }
 }

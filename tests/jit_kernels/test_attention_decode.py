@@ -15,9 +15,11 @@ from kiln.jit_kernels.attention.reference import attend, scattered
 from kiln.jit_kernels.attention.splits import (
     KV_BLOCK,
     MOST_TOKENS,
+    Part,
     Shape,
     SplitRule,
     cut,
+    divides,
     most_items,
     most_rows,
     split_rule,
@@ -140,9 +142,13 @@ def test_capacities_are_never_exceeded():
         ]
         window = chance.choice((0, 0, 100))
         cuts = [(n, cut(rule, n, length, group, window)) for length, n in requests]
-        items = sum(one.num_tiles * one.num_splits for _, one in cuts)
+        bits = rule.warp_bits if divides(rule, [one for _, one in cuts]) else 0
+        parts = [one.num_splits << one.divisible * bits for _, one in cuts]
+        items = sum(one.num_tiles * count for (_, one), count in zip(cuts, parts, strict=True))
         rows = sum(
-            n * group * one.num_splits for n, one in cuts if one.num_tiles and one.num_splits > 1
+            n * group * count
+            for (n, one), count in zip(cuts, parts, strict=True)
+            if one.num_tiles and count > 1
         )
         shapes = (len(requests), sum(n for _, n in requests), max_blocks, group)
         assert items <= most_items(rule, *shapes), (rule, requests, group)
@@ -156,6 +162,41 @@ def test_splits_cover_a_request_once_and_in_order():
         assert bounds[0] == 0
         assert bounds[-1] == -(-length // KV_BLOCK)
         assert bounds == sorted(bounds)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16), (256, torch.bfloat16)]
+)
+def test_shares_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, dtype):
+    on_host(monkeypatch)
+    bits = Shape(head_dim, 2).warp_bits
+    requests = [(0, 1), (40, 1), (777, 2), (1500, 1)]
+    case = replace(case_of(requests, dtype=dtype, head_dim=head_dim, steep=6), window=0)
+    kinds, results = [], []
+    for most in (4, 16):
+        rule = SplitRule(most, 64, 4, bits)
+        workspace = make_workspace(
+            max_requests=4, max_tokens=5, max_blocks=94, num_heads=8, num_kv_heads=2,
+            head_dim=head_dim, kv_dtype=dtype, device=CPU, rule=rule,
+        )  # fmt: skip
+        plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
+        table = workspace.item_tables[0]
+        kinds.append({Part(place >> 29) for place in table[1 : 1 + table[0, 0], 4].tolist()})
+        out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
+        run(case, out=out, lse=lse, workspace=workspace)
+        results.append((out, lse))
+    assert kinds == [{Part.SPLIT, Part.SPLIT_IN_UNITS}, {Part.SPLIT, Part.SHARE}]
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_a_step_that_leaves_the_machine_idle_is_divided():
+    rule = split_rule(Shape(128, 2), 8, H200)
+    one = cut(rule, 1, 1024, 4, 0)
+    assert one.divisible
+    assert divides(rule, [one] * 6)
+    assert not divides(rule, [one] * 7), "56 items for 49 blocks"
+    assert not cut(rule, 1, 490, 4, 0).divisible, "less than a pair of blocks a warp"
+    assert not cut(rule, 3, 1024, 4, 0).divisible, "12 rows have no room for two sums"
 
 
 def test_a_lone_long_request_fills_the_machine_and_short_ones_are_not_split():
@@ -189,7 +230,7 @@ def test_more_requests_than_the_plan_has_threads(room):
         torch.randint(9999, (1300, 44), dtype=torch.int32),
         lengths,
         torch.arange(1301, dtype=torch.int32),
-        *(4, 0, 33, 4, 33),
+        *(4, 0, 33, 4, 33, 2),
     ]
     (wanted,) = spec.reference(*arguments)
     assert wanted[0, 0] == min(room, 7281)
@@ -264,7 +305,7 @@ def test_a_32_bit_offset_is_caught(tmp_path):
     host.run(plan, planned, env=settings())
     bound = spec.bind(*arguments)
     unit = render(spec, bound.variant)
-    text = unit.text.replace("id * key_block", "int(id * key_block)")
+    text = unit.text.replace("id[m] * block", "int(id[m] * block)")
     assert text != unit.text
     kernel = host.build(
         Unit(unit.name, text, unit.headers), spec.entry, spec.arguments, name="32 bits",

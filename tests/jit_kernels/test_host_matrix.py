@@ -232,6 +232,20 @@ def test_ldmatrix_deals_out_rows_at_any_address(trans):
     assert torch.equal(out.view(torch.int16).view(32, 4, 2), want)
 
 
+TRANSPOSE = """
+extern "C" __global__ void k(const uint32_t* x, uint32_t* out) {
+  out[threadIdx.x] = transpose_8x8(x[threadIdx.x]);
+}
+"""
+
+
+def test_a_tile_of_pairs_is_transposed():
+    x = torch.randint(-(2**15), 2**15, (8, 8), dtype=torch.int16)
+    out = torch.empty(8, 8, dtype=torch.int16)
+    launch(TRANSPOSE, x, out)
+    assert torch.equal(out, x.T)
+
+
 BARRIER = "__syncwarp();"
 MISUSE_OF_MATRICES = {
     "misaligned row": ("&s[lane % 16][lane / 16 * 8]", "&s[lane % 16][lane / 16 * 4]",

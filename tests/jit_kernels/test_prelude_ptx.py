@@ -46,6 +46,10 @@ PINNED = {
         SHARED + TILE + "ldmatrix_x4_trans(r, s); " + KEEP,
         ["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {"],
     ),
+    "transpose_8x8": (
+        "q[0] = transpose_8x8(q[1]);",
+        ["movmatrix.sync.aligned.m8n8.trans.b16 "],
+    ),
     "mma of bf16": (
         TILE + "r[0] = r[1] = r[2] = r[3] = q[4]; mma_m16n8k16<bf16>(d, r, q[5], q[6]); " + KEEP,
         ["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {"],

@@ -1,38 +1,68 @@
 // How a request's decode attention is cut into work items: the rule that the plan and the kernel
-// share. It looks at the request itself and at constants of the machine, never at the batch.
+// share. What is added up, and in which order, looks at the request itself and at constants of the
+// machine, never at the batch: a request is cut into splits, a split into as many shares as a block
+// has warps and, of a divisible request, a share into as many units. Who adds it up may look at the
+// batch. A block takes a split, each warp a share; or, where a batch would leave much of the
+// machine idle, a block takes a share of a divisible request, each warp a unit.
 #pragma once
 #include "kiln/ptx.cuh"
 
 namespace kiln {
 
 constexpr int kKVBlock = 16;     // tokens of a block of the pool
+constexpr int kPairBlocks = 2;   // of the pool, that a warp takes at a time
 constexpr int kTileRows = 16;    // (token, head of the group) rows of an mma tile
 constexpr int kMostTokens = 16;  // a request with more query tokens is prefill's
 constexpr int kFirstIds = 8;
+
+enum class Part { split, split_in_units, share };  // what an item is, and whether shares have units
 
 // Part of one request's work: all that a block must know to begin. Tables of them start with a
 // header, in which `request` counts the items and `first_token` the rows of partial results.
 struct alignas(16) WorkItem {
   int request, first_token;
-  int size;                    // number of splits << 8 | query tokens
+  int size;                    // number of parts << 8 | query tokens
   int seq_len;
-  int part;                    // tile << 16 | split
+  int place;                   // Part << 29 | tile << 16 | which part
   int row_start;               // rows of partial results, of one KV head, before this request's
-  int first_block, end_block;  // of the request's own blocks
-  int ids[kFirstIds];          // of the first of them in the pool
+  int first_block, end_block;  // of the split, of the request's own blocks
+  int ids[kFirstIds];          // in the pool of each warp's first pair of blocks
+
+  KILN_FN int num_parts() const { return size >> 8; }
+  KILN_FN int num_tokens() const { return size & 255; }
+  KILN_FN Part kind() const { return Part(place >> 29); }
+  KILN_FN int tile() const { return place >> 16 & 0x1fff; }
+  KILN_FN int part() const { return place & 0xffff; }
 };
 
 struct RequestCut {
   int first_block, num_blocks;  // that any of its tokens sees
   int num_tiles, num_splits;    // num_tiles 0: there is nothing to do here
+  bool divisible;               // its shares have units
 
   // Where a split begins, in blocks of the request; split == num_splits gives the end of the last.
-  KILN_FN int begin(int split) const { return first_block + split * num_blocks / num_splits; }
+  // All but the last hold whole pairs of blocks.
+  KILN_FN int begin(int split) const {
+    const int pairs = (num_blocks + kPairBlocks - 1) / kPairBlocks;
+    return first_block + min(num_blocks, split * pairs / num_splits * kPairBlocks);
+  }
 };
 
 // What a split of a request is: `blocks` blocks; beyond `few` of them, four times as many. `most`
 // at most in all of a request's tiles: below 32768, and its product with the blocks below 2^31.
-struct SplitRule { int most, blocks, few; };
+// A block has 2^warp_bits warps.
+struct SplitRule { int most, blocks, few, warp_bits; };
+
+constexpr int kFanIn = 32;  // partial results merged at once
+// Where unit i of a split begins, in its pairs of blocks; a share begins with its first unit.
+KILN_FN int unit_begin(int i, int num_pairs, int warp_bits) {
+  return i * num_pairs >> 2 * warp_bits;
+}
+// Which unit of its split a warp begins with.
+KILN_FN int first_unit(Part kind, int part, int warp, int warp_bits) {
+  if (kind != Part::share) return warp << warp_bits;
+  return ((part & ((1 << warp_bits) - 1)) << warp_bits) + warp;
+}
 
 KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int window, SplitRule rule) {
   RequestCut x;
@@ -43,6 +73,10 @@ KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int windo
   int splits = (x.num_blocks + rule.blocks - 1) / rule.blocks;
   if (splits > rule.few) splits = rule.few + (splits - rule.few + 3) / 4;
   x.num_splits = max(1, min(splits, most));
+  // Rows of half a tile, whose sums a warp has room for twice; and a pair of blocks for each unit.
+  const int shares = x.num_splits << rule.warp_bits;
+  x.divisible = num_tokens * group <= kTileRows / 2 && shares <= kFanIn &&
+                x.num_blocks >= (shares << rule.warp_bits) * kPairBlocks;
   return x;
 }
 

@@ -37,6 +37,12 @@ KILN_LDMATRIX(ldmatrix_x4, "")
 KILN_LDMATRIX(ldmatrix_x4_trans, ".trans")
 #undef KILN_LDMATRIX
 
+KILN_FN uint32_t transpose_8x8(uint32_t x) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
+}
+
 template <class T>
 KILN_FN void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 #define KILN_MMA(T, kind)                                                                        \
@@ -69,6 +75,15 @@ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row, CUDA_HOST_SI
 }
 __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, CUDA_HOST_SITE) {
   cuda_host::load_matrix(cuda_host::warp_ldmatrix_trans, r, row, site);
+}
+
+// Of an 8 x 8 tile of 16-bit elements a lane gives the pair [lane / 4][2 * (lane % 4)..], and gets
+// that of the transposed tile.
+__forceinline__ uint32_t transpose_8x8(uint32_t x, CUDA_HOST_SITE) {
+  const int lane = int(threadIdx.x % 32), from = lane % 4 * 8 + lane / 8, shift = lane / 4 % 2 * 16;
+  const uint32_t first = __shfl_sync(0xffffffffu, x, from, 32, site) >> shift;
+  const uint32_t second = __shfl_sync(0xffffffffu, x, from + 4, 32, site) >> shift;
+  return (first & 0xffff) | second << 16;
 }
 
 // d += a * b, products exact, sums in float32.

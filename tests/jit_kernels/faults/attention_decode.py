@@ -13,6 +13,10 @@ _LONG = {"requests": 1, "context": 400, "kv_heads": 1, "group": 4, "most": 1, "s
 _REUSED = {**_LONG, "requests": 16, "context": 150}  # more items than blocks
 _VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
 _NARROW = {**_TWO_HEADS, "less": 16}  # columns of the tile past head_dim
+_LATE = {**_LONG, "batch": 5, "group": 1, "window": 63}  # no later token sees the first keys
+_STEEP = {**_LONG, "steep": 40}  # logits that rise by more than the slack
+_UNITS = {**_ONE_HEAD, "batch": 4, "most": 4, "split": 64}  # of 777 keys: a warp has a share
+_DIVIDED = {**_UNITS, "most": 6, "steep": 40}  # or a block
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
 
@@ -31,8 +35,9 @@ _SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
 _MEMORY = {"header": "kiln/ptx_memory.cuh", "seeds": 3}
 _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
 _RELAXED = "inc, counter, last, cuda_host::relaxed"
-_HALF = "kiln::copy_wait<2 * kStages - 1>();\n      "
-_SHORT = _HALF.replace("kStages - 1", "kStages")
+_HALF = "kiln::copy_wait<kHalves - 1>();\n        "
+_SHORT = _HALF.replace("kHalves - 1", "kHalves")
+_QUERIES = "if (now < 0) kiln::copy_wait<kHalves>();\n    else kiln::copy_wait<kHalves - kAhead>();"
 _FP8 = {**_ROWS, "needs": {"scalar_t": "kiln::bf16", "head_tile": "64", "kv_t": "kiln::e4m3"}}
 _KEYS, _VALUES = "__syncwarp();  // the keys are", "__syncwarp();  // the values are"
 _FIRST, _NEXT = "__syncwarp();  // the item", "__syncwarp();  // every lane"
@@ -40,13 +45,14 @@ _ATTENTION = [
     ("no wait for the keys", _HALF + _KEYS, _KEYS, _LONG),
     ("wait for the values one group short", _HALF + _VALUES, _SHORT + _VALUES, _LONG),
     ("no wait for the first item", "kiln::copy_wait<0>();\n  " + _FIRST, _FIRST, _TINY),
-    ("no wait for the next item", "kiln::copy_wait<0>();\n    " + _NEXT, _NEXT, _TREE),
-    ("no wait for the queries", "kiln::copy_wait<kLate>();", "", _TINY),
+    ("no wait for the next item", "kiln::copy_wait<0>();\n      " + _NEXT, _NEXT, _TREE),
+    ("no wait for the queries", _QUERIES, "", _TINY),
+    ("no wait for the next queries", _QUERIES, _QUERIES.partition("\n")[0], _REUSED),
     ("item used without a warp barrier", _FIRST, "//", _TINY, _SEEDS),
     ("no barrier after the queries", "__syncthreads();  // the q", "//", _SPLIT, _SEEDS),
     ("keys replaced too early", "__syncwarp();  // the keys have", "//", _LONG, _SEEDS),
     ("values replaced too early", "__syncwarp();  // the values have", "//", _LONG, _SEEDS),
-    ("results over the next item's blocks", "+ kAhead * kSlot);", ");", _TREE, _SEEDS),
+    ("results over the next item's blocks", "+ kAhead * kHalf);", ");", _TREE, _SEEDS),
     ("no barrier before the warps are merged", "__syncthreads();  // all", "//", _TINY, _SEEDS),
     ("results replaced too early", "__syncthreads();  // the results", "//", _REUSED, _SEEDS),
     ("no warp barrier before an arrival", "__syncwarp();  // the warp's", "//", _DEEP, _MORE_SEEDS),
@@ -54,23 +60,39 @@ _ATTENTION = [
     ("a counter shared by the warps", "* kWarps + warp,", "* kWarps,", _SPECULATIVE, _SEEDS),
     ("the first takes itself for the last", "before) != children - 1", "before) != 0", _SPLIT),
     ("arrival without an order", _ACQ_REL, _RELAXED, _SPLIT, _MEMORY),
-    ("keys past the end read", "row + lane / kChunks < valid", "true", _TINY),
+    ("keys past the end read", "m * kBlock + row < valid", "true", _TINY),
+    ("the last pair taken for a whole one", "dense && left >= kKeys", "dense", _TINY),
+    ("any pool taken for a dense one", "const bool dense = ", "const bool dense = true || ",
+     {**_TWO_HEADS, "batch": 4}),
     ("queries of another request read", "row < rows && chunk", "chunk", _TINY),
-    ("block table read past the end", "i + lane < count ? table", "true ? table", _TINY),
+    ("block table read past the end", "block < count * kPair && block * kBlock < num_keys ? t",
+     "true ? t", _TINY),
     ("no guard for a row without keys", "> minus_infinity() ? top", "> 0 ? top", _TINY, _LOGITS),
     ("no guard for an empty sum", "x.sum > 0 ? f / x.sum", "true ? f / x.sum", _TINY, _MERGE),
-    ("first ids of the wrong block", "item.ids[known]", "item.ids[0]", _SPLIT),
-    ("next ids not looked up", "if (refill % 32 == 0) {", "if (refill == 0) {", _VERY_LONG),
+    ("first ids of the wrong block", "item.ids[warp * kPair + m]", "item.ids[m]", _SPLIT),
+    ("next ids not looked up", "if (i % 2 == 0 && pair % kIds == 0) {", "if (i < 0) {", _VERY_LONG),
     ("causal limit off by one", "num_keys - num_tokens + 1;", "num_keys - num_tokens;", _TINY),
-    ("last keys taken for seen by all", "> all_limit;", "> all_limit + 1;", _SPECULATIVE),
-    ("window off by one", "limit[j / 2] - window;", "limit[j / 2] - window + 1;", _WINDOW),
-    ("first keys taken for seen by all", "token_of(last_row) - window", "-window", _WINDOW),
+    ("last keys taken for seen by all", "> all_limit)", "> all_limit + 1)",
+     {**_LATE, "window": 0}),
+    ("window off by one", "own < end - window)", "own < end - window + 1)", _WINDOW),
+    ("first keys taken for seen by all", "token_of(last_row) - window", "-window", _LATE),
     ("wrong token of a row", "unsigned(inverse_group)", "unsigned(1 << 18)", _SPECULATIVE),
-    ("wrong KV head", "id * value_block + head *", "id * value_block + 0 *", _TWO_HEADS),
-    ("pool taken as laid out by head", "half ? value_token", "half ? head_dim", _TWO_HEADS),
+    ("wrong KV head", "value_pool + head *", "value_pool + 0 *", _TWO_HEADS),
+    ("pool taken as laid out by head", "i % 2 ? value_token", "i % 2 ? head_dim", _TWO_HEADS),
     ("rows merged in another tile's place", "tile * kRows) * int64_t", "0) * int64_t", _ALL_OPTIONS,
      _SEEDS),
-    ("old result not rescaled", "|| best[1] > top[1])", ")", _SPECULATIVE),
+    ("old result not rescaled", "sum[n][j] *= f;", "", _STEEP, _ROWS),
+    ("top of another eight", "best[n][j] = over_keys_max(best[n][j]);",
+     "best[n][j] = over_keys_max(best[0][j]);", {**_SPECULATIVE, "steep": 40}, _ROWS),
+    ("a unit counted twice", "          rows.clear();\n", "", _UNITS),
+    ("a share ends with its first unit", "end = unit_end(++unit);", "end = 0;",
+     _UNITS),
+    ("a share taken for a split", "kind() == Part::share ? 1 : kWarps", "tile() < 0 ? 1 : kWarps",
+     _DIVIDED),
+    ("shares not weighed", "share = Fold::below(top, own.top).added;", "share = 1.0f;", _DIVIDED,
+     _MERGE),
+    ("parts not weighed", "weight = Fold::below(all.top, top).added;", "weight = 1.0f;",
+     {**_SPLIT, "steep": 40}, _MERGE),
     ("cap left out", "if (cap > 0)", "if (cap > 100)", _ALL_OPTIONS),
     ("sink of another head", "sinks + h :", "sinks + h % 2 :", _ALL_OPTIONS),
     ("scale of the values left out", "float f = v_scale", "float f = 1.0f", _TINY, _MERGE),
@@ -79,16 +101,22 @@ _ATTENTION = [
     ("queries past head_dim read", "row < rows && chunk * 8 < head_dim", "row < rows", _NARROW),
     ("columns past head_dim stored", "< head_dim; column +=", "< HEAD_TILE; column +=", _NARROW),
     ("columns past head_dim merged", "inside = column < head_dim", "inside = true", _NARROW),
-    ("wrong chunk of the values", "(2 * c + lane / 16)", "(2 * c + 1 - lane / 16)", _TINY, _ROWS),
+    ("wrong chunk of the values", "(2 * c + lane / 8 % 2)", "(2 * c + 1 - lane / 8 % 2)", _TINY,
+     _ROWS),
     ("bytes of fp8 values not sorted", "(x & 0xff0000ff) |", "x |", _TINY, _FP8),
-    ("fp8 queries in 16-bit order", "32 + lane % 4 * 8", "32 + lane % 4 * 4", _TINY, _FP8),
+    ("fp8 queries in 16-bit order", "<Words2>(row + lane % 4 * 4)", "<Words2>(row)", _TINY, _FP8),
 ]  # fmt: skip
 _PLAN = [
     ("no barrier before the sums are read", "= x;\n  __syncthreads();", "= x;", _MANY, _SEEDS),
-    ("requests past the first 128 left out", "r < request;", "r < min(request, 128);", _MANY),
-    ("tile and split swapped", "tile << 16 | split", "split << 16 | tile", _SPECULATIVE),
+    ("requests past the first 128 left out", "r < num_requests;", "r < min(num_requests, 128);",
+     _MANY),
+    ("tile and split swapped", "tile << 16 | part;", "part << 16 | tile;", _SPECULATIVE),
     ("rows of whole requests counted", "x.num_splits > 1)", "true)", _SPECULATIVE),
-    ("ids past the end of a split", "begin + k < end ?", "true ?", _SPECULATIVE),
+    ("divided beyond the machine", "count.all_divided <= max_splits", "true", _UNITS),
+    ("divided items of later requests counted", "if (r >= request) continue;", "", _DIVIDED),
+    ("ids of a share's split", "first_unit(kind, part,", "first_unit(kiln::Part::split, part,",
+     _DIVIDED),
+    ("ids past the end of a split", "block < end ?", "true ?", _SPECULATIVE),
     ("long requests not left to prefill", "num_tokens <= kMostTokens", "true", _SPECULATIVE, _CUT),
     ("window left out", "window ? max(", "false ? max(", _ALL_OPTIONS, _CUT),
     ("splits not shared by the tiles", "rule.most / max(1, x.num_tiles)", "rule.most",
