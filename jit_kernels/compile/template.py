@@ -20,7 +20,9 @@ _OPENINGS = re.compile(
     r"|(?P<word>__has_include\w*|__has_embed|__DATE__|__TIME__|__TIMESTAMP__)",
     re.M,
 )
-_WAITS_FIRST = re.compile(r'extern "C" __global__[^{]*\{\s*kiln::(take_turn|pdl_wait)\(\);')
+_WAITS_FIRST = re.compile(
+    r'extern "C" __global__[^{]*\{\s*kiln::(take_turn|pdl_wait|pdl_reads_plan)\(\);'
+)
 _QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 
 
@@ -86,7 +88,7 @@ def render(spec: KernelSpec, variant: Variant) -> Unit:
 
 @cache
 def waits_first(path: str) -> bool:
-    """Return whether the kernel of a source does nothing before the one ahead of it has ended."""
+    """Return whether a source's kernel waits for the one ahead of it, but for reading a plan."""
     return _WAITS_FIRST.search(read_source(path)) is not None
 
 

@@ -44,7 +44,7 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
                const int* cu_seqlens_q, int64_t table_row, int num_requests, int capacity,
                int group, int window, int max_splits, int split_blocks, int few_splits,
                int warp_bits) {
-  kiln::take_turn();
+  kiln::pdl_wait();
   __shared__ Counts partial[kThreads / 32];
   const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, warp_bits};
 #pragma unroll 1
@@ -110,4 +110,5 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
     }
     __syncthreads();  // partial has been read
   }
+  kiln::pdl_publish();
 }

@@ -64,8 +64,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
                 int64_t key_token, int64_t value_block, int64_t value_head, int64_t value_token,
                 int64_t table_row, int capacity, int group, int inverse_group, int head_dim,
                 int window, float scale, float cap, float steepness, float v_scale) {
-  kiln::pdl_wait();
+  kiln::pdl_reads_plan();
   __shared__ kiln::WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
+  __shared__ int4 headers[kWarps];
   __shared__ Scale warp_scales[kWarps][kRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4;
   const int head = blockIdx.x, num_kv_heads = gridDim.x, num_heads = group * num_kv_heads;
@@ -151,10 +152,24 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       kiln::copy_commit();
     }
   };
+  // Have an item's first pair brought to the L2 cache: but a hint, so no write to it comes too late.
+  auto prefetch_first = [&](const kiln::WorkItem& item) {
+    constexpr int kLine = 128 / int(sizeof(KV_T));
+    const int row = lane / 2, column = HEAD_TILE > kLine ? lane % 2 * kLine : 0;
+    const int64_t own_key = head * key_head + row * key_token + column;
+    const int64_t own_value = head * value_head + row * value_token + column;
+#pragma unroll
+    for (int m = 0; m < kPair; ++m) {
+      const int64_t id = item.ids[warp * kPair + m];
+      kiln::prefetch(key_pool + id * key_block + own_key);
+      kiln::prefetch(value_pool + id * value_block + own_value);
+    }
+  };
   auto copy_queries = [&](const kiln::WorkItem& item) {
     const int start = item.tile() * kRows, rows = item.num_tokens() * group - start;
+    const int padded = (rows > 8 ? kRows : 8) * (HEAD_TILE / 8);  // as many as are multiplied
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * (HEAD_TILE / 8); i += kThreads) {
+    for (int i = threadIdx.x; i < padded; i += kThreads) {
       const int row = i / (HEAD_TILE / 8), chunk = i % (HEAD_TILE / 8);
       const int token = token_of(start + row);
       const int64_t h = head * group + start + row - token * group;
@@ -167,11 +182,14 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   };
 
   copy_item(blockIdx.y, 0);
-  kiln::copy_commit();
   if (lane < 4) kiln::store_vector(&own_items[warp][1].request + lane * 4, int4{0, 0, 0, 0});
-  const int num_items = items[0].request;
+  if (lane == 4) kiln::copy_async_16(&headers[warp], items);
+  kiln::copy_commit();
   kiln::copy_wait<0>();
   __syncwarp();  // the item is there
+  const int num_items = headers[warp].x;
+  if (int(blockIdx.y) < num_items) prefetch_first(own_items[warp][0]);
+  kiln::pdl_wait();  // so far the plan was read, and nothing else
 
 #pragma unroll 1
   for (int now = -1, next = blockIdx.y, side = 1;; now = next, next += gridDim.y, side ^= 1) {
@@ -194,6 +212,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     const int num_parts = item.num_parts(), tile = item.tile(), part = item.part();
     const int flat_rows = item.num_tokens() * group;  // of all tiles
     const int num_rows = now < 0 ? 0 : min(kRows, flat_rows - tile * kRows);
+    // Blocks without work end at once. Were the next launch let in before this one's work is nearly
+    // done, its first blocks, which have the work, would share the few places that are free then.
+    if (now >= 0 && !more && num_parts == 1) kiln::pdl_launch_dependents();
     __syncthreads();  // all results are there, and the queries have been read
     if (more && now >= 0) copy_queries(next_item);
 
@@ -242,9 +263,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       if (num_parts > 1 && lane == 0) kiln::store_vector(scales + slot, whole);
     }
     __syncthreads();  // the results have been read
-    // Blocks without work end at once. Were the next launch let in before this one's work is nearly
-    // done, its first blocks, which have the work, would share the few places that are free then.
-    if (now >= 0 && !more) kiln::pdl_launch_dependents();
+    if (now >= 0 && !more && num_parts > 1) kiln::pdl_launch_dependents();
     if (more && now >= 0) fetch_first(next_item, kAhead, kHalves);
 
     // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its

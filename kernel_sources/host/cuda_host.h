@@ -45,6 +45,8 @@ CUDA_HOST_API void copy_async(void* to, const void* from, int bytes, bool valid,
 CUDA_HOST_API void copy_commit();
 CUDA_HOST_API void copy_wait(int pending);  // for all but the newest `pending` groups
 CUDA_HOST_API void wait_for_launch_ahead();
+CUDA_HOST_API void launch_dependents();
+CUDA_HOST_API void publish();
 CUDA_HOST_CONST unsigned cluster_rank();
 CUDA_HOST_CONST unsigned cluster_size();
 CUDA_HOST_API void cluster_arrive(Site site);

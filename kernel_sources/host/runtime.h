@@ -57,6 +57,7 @@ struct Launch {
   bool overlaps;             // it may start before the launch ahead has ended
   unsigned first;            // id of its thread 0 within the rank
   unsigned started = 0;
+  bool lets_in = false, publishes = false;  // what its threads did about the launch after it
 };
 struct Block;
 struct Copy {
@@ -113,7 +114,8 @@ struct Rank {
   unsigned first = 0, threads = 0;       // its ids in the clocks
   // What the running launch is ordered after: once it has waited for the launch ahead, and before.
   std::shared_ptr<const Epochs> before, start;
-  Epochs after;  // what every retired block of it did or knew
+  Epochs after;      // what every retired block of it did or knew
+  Epochs published;  // what launches after it are ordered after even before they have waited
 };
 struct Owner { unsigned rank, block, thread; };
 struct Victim { unsigned rank, warp; const Block* block; uint64_t until; };

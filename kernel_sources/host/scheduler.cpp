@@ -117,7 +117,13 @@ static void advance(Rank& rank) {
     rank.queue.pop_front();
     if (!run.check) continue;
     rank.before = std::make_shared<const Epochs>(rank.after);
-    if (rank.queue.empty() || !rank.queue.front().overlaps) rank.start = rank.before;
+    if (rank.queue.empty() || !rank.queue.front().overlaps) {
+      rank.start = rank.before;
+    } else if (!rank.published.empty()) {
+      raise(rank.published, 0, *rank.start);
+      rank.start = std::make_shared<const Epochs>(std::move(rank.published));
+    }
+    rank.published.clear();
     rank.after = *rank.start;
   }
 }

@@ -63,6 +63,38 @@ def test_a_kernel_that_does_not_wait_races_with_the_one_ahead(name):
         run_twice(kernel, bound, geometry, seed=1)
 
 
+def plan_and_attend(plan_text, seed):
+    """Launch attention's plan and, early, attention with what it reads of the plan unwaited for."""
+    plan, attention = all_specs()["attention_plan"], all_specs()["paged_attention"]
+    torch.manual_seed(seed)
+    sizes = next(s for s in attention.sizes if s["batch"] == 4)
+    variant = next(attention.variants(attention.bench_needs))
+    inputs = list(attention.make_inputs(variant, sizes, "cpu"))
+    numbers = (sizes["group"], sizes.get("window", 0), *plan.make_inputs({}, sizes, "cpu")[6:])
+    inputs[8] = torch.zeros_like(inputs[8])
+    values = {plan: (inputs[8], *inputs[5:8], *numbers), attention: inputs}
+    world = World(checked=True, seed=seed)
+    for spec in (plan, attention):
+        bound = spec.bind(*values[spec])
+        unit = render(spec, bound.variant)
+        text = plan_text(unit.text) if spec is plan else unit.text
+        kernel = host.build(
+            Unit(unit.name, text, unit.headers), spec.entry, spec.arguments, name=spec.name,
+            checked=True, env=settings(),
+        )  # fmt: skip
+        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+        world.enqueue(0, kernel, geometry, bound.values, overlaps=True)
+    world.run()
+    return attention.error(inputs, attention.reference(*inputs))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_attention_reads_its_plan_before_it_waits(seed):
+    assert plan_and_attend(lambda text: text, seed) <= all_specs()["paged_attention"].tolerance
+    with pytest.raises(HostFault, match="data race on global memory"):
+        plan_and_attend(lambda text: text.replace("  kiln::pdl_publish();\n", ""), seed)
+
+
 def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeypatch):
     source = read_source(all_specs()["apply_rotary"].source)
     late = source.replace("  kiln::take_turn();\n", "  int i = 0;\n  kiln::take_turn();\n")

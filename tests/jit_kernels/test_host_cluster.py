@@ -332,3 +332,54 @@ def test_a_launch_that_never_waits_hides_the_one_ahead_of_it_from_the_next():
                 world.run()
         else:
             world.run()
+
+
+PLAN = """
+extern "C" __global__ void k(float* x, const float* weight, int n) {
+  pdl_wait();
+  if (threadIdx.x < 8) x[blockIdx.x * blockDim.x + threadIdx.x] = weight[threadIdx.x];
+  pdl_publish();
+}
+"""
+READER = """
+extern "C" __global__ void k(float* x, const float* weight, int n) {
+  pdl_reads_plan();
+  const float v = x[(blockIdx.x * blockDim.x + 64) % n];
+  pdl_wait();
+  if (threadIdx.x == 0) x[n + blockIdx.x] = v;
+}
+"""
+IDLE = 'extern "C" __global__ void k(float* x, const float* weight, int n) { pdl_wait(); }'
+
+
+def planned(*sources, seed=0):
+    x, weight = torch.zeros(1024), torch.ones(64)
+    values, geometry = (x, weight, 512), LaunchGeometry((8, 1, 1), (64, 1, 1))
+    world = World(checked=True, seed=seed)
+    for source in sources:
+        world.enqueue(0, build(source, *values), geometry, values, overlaps=True)
+    world.run()
+    return x[512:520]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("between", [(), (IDLE,), (IDLE, BACK)])
+def test_what_a_plan_publishes_is_known_before_the_wait(between, seed):
+    assert planned(PLAN, *between, READER, seed=seed).eq(1).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("between", [(), (IDLE,)])
+def test_what_it_writes_after_that_or_without_it_is_not(between, seed):
+    last = "  pdl_publish();\n"
+    early = change(change(PLAN, last, ""), "pdl_wait();\n", "pdl_wait();\n" + last)
+    for plan in (change(PLAN, last, ""), early):
+        with pytest.raises(HostFault, match="data race on global memory"):
+            planned(plan, *between, READER, seed=seed)
+
+
+def test_a_plan_must_not_let_the_next_launch_in():
+    for old, new in [("pdl_wait();", "take_turn();"), ("pdl_publish();", "take_turn();")]:
+        wrong = change(PLAN, old, new + ("" if "wait" in old else " pdl_publish();"))
+        with pytest.raises(HostFault, match="publishes lets the next one in"):
+            planned(wrong, READER)

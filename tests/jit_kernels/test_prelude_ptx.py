@@ -84,6 +84,12 @@ PINNED = {
         "pdl_wait(); p[0] = 1; pdl_launch_dependents();",
         ["griddepcontrol.wait;", "st.global", "griddepcontrol.launch_dependents;"],
     ),
+    "plan": (
+        "pdl_reads_plan(); p[0] = load_relaxed(q); prefetch(p + 64); pdl_wait(); p[1] = 1; "
+        "pdl_publish();",
+        ["ld.relaxed.gpu.global.u32", "prefetch.global.L2", "griddepcontrol.wait;", "st.global",
+         "fence.acq_rel.gpu;"],
+    ),
     "cluster": (
         "__shared__ float s; s = p[0]; cluster_sync(); "
         "p[0] = *map_shared(&s, (cluster_rank() + 1) % cluster_size()); cluster_sync();",
