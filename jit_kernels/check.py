@@ -56,6 +56,7 @@ def check_kernel(
     sizes: Sequence[Sizes] | None = None,
     on_case: Callable[[str], None] = lambda case: None,
     unit_of: Callable[[KernelSpec, Variant], Unit] = render,
+    first_only: bool = False,
 ) -> list[Finding]:
     """Run every variant at every size under seeds 0 .. seeds-1; return what was found.
 
@@ -63,7 +64,8 @@ def check_kernel(
     uninitialised shared memory, divergence, deadlock), when a result leaves the spec's tolerance
     against float64, and when a byte changes that the operator does not own, such as the gaps
     between strided rows. A case stops at its first failing seed. ``on_case`` hears of each case
-    before it runs. ``unit_of`` may render something other than the shipped source.
+    before it runs. ``unit_of`` may render something other than the shipped source. ``first_only``:
+    stop at the first finding, of which the list has at most one then.
 
     Raises CompileError and ToolchainMissing, ValueError for less than one seed.
     """
@@ -85,6 +87,8 @@ def check_kernel(
                 found = _check_case(spec, variant, case_sizes, kernel, seeds)
                 if found is not None:
                     findings.append(Finding(case, *found))
+                    if first_only:
+                        return findings
     return findings
 
 

@@ -193,6 +193,12 @@ def test_the_checked_form_reports_with_the_kernels_own_line(p, category):
     assert "test.cu:1" in report
 
 
+@pytest.mark.parametrize("copies", [1, 4])
+def test_an_access_in_a_header_names_its_caller_too(p, copies):
+    one = "p[0] += kiln::Vec<float>::load(p + 1).v[0];\n"
+    assert "vec.cuh:13, called from test.cu:1" in fault(one * copies, p)
+
+
 def test_a_shared_overflow_through_a_pointer_is_out_of_bounds(p):
     body = "__shared__ float a[32]; float* b = a + threadIdx.x; b[8] = 1; p[0] = a[0];"
     assert "out-of-bounds write" in fault(body, p)
