@@ -135,6 +135,7 @@ def _load(family: str, needs: Needs) -> None:
         spec
         for spec in all_specs().values()
         if spec.family == family
+        and not spec.instead_of
         and not (spec.optional and next(spec.variants(needs), None) is None)
     ]
     load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), needs)

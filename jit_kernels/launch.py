@@ -22,8 +22,9 @@ from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.ready import ready_guard
+from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label
+from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, Variant, label
 
 
 class LoadedKernel:
@@ -54,11 +55,11 @@ def launch(spec: KernelSpec, arguments: Sequence[Any]) -> None:
     bound = spec.bind(*arguments)
     tensor = next(value for value in bound.values if isinstance(value, torch.Tensor))
     key = (spec.name, *bound.variant.values())
-    kernel = _loaded(tensor.device.index).get(key)
-    if kernel is None:
+    loaded = _loaded(tensor.device.index)
+    if key not in loaded:
         load_kernels([spec], tensor.device, bound.variant)
-        kernel = _loaded(tensor.device.index)[key]
-    geometry = spec.geometry(bound.variant, bound.sizes, gpu(tensor.device.index))
+    form, kernel = loaded[key]
+    geometry = form.geometry(bound.variant, bound.sizes, gpu(tensor.device.index))
     kernel.launch(geometry, bound.values, _current_stream()(tensor.device.index))
 
 
@@ -87,18 +88,22 @@ def load_kernels(
     if not wanted:
         return
     _refuse_during_capture(label(*wanted[0]))
-    built = [build(spec, variant, arch, kernel_cache()) for spec, variant in wanted]
+    forms = [best_form(spec, variant, arch) for spec, variant in wanted]
+    built = [
+        build(form, variant, arch, kernel_cache())
+        for form, (_, variant) in zip(forms, wanted, strict=True)
+    ]
     with torch.cuda.device(index):
         torch.cuda.synchronize()  # make torch's own context current before the driver loads
-        for (spec, variant), one in zip(wanted, built, strict=True):
-            name = label(spec, variant)
+        for (spec, variant), form, one in zip(wanted, forms, built, strict=True):
+            name = label(form, variant)
             ready_guard().passes(name, "loaded")
             function = launcher().load(
-                name, one.cubin, spec.entry, spec.shared_bytes(variant), waits=_waits(spec, arch)
+                name, one.cubin, form.entry, form.shared_bytes(variant), waits=_waits(form, arch)
             )
-            kernel = LoadedKernel(name, function, spec.arguments, launcher())
-            loaded[spec.name, *variant.values()] = kernel
-            on_built(name, one)
+            kernel = LoadedKernel(name, function, form.arguments, launcher())
+            loaded[spec.name, *variant.values()] = form, kernel
+            on_built(label(spec, variant), one)
 
 
 def _waits(spec: KernelSpec, arch: str) -> bool:
@@ -106,7 +111,21 @@ def _waits(spec: KernelSpec, arch: str) -> bool:
     return compute_capability(arch) >= EARLY_ARCH and waits_first(spec.source)
 
 
+def best_form(spec: KernelSpec, variant: Variant, arch: str) -> KernelSpec:
+    """Return what runs for an operator: its own kernel, or one that was made for the target.
+
+    Nothing about a call decides but what is known when kernels are loaded, so that a request's bits
+    do not depend on its batch.
+    """
+    for other in all_specs().values():
+        if other.instead_of == spec.name and other.only_arch == arch and other.has_variant(variant):
+            return other
+    return spec
+
+
 def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:
+    if spec.only_arch not in ("", arch):
+        raise NoSuchKernel(f"{spec.name} is for {spec.only_arch} alone, and this is {arch}")
     if compute_capability(arch) < spec.min_arch:
         raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
     if next(spec.variants(needs), None) is None:
@@ -145,6 +164,6 @@ def _current_stream() -> Callable[[int], int]:
 
 
 @cache
-def _loaded(device_index: int) -> dict[tuple[str, ...], LoadedKernel]:
-    """Return the kernels loaded on a device, by their spec's name and the variant's values."""
+def _loaded(device_index: int) -> dict[tuple[str, ...], tuple[KernelSpec, LoadedKernel]]:
+    """Return the kernels loaded on a device, by the operator's name and the variant's values."""
     return {}

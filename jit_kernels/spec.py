@@ -98,6 +98,8 @@ class KernelSpec:
     comes: Callable[[Variant], bool] = lambda variant: True
     optional: bool = False  # others of the family do its work where no variant comes
     min_arch: int = 75
+    only_arch: str = ""  # the one target that has its instructions
+    instead_of: str = ""  # the operator that it runs for where it comes: "" is its own
     max_cpu_seconds: float = 0.25  # to compile one variant
     shared_bytes: Callable[[Variant], int] = lambda variant: 0  # the most that geometry asks for
     error: Callable[[Sequence[Any], Sequence[torch.Tensor]], float] | None = None
@@ -117,6 +119,10 @@ class KernelSpec:
             variant = MappingProxyType(dict(zip(self.params, chosen, strict=True)))
             if self.comes(variant):
                 yield variant
+
+    def comes_for(self, arch: str, capability: int) -> bool:
+        """Return whether the kernel can be compiled for a target of a compute capability."""
+        return capability >= self.min_arch and self.only_arch in ("", arch)
 
     def has_variant(self, variant: Variant) -> bool:
         """Return whether the kernel comes in a variant."""

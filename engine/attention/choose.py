@@ -23,7 +23,7 @@ def kernels_attend(device: torch.device, needs: Needs, block_size: int) -> bool:
     comes = all(
         next(spec.variants(needs), None) is not None
         for spec in all_specs().values()
-        if spec.family in _FAMILIES
+        if spec.family in _FAMILIES and not spec.instead_of
     )
     if block_size != KV_BLOCK or not comes:
         return False

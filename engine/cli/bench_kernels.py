@@ -68,7 +68,7 @@ def bench_kernels(args: argparse.Namespace) -> int:
 
 
 def _specs_of(family: str | None) -> list[KernelSpec]:
-    specs = list(all_specs().values())
+    specs = [spec for spec in all_specs().values() if not spec.instead_of]
     if family is None:
         return specs
     if family not in families():

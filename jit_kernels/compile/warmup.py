@@ -54,7 +54,7 @@ def jobs_for(
         for spec in specs
         for variant in spec.variants(needs)
         for arch, capability in capabilities.items()
-        if capability >= spec.min_arch
+        if spec.comes_for(arch, capability)
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ _SAME, _E4M3 = "SCALAR_T", "kiln::e4m3"  # what the pool holds
 _PLAN_THREADS = 512
 _CAP = 3  # of tests
 _PAGED = (*range(2, 8), 9, *range(11, 16))  # of the operator's arguments, those of Paged
+_WGMMA_KEYS = 128  # of a tile
 _WIDE = 128  # tile of head_dim up to which two blocks run on a multiprocessor
 
 
@@ -216,6 +218,17 @@ def _prefill_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometr
     return LaunchGeometry(grid, (128 if wide else 256, 1, 1), shared)
 
 
+def _wgmma_shared_bytes(variant: Variant) -> int:
+    """Return the bytes of queries, and of two tiles each of keys and values, at a kilobyte."""
+    return 1024 + 2 * int(variant["head_tile"]) * (TILE_ROWS + 4 * _WGMMA_KEYS)
+
+
+def _wgmma_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+    return LaunchGeometry(
+        (gpu.num_multiprocessors, 1, 1), (256, 1, 1), _wgmma_shared_bytes(variant)
+    )
+
+
 _BATCHES: Sequence[Sequence[tuple[int, int]]] = (
     [(20, 20), (3, 1)],
     [],
@@ -358,5 +371,19 @@ _PREFILL = KernelSpec(
     bench_needs={"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": _SAME, "soft_cap": "false"},
     paper="https://arxiv.org/abs/2307.08691",
 )
-SPECS = [_PLAN, _PREFILL]
+_WGMMA = replace(
+    _PREFILL,
+    name="paged_prefill_wgmma",
+    source="attention_prefill/paged_prefill_wgmma.cu",
+    entry="paged_prefill_wgmma",
+    params={**_PREFILL.params, "head_tile": ["64", "128"], "kv_t": [_SAME], "soft_cap": ["false"]},
+    geometry=_wgmma_geometry,
+    sizes=[*_SIZES, {"batch": 6, "kv_heads": 1, "group": 2, "sharp": 20}],  # tops rise in tile two
+    comes=lambda variant: True,
+    instead_of=_PREFILL.name,
+    only_arch="sm_90a",
+    min_arch=90,
+    shared_bytes=_wgmma_shared_bytes,
+)
+SPECS = [_PLAN, _PREFILL, _WGMMA]
 define(SPECS)

@@ -159,7 +159,8 @@ void lane_exited(const Fiber& fiber);
 void thread_exited(Fiber& fiber);
 Block* find_peer(uintptr_t& p);
 // matrix.cpp
-void check_row(const void* pc);  // of the current thread's ldmatrix
+void check_row(const void* pc);     // of the current thread's ldmatrix
+void check_panels(const void* pc);  // its share of what a wgmma reads
 void matrix_operation(WarpOp op, Fiber* lanes);
 // check.cpp
 void raise(Epochs& to, unsigned at, const Epochs& from);

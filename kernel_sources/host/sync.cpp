@@ -69,6 +69,7 @@ unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site s
   f.data = data;
   f.bytes = bytes;
   if (op == warp_ldmatrix || op == warp_ldmatrix_trans) check_row(__builtin_return_address(0));
+  if (op == warp_wgmma) check_panels(__builtin_return_address(0));
   unsigned& waiting = block.waiting_lanes[warp_index];
   waiting |= 1u << lane;
   if ((waiting & mask) == mask) {

@@ -20,8 +20,11 @@ from kiln.jit_kernels.attention.tiles import (
     ordered_tiles,
     serves,
 )
+from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.launch import best_form
 from kiln.jit_kernels.ops import attention_prefill
 from kiln.jit_kernels.ops.attention_prefill import paged_prefill, plan_prefill
+from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.toolchains import host
@@ -34,11 +37,12 @@ class Kernels:
     """Runs operators as their kernels' own source, on a chosen grid and schedule."""
 
     def __init__(self):
-        self.blocks, self.seed, self.launched = 4, 0, []
+        self.blocks, self.seed, self.launched, self.arch = 4, 0, [], ""
 
     def call(self, spec, *arguments):
         self.launched.append(spec.name)
         if spec.name == "paged_prefill":
+            spec = best_form(spec, spec.bind(*arguments).variant, self.arch)
             whole = spec.geometry
 
             def geometry(variant, sizes, gpu):
@@ -99,8 +103,11 @@ def random_requests(source: random.Random) -> list[tuple[int, int]]:
     return [(count + source.randint(0, 110), count) for count in counts]
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_bits_depend_on_the_own_request_alone(kernels, seed):
+@pytest.mark.parametrize(
+    ("arch", "seed"), [("sm_80", seed) for seed in range(60)] + [("sm_90a", s) for s in range(30)]
+)
+def test_bits_depend_on_the_own_request_alone(kernels, seed, arch):
+    kernels.arch = arch
     source = random.Random(seed)
     requests = random_requests(source)
     extras = {"window": source.choice([0, 0, 40]), "cap": source.choice([0, 5]), "sinks": seed % 2}
@@ -113,6 +120,18 @@ def test_bits_depend_on_the_own_request_alone(kernels, seed):
         some, tokens = pick(whole, rows)
         for got, want in zip(run(some), wanted, strict=True):
             assert torch.equal(got, want[tokens])
+
+
+def test_a_target_with_its_own_instructions_has_its_own_kernel():
+    spec = find_spec("paged_prefill")
+    bf16 = {"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": "SCALAR_T", "soft_cap": "false"}
+    for change, name in [({}, "paged_prefill_wgmma"), ({"head_tile": "256"}, "paged_prefill"),
+                         ({"kv_t": "kiln::e4m3"}, "paged_prefill"),
+                         ({"soft_cap": "true"}, "paged_prefill")]:  # fmt: skip
+        assert best_form(spec, {**bf16, **change}, "sm_90a").name == name
+        assert best_form(spec, {**bf16, **change}, "sm_100a") is spec
+    jobs = jobs_for([find_spec("paged_prefill_wgmma")], ["sm_80", "sm_90", "sm_90a", "sm_100a"])
+    assert {job.arch for job in jobs} == {"sm_90a"}
 
 
 def test_a_plan_serves_every_layer_and_the_next_step(kernels):

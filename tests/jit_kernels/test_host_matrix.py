@@ -294,3 +294,66 @@ def test_a_spec_must_declare_shared_memory_above_48_kib():
     with pytest.raises(LaunchError, match="raise the spec's shared_bytes"):
         host.run(greedy, arguments, env=settings())
     host.run(replace(greedy, shared_bytes=lambda variant: 60 * 1024), arguments, env=settings())
+
+
+# ---- four warps at once ----------------------------------------------------------------------
+
+# x [64, 16] times y [128, 16] transposed, and that times z [128, WIDTH], from panels.
+GROUP = """
+#include "kiln/ptx_wgmma.cuh"
+extern "C" __global__ void k(T* x, T* y, T* z, float* first, float* second) {
+  unsigned char* panels = panel_begin(dynamic_shared());
+  unsigned char *a = panels, *b = panels + 8192, *c = b + 16384;
+  for (int i = threadIdx.x; i < 64 * 16; i += 128)
+    *reinterpret_cast<T*>(a + swizzled(i / 16, i / 8 % 2) + i % 8 * 2) = x[i];
+  for (int i = threadIdx.x; i < 128 * 16; i += 128)
+    *reinterpret_cast<T*>(b + swizzled(i / 16, i / 8 % 2) + i % 8 * 2) = y[i];
+  for (int i = threadIdx.x; i < 128 * WIDTH; i += 128) {
+    const int row = i / WIDTH, column = i % WIDTH;
+    *reinterpret_cast<T*>(c + column / 64 * 16384 + swizzled(row, column / 8) + i % 8 * 2) = z[i];
+  }
+  publish_to_wgmma();
+  __syncthreads();
+  float s[16][4], o[WIDTH / 8][4] = {};
+  wgmma_fence();
+  wgmma<T, false>(s, panel(a), panel(b));
+  wgmma_commit();
+  wgmma_wait<0>();
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+  for (int n = 0; n < 16; n++)
+    for (int i = 0; i < 4; i++) first[(row + i / 2 * 8) * 128 + n * 8 + column + i % 2] = s[n][i];
+  wgmma_fence();
+  for (int n = 0; n < 8; n++) {
+    const uint32_t p[4] = {pack<T>(s[2 * n][0], s[2 * n][1]), pack<T>(s[2 * n][2], s[2 * n][3]),
+                           pack<T>(s[2 * n + 1][0], s[2 * n + 1][1]),
+                           pack<T>(s[2 * n + 1][2], s[2 * n + 1][3])};
+    wgmma_transposed<T>(o, p, panel(c + n * 2048, 16384));
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (int n = 0; n < WIDTH / 8; n++)
+    for (int i = 0; i < 4; i++)
+      second[(row + i / 2 * 8) * WIDTH + n * 8 + column + i % 2] = o[n][i];
+}
+"""
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("name", DTYPES)
+def test_four_warps_multiply_panels(name, width):
+    dtype = DTYPES[name]
+    x, y, z = (torch.randint(-3, 4, s).to(dtype) for s in ((64, 16), (128, 16), (128, width)))
+    first, second = torch.full((64, 128), torch.nan), torch.full((64, width), torch.nan)
+    source = GROUP.replace("WIDTH", str(width)).replace("T*", f"{name}*").replace("<T", f"<{name}")
+    launch(source, x, y, z, first, second, block=128, shared=57 * 1024 + 1024)
+    assert torch.equal(first, x.float() @ y.float().T)
+    wanted = first.to(dtype).double() @ z.double()
+    assert torch.equal(second.double(), wanted)
+
+
+def test_a_panel_written_without_a_barrier_is_a_race():
+    source = GROUP.replace("WIDTH", "64").replace("T*", "bf16*").replace("<T", "<bf16")
+    shapes = ((64, 16), (128, 16), (128, 64), (64, 128), (64, 64))
+    values = [torch.zeros(s, dtype=torch.bfloat16 if i < 3 else None) for i, s in enumerate(shapes)]
+    late = change(source, "  publish_to_wgmma();\n  __syncthreads();\n", "")
+    assert "shared memory" in fault(late, *values, block=128, shared=58 * 1024)

@@ -12,7 +12,7 @@ from kiln.jit_kernels.toolchains import nvrtc
 
 HEADERS = (
     *("math", "ptx_async", "ptx_cluster", "ptx_fp8", "ptx_launch", "ptx_memory", "ptx_mma"),
-    *("ptx_pair", "ptx_warp", "reduce", "vec"),
+    *("ptx_pair", "ptx_warp", "ptx_wgmma", "reduce", "vec"),
 )
 INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS)
 SIGNATURE = "float* p, uint32_t* q, kiln::bf16* b, kiln::fp16* h, kiln::e4m3* e"
@@ -95,6 +95,19 @@ PINNED = {
         "p[0] = *map_shared(&s, (cluster_rank() + 1) % cluster_size()); cluster_sync();",
         ["barrier.cluster.arrive.release.aligned;", "barrier.cluster.wait.acquire.aligned;",
          "%cluster_ctarank;", "%cluster_nctarank;", "mapa.u64", "barrier.cluster.arrive.release"],
+    ),
+    "panels": (
+        "float s[16][4], o[8][4] = {}, w[16][4] = {}; uint32_t r[4] = {q[0], q[1], q[2], q[3]}; "
+        "unsigned char* m = panel_begin(dynamic_shared()); publish_to_wgmma(); wgmma_fence(); "
+        "wgmma<bf16, false>(s, panel(m), panel(m)); wgmma<fp16, true>(s, panel(m), panel(m)); "
+        "wgmma_transposed<bf16>(o, r, panel(m)); wgmma_transposed<fp16>(w, r, panel(m, 4096)); "
+        "wgmma_commit(); wgmma_wait<0>(); p[0] = s[3][1] + o[2][2] + w[3][3];",
+        ["fence.proxy.async.shared::cta;", "wgmma.fence.sync.aligned;",
+         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16", ", 0, 1, 1, 0, 0;",
+         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16", ", 1, 1, 1, 0, 0;",
+         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16", ", 1, 1, 1, 1;",
+         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16", ", 1, 1, 1, 1;",
+         "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"],
     ),
     "exact arithmetic": (
         "p[0] = add_rn(mul_rn(p[0], p[1]), sub_rn(p[2], p[3])); p[4] = fma_rn(p[5], p[6], p[7]); "

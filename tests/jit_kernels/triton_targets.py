@@ -77,7 +77,7 @@ def compile_one(spec: KernelSpec, variant: Variant) -> None:
 def jobs(capability: int) -> Iterator[tuple[KernelSpec, Variant]]:
     """Yield variants for bf16: others take no more shared memory."""
     for spec in all_specs().values():
-        if not has_triton(spec.family):
+        if not has_triton(spec.family) or spec.instead_of:
             continue
         for variant in spec.variants({"scalar_t": "kiln::bf16", "soft_cap": "false"}):
             size = (variant.get("head_tile"), variant.get("kv_t"))

@@ -28,45 +28,47 @@ template <int N> KILN_FN void hide_keys(float (&s)[N][4], int j, int end, int wi
       if (n * 8 + i >= end || n * 8 + i < end - within) s[n][2 * j + i] = minus_infinity();
 }
 
-// Logits as weights: s = 2^(s * scale - top), where top follows the rows' greatest with some slack,
-// and sum and o, which are relative to it, follow suit. A row's top depends on nothing but the row.
-template <int M, int N, int C>
-KILN_FN void soften(float (&s)[M][N][4], float (&o)[M][C][4], float (&top)[M][2],
-                    float (&sum)[M][2], float scale) {
+// Let top follow the greatest logit of two rows with some slack, and sum with it; return whether o
+// has to, by the factors f, in any lane. A row's top depends on nothing but the row.
+template <int N>
+KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], float (&f)[2],
+                    float scale) {
+  float best[2];
 #pragma unroll
-  for (int m = 0; m < M; ++m) {
-    float best[2];
+  for (int j = 0; j < 2; ++j) {
+    best[j] = minus_infinity();
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      best[j] = minus_infinity();
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-        best[j] = fmaxf(best[j], fmaxf(s[m][n][2 * j], s[m][n][2 * j + 1]));
-      best[j] = fmaxf(top[m][j], quad_max(best[j]) * scale);
-    }
-    const bool rose[2] = {best[0] > top[m][0] + kSlack, best[1] > top[m][1] + kSlack};
-    if (__any_sync(0xffffffffu, rose[0] || rose[1])) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float f = rose[j] ? exp2_fast(top[m][j] - best[j]) : 1.0f;
-        top[m][j] = rose[j] ? best[j] : top[m][j];
-        sum[m][j] *= f;
-#pragma unroll
-        for (int c = 0; c < C; ++c) o[m][c][2 * j] *= f, o[m][c][2 * j + 1] *= f;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float down = -finite(top[m][j]);
-#pragma unroll
-      for (int n = 0; n < N; ++n)
-#pragma unroll
-        for (int i = 2 * j; i < 2 * j + 2; ++i) {
-          s[m][n][i] = exp2_fast(fma_rn(s[m][n][i], scale, down));
-          sum[m][j] += s[m][n][i];
-        }
-    }
+    for (int n = 0; n < N; ++n) best[j] = fmaxf(best[j], fmaxf(s[n][2 * j], s[n][2 * j + 1]));
+    best[j] = fmaxf(top[j], quad_max(best[j]) * scale);
   }
+  const bool rose[2] = {best[0] > top[0] + kSlack, best[1] > top[1] + kSlack};
+  if (!__any_sync(0xffffffffu, rose[0] || rose[1])) return false;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    f[j] = rose[j] ? exp2_fast(top[j] - best[j]) : 1.0f;
+    top[j] = rose[j] ? best[j] : top[j];
+    sum[j] *= f[j];
+  }
+  return true;
+}
+// Logits as weights: s = 2^(s * scale - top), which sum gains.
+template <int N>
+KILN_FN void weigh(float (&s)[N][4], const float (&top)[2], float (&sum)[2], float scale) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const float down = -finite(top[j]);
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int i = 2 * j; i < 2 * j + 2; ++i) {
+        s[n][i] = exp2_fast(fma_rn(s[n][i], scale, down));
+        sum[j] += s[n][i];
+      }
+  }
+}
+template <int C> KILN_FN void rescale(float (&o)[C][4], const float (&f)[2]) {
+#pragma unroll
+  for (int c = 0; c < C; ++c) o[c][0] *= f[0], o[c][1] *= f[0], o[c][2] *= f[1], o[c][3] *= f[1];
 }
 
 }  // namespace kiln
