@@ -372,7 +372,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
         rows.soften(logit);
         kiln::copy_wait<kHalves - 1>();
         __syncwarp();  // the values are there
-#pragma unroll (N == 2 && Tile::kWide ? 1 : kPair)  // bytes take much code to unpack
+#pragma unroll (Tile::kWide ? 1 : kPair)  // bytes take much code to unpack
         for (int m = 0; m < kPair; ++m) {
           uint32_t p[N][2];
           if (m == 0) rows.weights(p, logit[0]);

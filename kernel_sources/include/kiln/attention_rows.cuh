@@ -123,7 +123,7 @@ template <class T, class KV, int D> struct AttentionTile {
   // Queries of eight rows, in registers where there is room, or read each time. With KV of one byte
   // a lane's dimensions are 4t .. 4t + 3, as ldmatrix yields them of the keys: a sum does not mind.
   template <int N> struct Queries {
-    static constexpr bool kKept = D * N <= 128;
+    static constexpr bool kKept = D * N <= (kWide ? 64 : 128);  // bytes take code to unpack
     uint32_t kept[kKept ? kSteps : 1][N][2];
 
     KILN_FN static void read(uint32_t (&b)[2], const unsigned char* rows, int k, int n, int lane) {
