@@ -33,7 +33,7 @@ KILN_NOINLINE int num_larger(const Row<T>& row, Peaks peaks, float than, Sampler
 #pragma unroll 4
     for (int token = kUnit * u; token < end; ++token) larger += row.at(token) > than;
   }
-  return int(sums_of({larger, 0}, s.row).a);
+  return int(sums_of({larger, 0}, s.survey).a);  // of s.row the mass may still be read
 }
 
 // Put the entries of the list with at least a key into `sorted`, the largest first, and return how
