@@ -22,7 +22,7 @@ from kiln.jit_kernels.errors import (
 )
 from kiln.jit_kernels.launch import load_kernels, target_arch
 from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.registry import all_specs, families
+from kiln.jit_kernels.registry import all_specs, families, operators
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec, Needs
 from kiln.jit_kernels.triton_forms import has_triton
@@ -133,9 +133,8 @@ def _build_in_parallel(
 def _load(family: str, needs: Needs) -> None:
     specs = [
         spec
-        for spec in all_specs().values()
+        for spec in operators()
         if spec.family == family
-        and not spec.instead_of
         and not (spec.optional and next(spec.variants(needs), None) is None)
     ]
     load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), needs)

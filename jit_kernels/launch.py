@@ -22,9 +22,9 @@ from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.registry import best_form
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, Variant, label
+from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label
 
 
 class LoadedKernel:
@@ -109,18 +109,6 @@ def load_kernels(
 def _waits(spec: KernelSpec, arch: str) -> bool:
     """Return whether a kernel waits by itself for the one ahead of it, on a GPU that can."""
     return compute_capability(arch) >= EARLY_ARCH and waits_first(spec.source)
-
-
-def best_form(spec: KernelSpec, variant: Variant, arch: str) -> KernelSpec:
-    """Return what runs for an operator: its own kernel, or one that was made for the target.
-
-    Nothing about a call decides but what is known when kernels are loaded, so that a request's bits
-    do not depend on its batch.
-    """
-    for other in all_specs().values():
-        if other.instead_of == spec.name and other.only_arch == arch and other.has_variant(variant):
-            return other
-    return spec
 
 
 def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:

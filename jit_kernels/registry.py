@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kiln.jit_kernels import ops
 
 if TYPE_CHECKING:
-    from kiln.jit_kernels.spec import KernelSpec
+    from kiln.jit_kernels.spec import KernelSpec, Variant
 
 
 def families() -> list[str]:
@@ -33,6 +33,23 @@ def all_specs() -> dict[str, KernelSpec]:
                 raise ValueError(f"{spec.name}: {spec.source} belongs under {family}/")
             found[spec.name] = spec
     return found
+
+
+def operators() -> list[KernelSpec]:
+    """Return the specs that have an operator of their own, not those that stand in for one."""
+    return [spec for spec in all_specs().values() if not spec.instead_of]
+
+
+def best_form(spec: KernelSpec, variant: Variant, arch: str) -> KernelSpec:
+    """Return what runs for an operator: its own kernel, or one that was made for the target.
+
+    Nothing about a call decides but what is known when kernels are loaded, so that a request's bits
+    do not depend on its batch.
+    """
+    for other in all_specs().values():
+        if other.instead_of == spec.name and other.only_arch == arch and other.has_variant(variant):
+            return other
+    return spec
 
 
 def find_spec(name: str) -> KernelSpec:

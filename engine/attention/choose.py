@@ -6,7 +6,7 @@ import torch
 
 from kiln.jit_kernels.attention.splits import KV_BLOCK
 from kiln.jit_kernels.choose import choice
-from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import Needs
 
@@ -22,8 +22,8 @@ def kernels_attend(device: torch.device, needs: Needs, block_size: int) -> bool:
     """
     comes = all(
         next(spec.variants(needs), None) is not None
-        for spec in all_specs().values()
-        if spec.family in _FAMILIES and not spec.instead_of
+        for spec in operators()
+        if spec.family in _FAMILIES
     )
     if block_size != KV_BLOCK or not comes:
         return False

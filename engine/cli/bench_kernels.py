@@ -23,7 +23,7 @@ from kiln.jit_kernels.bench import peers
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
 from kiln.jit_kernels.bench.table import remarks, side_by_side
-from kiln.jit_kernels.registry import all_specs, families
+from kiln.jit_kernels.registry import families, operators
 from kiln.jit_kernels.spec import KernelSpec
 
 _PACKAGES = ("torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -68,7 +68,7 @@ def bench_kernels(args: argparse.Namespace) -> int:
 
 
 def _specs_of(family: str | None) -> list[KernelSpec]:
-    specs = [spec for spec in all_specs().values() if not spec.instead_of]
+    specs = operators()
     if family is None:
         return specs
     if family not in families():

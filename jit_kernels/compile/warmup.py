@@ -13,6 +13,7 @@ from kiln.jit_kernels.arch import compute_capability
 from kiln.jit_kernels.compile.build import Built, build, build_unless_busy
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.errors import CompileError, KernelError, SealedMiss
+from kiln.jit_kernels.registry import best_form
 from kiln.jit_kernels.spec import KernelSpec, Needs, Variant, label
 
 _MAX_JOBS = 8
@@ -44,7 +45,9 @@ class Outcome:
 def jobs_for(
     specs: Iterable[KernelSpec], archs: Sequence[str], needs: Needs = MappingProxyType({})
 ) -> list[Job]:
-    """Return the programs of some specs for some targets, leaving out targets too old for one.
+    """Return the programs of some specs for some targets, leaving out what a target never runs.
+
+    It may be too old for a kernel, or have another one of its own.
 
     With ``needs``, only those that a model runs. Raises KernelError on a malformed target.
     """
@@ -54,7 +57,7 @@ def jobs_for(
         for spec in specs
         for variant in spec.variants(needs)
         for arch, capability in capabilities.items()
-        if spec.comes_for(arch, capability)
+        if spec.comes_for(arch, capability) and best_form(spec, variant, arch) is spec
     ]
 
 

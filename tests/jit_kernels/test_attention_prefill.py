@@ -21,10 +21,9 @@ from kiln.jit_kernels.attention.tiles import (
     serves,
 )
 from kiln.jit_kernels.compile.warmup import jobs_for
-from kiln.jit_kernels.launch import best_form
 from kiln.jit_kernels.ops import attention_prefill
 from kiln.jit_kernels.ops.attention_prefill import paged_prefill, plan_prefill
-from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.registry import best_form, find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.toolchains import host
@@ -132,6 +131,8 @@ def test_a_target_with_its_own_instructions_has_its_own_kernel():
         assert best_form(spec, {**bf16, **change}, "sm_100a") is spec
     jobs = jobs_for([find_spec("paged_prefill_wgmma")], ["sm_80", "sm_90", "sm_90a", "sm_100a"])
     assert {job.arch for job in jobs} == {"sm_90a"}
+    built = jobs_for([spec], ["sm_90a"], bf16)
+    assert not built, "nothing is compiled that never runs"
 
 
 def test_a_plan_serves_every_layer_and_the_next_step(kernels):

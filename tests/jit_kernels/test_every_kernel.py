@@ -14,7 +14,7 @@ from kiln.jit_kernels.arch import ALL_ARCHS, compute_capability
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.template import render
-from kiln.jit_kernels.compile.warmup import Job
+from kiln.jit_kernels.compile.warmup import Job, jobs_for
 from kiln.jit_kernels.parity import error_of
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.spec import HOST_GPU, label
@@ -31,13 +31,11 @@ CASES = [pytest.param(spec, variant, id=label(spec, variant)) for spec, variant 
 # adds a fifth to a compile's CPU time.
 BUILDS = [
     pytest.param(
-        *(spec, variant, arch),
-        id=f"{label(spec, variant)}-{arch}",
-        marks=[pytest.mark.alone] if spec.max_cpu_seconds >= 1 else [],
+        *(job.spec, job.variant, job.arch),
+        id=f"{label(job.spec, job.variant)}-{job.arch}",
+        marks=[pytest.mark.alone] if job.spec.max_cpu_seconds >= 1 else [],
     )
-    for spec, variant in VARIANTS
-    for arch in ALL_ARCHS
-    if spec.comes_for(arch, compute_capability(arch))
+    for job in jobs_for(all_specs().values(), ALL_ARCHS)
 ]
 
 
@@ -58,11 +56,12 @@ def test_compiles_for_every_target_in_milliseconds(spec, variant, arch, everythi
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_variant_that_most_models_run_keeps_to_its_registers(spec, everything):
     variant = next(spec.variants(spec.bench_needs))
-    for arch in ALL_ARCHS:
-        if compute_capability(arch) < 80 or not spec.comes_for(arch, compute_capability(arch)):
-            continue
-        resources = resources_of(everything[Job(spec, variant, arch)].built.cubin)[spec.entry]
-        assert resources.spills == 0, (arch, resources)
+    archs = [arch for arch in ALL_ARCHS if compute_capability(arch) >= 80]
+    jobs = [job for job in jobs_for([spec], archs) if job.variant == variant]
+    assert jobs
+    for job in jobs:
+        resources = resources_of(everything[job].built.cubin)[spec.entry]
+        assert resources.spills == 0, (job.arch, resources)
 
 
 @pytest.mark.parametrize(("spec", "variant"), CASES)

@@ -15,7 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kiln.jit_kernels import arch
-from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import Gpu, KernelSpec, Variant, label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
@@ -76,8 +76,8 @@ def compile_one(spec: KernelSpec, variant: Variant) -> None:
 
 def jobs(capability: int) -> Iterator[tuple[KernelSpec, Variant]]:
     """Yield variants for bf16: others take no more shared memory."""
-    for spec in all_specs().values():
-        if not has_triton(spec.family) or spec.instead_of:
+    for spec in operators():
+        if not has_triton(spec.family):
             continue
         for variant in spec.variants({"scalar_t": "kiln::bf16", "soft_cap": "false"}):
             size = (variant.get("head_tile"), variant.get("kv_t"))

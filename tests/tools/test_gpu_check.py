@@ -138,7 +138,7 @@ def on_cpu(monkeypatch):
     }
     monkeypatch.setattr(kernels, "DEVICE", "cpu")
     monkeypatch.setattr(kernels, "load_kernels", lambda *a: None)
-    monkeypatch.setattr(kernels, "all_specs", lambda: small)
+    monkeypatch.setattr(kernels, "operators", lambda: list(small.values()))
     return small
 
 

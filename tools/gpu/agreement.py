@@ -14,7 +14,7 @@ from kiln.jit_kernels.bench.copies import copy_to
 from kiln.jit_kernels.errors import ToolchainMissing
 from kiln.jit_kernels.launch import launch, load_kernels
 from kiln.jit_kernels.parity import largest_error, poisoned_inputs
-from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec, Variant, label
 from kiln.jit_kernels.toolchains import host
@@ -33,7 +33,7 @@ def host_equals_gpu(args: argparse.Namespace) -> list[Row]:
         find_compiler(settings().host_compiler)
     except ToolchainMissing as error:
         raise NotMeasured(str(error)) from None
-    return Pace(args, seconds=60).rows(all_specs().values(), lambda spec: spec.name, _rows_of)
+    return Pace(args, seconds=60).rows(operators(), lambda spec: spec.name, _rows_of)
 
 
 def _rows_of(spec: KernelSpec) -> Iterator[Row]:

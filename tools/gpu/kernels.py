@@ -21,7 +21,7 @@ from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
 from kiln.jit_kernels.check import covering_variants
 from kiln.jit_kernels.launch import load_kernels
 from kiln.jit_kernels.parity import Parity, compare
-from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant, label
 
 Row = dict[str, Any]
@@ -61,7 +61,7 @@ def parity(args: argparse.Namespace) -> list[Row]:
                 yield _parity_row(spec, variant, name, form, 1 if few else 4)
 
     # Kiln's own first: Triton compiles for seconds, and torch goes request by request.
-    work = [(spec, own) for own in (True, False) for spec in all_specs().values()]
+    work = [(spec, own) for own in (True, False) for spec in operators()]
     return pace.rows(work, lambda one: one[0].name, rows_of)
 
 
@@ -106,7 +106,7 @@ def launch_overhead(args: argparse.Namespace) -> list[Row]:
     "jit" is the operator's kernel with shapes and stream looked up, "operator" that through
     torch.ops. Rounds of all of them alternate; the median round counts.
     """
-    return Pace(args, seconds=40).rows(all_specs().values(), _name, _launch_rows)
+    return Pace(args, seconds=40).rows(operators(), _name, _launch_rows)
 
 
 def _launch_rows(spec: KernelSpec) -> list[Row]:
@@ -178,7 +178,7 @@ def timing(args: argparse.Namespace) -> list[Row]:
                 }
                 return
 
-    rows = pace.rows(all_specs().values(), _name, rows_of)
+    rows = pace.rows(operators(), _name, rows_of)
     return [{"ceilings": asdict(ceilings)}, *rows]
 
 

@@ -14,6 +14,7 @@ import torch
 from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
 from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
@@ -94,7 +95,7 @@ def loading(args: argparse.Namespace) -> list[Row]:
     """Load every kernel through each launcher: milliseconds and device memory of a cubin."""
     device = torch.device("cuda", torch.cuda.current_device())
     arch = target_arch(device)
-    jobs = [(spec, variant) for spec in all_specs().values() for variant in spec.variants()]
+    jobs = [(job.spec, job.variant) for job in jobs_for(all_specs().values(), [arch])]
     cubins = [build(spec, variant, arch, kernel_cache()).cubin for spec, variant in jobs]
     rows: list[Row] = []
     for name, make in _LAUNCHERS.items():

@@ -19,7 +19,7 @@ from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
 from kiln.jit_kernels.launch import launch, load_kernels, target_arch
 from kiln.jit_kernels.parity import compare
 from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import KernelSpec, label
 
 _SECONDS = 90
@@ -66,9 +66,7 @@ def serve(bundle: Path) -> list[Row]:
 
     rows: list[Row] = []
     loaded = []
-    for spec in all_specs().values():
-        if spec.instead_of:  # runs as the operator that it stands in for
-            continue
+    for spec in operators():
         try:
             load_kernels([spec], device, on_built=note)
             loaded.append(spec)
