@@ -142,7 +142,7 @@ static size_t random_below(size_t n) {
 // warp for up to 16384 steps: uniform choice alone almost never lets one rank get far ahead.
 static Fiber& pick() {
   const size_t n = run.ready.size();
-  if (run.seed) {
+  if (run.seed && run.idle < 4 * n) {  // while all poll they take turns: someone may go on
     size_t i = random_below(n);
     // Another block's shared variables must be copied in: stay with one block for some steps.
     if (run.ranks.size() == 1 && run.shared_owner && random_below(16))
@@ -154,7 +154,7 @@ static Fiber& pick() {
       run.victim = {f.block->rank, kind == 2 ? f.index / 32 : ~0u, kind ? f.block : nullptr,
                     run.switches + (16ull << random_below(11))};
     }
-    if (run.switches < run.victim.until && run.idle < 4 * n) {
+    if (run.switches < run.victim.until) {
       int tries = 0;
       while (is_victim(*run.ready[i]) && ++tries < 32) i = random_below(n);
       if (tries == 32 && run.ranks.size() == 1) run.victim.until = 0;  // nobody else can run

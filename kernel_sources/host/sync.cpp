@@ -40,8 +40,12 @@ static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
   // Only __syncwarp orders memory; shuffles and votes do not.
   if (current->op == warp_sync && run.check) order_all(in);
   block.waiting_lanes[current->index / 32] &= ~mask;
+  // A vote on what its lanes have polled is no progress, nor that they go on.
+  const auto polled = [](const Fiber* f) { return f->polled; };
+  const uint64_t idle = std::any_of(in.begin(), in.end(), polled) ? run.idle : 0;
   for (Fiber* f : in)
     if (f != current) wake(*f);
+  run.idle = idle;
 }
 
 unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site site) {
@@ -52,7 +56,7 @@ unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site s
   const unsigned warp_index = f.index / 32, lane = f.index % 32;
   const unsigned left = unsigned(block.fibers.size()) - warp_index * 32;
   Fiber* lanes = &block.fibers[warp_index * 32];
-  f.polled = false;
+  f.polled &= op == warp_ballot;
   f.what = names[op];
   f.site = site;
   f.op = op;
@@ -159,14 +163,14 @@ static void synchronise(Op op, std::vector<Publication>& published, Order order,
   else if (f.released) published.push_back({f.released, f.id, scope});
 }
 
-// Loads yield at times, and always when they poll, so that the thread they wait for can run.
+// All yield at times, and loads always when they poll, so that the thread they wait for can run.
 uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Order order,
                 Scope scope, Site site) {
   Fiber& f = *current;
   f.site = site;
   if (uintptr_t(p) % unsigned(bytes))
     fail(format("misaligned %d-byte atomic at %p by %s", bytes, p, where(f).c_str()));
-  if (op == load && (f.polled_at == p || random_bits() % 4 == 0)) yield();
+  if ((op == load && f.polled_at == p) || random_bits() % 4 == 0) yield();
   if (run.check) {
     const Kind kind = op == load ? Kind::read : op == store ? Kind::write : Kind::update;
     const bool shared = check(p, size_t(bytes), kind, scope, __builtin_return_address(0));
@@ -176,7 +180,8 @@ uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Ord
       bytes == 4   ? apply(op, static_cast<uint32_t*>(p), uint32_t(value), compare)
       : bytes == 8 ? apply(op, static_cast<uint64_t*>(p), value, compare)
                    : apply(op, static_cast<uint16_t*>(p), uint16_t(value), compare);
-  if (op != load || !f.polled || f.polled_at != p || f.polled_value != old) run.idle = 0;
+  // Whoever polls may ask several flags in turn: that is no progress.
+  if (op != load || (f.polled_at == p && f.polled_value != old)) run.idle = 0;
   f.polled = op == load;
   f.polled_at = p;
   f.polled_value = old;

@@ -155,6 +155,12 @@ BOTH_FORMS = {
         "while (peek(reinterpret_cast<int*>(p), acquire, gpu) != 3) {}",
         "polling at test.cu:1, value 0",
     ),
+    "polls a flag that nobody will set": (
+        "int* f = reinterpret_cast<int*>(p); bool a, b;\n"
+        "do { a = peek(f, acquire, gpu) == 3;\nb = peek(f + 1, acquire, gpu) == 3; }\n"
+        "while (!__all_sync(~0u, a && b));",
+        "test.cu:4",
+    ),
 }
 
 
