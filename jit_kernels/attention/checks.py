@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kiln.jit_kernels.attention.reference import Paged
@@ -12,7 +14,10 @@ _ALIGNED = 16  # bytes
 
 
 def check_attention(function: str, call: Paged, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Refuse a call that the kernels cannot serve: ValueError for shapes, TypeError for dtypes."""
+    """Refuse a call that the kernels cannot serve.
+
+    Raises ValueError for shapes and numbers, TypeError for dtypes.
+    """
     query, table = call.query, call.block_table
     if query.dim() != 3 or table.dim() != 2:
         raise ValueError(
@@ -42,6 +47,20 @@ def check_attention(function: str, call: Paged, out: torch.Tensor, lse: torch.Te
         _check_dense(function, "sinks", call.sinks, (heads,), torch.float32)
     if lse.numel():
         _check_dense(function, "lse", lse, tuple(query.shape[:2]), torch.float32)
+    _check_numbers(function, call)
+
+
+def _check_numbers(function: str, call: Paged) -> None:
+    # Prefill finds a row's greatest logit before scale multiplies it.
+    for name, value in (("scale", call.scale), ("k_scale", call.k_scale)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{function}: {name} {value}, want a finite number above 0")
+    if call.window < 0:
+        raise ValueError(f"{function}: window {call.window}, want 0 for none or a number of keys")
+    if not 0 <= call.soft_cap < math.inf:
+        raise ValueError(
+            f"{function}: soft_cap {call.soft_cap}, want 0 for none or a finite number above 0"
+        )
 
 
 def _check_dense(

@@ -67,10 +67,10 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
     """Return the attention of requests with more than 16 tokens in this step over their paged keys.
 
     Arguments, results and refusals as of paged_attention, which serves the other requests: their
-    rows are left alone. scale is above 0. The kernel has a soft_cap for bf16, in the pool too, and
-    a head_dim above 64; with others a GPU raises NoSuchKernel, and a CPU runs the reference. With
-    ``workspace`` its plan for this step (``plan_prefill``) is used, and nothing is allocated but
-    ``out``. Source: https://arxiv.org/abs/2307.08691
+    rows are left alone. The kernel has a soft_cap for bf16, in the pool too, and a head_dim above
+    64; with others a GPU raises NoSuchKernel, and a CPU runs the reference. With ``workspace`` its
+    plan for this step (``plan_prefill``) is used, and nothing is allocated but ``out``. Source:
+    https://arxiv.org/abs/2307.08691
     """
     out = query.new_empty(query.shape) if out is None else out
     lse = torch.empty(0, device=query.device) if lse is None else lse
@@ -79,8 +79,6 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
         soft_cap, k_scale, v_scale,
     )  # fmt: skip
     check_attention("paged_prefill", paged, out, lse)
-    if not scale * k_scale > 0:
-        raise ValueError(f"paged_prefill: scale is {scale} and k_scale {k_scale}, want above 0")
     query = query if has_aligned_rows(query) else query.contiguous()
     group = query.shape[1] // key_pool.shape[1]
     if workspace is None:

@@ -350,6 +350,11 @@ def test_logits_of_hundreds_leave_no_infinity(monkeypatch):
         ({"seq_lens": torch.zeros(3, dtype=torch.int32)}, ValueError, r"seq_lens is \[3\]"),
         ({"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}, ValueError, "cu_seqlens_q is"),
         ({"sinks": torch.zeros(8).double()}, TypeError, "sinks is torch.float64"),
+        ({"scale": -0.5}, ValueError, "scale -0.5, want a finite number above 0"),
+        ({"scale": float("nan")}, ValueError, "scale nan, want a finite number above 0"),
+        ({"k_scale": 0.0}, ValueError, "k_scale 0.0, want a finite number above 0"),
+        ({"window": -1}, ValueError, "window -1, want 0 for none or a number of keys"),
+        ({"soft_cap": -30.0}, ValueError, "soft_cap -30.0, want 0 for none or a finite number"),
         (
             {"key_pool": torch.zeros(5, 2, 16, 65).bfloat16()[..., :64]},
             ValueError,
