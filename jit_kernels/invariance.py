@@ -13,12 +13,14 @@ from kiln.jit_kernels.attention.reference import Paged
 from kiln.jit_kernels.attention.splits import (
     ITEM_INTS,
     KV_BLOCK,
+    SCALE_ROOM,
     Shape,
     SplitRule,
     head_tile,
     most_items,
     most_rows,
 )
+from kiln.jit_kernels.attention.workspace import make_mail
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
@@ -151,15 +153,15 @@ def _run(case: Paged, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torc
     lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
     numbers = (heads // kv_heads, case.window, rule.most, rule.blocks, rule.few, rule.warp_bits)
     _launch("attention_plan", (items, *lengths, *numbers), how)
-    rows = (max(1, most_rows(rule, *shapes)), kv_heads)
+    rows, floats = max(1, most_rows(rule, *shapes)), (kv_heads, head_dim + SCALE_ROOM)
     out = torch.zeros(case.query.shape, dtype=case.query.dtype, device=device)
     lse = torch.zeros(tokens, heads, device=device)
     warps = Shape(head_tile(head_dim), case.key_pool.element_size()).warps
     arrivals = torch.zeros(len(items), kv_heads, warps, dtype=torch.int32, device=device)
     arguments = (
         out, lse, case.query, case.key_pool, case.value_pool, *lengths, items, case.sinks,
-        torch.full((*rows, head_dim), float("nan"), device=device),
-        torch.full((*rows, 2), float("nan"), device=device),
+        torch.full((rows, *floats), float("nan"), device=device),
+        make_mail(rule, rows, *floats, device),
         arrivals, case.scale, case.window, case.soft_cap, case.k_scale, case.v_scale,
     )  # fmt: skip
     _launch("paged_attention", arguments, how)

@@ -25,6 +25,8 @@ _FITTING = 70 * 1024  # bytes of stages that leave room for three blocks on Hopp
 _WANTED_HALVES = 4  # of stages: what a warp's copies of keys, or of values, fill in turn
 FIRST_IDS = 8  # blocks of a split whose ids stand in its work item
 ITEM_INTS = 8 + FIRST_IDS
+SCALE_ROOM = 8  # floats after the columns of a partial result: its scale, up to 32 bytes
+UNSENT = -1  # a word of a message that has not come
 _REGISTER_BLOCKS = 3  # resident blocks that the registers of a multiprocessor allow
 
 

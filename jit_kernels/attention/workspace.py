@@ -10,6 +10,9 @@ import torch
 from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.attention.splits import (
     ITEM_INTS,
+    SCALE_ROOM,
+    TILE_ROWS,
+    UNSENT,
     Shape,
     SplitRule,
     head_tile,
@@ -24,8 +27,9 @@ from kiln.jit_kernels.spec import HOST_GPU
 class Workspace:
     """Everything that decode attention needs beside its arguments.
 
-    ``partials`` are kept in float32: rows of head_dim, and two numbers a row in ``scales``.
-    ``arrivals`` count, and are zero between launches. One stream at a time may use a workspace.
+    ``partials`` are kept in float32: rows of head_dim, each with its scale. So are the messages of
+    ``mail``, whose words are all UNSENT between launches. ``arrivals`` count, and are zero between
+    launches. One stream at a time may use a workspace.
     """
 
     rule: SplitRule
@@ -33,14 +37,14 @@ class Workspace:
     num_kv_heads: int
     max_requests: int
     item_tables: Mapping[int, torch.Tensor]  # by window: [1 + max_items, 16] int32
-    partials: torch.Tensor  # [max_rows, num_kv_heads, head_dim] float32
-    scales: torch.Tensor  # [max_rows, num_kv_heads, 2] float32
+    partials: torch.Tensor  # [max_rows, num_kv_heads, head_dim + SCALE_ROOM] float32
+    mail: torch.Tensor  # [max_mail, num_kv_heads, head_dim + SCALE_ROOM] int32
     arrivals: torch.Tensor  # [max_items, num_kv_heads, warps of a block] int32
 
     @property
     def num_bytes(self) -> int:
         """Bytes of device memory in all."""
-        tensors = [self.partials, self.scales, self.arrivals, *self.item_tables.values()]
+        tensors = [self.partials, self.mail, self.arrivals, *self.item_tables.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def check(self, num_requests: int, num_tokens: int, max_blocks: int) -> None:
@@ -76,9 +80,9 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
     """Return a workspace for steps of at most these sizes. ``max_blocks``: of one request.
 
     With P blocks resident on the GPU it takes at most about max_requests * 16 * P * (4 * head_dim
-    + 8) bytes, a sixteenth of that times the group where each request has one token: on an H200 at
-    head_dim 128, 3.3 MB a request at most. ``windows``: the windows in use, 0 for none. ``rule``
-    None: that of the device.
+    + 32) bytes, a sixteenth of that times the group where each request has one token: on an H200 at
+    head_dim 128, 3.4 MB a request at most; and messages. ``windows``: the windows in use, 0 for
+    none. ``rule`` None: that of the device.
     """
     shape = Shape(head_tile(head_dim), kv_dtype.itemsize)
     if rule is None:
@@ -87,6 +91,7 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
     group = num_heads // num_kv_heads
     sizes = (max_requests, max_tokens, max_blocks, group)
     items, rows = most_items(rule, *sizes), most_rows(rule, *sizes)
+    floats = (num_kv_heads, head_dim + SCALE_ROOM)
 
     def integers(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -97,7 +102,36 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
         num_kv_heads=num_kv_heads,
         max_requests=max_requests,
         item_tables={window: integers(1 + items, ITEM_INTS) for window in windows},
-        partials=torch.empty(rows, num_kv_heads, head_dim, device=device),
-        scales=torch.empty(rows, num_kv_heads, 2, device=device),
+        partials=torch.empty(rows, *floats, device=device),
+        mail=make_mail(rule, rows, *floats, device),
         arrivals=integers(items, num_kv_heads, shape.warps),
+    )
+
+
+def make_mail(
+    rule: SplitRule, max_rows: int, num_kv_heads: int, floats: int, device: torch.device | str
+) -> torch.Tensor:
+    """Return room for the messages of a step, none of them sent.
+
+    It suffices for as many items as the rule has, with all rows of a tile each, and ``max_rows`` in
+    all; what a step has beyond that is counted. ``floats``: of a message.
+    """
+    rows = min(max_rows, rule.most * TILE_ROWS)
+    return torch.full((rows, num_kv_heads, floats), UNSENT, dtype=torch.int32, device=device)
+
+
+def workspace_for(
+    query: torch.Tensor, key_pool: torch.Tensor, block_table: torch.Tensor, window: int
+) -> Workspace:
+    """Return a workspace for one call of paged_attention, of which these are arguments."""
+    return make_workspace(
+        max_requests=block_table.shape[0],
+        max_tokens=query.shape[0],
+        max_blocks=block_table.shape[1],
+        num_heads=query.shape[1],
+        num_kv_heads=key_pool.shape[1],
+        head_dim=query.shape[2],
+        kv_dtype=key_pool.dtype,
+        device=query.device,
+        windows=(window,),
     )

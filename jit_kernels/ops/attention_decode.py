@@ -20,6 +20,8 @@ from kiln.jit_kernels.attention.splits import (
     KV_BLOCK,
     MOST_TOKENS,
     PAIR_BLOCKS,
+    SCALE_ROOM,
+    UNSENT,
     Part,
     Shape,
     SplitRule,
@@ -32,7 +34,7 @@ from kiln.jit_kernels.attention.splits import (
     most_rows,
     unit_begin,
 )
-from kiln.jit_kernels.attention.workspace import Workspace, make_workspace
+from kiln.jit_kernels.attention.workspace import Workspace, make_mail, workspace_for
 from kiln.jit_kernels.shapes import takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,
@@ -82,13 +84,13 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     cu_seqlens_q [num_requests + 1]: int32; seq_lens counts the step's tokens too. A token sees its
     own key and those before it, the last ``window`` of them (0: all). ``soft_cap`` c makes
     c tanh(x / c) of a logit (0: no cap); sinks [num_heads] float32 are one more logit each, without
-    a value; keys count k_scale-fold, values v_scale-fold. lse [num_tokens, num_heads] float32, if
-    given, gets the logarithm of the sum of e to the logits.
+    a value; keys count k_scale-fold, values v_scale-fold; scale and k_scale are above 0. lse
+    [num_tokens, num_heads] float32, if given, gets the logarithm of the sum of e to the logits.
 
     Rows of requests with more tokens are left alone; a row without keys is 0, its lse -inf.
     Nothing at or past a request's length is read. With ``workspace`` its plan for this step
     (``plan_attention``) is used, and nothing is allocated but ``out``. Raises ValueError on a
-    wrong shape, TypeError on a wrong dtype.
+    wrong shape or number, TypeError on a wrong dtype.
     """
     out = query.new_empty(query.shape) if out is None else out
     lse = torch.empty(0, device=query.device) if lse is None else lse
@@ -99,7 +101,7 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     check_attention("paged_attention", paged, out, lse)
     query = query if has_aligned_rows(query) else query.contiguous()
     if workspace is None:
-        workspace = _own_workspace(query, key_pool, block_table, window)
+        workspace = workspace_for(query, key_pool, block_table, window)
         plan_attention(workspace, block_table, seq_lens, cu_seqlens_q, query.shape[0])
     if window not in workspace.item_tables:
         raise ValueError(
@@ -107,7 +109,7 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
         )
     call(
         _ATTENTION, out, lse, query, key_pool, value_pool, block_table, seq_lens, cu_seqlens_q,
-        workspace.item_tables[window], sinks, workspace.partials, workspace.scales,
+        workspace.item_tables[window], sinks, workspace.partials, workspace.mail,
         workspace.arrivals, scale, window, soft_cap, k_scale, v_scale,
     )  # fmt: skip
     return out
@@ -132,22 +134,6 @@ def plan_attention(
             _PLAN, items, block_table, seq_lens, cu_seqlens_q, group, window, rule.most,
             rule.blocks, rule.few, rule.warp_bits,
         )  # fmt: skip
-
-
-def _own_workspace(
-    query: torch.Tensor, key_pool: torch.Tensor, block_table: torch.Tensor, window: int
-) -> Workspace:
-    return make_workspace(
-        max_requests=block_table.shape[0],
-        max_tokens=query.shape[0],
-        max_blocks=block_table.shape[1],
-        num_heads=query.shape[1],
-        num_kv_heads=key_pool.shape[1],
-        head_dim=query.shape[2],
-        kv_dtype=key_pool.dtype,
-        device=query.device,
-        windows=(window,),
-    )
 
 
 def _plan_reference(  # noqa: PLR0913 (the operator's)
@@ -198,9 +184,9 @@ def _attention_reference(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _attention_error(arguments: Sequence[Any], wanted: Sequence[torch.Tensor]) -> float:
-    """Return the error in units of rounding; infinite if a counter is not back at zero."""
-    out, lse, arrivals = arguments[0], arguments[1], arguments[12]
-    if arrivals.any():
+    """Return the error in units of rounding; infinite if a counter or message was left behind."""
+    out, lse, mail, arrivals = arguments[0], arguments[1], arguments[11], arguments[12]
+    if arrivals.any() or (mail != UNSENT).any():
         return float("inf")
     return attention_error(_paged(arguments), out, lse, wanted, _serves)
 
@@ -222,7 +208,8 @@ def _plan_bind(
     *numbers: int,
 ) -> Bound:
     counts = (block_table.stride(0), seq_lens.shape[0], out_items.shape[0] - 1)
-    return Bound({}, {}, (out_items, block_table, seq_lens, cu_seqlens_q, *counts, *numbers))
+    sizes = {"requests": seq_lens.shape[0]}
+    return Bound({}, sizes, (out_items, block_table, seq_lens, cu_seqlens_q, *counts, *numbers))
 
 
 def _attention_bind(*arguments: Any) -> Bound:
@@ -234,9 +221,9 @@ def _attention_bind(*arguments: Any) -> Bound:
     values = (
         out, lse, query, key_pool, value_pool, block_table, items, 0 if sinks is None else sinks,
         *workspace, *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
-        block_table.stride(0), items.shape[0] - 1, group, _INVERSE // group + 1, query.shape[2],
-        window, scale * k_scale * _LOG2E, soft_cap * _LOG2E, 2 / soft_cap if soft_cap else 0.0,
-        v_scale,
+        block_table.stride(0), items.shape[0] - 1, len(workspace[1]), group, _INVERSE // group + 1,
+        query.shape[2], window, scale * k_scale * _LOG2E, soft_cap * _LOG2E,
+        2 / soft_cap if soft_cap else 0.0, v_scale,
     )  # fmt: skip
     variant = {
         "scalar_t": SCALARS[query.dtype],
@@ -247,8 +234,9 @@ def _attention_bind(*arguments: Any) -> Bound:
 
 
 def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Return blocks for a request each and the header: 256 requests at once on a large GPU."""
-    return LaunchGeometry((_PLAN_BLOCKS * gpu.num_multiprocessors, 1, 1), (_PLAN_THREADS, 1, 1))
+    """Return a block for each request and one for the header; on a large GPU 263 at once."""
+    blocks = min(sizes["requests"] + 1, _PLAN_BLOCKS * gpu.num_multiprocessors)
+    return LaunchGeometry((blocks, 1, 1), (_PLAN_THREADS, 1, 1))
 
 
 def _shape(variant: Variant) -> Shape:
@@ -316,14 +304,15 @@ def _attention_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any,
     case = make_case(sizes, dtype, kv_dtype, head_dim, device)
     lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
     (items,) = _plan_reference(*_planned(sizes, *lengths))
-    rows = (max(1, _room(sizes)[1]), sizes["kv_heads"])
+    rule, rows, kv_heads = SplitRule(*_rule(sizes)), max(1, _room(sizes)[1]), sizes["kv_heads"]
+    floats = (kv_heads, head_dim + SCALE_ROOM)
     return (
         torch.zeros(case.query.shape, dtype=dtype, device=device),
         torch.zeros(case.query.shape[:2], device=device),
         case.query, case.key_pool, case.value_pool, *lengths, items, case.sinks,
-        torch.zeros(*rows, head_dim, device=device),
-        torch.zeros(*rows, 2, device=device),
-        torch.zeros(len(items), sizes["kv_heads"], shape.warps, dtype=torch.int32, device=device),
+        torch.zeros(rows, *floats, device=device),
+        make_mail(rule, rows, *floats, device),
+        torch.zeros(len(items), kv_heads, shape.warps, dtype=torch.int32, device=device),
         case.scale, case.window, case.soft_cap, case.k_scale, case.v_scale,
     )  # fmt: skip
 
@@ -359,7 +348,7 @@ _PLAN = KernelSpec(
     cost=_plan_cost,
     reference=_plan_reference,
     make_inputs=_plan_inputs,
-    sizes=_SIZES,
+    sizes=[{**sizes, "requests": len(ragged(sizes))} for sizes in _SIZES],
     bench_sizes=_BENCH_SIZES,
     tolerance=0.0,
     min_arch=80,
@@ -372,9 +361,9 @@ _ATTENTION = KernelSpec(
     schema="(Tensor(a!) out, Tensor(b!) out_lse, Tensor query, Tensor key_pool, "
     "Tensor value_pool, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
     "Tensor item_table, Tensor? sinks, Tensor(c!) workspace_partials, "
-    "Tensor(d!) workspace_scales, Tensor(e!) workspace_arrivals, float scale, int window, "
+    "Tensor(d!) workspace_mail, Tensor(e!) workspace_arrivals, float scale, int window, "
     "float soft_cap, float k_scale, float v_scale) -> ()",
-    arguments=("pointer",) * 11 + ("int64",) * 9 + ("int32",) * 5 + ("float",) * 4,
+    arguments=("pointer",) * 11 + ("int64",) * 9 + ("int32",) * 6 + ("float",) * 4,
     params={
         "scalar_t": ["kiln::bf16", "kiln::fp16"],
         "head_tile": [str(tile) for tile in HEAD_TILES],

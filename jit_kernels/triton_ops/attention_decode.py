@@ -13,6 +13,7 @@ from kiln.jit_kernels.attention.splits import (
     FIRST_IDS,
     ITEM_INTS,
     MOST_TOKENS,
+    SCALE_ROOM,
     TILE_ROWS,
     Shape,
     head_tile,
@@ -21,6 +22,7 @@ from kiln.jit_kernels.attention.splits import (
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
+_ROOM = tl.constexpr(SCALE_ROOM)
 _TILE = 64  # keys at a time
 # Stages of the loop, where shared memory has room for one tile of keys and values, or for two: the
 # look-up of a block costs the pipeline three of them.
@@ -208,7 +210,7 @@ def _step(  # noqa: PLR0913
 
 @triton.jit
 def _attend(  # noqa: PLR0913
-    out, lse, query, key_pool, value_pool, block_table, items, sinks, partials, scales,
+    out, lse, query, key_pool, value_pool, block_table, items, sinks, partials,
     query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
     table_row, num_kv_heads, group, warp_bits, window, scale, soft_cap, v_scale, D: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
@@ -248,14 +250,15 @@ def _attend(  # noqa: PLR0913
         else:
             slot = tl.load(item + 5) + split.to(tl.int64) * tokens * group + row
             slot = slot * num_kv_heads + kv_head
-            tl.store(partials + slot[:, None] * D + d[None], o, mask=used[:, None] & (d < D)[None])
-            tl.store(scales + slot * 2, top, mask=used)
-            tl.store(scales + slot * 2 + 1, total, mask=used)
+            place = partials + slot * (D + _ROOM)
+            tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
+            tl.store(place + D, top, mask=used)
+            tl.store(place + D + 1, total, mask=used)
 
 
 @triton.jit
 def _merge(  # noqa: PLR0913
-    out, lse, items, sinks, partials, scales, num_kv_heads, group, v_scale,
+    out, lse, items, sinks, partials, num_kv_heads, group, v_scale,
     D: tl.constexpr, DIM: tl.constexpr, LSE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     num_work = tl.load(items) * num_kv_heads
@@ -269,18 +272,19 @@ def _merge(  # noqa: PLR0913
             row = part // 65536 % 8192 * 16 + tl.arange(0, 16)
             used = row < tokens * group
             slot = (tl.load(item + 5).to(tl.int64) + row) * num_kv_heads + kv_head
-            step = tokens.to(tl.int64) * group * num_kv_heads
+            part_row = partials + slot * (D + _ROOM)
+            step = tokens.to(tl.int64) * group * num_kv_heads * (D + _ROOM)
             top = tl.full([16], float("-inf"), tl.float32)
             for s in range(num_splits):
-                top = tl.maximum(top, tl.load(scales + (slot + s * step) * 2, mask=used, other=0.0))
+                top = tl.maximum(top, tl.load(part_row + s * step + D, mask=used, other=0.0))
             base = tl.where(top > float("-inf"), top, 0.0)
             total, o = tl.zeros([16], tl.float32), tl.zeros([16, DIM], tl.float32)
             for s in range(num_splits):
-                at = slot + s * step
-                f = tl.exp2(tl.load(scales + at * 2, mask=used, other=0.0) - base)
-                total += tl.load(scales + at * 2 + 1, mask=used, other=0.0) * f
+                at = part_row + s * step
+                f = tl.exp2(tl.load(at + D, mask=used, other=0.0) - base)
+                total += tl.load(at + D + 1, mask=used, other=0.0) * f
                 seen = used[:, None] & (d < D)[None, :]
-                part_o = tl.load(partials + at[:, None] * D + d[None, :], mask=seen, other=0.0)
+                part_o = tl.load(at[:, None] + d[None, :], mask=seen, other=0.0)
                 o += part_o * f[:, None]
             head = kv_head * group + row % group
             to = (first_token + row // group).to(tl.int64) * (num_kv_heads * group) + head
@@ -306,9 +310,9 @@ def attention_plan(
 
 
 def paged_attention(*arguments: Any) -> None:
-    """Write out and out_lse; the arguments of the operator. The counters are not needed."""
+    """Write out and out_lse; the arguments of the operator. It needs no mail and no counters."""
     out, lse, query, key_pool, value_pool, table = arguments[:6]
-    items, sinks, partials, scales = arguments[8:12]
+    items, sinks, partials = arguments[8:11]
     scale, window, soft_cap, k_scale, v_scale = arguments[13:]
     fp8 = key_pool.dtype != query.dtype
     if fp8:
@@ -330,11 +334,11 @@ def paged_attention(*arguments: Any) -> None:
         compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
         programs = _PROGRAMS * gpu(query.device.index).num_multiprocessors
     _attend[(programs,)](
-        out, lse, query, key_pool, value_pool, table, items, sinks, partials, scales,
+        out, lse, query, key_pool, value_pool, table, items, sinks, partials,
         *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
         table.stride(0), *heads, warp_bits, window, scale * k_scale, soft_cap, v_scale,
         TILE=_TILE, STAGES=_STAGES[tiles > 1], FP8=fp8, COMPUTE=compute, **options,
     )  # fmt: skip
     _merge[(programs,)](
-        out, lse, items, sinks, partials, scales, *heads, v_scale, **options,
+        out, lse, items, sinks, partials, *heads, v_scale, **options,
     )  # fmt: skip

@@ -7,10 +7,10 @@
 // items come of it in all, else the splits. No compile-time parameters.
 #include "kiln/attention_split.cuh"
 #include "kiln/ptx_launch.cuh"
+#include "kiln/ptx_warp.cuh"
 
 namespace {
 
-constexpr uint32_t kAll = 0xffffffffu;
 constexpr int kThreads = 128;
 // Items and rows of partial results of the requests before one, undivided and divided, and
 // the divided items of all requests.
@@ -23,12 +23,16 @@ struct Counts {
   }
 };
 
+// The block's own request.
+struct Own {
+  kiln::RequestCut cut;
+  int first_token, num_tokens, seq_len;
+};
+
 // The sum of x over the block; partial is free again at the block's next barrier.
 KILN_FN Counts block_total(Counts x, Counts* partial) {
-  for (int m = 16; m; m /= 2)
-    x.add({__shfl_xor_sync(kAll, x.items, m), __shfl_xor_sync(kAll, x.rows, m),
-           __shfl_xor_sync(kAll, x.divided_items, m), __shfl_xor_sync(kAll, x.divided_rows, m),
-           __shfl_xor_sync(kAll, x.all_divided, m)});
+  x = {kiln::warp_total(x.items), kiln::warp_total(x.rows), kiln::warp_total(x.divided_items),
+       kiln::warp_total(x.divided_rows), kiln::warp_total(x.all_divided)};
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
   __syncthreads();
   x = {0, 0, 0, 0, 0};
@@ -46,20 +50,17 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
                int warp_bits) {
   kiln::pdl_wait();
   __shared__ Counts partial[kThreads / 32];
+  __shared__ Own own;
   const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, warp_bits};
 #pragma unroll 1
   for (int request = blockIdx.x; request <= num_requests; request += gridDim.x) {
-    int first_token = 0, num_tokens = 0, seq_len = 0;
-    if (request < num_requests) {
-      first_token = cu_seqlens_q[request];
-      num_tokens = cu_seqlens_q[request + 1] - first_token;
-      seq_len = seq_lens[request];
-    }
     Counts count = {0, 0, 0, 0, 0};
 #pragma unroll 1
     for (int r = threadIdx.x; r < num_requests; r += kThreads) {
-      const int tokens = cu_seqlens_q[r + 1] - cu_seqlens_q[r];
-      const kiln::RequestCut x = kiln::cut_request(tokens, seq_lens[r], group, window, rule);
+      const int first_token = cu_seqlens_q[r], tokens = cu_seqlens_q[r + 1] - first_token;
+      const int seq_len = seq_lens[r];
+      const kiln::RequestCut x = kiln::cut_request(tokens, seq_len, group, window, rule);
+      if (r == request) own = {x, first_token, tokens, seq_len};
       if (!x.num_tiles) continue;
       const int divided = x.divisible ? x.num_splits << warp_bits : x.num_splits;
       count.all_divided += x.num_tiles * divided;
@@ -80,7 +81,7 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
       break;
     }
 
-    const kiln::RequestCut x = kiln::cut_request(num_tokens, seq_len, group, window, rule);
+    const auto [x, first_token, num_tokens, seq_len] = own;
     const bool divided = divides && x.divisible;
     const kiln::Part kind = divided        ? kiln::Part::share
                             : x.divisible ? kiln::Part::split_in_units
@@ -108,7 +109,7 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
       kiln::store_vector(to + 2, int4{ids[0], ids[1], ids[2], ids[3]});
       kiln::store_vector(to + 3, int4{ids[4], ids[5], ids[6], ids[7]});
     }
-    __syncthreads();  // partial has been read
+    __syncthreads();  // partial and own have been read
   }
   kiln::pdl_publish();
 }

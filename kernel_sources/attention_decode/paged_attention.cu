@@ -10,9 +10,11 @@
 // A block serves one KV head, blockIdx.x, and every gridDim.y-th item. A warp eats a pair of blocks
 // of the pool at a time through stages of its own, so the loop has no block barrier; the first keys
 // of the next item are on their way while this one is merged. A row of a request's parts is merged
-// by whichever warp arrives last of those that hold it, in the order of the parts; a split of which
-// one block has all shares is added up in the same steps as one of which each has a block. A row's
-// bits depend on its own request, not on the batch, the grid or the schedule.
+// in the order of the parts, by whichever warp arrives last of those that hold it. Or, where no
+// block has two items, by the block of the last part: the others, blocks before it, send it theirs.
+// A split of which one block has all shares is added up in the same steps as one of which each has
+// one. A row's bits depend on its own request, not on the batch, the grid or the schedule. Between
+// launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
 #include "kiln/attention_rows.cuh"
 #include "kiln/ptx_async.cuh"
 #include "kiln/ptx_launch.cuh"
@@ -56,14 +58,14 @@ template <int N> struct Eights { static constexpr int kCount = N; };  // of rows
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, 3)
+extern "C" __global__ void __launch_bounds__(kThreads, kiln::kLargeBlocks)
 paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_pool,
                 const KV_T* value_pool, const int* block_table, const kiln::WorkItem* items,
-                const float* sinks, float* partials, Scale* scales, uint32_t* arrivals,
+                const float* sinks, float* partials, float* mail, uint32_t* arrivals,
                 int64_t query_token, int64_t query_head, int64_t key_block, int64_t key_head,
                 int64_t key_token, int64_t value_block, int64_t value_head, int64_t value_token,
-                int64_t table_row, int capacity, int group, int inverse_group, int head_dim,
-                int window, float scale, float cap, float steepness, float v_scale) {
+                int64_t table_row, int capacity, int mail_rows, int group, int inverse_group,
+                int head_dim, int window, float scale, float cap, float steepness, float v_scale) {
   kiln::pdl_reads_plan();
   __shared__ kiln::WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
   __shared__ int4 headers[kWarps];
@@ -152,7 +154,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       kiln::copy_commit();
     }
   };
-  // Have an item's first pair brought to the L2 cache: but a hint, so no write to it comes too late.
+  // Have an item's first pair brought to the L2 cache: a hint, so no write to it comes too late.
   auto prefetch_first = [&](const kiln::WorkItem& item) {
     constexpr int kLine = 128 / int(sizeof(KV_T));
     const int row = lane / 2, column = HEAD_TILE > kLine ? lane % 2 * kLine : 0;
@@ -188,6 +190,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   kiln::copy_wait<0>();
   __syncwarp();  // the item is there
   const int num_items = headers[warp].x;
+  const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
   if (int(blockIdx.y) < num_items) prefetch_first(own_items[warp][0]);
   kiln::pdl_wait();  // so far the plan was read, and nothing else
 
@@ -210,6 +213,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     }
     const bool divided = item.kind() == Part::share;
     const int num_parts = item.num_parts(), tile = item.tile(), part = item.part();
+    const bool mailed = one_each && num_parts <= 1 << kFanBits;
     const int flat_rows = item.num_tokens() * group;  // of all tiles
     const int num_rows = now < 0 ? 0 : min(kRows, flat_rows - tile * kRows);
     // Blocks without work end at once. Were the next launch let in before this one's work is nearly
@@ -219,8 +223,10 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     if (more && now >= 0) copy_queries(next_item);
 
     // Partial results: [part][row of all tiles][KV head], from the request's own start on.
-    const int64_t base = (item.row_start + tile * kRows) * int64_t(num_kv_heads) + head;
-    const int64_t part_rows = int64_t(flat_rows) * num_kv_heads;
+    const int64_t row_step = int64_t(num_kv_heads) * (head_dim + kiln::kScaleRoom);
+    const int64_t part_step = flat_rows * row_step;
+    float* const parts = (mailed ? mail : partials) + head * (head_dim + kiln::kScaleRoom) +
+                         (item.row_start + tile * kRows) * row_step;
     auto finish = [&](int row, int column, Float4 y, Scale whole) {
       const int flat = tile * kRows + row, token = token_of(flat);
       const int h = head * group + flat - token * group;
@@ -247,7 +253,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
         if (!divided) folds[w] = kiln::Fold::below(whole.top, own[w].top);
         whole.sum = folds[w](whole.sum, own[w].sum);
       }
-      const int64_t slot = base + part * part_rows + int64_t(row) * num_kv_heads;
+      float* const place = parts + part * part_step + row * row_step;
 #pragma unroll 1
       for (int column = lane * 4; column < head_dim; column += 128) {
         const float* from = results + row * Tile::kPitch + column;
@@ -258,52 +264,50 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
         if (num_parts == 1)  // as were it merged with nothing: a zero loses its sign
           finish(row, column, kiln::Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y), whole);
         else
-          kiln::store_vector(partials + slot * head_dim + column, y);
+          kiln::send(place + column, y);
       }
-      if (num_parts > 1 && lane == 0) kiln::store_vector(scales + slot, whole);
+      if (num_parts > 1) kiln::send_scale(place + head_dim, whole, lane);
     }
     __syncthreads();  // the results have been read
     if (now >= 0 && !more && num_parts > 1) kiln::pdl_launch_dependents();
     if (more && now >= 0) fetch_first(next_item, kAhead, kHalves);
 
     // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its
-    // children to arrive, in its first child's place.
+    // children to arrive, in its first child's place; or what was sent, which is one node.
     if (warp < num_rows && num_parts > 1) {
 #pragma unroll 1
       for (int level = 0; 1 << level < num_parts; level += kFanBits) {
         const int node = part >> (level + kFanBits) << (level + kFanBits);
         const int children = min(1 << kFanBits, ((num_parts - node - 1) >> level) + 1);
         if (children == 1) continue;  // its state is in place already
-        const int64_t arrival = now - part + node + (1 << level);
-        __syncwarp();  // the warp's rows are written
-        uint32_t before = 0;
-        if (lane == 0)
-          before = kiln::arrive(arrivals + (arrival * num_kv_heads + head) * kWarps + warp,
-                                children - 1);
-        before = __shfl_sync(kWarp, before, 0);
-        if (int(before) != children - 1) break;
-        __syncwarp();  // the other children's rows are seen
+        if (mailed) {
+          if (part != num_parts - 1) break;
+        } else {
+          const int64_t arrival = now - part + node + (1 << level);
+          __syncwarp();  // the warp's rows are written
+          uint32_t before = 0;
+          if (lane == 0)
+            before = kiln::arrive(arrivals + (arrival * num_kv_heads + head) * kWarps + warp,
+                                  children - 1);
+          before = __shfl_sync(kWarp, before, 0);
+          if (int(before) != children - 1) break;
+          __syncwarp();  // the other children's rows are seen
+        }
         const bool root = node == 0 && children > (num_parts - 1) >> level;
-        const int64_t stride = part_rows << level;
 #pragma unroll 1
         for (int row = warp; row < num_rows; row += kWarps) {
-          const int64_t slot = base + node * part_rows + int64_t(row) * num_kv_heads;
-          Scale own = {kiln::minus_infinity(), 0.0f};
-          if (lane < children) own = kiln::load_vector<Scale>(scales + slot + lane * stride);
+          float* const first = parts + node * part_step + row * row_step;
+          const kiln::Children all = {first, part_step << level, children, mailed, divided};
           Scale whole;
 #pragma unroll 1
           for (int column = lane * 4; column - lane * 4 < head_dim; column += 128) {
             __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
-            const bool inside = column < head_dim;
-            float* o_0 = partials + slot * head_dim + column;
-            const int64_t next_o = stride * head_dim;
-            const Float4 y =
-                divided ? kiln::gather<kWarps>(own, whole, children, o_0, next_o, inside)
-                        : kiln::gather<1>(own, whole, children, o_0, next_o, inside);
-            if (inside && root) finish(row, column, y, whole);
-            if (inside && !root) kiln::store_vector(o_0, y);
+            const Float4 y = kiln::gather<kWarps>(whole, all, head_dim, column);
+            if (column >= head_dim) continue;
+            if (root) finish(row, column, y, whole);
+            else kiln::send(first + column, y);
           }
-          if (!root && lane == 0) kiln::store_vector(scales + slot, whole);
+          if (!root) kiln::send_scale(first + head_dim, whole, lane);
         }
       }
     }

@@ -15,6 +15,7 @@ from kiln.jit_kernels.attention.reference import attend, scattered
 from kiln.jit_kernels.attention.splits import (
     KV_BLOCK,
     MOST_TOKENS,
+    UNSENT,
     Part,
     Shape,
     SplitRule,
@@ -115,6 +116,7 @@ def test_one_workspace_serves_steps_of_any_lengths_and_two_windows(monkeypatch):
             run(windowed, out=out, lse=lse, workspace=workspace)
             assert error(windowed, out, lse) <= MOST_UNITS
             assert not workspace.arrivals.any()
+            assert (workspace.mail == UNSENT).all()
 
 
 def test_a_step_that_the_workspace_may_not_hold_is_refused_with_the_numbers():
@@ -216,8 +218,9 @@ def test_partial_results_take_the_rows_that_are_used():
         head_dim=128, kv_dtype=torch.bfloat16, device=torch.device("meta"),
         rule=split_rule(Shape(128, 2), 8, H200),
     )  # fmt: skip
-    assert workspace.partials.shape == (256 * 4 * 49, 8, 128)
-    assert workspace.num_bytes < 212e6
+    assert workspace.partials.shape == (256 * 4 * 49, 8, 128 + 8)
+    assert workspace.mail.shape == (49 * 16, 8, 128 + 8)
+    assert workspace.num_bytes < 227e6
 
 
 @pytest.mark.parametrize("room", [8000, 6000], ids=["enough", "too-small"])

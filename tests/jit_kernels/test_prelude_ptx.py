@@ -74,6 +74,12 @@ PINNED = {
         ["ld.relaxed.gpu.global.u32", "st.relaxed.gpu.global.u32", "ld.relaxed.sys.global.u32",
          "st.relaxed.sys.global.u32"],
     ),
+    "relaxed words": (
+        "uint32_t four[4], two[2]; load_words_relaxed(four, q); load_words_relaxed(two, q + 4); "
+        "store_words_relaxed(q + 8, {four[0], four[1], two[0], two[1]});",
+        ["ld.relaxed.gpu.global.v4.u32", "ld.relaxed.gpu.global.v2.u32",
+         "st.relaxed.gpu.global.v4.u32"],
+    ),
     "arrive": (
         "q[1] = arrive(q, 7); q[3] = arrive<Scope::sys>(q + 2, 7); q[5] = add_acq_rel(q + 4, 2); "
         "q[7] = add_acq_rel<Scope::sys>(q + 6, 2);",
@@ -141,7 +147,10 @@ PINNED = {
         ["fma.rn.bf16x2", "mul.rn.f16x2", "fma.rn.bf16x2", "add.rn.f16x2",
          "max.NaN.xorsign.abs.bf16x2", "max.NaN.xorsign.abs.f16x2"],
     ),
-    "over a warp": ("q[0] = warp_largest(q[threadIdx.x]);", ["redux.sync.max.u32"]),
+    "over a warp": (
+        "q[0] = warp_largest(q[threadIdx.x]); q[1] = warp_total(q[threadIdx.x]);",
+        ["redux.sync.max.u32", "redux.sync.add.s32"],
+    ),
     "vectors": (
         "Vec<bf16>::load(b).store(b + 8); Vec<bf16, 4>::load(b + 16).store(b + 20); "
         "Vec<e4m3>::load(e).store(e + 16);",

@@ -1,6 +1,7 @@
 // What splitting attention over keys needs: the states of parts, their merge, and the end of a row.
 #pragma once
 #include "kiln/attention_logits.cuh"
+#include "kiln/ptx_memory.cuh"
 #include "kiln/ptx_mma.cuh"
 
 namespace kiln {
@@ -35,54 +36,127 @@ struct Fold {
   }
 };
 
-// Four columns of the sum of n <= 32 parts, in their order; or, with SHARES > 1, of n / SHARES parts
-// that are each the sum of so many shares, in their order. A lane brings the scale of the part, or
-// share, of its number, and `whole` becomes that of all. Every lane of the warp takes part; one that
-// is not `inside` reads nothing.
+// A row of partial results: head_dim columns, then its scale, four times: of a part of 32 bytes the
+// memory has to fetch the rest, and who reads it waits for that.
+constexpr int kScaleRoom = 8;
+
+// A row is also a message that needs no counter: it is there once no word of it is kUnsent, which
+// is not the NaN of arithmetic, 0x7fffffff. Who receives it makes it kUnsent for the launch after.
+constexpr uint32_t kUnsent = 0xffffffffu;
+KILN_FN void send(float* to, const Float4& x) {
+  store_words_relaxed(to, {as_uint(x.x), as_uint(x.y), as_uint(x.z), as_uint(x.w)});
+}
+KILN_FN void send_scale(float* to, Scale x, int lane) {
+  if (lane < kScaleRoom / 4) send(to + lane * 4, {x.top, x.sum, x.top, x.sum});
+}
+template <class V> KILN_FN void receive(V& v, const float* from) {
+  load_words_relaxed(reinterpret_cast<uint32_t(&)[sizeof(V) / 4]>(v), from);
+}
+KILN_FN void forget(float* message) {
+  store_words_relaxed(message, {kUnsent, kUnsent, kUnsent, kUnsent});
+}
+template <class V> KILN_FN bool is_sent(const V& v) {
+  bool sent = true;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(V) / 4); ++i)
+    sent &= reinterpret_cast<const uint32_t*>(&v)[i] != kUnsent;
+  return sent;
+}
+
+// What a row is the sum of: `count` rows `stride` floats apart, or as many messages, each of a part
+// or of a share of a part.
+struct Children {
+  float* rows;
+  int64_t stride;
+  int count;
+  bool mailed, divided;
+};
+
+// Four columns, from `column` on, of the sum of up to 32 parts in their order; of a part of SHARES
+// shares they are the sum in their order. `whole` becomes the scale of all. Every lane of the warp
+// takes part, for columns 4 lane on from the first one's; past head_dim its result is of no use.
 template <int SHARES>
-KILN_FN Float4 gather(Scale own, Scale& whole, int n, const float* o, int64_t stride,
-                      bool inside) {
+KILN_FN Float4 gather(Scale& whole, const Children& of, int head_dim, int column) {
   constexpr uint32_t kWarp = 0xffffffffu;
   constexpr int kAtOnce = 8;  // loads under way
+  const int lane = threadIdx.x % 32, n = of.count;
+  const int64_t stride = of.stride;
   const Float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
-  float top = own.top;                // of the part
+  float* const own_scale = of.rows + min(lane, n - 1) * stride + head_dim;
+  float* next = of.rows + min(column, head_dim - 4);
+  Scale own = {minus_infinity(), 0.0f};  // of the part, or share, of the lane's number
+  if (!of.mailed && lane < n) own = load_vector<Scale>(own_scale);
+  float top = 0.0f;                   // of the part
   float weight = 1.0f, share = 0.0f;  // of the part in the whole, and of the share in the part
   Scale all = {minus_infinity(), 0.0f};
   Float4 y = zero, part = zero;
 #pragma unroll 1
   for (int from = 0; from < n; from += kAtOnce) {
-    Float4 v[kAtOnce];
+    Float4 v[kAtOnce] = {};
+    const int left = n - from;
+    if (of.mailed) {  // a place is read twice rather than not: else each load waits for the last
+      auto each = [&](auto act) {
+        float* place = next;
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k)
-      v[k] = inside && from + k < n ? load_vector<Float4>(o + (from + k) * stride) : zero;
+        for (int k = 0; k < kAtOnce; ++k) {
+          act(k, place);
+          if (k + 1 < left) place += stride;
+        }
+      };
+      bool sent;
+      do {
+        if (from == 0) receive(own, own_scale);
+        each([&](int k, const float* place) { receive(v[k], place); });
+        sent = is_sent(own);
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) sent &= is_sent(v[k]);
+      } while (!__all_sync(kWarp, sent));
+      each([&](int k, float* place) {
+        forget(place);
+        if (k >= left) v[k] = zero;
+      });
+      if (from == 0) {
+        if (column - lane * 4 + 128 >= head_dim)  // nobody needs the scales again
+          for (int i = 0; i < kScaleRoom; i += 4) forget(own_scale + i);
+        if (lane >= n) own = {minus_infinity(), 0.0f};
+      }
+      next += kAtOnce * stride;
+    } else {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k, next += stride)
+        if (column < head_dim && k < left) v[k] = load_vector<Float4>(next);
+    }
     if (from == 0) {
+      top = own.top;
+      if (of.divided) {
 #pragma unroll
-      for (int m = 1; m < SHARES; m *= 2) top = fmaxf(top, __shfl_xor_sync(kWarp, top, m));
-      all.top = warp_max(top);
-      weight = Fold::below(all.top, top).added;
-      if constexpr (SHARES > 1) {
+        for (int m = 1; m < SHARES; m *= 2) top = fmaxf(top, __shfl_xor_sync(kWarp, top, m));
         share = Fold::below(top, own.top).added;
         float sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < SHARES; ++k) {
-          const int source = int(threadIdx.x) % 32 / SHARES * SHARES + k;
-          const Fold f = {1.0f, __shfl_sync(kWarp, share, source)};
-          sum = f(sum, __shfl_sync(kWarp, own.sum, source));
+          const Fold f = {1.0f, __shfl_sync(kWarp, share, lane / SHARES * SHARES + k)};
+          sum = f(sum, __shfl_sync(kWarp, own.sum, lane / SHARES * SHARES + k));
         }
         own.sum = sum;
       }
+      all.top = warp_max(top);
+      weight = Fold::below(all.top, top).added;
     }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      if constexpr (SHARES > 1) {
-        part = Fold{1.0f, __shfl_sync(kWarp, share, from + k)}(k % SHARES ? part : zero, v[k]);
-        if ((k + 1) % SHARES) continue;
-      } else {
-        part = v[k];
-      }
+    auto add = [&](int k, const Float4& x) {
       const Fold f = {1.0f, __shfl_sync(kWarp, weight, from + k)};
       all.sum = f(all.sum, __shfl_sync(kWarp, own.sum, from + k));
-      y = f(y, part);
+      y = f(y, x);
+    };
+    if (of.divided) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        part = Fold{1.0f, __shfl_sync(kWarp, share, from + k)}(k % SHARES ? part : zero, v[k]);
+        if ((k + 1) % SHARES == 0) add(k, part);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) add(k, v[k]);
     }
   }
   whole = all;

@@ -11,6 +11,12 @@ constexpr int kExtraRegisters = 8;
 #else
 constexpr int kExtraRegisters = 0;
 #endif
+// Blocks of 70 KB of shared memory that a multiprocessor has room for.
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr int kLargeBlocks = 1;
+#else
+constexpr int kLargeBlocks = 3;
+#endif
 // Wait until the kernel ahead has ended and its writes are seen. Comes before the first read of
 // what it wrote, and the first write of what it reads.
 KILN_FN void pdl_wait() {

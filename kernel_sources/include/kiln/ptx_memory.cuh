@@ -39,6 +39,19 @@ KILN_STORE(store_release, "release")
 KILN_STORE(store_relaxed, "relaxed")
 KILN_COUNT(arrive, "inc")
 KILN_COUNT(add_acq_rel, "add")
+// The same of some words, each of which is there or is not: no order holds between them.
+KILN_FN void load_words_relaxed(uint32_t (&w)[4], const void* p) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+}
+KILN_FN void load_words_relaxed(uint32_t (&w)[2], const void* p) {
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
+}
+KILN_FN void store_words_relaxed(void* p, const uint32_t (&w)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
 // Ask for the 128 bytes around p to be brought to the L2 cache. A hint: nothing is read.
 KILN_FN void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 #undef KILN_LOAD
@@ -70,6 +83,14 @@ __forceinline__ uint32_t load_relaxed(const uint32_t* p, CUDA_HOST_SITE) {
 template <Scope S = Scope::gpu>
 __forceinline__ void store_relaxed(uint32_t* p, uint32_t x, CUDA_HOST_SITE) {
   host_atomic<S>(cuda_host::store, p, x, cuda_host::relaxed, site);
+}
+
+template <int N>
+__forceinline__ void load_words_relaxed(uint32_t (&w)[N], const void* p, CUDA_HOST_SITE) {
+  for (int i = 0; i < N; ++i) w[i] = load_relaxed(static_cast<const uint32_t*>(p) + i, site);
+}
+__forceinline__ void store_words_relaxed(void* p, const uint32_t (&w)[4], CUDA_HOST_SITE) {
+  for (int i = 0; i < 4; ++i) store_relaxed(static_cast<uint32_t*>(p) + i, w[i], site);
 }
 
 // Count 0, 1 ... last, 0, 1 ...; return the old value. Releases what this thread wrote, and the

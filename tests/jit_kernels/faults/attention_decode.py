@@ -17,6 +17,9 @@ _LATE = {**_LONG, "batch": 5, "group": 1, "window": 63}  # no later token sees t
 _STEEP = {**_LONG, "steep": 40}  # logits that rise by more than the slack
 _UNITS = {**_ONE_HEAD, "batch": 4, "most": 4, "split": 64}  # of 777 keys: a warp has a share
 _DIVIDED = {**_UNITS, "most": 6, "steep": 40}  # or a block
+_TWO_ROUNDS = {**_UNITS, "requests": 4, "context": 777, "long": 300, "most": 33}
+_TWO_ROUNDS.pop("batch")  # shares of a request in a block's second item and others' first
+_CROWDED = {"batch": 2, "kv_heads": 1, "group": 16, "most": 3, "split": 2}  # many rows, few items
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
 
@@ -60,6 +63,16 @@ _ATTENTION = [
     ("a counter shared by the warps", "* kWarps + warp,", "* kWarps,", _SPECULATIVE, _SEEDS),
     ("the first takes itself for the last", "before) != children - 1", "before) != 0", _SPLIT),
     ("arrival without an order", _ACQ_REL, _RELAXED, _SPLIT, _MEMORY),
+    ("a message read before it is there", "while (!__all_sync(kWarp, sent));", "while (false);",
+     _DIVIDED, {**_MERGE, **_SEEDS}),
+    ("a scale not sent", "lane < kScaleRoom / 4) send", "lane > 40) send", _DIVIDED, _MERGE),
+    ("messages left behind", "forget(place);", "", _DIVIDED, _MERGE),
+    ("scales left behind", "forget(own_scale + i);", ";", _DIVIDED, _MERGE),
+    ("messages for a block that comes before", "part != num_parts - 1) break", "part) break",
+     _DIVIDED),
+    ("messages between a block's own items", "num_items <= int(gridDim.y)", "true", _TWO_ROUNDS,
+     _SEEDS),
+    ("more messages than there is room for", "headers[warp].y <= mail_rows", "true", _CROWDED),
     ("keys past the end read", "m * kBlock + row < valid", "true", _TINY),
     ("the last pair taken for a whole one", "dense && left >= kKeys", "dense", _TINY),
     ("any pool taken for a dense one", "const bool dense = ", "const bool dense = true || ",
@@ -79,8 +92,8 @@ _ATTENTION = [
     ("wrong token of a row", "unsigned(inverse_group)", "unsigned(1 << 18)", _SPECULATIVE),
     ("wrong KV head", "value_pool + head *", "value_pool + 0 *", _TWO_HEADS),
     ("pool taken as laid out by head", "i % 2 ? value_token", "i % 2 ? head_dim", _TWO_HEADS),
-    ("rows merged in another tile's place", "tile * kRows) * int64_t", "0) * int64_t", _ALL_OPTIONS,
-     _SEEDS),
+    ("rows merged in another tile's place", "tile * kRows) * row_step", "0) * row_step",
+     _ALL_OPTIONS, _SEEDS),
     ("old result not rescaled", "sum[n][j] *= f;", "", _STEEP, _ROWS),
     ("top of another eight", "best[n][j] = over_keys_max(best[n][j]);",
      "best[n][j] = over_keys_max(best[0][j]);", {**_SPECULATIVE, "steep": 40}, _ROWS),
@@ -100,7 +113,7 @@ _ATTENTION = [
     ("columns past head_dim read", "own_column < head_dim ?", "true ?", _NARROW),
     ("queries past head_dim read", "row < rows && chunk * 8 < head_dim", "row < rows", _NARROW),
     ("columns past head_dim stored", "< head_dim; column +=", "< HEAD_TILE; column +=", _NARROW),
-    ("columns past head_dim merged", "inside = column < head_dim", "inside = true", _NARROW),
+    ("columns past head_dim merged", "if (column >= head_dim) continue;", "", _NARROW),
     ("wrong chunk of the values", "(2 * c + lane / 8 % 2)", "(2 * c + 1 - lane / 8 % 2)", _TINY,
      _ROWS),
     ("bytes of fp8 values not sorted", "(x & 0xff0000ff) |", "x |", _TINY, _FP8),
@@ -108,6 +121,8 @@ _ATTENTION = [
 ]  # fmt: skip
 _PLAN = [
     ("no barrier before the sums are read", "= x;\n  __syncthreads();", "= x;", _MANY, _SEEDS),
+    ("sums replaced too early", "__syncthreads();  // partial and own", "//", _MANY, _SEEDS),
+    ("another's request cut", "if (r == request) own", "if (r == 0) own", _TREE),
     ("requests past the first 128 left out", "r < num_requests;", "r < min(num_requests, 128);",
      _MANY),
     ("tile and split swapped", "tile << 16 | part;", "part << 16 | tile;", _SPECULATIVE),
