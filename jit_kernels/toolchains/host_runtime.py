@@ -13,7 +13,7 @@ from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find
 from kiln.jit_kernels.toolchains.host_folder import library_folder, private_folder
 
 HEADERS = ("host/cuda_host.h",)  # what kernels may include, too
-_SOURCES = ("fiber", "scheduler", "sync", "matrix", "cluster", "check", "api")
+_SOURCES = ("fiber", "scheduler", "sync", "matrix", "wgmma", "cluster", "check", "api")
 _FLAGS = (
     *("-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti"),

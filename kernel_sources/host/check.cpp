@@ -135,6 +135,19 @@ bool check(const void* address, size_t bytes, Kind kind, int scope, const void* 
   return shared;
 }
 
+bool seen_by_wgmma(const void* address, size_t bytes) {
+  uintptr_t p = uintptr_t(address);
+  bool shared = false;
+  const Word* word = shadow(p, bytes, false, &shared, nullptr);
+  const auto& fibers = current->block->fibers;
+  for (const uintptr_t end = p + bytes; word && p < end; p += 8, word++)
+    for (const Access& a : word->slots)
+      if (a.epoch && a.write && a.id - fibers[0].id < fibers.size() &&
+          a.epoch > fibers[a.id - fibers[0].id].published)
+        return false;
+  return true;
+}
+
 // Shared memory that the current thread has just written, but that nobody may read yet.
 void mark_uninitialised(const void* address, size_t bytes) {
   uintptr_t p = uintptr_t(address);

@@ -20,7 +20,7 @@ enum Order : int { relaxed, acquire, release, acq_rel };
 enum Op : int { load, store, add, sub, exch, cas, max_, min_, and_, or_, xor_, inc, add_float };
 enum WarpOp : int {
   warp_sync, warp_shuffle, warp_ballot, warp_ldmatrix, warp_ldmatrix_trans, warp_mma_bf16,
-  warp_mma_fp16, warp_wgmma
+  warp_mma_fp16, warp_wgmma, warp_wgmma_wait
 };
 
 #define CUDA_HOST_API __attribute__((visibility("default")))
@@ -44,6 +44,21 @@ CUDA_HOST_API void fence(Scope scope);
 CUDA_HOST_API void copy_async(void* to, const void* from, int bytes, bool valid, Site site);
 CUDA_HOST_API void copy_commit();
 CUDA_HOST_API void copy_wait(int pending);  // for all but the newest `pending` groups
+// wgmma: a warp's 16 rows of a result of N eights of columns. The sum is made when a wait covers its
+// group, or earlier, as the seed decides. Until that wait d is poison, and nobody may touch d and a.
+struct Panel { const unsigned char* begin; int next; };
+struct WgmmaOperands {  // of one lane; a null: it is `in`
+  bool bf16, adds;
+  int eights;
+  float (*d)[4];
+  const uint32_t* a;
+  Panel in, b;
+};
+CUDA_HOST_API void wgmma(const WgmmaOperands& of, Site site);
+CUDA_HOST_API void wgmma_fence();  // the registers that wgmma takes are not written from here on
+CUDA_HOST_API void wgmma_commit();
+CUDA_HOST_API void wgmma_wait(int pending, Site site);  // for all but the newest `pending` groups
+CUDA_HOST_API void publish_to_wgmma();
 CUDA_HOST_API void wait_for_launch_ahead();
 CUDA_HOST_API void launch_dependents();
 CUDA_HOST_API void publish();
@@ -72,15 +87,6 @@ __attribute__((always_inline)) inline void mma(WarpOp op, float (&d)[4], const u
   MmaOperands io = {{d[0], d[1], d[2], d[3]}, {a[0], a[1], a[2], a[3]}, {b0, b1}};
   warp(op, ~0u, 0, &io, sizeof io, site);
   for (int i = 0; i < 4; i++) d[i] = io.d[i];
-}
-struct Panel { const unsigned char* begin; int next; };
-// Of one lane: 16 rows of a result of N eights of columns, `d` comes in and goes out.
-struct WgmmaOperands { bool bf16, adds, a_is_shared; int eights; uint32_t a[4]; Panel in, b; };
-struct WgmmaLane { WgmmaOperands of; float (*d)[4]; };
-__attribute__((always_inline)) inline void wgmma(float (&d)[4], const WgmmaOperands& of,
-                                                 Site site) {
-  WgmmaLane io = {of, &d};
-  warp(warp_wgmma, ~0u, 0, &io, sizeof io, site);
 }
 __attribute__((always_inline)) inline void load_matrix(WarpOp op, uint32_t (&r)[4],
                                                        const void* row, Site site) {

@@ -68,7 +68,7 @@ static void load_matrix(bool trans, Fiber* lanes) {
   }
 }
 
-static float widen(uint16_t x, bool bf16) {
+float widen(uint16_t x, bool bf16) {
   if (bf16) return unbits<float>(uint64_t(x) << 16);
   const uint32_t e = x >> 10 & 31, m = x & 1023, s = uint32_t(x & 0x8000) << 16;
   if (e == 0) return (s ? -0x1p-24f : 0x1p-24f) * float(m);
@@ -99,61 +99,8 @@ static void mma(bool bf16, Fiber* lanes) {
   }
 }
 
-// Where 16 bytes of an operand lie: chunk `chunk` of a row, counted from where the operand begins.
-static const unsigned char* place(const Panel& x, int row, int chunk) {
-  const int bytes = chunk / 8 * x.next + row * 128 + chunk % 8 * 16;
-  const uintptr_t p = uintptr_t(x.begin) + uintptr_t(bytes);
-  return reinterpret_cast<const unsigned char*>(p ^ (p >> 3 & 0x70));
-}
-
-void check_panels(const void* pc) {
-  const WgmmaOperands& of = static_cast<const WgmmaLane*>(current->data)->of;
-  const unsigned lane = current->index % 32, warp = current->index / 32 % 4;
-  auto each = [&](const Panel& x, unsigned from, unsigned rows, unsigned chunks) {
-    for (unsigned i = lane; i < rows * chunks; i += 32) {
-      const void* p = place(x, int(from + i / chunks), int(i % chunks));
-      if (run.check && !check(p, 16, Kind::read, -1, pc))
-        fail(format("wgmma from memory that is not shared by %s", where(*current).c_str()));
-    }
-  };
-  if (of.a_is_shared) each(of.in, warp * 16, 16, 2), each(of.b, 0, unsigned(of.eights) * 8, 2);
-  else each(of.b, 0, 16, unsigned(of.eights));
-}
-
-// D (16 x 8 N) += A (16 x 16) B (16 x 8 N), a warp's part, summed as by mma.
-static void wgmma(Fiber* lanes) {
-  const WgmmaOperands& of = static_cast<const WgmmaLane*>(lanes[0].data)->of;
-  float a[16][16], b[16][128];
-  auto at = [&](const Panel& x, int row, int column) {
-    uint16_t v;
-    memcpy(&v, place(x, row, column / 8) + column % 8 * 2, 2);
-    return widen(v, of.bf16);
-  };
-  for (int i = 0; i < 32; i++)
-    for (int r = 0; r < 4; r++)
-      for (int half = 0; half < 2; half++) {
-        const int row = i / 4 + r % 2 * 8, k = i % 4 * 2 + r / 2 * 8 + half;
-        const uint32_t pair = static_cast<const WgmmaLane*>(lanes[i].data)->of.a[r];
-        a[row][k] = of.a_is_shared ? at(of.in, int(lanes[0].index / 32 % 4) * 16 + row, k)
-                                   : widen(uint16_t(pair >> half * 16), of.bf16);
-      }
-  for (int k = 0; k < 16; k++)
-    for (int n = 0; n < of.eights * 8; n++)
-      b[k][n] = of.a_is_shared ? at(of.b, n, k) : at(of.b, k, n);
-  for (int i = 0; i < 32; i++) {
-    float(*d)[4] = static_cast<WgmmaLane*>(lanes[i].data)->d;
-    for (int n = 0; n < of.eights; n++)
-      for (int j = 0; j < 4; j++) {
-        float sum = of.adds ? d[n][j] : 0.0f;
-        for (int k = 0; k < 16; k++)
-          sum += a[i / 4 + j / 2 * 8][k] * b[k][n * 8 + i % 4 * 2 + j % 2];
-        d[n][j] = sum;
-      }
-  }
-}
-
 void matrix_operation(WarpOp op, Fiber* lanes) {
-  if (op == warp_wgmma) return wgmma(lanes);
+  if (op == warp_wgmma || op == warp_wgmma_wait) return multiply_for_group(op, lanes);
   if (op == warp_mma_bf16 || op == warp_mma_fp16) mma(op == warp_mma_bf16, lanes);
   else load_matrix(op == warp_ldmatrix_trans, lanes);
 }

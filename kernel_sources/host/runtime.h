@@ -67,6 +67,16 @@ struct Copy {
   bool valid, landed;  // landed: the bytes are there already, but nobody may count on it
   const void* pc;
 };
+// Registers that a wgmma takes. `words`: of a sum under way what it is so far, else what the
+// registers held at the last fence.
+struct Registers { uint32_t* begin; std::vector<uint32_t> words; unsigned users; };
+struct Multiplication {  // a wgmma under way
+  WgmmaOperands of;
+  uint32_t a[4];  // what it took from registers
+  unsigned group;
+  bool done;  // the sum has it already, but nobody may count on it
+  const void* pc;
+};
 enum class Met { no, arrived, passed };  // at the cluster's barrier
 struct Fiber {
   void* stack_pointer = nullptr;  // null until it first runs
@@ -87,8 +97,13 @@ struct Fiber {
   void* data = nullptr;  // on its own stack
   std::vector<Copy> copies;  // cp.async under way
   unsigned group = 0;        // of the copies that it has not committed yet
+  std::vector<Multiplication> multiplications;
+  std::vector<Registers> registers;
+  unsigned wgmma_group = 0, wgmmas = 0;  // of those not committed yet; all so far
+  bool fenced = false;  // since its last wgmma_wait
   uint32_t epoch = 1;  // from here on, the checked form only
   ClockRef clock, released, arrival;
+  uint32_t published = 0;  // its writes to shared memory up to this epoch are seen by wgmma
   uint32_t arrival_epoch = 0;  // `arrival`: its clock when it arrived at the cluster's barrier
   std::vector<Publication> seen;  // by loads without acquire; a later fence acquires them
 };
@@ -160,8 +175,11 @@ void thread_exited(Fiber& fiber);
 Block* find_peer(uintptr_t& p);
 // matrix.cpp
 void check_row(const void* pc);     // of the current thread's ldmatrix
-void check_panels(const void* pc);  // its share of what a wgmma reads
+float widen(uint16_t x, bool bf16);
 void matrix_operation(WarpOp op, Fiber* lanes);
+// wgmma.cpp
+void multiply_for_group(WarpOp op, Fiber* lanes);
+void check_groups(const Block& block);  // at its end
 // check.cpp
 void raise(Epochs& to, unsigned at, const Epochs& from);
 void learn(Fiber& fiber, const Clock& clock);
@@ -170,6 +188,7 @@ void order_all(const std::vector<Fiber*>& fibers);
 bool covers(Scope scope, unsigned a, unsigned b);
 // Check one access; return whether it was to the block's shared memory.
 bool check(const void* address, size_t bytes, Kind kind, int scope, const void* pc);
+bool seen_by_wgmma(const void* address, size_t bytes);  // what the block wrote there
 void mark_uninitialised(const void* address, size_t bytes);
 // api.cpp
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));

@@ -34,6 +34,7 @@ void fiber_main() {
   run.idle = 0;
   lane_exited(*current);
   if (block.live && block.arrived == block.live) complete_barrier(block);
+  if (!block.live) check_groups(block);
   thread_exited(*current);
   back_to_scheduler();
   __builtin_unreachable();  // a finished thread is never resumed

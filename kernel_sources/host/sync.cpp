@@ -50,7 +50,7 @@ static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
 
 unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site site) {
   static const char* const names[] = {"__syncwarp", "a shuffle", "a vote", "ldmatrix",
-                                      "ldmatrix.trans", "mma", "mma"};
+                                      "ldmatrix.trans", "mma", "mma", "wgmma", "wgmma_wait"};
   Fiber& f = *current;
   Block& block = *f.block;
   const unsigned warp_index = f.index / 32, lane = f.index % 32;
@@ -73,7 +73,6 @@ unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site s
   f.data = data;
   f.bytes = bytes;
   if (op == warp_ldmatrix || op == warp_ldmatrix_trans) check_row(__builtin_return_address(0));
-  if (op == warp_wgmma) check_panels(__builtin_return_address(0));
   unsigned& waiting = block.waiting_lanes[warp_index];
   waiting |= 1u << lane;
   if ((waiting & mask) == mask) {

@@ -76,28 +76,28 @@ using Panel = cuda_host::Panel;
 KILN_FN Panel panel(const void* p, int next = 16) {
   return {static_cast<const unsigned char*>(p), next};
 }
-// End a group: what was begun since the last. What a fence is for: before the first, and whenever a
-// thread wrote the registers that it takes.
-__forceinline__ void wgmma_commit() {}
-__forceinline__ void wgmma_fence() {}
+// End a group: what was begun since the last.
+__forceinline__ void wgmma_commit() { cuda_host::wgmma_commit(); }
+// Comes before the first, and whenever a thread wrote the registers that it takes.
+__forceinline__ void wgmma_fence() { cuda_host::wgmma_fence(); }
 // Wait until no more than the newest N groups are under way. Before that nobody touches what they
-// take and give. A host does them at once.
-template <int N> __forceinline__ void wgmma_wait() {}
+// take and give.
+template <int N> __forceinline__ void wgmma_wait(CUDA_HOST_SITE) { cuda_host::wgmma_wait(N, site); }
 // What this thread wrote to shared memory may be multiplied once a barrier has told of it.
-__forceinline__ void publish_to_wgmma() {}
+__forceinline__ void publish_to_wgmma() { cuda_host::publish_to_wgmma(); }
 
 template <class T> constexpr bool kIsBf16 = false;
 template <> constexpr bool kIsBf16<bf16> = true;
 // d = a times b transposed, or with ADD is added to it: 64 and 128 rows of 16 columns.
 template <class T, bool ADD>
 __forceinline__ void wgmma(float (&d)[16][4], Panel a, Panel b, CUDA_HOST_SITE) {
-  cuda_host::wgmma(d[0], {kIsBf16<T>, ADD, true, 16, {}, a, b}, site);
+  cuda_host::wgmma({kIsBf16<T>, ADD, 16, d, nullptr, a, b}, site);
 }
 // d += a times b, 16 rows of 64 or 128 columns.
 template <class T, int N>
 __forceinline__ void wgmma_transposed(float (&d)[N][4], const uint32_t (&a)[4], Panel b,
                                       CUDA_HOST_SITE) {
-  cuda_host::wgmma(d[0], {kIsBf16<T>, true, false, N, {a[0], a[1], a[2], a[3]}, {}, b}, site);
+  cuda_host::wgmma({kIsBf16<T>, true, N, d, a, {}, b}, site);
 }
 #endif
 }  // namespace kiln

@@ -270,6 +270,51 @@ _WGMMA = [
         "new": "kiln::wgmma_fence();",
     },
     {
+        "name": "tiles not published to the tensor cores",
+        "old": "kiln::publish_to_wgmma();",
+        "new": "",
+    },
+    {
+        "name": "no fence after registers are written",
+        "old": "__syncthreads();\n      kiln::wgmma_fence();",
+        "new": "__syncthreads();",
+    },
+    {
+        "name": "first logits not waited for",
+        "old": "kiln::wgmma_wait<0>();\n    find_weights(0);",
+        "new": "find_weights(0);",
+    },
+    {
+        "name": "logits not waited for",
+        "old": "kiln::wgmma_wait<1>();",
+        "new": "",
+    },
+    {
+        "name": "logits waited for one group short",
+        "old": "kiln::wgmma_wait<1>();",
+        "new": "kiln::wgmma_wait<2>();",
+    },
+    {
+        "name": "sums not waited for before they are rescaled",
+        "old": "kiln::wgmma_wait<0>();\n      if (rises)",
+        "new": "if (rises)",
+    },
+    {
+        "name": "last sums not waited for",
+        "old": "values(count - 1));\n    kiln::wgmma_wait<0>();",
+        "new": "values(count - 1));",
+    },
+    {
+        "name": "logits in the group of the values",
+        "old": "      else kiln::wgmma<SCALAR_T, true>(s, a, b);\n    }\n    kiln::wgmma_commit();",
+        "new": "      else kiln::wgmma<SCALAR_T, true>(s, a, b);\n    }",
+    },
+    {
+        "name": "weights replaced while they are multiplied",
+        "old": "const bool rises = find_weights(i);",
+        "new": "const bool rises = find_weights(i);\n      pack(p, s[0]);",
+    },
+    {
         "name": "one tile of keys",
         "old": "return tiles + i % 2 * kTile;",
         "new": "return tiles;",
