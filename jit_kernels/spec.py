@@ -100,7 +100,7 @@ class KernelSpec:
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
     instead_of: str = ""  # the operator that it runs for where it comes: "" is its own
-    max_cpu_seconds: float = 0.25  # to compile one variant
+    max_cpu_seconds: float = 0.25  # to compile one variant, on a quiet machine
     shared_bytes: Callable[[Variant], int] = lambda variant: 0  # the most that geometry asks for
     error: Callable[[Sequence[Any], Sequence[torch.Tensor]], float] | None = None
     bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # what to time

@@ -18,7 +18,15 @@ NAME = "trial_scale"
 def checkout(tmp_path_factory):
     """A copy of the checkout with a trial kernel in it; the fixture proves what was written."""
     copy = tmp_path_factory.mktemp("checkout")
-    for folder in ("cache", "engine", "jit_kernels", "kernel_sources", "tests", "tools"):
+    for folder in (
+        "benchmarks",
+        "cache",
+        "engine",
+        "jit_kernels",
+        "kernel_sources",
+        "tests",
+        "tools",
+    ):
         ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.egg-info")
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", copy)

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Time the compile of every program on this machine; write benchmarks/compile.{json,md,png}.
+
+    python tools/bench_compile.py                                # all: 7 minutes
+    python tools/bench_compile.py --kernels rms_norm quantize    # anew, the others stay as they are
+
+CPU seconds of the thread that NVRTC works in, the best of some rounds over all programs, for what
+else the machine does only ever adds to them. With each its cubin's size, by which a test tells a
+program that has changed too much for its time to count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
+
+from machine import machine  # noqa: E402
+from rich.progress import Progress  # noqa: E402
+
+from kiln.cache.store import Store  # noqa: E402 - after the path, as all below
+from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
+from kiln.jit_kernels.compile.build import build  # noqa: E402
+from kiln.jit_kernels.compile.kernel_cache import KernelCache  # noqa: E402
+from kiln.jit_kernels.compile.warmup import Job, jobs_for  # noqa: E402
+from kiln.jit_kernels.registry import all_specs, find_spec  # noqa: E402
+
+Rows = dict[str, dict[str, Any]]  # by the job's name
+
+
+def main() -> None:
+    """Time, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--kernels", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    args = parser.parse_args()
+    specs = list(map(find_spec, args.kernels)) if args.kernels else list(all_specs().values())
+    old: Rows = {}
+    if args.kernels and (args.output / "compile.json").exists():
+        old = json.loads((args.output / "compile.json").read_text())["programs"]
+    now = _time(jobs_for(specs, ALL_ARCHS), args.rounds)
+    programs = {
+        job.name: now.get(job.name) or old[job.name]
+        for job in jobs_for(all_specs().values(), ALL_ARCHS)
+        if job.name in now or job.name in old
+    }
+    result = {
+        "command": " ".join(["tools/bench_compile.py", *sys.argv[1:]]),
+        "machine": machine(),
+        "load_average_at_end": round(os.getloadavg()[0], 2),
+        "rounds": args.rounds,
+        "programs": programs,
+    }
+    args.output.mkdir(parents=True, exist_ok=True)
+    write(result, args.output)
+    print((args.output / "compile.md").read_text())
+
+
+def _time(jobs: Sequence[Job], rounds: int) -> Rows:
+    rows: Rows = {}
+    with Progress() as bar:
+        task = bar.add_task("compiling", total=rounds * len(jobs))
+        for _ in range(rounds):  # over all, so that a slow minute does not hit one program alone
+            for job in jobs:
+                start = time.thread_time()
+                built = build(job.spec, job.variant, job.arch, KernelCache(Store(None, mode="off")))
+                seconds = round(time.thread_time() - start, 4)
+                best = rows.get(job.name, {}).get("cpu_seconds", seconds)
+                rows[job.name] = {
+                    "kernel": job.spec.name,
+                    "cpu_seconds": min(best, seconds),
+                    "cubin_bytes": len(built.cubin),
+                }
+                bar.advance(task)
+    return rows
+
+
+def write(result: dict[str, Any], folder: Path) -> None:
+    """Write the result, a table of its kernels, and a plot with a dot for each program."""
+    (folder / "compile.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / "compile.md").write_text(_table(result))
+    _plot(result, folder / "compile.png")
+
+
+def _by_kernel(result: dict[str, Any]) -> dict[str, Rows]:
+    kernels: dict[str, Rows] = {}
+    for name, row in result["programs"].items():
+        kernels.setdefault(row["kernel"], {})[name] = row
+    return dict(sorted(kernels.items(), key=lambda one: -max(_seconds(one[1]))))
+
+
+def _seconds(rows: Rows) -> list[float]:
+    return [row["cpu_seconds"] for row in rows.values()]
+
+
+def _table(result: dict[str, Any]) -> str:
+    host = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in host["packages"].items())
+    lines = [
+        "# Compile time of every program",
+        "",
+        f"{host['processor']}, {host['cores']} cores, Python {host['python']}, {versions}. "
+        f"CPU seconds, the best of {result['rounds']} rounds; {len(result['programs'])} programs.",
+        "",
+        f"`{result['command']}`",
+        "",
+        "| kernel | programs | median | slowest | bound | the slowest one |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for kernel, rows in _by_kernel(result).items():
+        seconds = sorted(_seconds(rows))
+        slowest = max(rows, key=lambda name: rows[name]["cpu_seconds"])
+        lines.append(
+            f"| {kernel} | {len(rows)} | {seconds[len(rows) // 2]:.3f} | {seconds[-1]:.3f} | "
+            f"{find_spec(kernel).max_cpu_seconds} | {slowest} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _plot(result: dict[str, Any], path: Path) -> None:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        print("no matplotlib: no plot")
+        return
+    kernels = dict(reversed(_by_kernel(result).items()))
+    figure, axis = pyplot.subplots(figsize=(9, 0.3 * len(kernels) + 1.2))
+    for place, (kernel, rows) in enumerate(kernels.items()):
+        axis.plot(_seconds(rows), [place] * len(rows), "o", color="C0", alpha=0.4)
+        axis.plot(find_spec(kernel).max_cpu_seconds, place, "|", color="C3", markersize=14)
+    axis.set_yticks(range(len(kernels)), list(kernels))
+    axis.set(xlabel="CPU seconds to compile a program (red: the bound)", xlim=(0, None))
+    axis.grid(axis="x", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
