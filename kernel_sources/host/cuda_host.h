@@ -44,8 +44,8 @@ CUDA_HOST_API void fence(Scope scope);
 CUDA_HOST_API void copy_async(void* to, const void* from, int bytes, bool valid, Site site);
 CUDA_HOST_API void copy_commit();
 CUDA_HOST_API void copy_wait(int pending);  // for all but the newest `pending` groups
-// wgmma: a warp's 16 rows of a result of N eights of columns. The sum is made when a wait covers its
-// group, or earlier, as the seed decides. Until that wait d is poison, and nobody may touch d and a.
+// wgmma: a warp's 16 rows of a result of N eights of columns. It is summed when a wait covers its
+// group, or earlier, as the seed decides. Until that wait d is poison, and nobody touches d and a.
 struct Panel { const unsigned char* begin; int next; };
 struct WgmmaOperands {  // of one lane; a null: it is `in`
   bool bf16, adds;
