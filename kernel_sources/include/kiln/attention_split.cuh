@@ -53,7 +53,7 @@ struct RequestCut {
 // A block has 2^warp_bits warps.
 struct SplitRule { int most, blocks, few, warp_bits; };
 
-constexpr int kFanIn = 32;  // partial results merged at once
+constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
 // Where unit i of a split begins, in its pairs of blocks; a share begins with its first unit.
 KILN_FN int unit_begin(int i, int num_pairs, int warp_bits) {
   return i * num_pairs >> 2 * warp_bits;

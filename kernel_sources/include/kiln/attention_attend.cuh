@@ -1,0 +1,122 @@
+// A warp's attention of a tile's rows to its part of a work item's keys.
+#pragma once
+#include "kiln/attention_parts.cuh"
+
+namespace kiln {
+
+// Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
+struct Softmax { float scale, cap, steepness; };
+
+// What the rows of a tile see, each `window` keys before it (0: all). Positions count from the
+// warp's first key: every row sees all of [all_begin, all_limit), so no key there need be asked.
+struct Sight {
+  int first_row, last_row, before, all_begin, all_limit, window;
+
+  KILN_FN static Sight of(const WorkItem& item, const HeadRows& heads, int num_keys, int window) {
+    Sight s;
+    s.first_row = item.tile() * kTileRows;
+    const int num_tokens = item.num_tokens();
+    s.last_row = min(s.first_row + kTileRows, num_tokens * heads.group) - 1;
+    s.before = num_keys - num_tokens + 1;
+    s.all_limit = s.before + heads.token_of(s.first_row);
+    s.all_begin = window ? s.before + heads.token_of(s.last_row) - window : 0;
+    s.window = window;
+    return s;
+  }
+};
+
+// A logit of each row and key: scaled, capped, and -infinity where the row does not see the key.
+template <int N>
+KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
+                     const int (&limit)[N][2], int key, int quad) {
+  constexpr int kKeys = kPairBlocks * kKVBlock;
+  auto each = [&](auto change) {
+#pragma unroll
+    for (int m = 0; m < kPairBlocks; ++m)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) change(logit[m][n][j], m, n, j);
+  };
+  each([&](float& y, int, int, int) { y *= how.scale; });
+  if (how.cap > 0)
+    each([&](float& y, int, int, int) { y = capped(y * how.steepness, how.cap); });
+  if (key < sight.all_begin || key + kKeys > sight.all_limit)
+    each([&](float& y, int m, int n, int j) {
+      const int own = key + m * kKVBlock + j / 2 * 8 + quad, end = limit[n][j % 2];
+      if (own >= end || (sight.window && own < end - sight.window)) y = minus_infinity();
+    });
+}
+
+// N: eights of rows. A unit's keys are added up by themselves, and then to those of units before.
+template <int N, class T, class Shape>
+KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
+                    const Softmax& how, const Sight& sight, const unsigned char* queries,
+                    float* results, Scale (&scales)[Shape::kWarps][kTileRows]) {
+  using Tile = typename Shape::Tile;
+  using Rows = AttentionRows<T, Shape::kHeadTile, N>;
+  constexpr int kHalves = Shape::kHalves, kHalf = Shape::kHalf;
+  const int warp = from.me.warp, lane = from.me.lane, quad = from.me.quad;
+  typename Tile::template Queries<N> kept;
+  kept.keep(queries, lane);
+  Rows rows, share;  // a unit, and those before it
+  rows.clear();
+  share.clear();
+  const bool in_units = N == 1 && item.kind() == Part::split_in_units;
+  int unit = 0, end = in_units ? from.unit_end(item, 0) : 0;
+  int limit[N][2];
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int row = sight.first_row + n * 8 + lane % 4 * 2 + j;
+      limit[n][j] = row <= sight.last_row ? sight.before + heads.token_of(row) : -Shape::kKeys;
+    }
+#pragma unroll 1
+  for (int i = 0; i < from.count; ++i) {
+    const unsigned char* keys = from.stages + 2 * i % kHalves * kHalf;
+    const unsigned char* values = from.stages + (2 * i + 1) % kHalves * kHalf;
+    copy_wait<kHalves - 1>();
+    __syncwarp();  // the keys are there
+    Logits<N> logit = {};
+    Tile::template multiply_keys<N>(logit, kept, queries, keys, lane);
+    __syncwarp();  // the keys have been read
+    from.next(2 * i + kHalves);
+    prepare<N>(logit, how, sight, limit, i * Shape::kKeys, quad);
+    rows.soften(logit);
+    copy_wait<kHalves - 1>();
+    __syncwarp();  // the values are there
+#pragma unroll (Tile::kWide ? 1 : kPairBlocks)  // bytes take much code to unpack
+    for (int m = 0; m < kPairBlocks; ++m) {
+      uint32_t p[N][2];
+      if (m == 0) rows.weights(p, logit[0]);
+      else rows.weights(p, logit[1]);
+      Tile::template add_values<N>(rows.o, p, values + m * kKVBlock * Tile::kStep, lane);
+    }
+    __syncwarp();  // the values have been read
+    from.next(2 * i + 1 + kHalves);
+    if (N == 1 && i + 1 == end) {
+      share.fold(rows);
+      rows.clear();
+      end = from.unit_end(item, ++unit);
+    }
+  }
+  copy_commit();
+  copy_wait<0>();
+  __syncwarp();  // every lane is done with the stages, and the next item is there
+  const int num_rows = sight.last_row - sight.first_row + 1;
+  auto hand_over = [&](const Rows& result, bool summed) {
+    Tile::template spread<N>(results + warp * (Shape::kWarpBytes / 4), result.o, num_rows, lane);
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float total = summed ? result.sum[n][j] : rows.over_keys_sum(result.sum[n][j]);
+        if (quad == 0) scales[warp][n * 8 + lane % 4 * 2 + j] = {result.top[n][j], total};
+      }
+  };
+  if (in_units) hand_over(share, true);
+  else hand_over(rows, false);
+}
+
+}  // namespace kiln

@@ -1,0 +1,158 @@
+// How a warp of decode attention comes by the keys and values of its part of a work item: through
+// stages of its own in shared memory, so that the loop over them has no block barrier.
+#pragma once
+#include "kiln/attention_rows.cuh"
+#include "kiln/ptx_async.cuh"
+#include "kiln/ptx_memory.cuh"
+
+namespace kiln {
+
+// What a block has. A stage has two halves, keys and values of a pair of blocks of the pool, that
+// are filled in turn. A warp's result takes the place of its last halves, while keys of the next
+// item fill the first.
+template <class T, class KV_, int D> struct DecodeShape {
+  using KV = KV_;
+  using Tile = AttentionTile<T, KV, D>;
+  static constexpr int kHeadTile = D, kWarpBits = D <= 128 ? 2 : 1, kWarps = 1 << kWarpBits;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kPair = kPairBlocks, kHalf = Tile::kBytes;
+  static constexpr int kResultHalves = (kTileRows * Tile::kPitch * 4 + kHalf - 1) / kHalf;
+  static constexpr int kFitting = 70 * 1024 / (kWarps * kHalf), kWanted = 4;
+  static constexpr int kHalves = kFitting < kWanted ? kFitting : kWanted;
+  static constexpr int kAhead = kHalves - kResultHalves;
+  static constexpr int kWarpBytes = kHalves * kHalf, kKeys = kPair * kKVBlock;
+  static_assert(kHalves >= 2 && kAhead >= 1);
+};
+
+// The pools, as the launch says: blocks of 16 tokens, rows dense, any other strides.
+template <class KV> struct Pools {
+  const KV *keys, *values;
+  const int* table;
+  int64_t key_block, key_head, key_token, value_block, value_head, value_token, table_row;
+  int head_dim;
+};
+
+struct Thread { int warp, lane, quad; };
+
+template <class Shape> struct Fetch {
+  using KV = typename Shape::KV;
+  using Tile = typename Shape::Tile;
+  static constexpr uint32_t kWarp = 0xffffffffu;
+  static constexpr int kPair = Shape::kPair, kHeadTile = Shape::kHeadTile;
+  static constexpr int kChunks = Tile::kChunks, kAtOnce = 32 / kChunks;  // rows
+  static constexpr int kIds = 32 / kPair;  // pairs whose ids a warp has
+  static_assert(32 % kChunks == 0);  // a lane has the same 16 bytes of all rows that it copies
+
+  const Pools<KV>& x;
+  const Thread& me;
+  unsigned char* stages;
+  int head, own_column;
+  bool dense;
+  // `count` pairs of blocks of an item, with num_keys of the request from the first on. A lane has
+  // looked up one of 32 ids, the next come in `ahead`.
+  int num_keys, count, ahead, ids;
+  const int* table;
+
+  KILN_FN Fetch(const Pools<KV>& pools, const Thread& me, unsigned char* stages, int head)
+      : x(pools), me(me), stages(stages), head(head), num_keys(0), count(0), ahead(0), ids(0),
+        table(pools.table) {
+    own_column = me.lane % kChunks * (16 / int(sizeof(KV)));
+    dense = x.key_token == kHeadTile && x.value_token == kHeadTile && x.head_dim == kHeadTile;
+  }
+
+  KILN_FN int first_unit(const WorkItem& item) const {
+    return kiln::first_unit(item.kind(), item.part(), me.warp, Shape::kWarpBits);
+  }
+  KILN_FN int unit_begin(const WorkItem& item, int unit) const {
+    const int num_pairs = (item.end_block - item.first_block + kPair - 1) / kPair;
+    return kiln::unit_begin(unit, num_pairs, Shape::kWarpBits);
+  }
+  KILN_FN int unit_end(const WorkItem& item, int unit) const {  // of the warp's, in its own pairs
+    const int first = first_unit(item);
+    return unit_begin(item, first + unit + 1) - unit_begin(item, first);
+  }
+  KILN_FN int look_up(int pair) const {
+    const int block = pair * kPair + me.lane;
+    return block < count * kPair && block * kKVBlock < num_keys ? table[block] : 0;
+  }
+
+  KILN_FN void begin(const WorkItem& item) {
+    const int unit = first_unit(item), first_pair = unit_begin(item, unit);
+    const int num_units = item.kind() == Part::share ? 1 : Shape::kWarps;
+    count = unit_begin(item, unit + num_units) - first_pair;
+    const int first = item.first_block + first_pair * kPair;
+    num_keys = item.seq_len - first * kKVBlock;
+    table = x.table + item.request * x.table_row + first;
+    ids = look_up(0);
+    ahead = look_up(kIds);
+  }
+
+  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group.
+  KILN_FN void fetch(int i, const int (&id)[kPair]) const {
+    const KV* pool = i % 2 ? x.values + head * x.value_head : x.keys + head * x.key_head;
+    const int64_t block = i % 2 ? x.value_block : x.key_block;
+    const int64_t token = i % 2 ? x.value_token : x.key_token;
+    unsigned char* to = stages + i % Shape::kHalves * Shape::kHalf +
+                        me.lane / kChunks * Tile::kStep + me.lane % kChunks * 16;
+    const int left = num_keys - i / 2 * Shape::kKeys;
+    if (dense && left >= Shape::kKeys) {  // most often, and in the least code
+#pragma unroll
+      for (int m = 0; m < kPair; ++m) {
+        const KV* from = pool + id[m] * block + me.lane / kChunks * kHeadTile + own_column;
+#pragma unroll
+        for (int row = 0; row < kKVBlock; row += kAtOnce)
+          copy_async_16(to + (m * kKVBlock + row) * Tile::kStep, from + row * kHeadTile);
+      }
+      return;
+    }
+    // Rows past it are never read, nor columns past head_dim: there zeros come in their place.
+    const int valid = own_column < x.head_dim ? left - me.lane / kChunks : 0;
+#pragma unroll
+    for (int m = 0; m < kPair; ++m) {
+      const KV* from = pool + id[m] * block + me.lane / kChunks * token + own_column;
+#pragma unroll 1
+      for (int row = 0; row < kKVBlock; row += kAtOnce, from += kAtOnce * token)
+        copy_async_16(to + (m * kKVBlock + row) * Tile::kStep, from, m * kKVBlock + row < valid);
+    }
+  }
+  // Half i, if there is such a pair, whose ids a lane has in `ids`.
+  KILN_FN void next(int i) {
+    const int pair = i / 2;
+    if (i % 2 == 0 && pair % kIds == 0) {
+      ids = ahead;
+      ahead = look_up(pair + kIds);
+    }
+    int id[kPair];
+#pragma unroll
+    for (int m = 0; m < kPair; ++m) id[m] = __shfl_sync(kWarp, ids, pair % kIds * kPair + m);
+    if (pair < count) fetch(i, id);
+    copy_commit();
+  }
+  // The same of an item's first halves; the ids of its first pair came with it.
+  KILN_FN void first(const WorkItem& item, int begin, int end) const {
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      int id[kPair];
+#pragma unroll
+      for (int m = 0; m < kPair; ++m)
+        id[m] = i < 2 ? item.ids[me.warp * kPair + m] : __shfl_sync(kWarp, ids, i / 2 * kPair + m);
+      if (i / 2 < count) fetch(i, id);
+      copy_commit();
+    }
+  }
+  // Have an item's first pair brought to the L2 cache: a hint, so no write to it comes too late.
+  KILN_FN void hint(const WorkItem& item) const {
+    constexpr int kLine = 128 / int(sizeof(KV));
+    const int row = me.lane / 2, column = kHeadTile > kLine ? me.lane % 2 * kLine : 0;
+    const int64_t own_key = head * x.key_head + row * x.key_token + column;
+    const int64_t own_value = head * x.value_head + row * x.value_token + column;
+#pragma unroll
+    for (int m = 0; m < kPair; ++m) {
+      const int64_t id = item.ids[me.warp * kPair + m];
+      prefetch(x.keys + id * x.key_block + own_key);
+      prefetch(x.values + id * x.value_block + own_value);
+    }
+  }
+};
+
+}  // namespace kiln
