@@ -109,18 +109,60 @@ KILN_FN void finish(const Prefill<T, KV>& x, const WarpRows& rows, unsigned char
   }
 }
 
+// Copy a tile of the pool, whose rows lie `token` apart in blocks; past row `valid` nothing is read,
+// and zeros come in its place.
+template <class Core, class KV>
+KILN_FN void copy_tile(unsigned char* to, const KV* const* pool, int64_t token, int valid) {
+  constexpr int kThreads = Core::kThreads, kBlock = kKVBlock, kBlocks = Core::kKeys / kBlock;
+  constexpr int kChunks = Core::kHeadTile * int(sizeof(KV)) / 16, kChunk = 16 / int(sizeof(KV));
+  static_assert(kThreads % kChunks == 0 && 32 % kChunks == 0);
+  // A thread has the same 16 bytes of a row in all turns, and its rows lie evenly in the blocks.
+  if constexpr (kBlock % (kThreads / kChunks) == 0) {
+    constexpr int kAtOnce = kThreads / kChunks;
+    const int low = threadIdx.x / kChunks, column = threadIdx.x % kChunks;
+    const int64_t own = low * token + column * kChunk, step = kAtOnce * token;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const KV* from = pool[b] + own;
+#pragma unroll
+      for (int row = b * kBlock; row < (b + 1) * kBlock; row += kAtOnce, from += step)
+        copy_async_16(to + Core::key_place(row + low, column), from, row + low < valid);
+    }
+  } else {
+    constexpr int kTurns = (Core::kKeys * kChunks + kThreads - 1) / kThreads;
+#pragma unroll 2
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int c = threadIdx.x + turn * kThreads;
+      const int row = c / kChunks, column = c % kChunks;
+      if (Core::kKeys * kChunks % kThreads && row >= Core::kKeys) continue;
+      copy_async_16(to + Core::key_place(row, column),
+                    pool[row / kBlock] + row % kBlock * token + column * kChunk, row < valid);
+    }
+  }
+}
+
+// Copy a warp's rows of the queries; zeros in place of rows and columns that are not there.
+template <class Core, class T, class KV>
+KILN_FN void copy_queries(const Prefill<T, KV>& x, const WarpRows& rows, unsigned char* queries,
+                          int base) {
+  constexpr int kRows = 16 * Core::kParts, kChunks = Core::kHeadTile / 8;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const T* from = x.query + rows.token_of(row) * x.query_token +
+                    rows.head_of(row) * x.query_head + chunk * 8;
+    copy_async_16(queries + Core::query_place(base + row, chunk), from,
+                  row < rows.count && chunk * 8 < x.head_dim);
+  }
+}
+
 // The whole kernel. Core has kParts, kThreads, kHeadTile, kKeys of a tile; queries(), their place;
 // query_place(row, chunk) and key_place(row, chunk), where 16 bytes of them and of a tile copied
 // from the pool lie; and attend, which adds up an item's `count` tiles.
 template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, KV>& x) {
-  constexpr int kParts = Core::kParts, kThreads = Core::kThreads, kWarps = kThreads / 32;
-  constexpr int kBlock = kKVBlock, kBlocks = Core::kKeys / kBlock, kChunks = Core::kHeadTile / 8;
+  constexpr int kParts = Core::kParts, kWarps = Core::kThreads / 32;
+  constexpr int kBlock = kKVBlock, kBlocks = Core::kKeys / kBlock;
   constexpr int kRawChunks = Core::kHeadTile * int(sizeof(KV)) / 16;
-  // A tile of the pool is copied in turns. kEven: a thread has the same 16 bytes of a row in all of
-  // them, and its rows lie evenly in the blocks.
-  constexpr int kTurns = (Core::kKeys * kRawChunks + kThreads - 1) / kThreads;
-  static_assert(kThreads % kRawChunks == 0 && 32 % kRawChunks == 0);
-  constexpr bool kEven = kBlock % (kThreads / kRawChunks) == 0;
 
   __shared__ int next_work[2];
   __shared__ Known<KV, 16 * kParts> of_warp[kWarps];
@@ -183,30 +225,8 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
       }
     };
     auto fetch = [&](int i, unsigned char* to, const KV* const* pool, int64_t token) {
-      const int valid = known.num_keys[lane] - i * Core::kKeys;  // what is past it is never read
-      pool += i * kBlocks % kAheadBlocks;
-      if constexpr (kEven) {
-        constexpr int kAtOnce = kThreads / kRawChunks;
-        const int low = threadIdx.x / kRawChunks, column = threadIdx.x % kRawChunks;
-        const int64_t own = low * token + column * (16 / int(sizeof(KV))), step = kAtOnce * token;
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          const KV* from = pool[b] + own;
-#pragma unroll
-          for (int row = b * kBlock; row < (b + 1) * kBlock; row += kAtOnce, from += step)
-            copy_async_16(to + Core::key_place(row + low, column), from, row + low < valid);
-        }
-      } else {
-#pragma unroll 2
-        for (int turn = 0; turn < kTurns; ++turn) {
-          const int c = threadIdx.x + turn * kThreads;
-          const int row = c / kRawChunks, column = c % kRawChunks;
-          if (Core::kKeys * kRawChunks % kThreads && row >= Core::kKeys) continue;
-          copy_async_16(to + Core::key_place(row, column),
-                        pool[row / kBlock] + row % kBlock * token +
-                            column * (16 / int(sizeof(KV))), row < valid);
-        }
-      }
+      const int valid = known.num_keys[lane] - i * Core::kKeys;
+      copy_tile<Core>(to, pool + i * kBlocks % kAheadBlocks, token, valid);
     };
     auto fetch_keys = [&](int i, unsigned char* to) {
       next_blocks(i);
@@ -216,14 +236,7 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
       fetch(i, to, known.values, x.value_token);
     };
 
-#pragma unroll 1
-    for (int i = lane; i < 16 * kParts * kChunks; i += 32) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      const T* from = x.query + rows.token_of(row) * x.query_token +
-                      rows.head_of(row) * x.query_head + chunk * 8;
-      copy_async_16(queries + Core::query_place(base + row, chunk), from,
-                    row < rows.count && chunk * 8 < x.head_dim);
-    }
+    copy_queries<Core>(x, rows, queries, base);
     PrefillRows<kParts, Core::kHeadTile> sums;
 #pragma unroll
     for (int m = 0; m < kParts; ++m) sums.top[m][0] = sums.top[m][1] = minus_infinity();
