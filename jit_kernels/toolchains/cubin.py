@@ -60,6 +60,13 @@ def resources_of(cubin: bytes) -> dict[str, Resources]:
         raise CubinError(f"not a whole cubin: {error}") from None
 
 
+def code_of(cubin: bytes) -> dict[str, bytes]:
+    """Return entry name -> machine code, for every kernel in a cubin. Raises CubinError."""
+    names = resources_of(cubin)  # and so a whole cubin
+    sections = _sections(cubin, _HEADER.unpack_from(cubin))
+    return {name: sections[f".text.{name}"].data for name in names}
+
+
 def _resources_of(cubin: bytes) -> dict[str, Resources]:
     header = _HEADER.unpack_from(cubin)
     if not cubin.startswith(b"\x7fELF\x02\x01") or header[2] != _EM_CUDA:

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Tell which kernels' machine code a change has left as it was. Needs no GPU.
+
+    python tools/same_code.py HEAD                                  # against the last commit
+    python tools/same_code.py v0.1.0 --kernels rms_norm --archs sm_90a
+
+What was measured of a program holds for another one of the same code. Builds both checkouts'
+programs, each with its own sources, and prints those that differ: instructions, registers, spills.
+Exits with 1 if any does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools" / "import_root"))
+
+from rich.console import Console  # noqa: E402
+from rich.markup import escape  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
+from kiln.jit_kernels.toolchains.cubin import code_of, resources_of  # noqa: E402
+
+Cubins = dict[str, bytes]  # by program
+_BUILD = """
+import sys
+from pathlib import Path
+from kiln.cache.store import Store
+from kiln.jit_kernels.compile.build import build
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.registry import all_specs
+
+folder, archs, kernels = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
+specs = [spec for name, spec in all_specs().items() if name in kernels or not kernels]
+cache = KernelCache(Store(None, mode="off"))
+for job in jobs_for(specs, archs):
+    built = build(job.spec, job.variant, job.arch, cache)
+    (folder / job.name).write_bytes(built.cubin)
+"""
+
+
+def main() -> int:
+    """Build, compare and print; return 1 where code differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("revision", help="what git calls the checkout to compare with")
+    parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="default: all")
+    parser.add_argument("--archs", nargs="+", default=list(ALL_ARCHS), metavar="ARCH")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kiln-same-code-") as folder:
+        old = Path(folder)
+        command = ["git", "archive", "--format=tar", args.revision]
+        tar = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+            archive.extractall(old, filter="data")
+        rows = compare(old, ROOT, args.kernels, args.archs)
+    table = Table("program", "instructions", "registers", "spills", title=args.revision)
+    for row in rows:
+        if row[1]:
+            table.add_row(escape(row[0]), *row[1:])
+    differ = table.row_count
+    if differ:
+        Console().print(table)
+    print(f"{len(rows) - differ} of {len(rows)} programs have the same code")
+    return int(differ > 0)
+
+
+def compare(
+    old: Path, new: Path, kernels: Sequence[str], archs: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return a row for each program of either checkout: its name, and what differs or ""."""
+    with ThreadPoolExecutor() as pool:
+        before, after = pool.map(lambda tree: cubins_of(tree, kernels, archs), (old, new))
+    return [
+        (name, *_difference(before.get(name), after.get(name)))
+        for name in [*before, *(name for name in after if name not in before)]
+    ]
+
+
+def _difference(old: bytes | None, new: bytes | None) -> tuple[str, str, str]:
+    if old is None or new is None:
+        return ("not there before" if old is None else "not there now", "", "")
+    if code_of(old) == code_of(new):
+        return ("", "", "")
+    counts = [[len(code) // 16 for code in code_of(one).values()] for one in (old, new)]
+    (was,), (now,) = (resources_of(one).values() for one in (old, new))
+    return (
+        f"{counts[0][0]} → {counts[1][0]}",
+        f"{was.registers} → {now.registers}",
+        f"{was.spills} → {now.spills}",
+    )
+
+
+def cubins_of(tree: Path, kernels: Sequence[str], archs: Sequence[str]) -> Cubins:
+    """Build the programs of a checkout, in a process of its own. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory(prefix="kiln-cubins-") as folder:
+        environ = {**os.environ, "PYTHONPATH": str(tree / "tools" / "import_root")}
+        command = [sys.executable, "-c", _BUILD, folder, ",".join(archs), *kernels]
+        subprocess.run(command, cwd=folder, env=environ, check=True)
+        files = sorted(Path(folder).iterdir())
+        return {path.name: path.read_bytes() for path in files}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
