@@ -30,6 +30,7 @@ from rich.markup import escape  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
+from kiln.jit_kernels.registry import all_specs  # noqa: E402
 from kiln.jit_kernels.toolchains.cubin import code_of, resources_of  # noqa: E402
 
 Cubins = dict[str, bytes]  # by program
@@ -58,11 +59,15 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="default: all")
     parser.add_argument("--archs", nargs="+", default=list(ALL_ARCHS), metavar="ARCH")
     args = parser.parse_args()
+    if unknown := sorted({*args.kernels} - {*all_specs()} | {*args.archs} - {*ALL_ARCHS}):
+        parser.error(f"no kernel or target is named {', '.join(unknown)}: see kiln kernels list")
     with tempfile.TemporaryDirectory(prefix="kiln-same-code-") as folder:
         old = Path(folder)
         command = ["git", "archive", "--format=tar", args.revision]
-        tar = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-        with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True)
+        if done.returncode:
+            parser.error(f"git has no checkout {args.revision!r}: {done.stderr.decode().strip()}")
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             archive.extractall(old, filter="data")
         rows = compare(old, ROOT, args.kernels, args.archs)
     table = Table("program", "instructions", "registers", "spills", title=args.revision)

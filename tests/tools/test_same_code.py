@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import same_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,21 @@ def test_a_comment_changes_no_code_and_an_instruction_does(tmp_path):
     differ = {name for name, instructions, *_ in rows if instructions}
     assert len(rows) == 2 + 3 * 2
     assert differ == {f"silu_and_mul[{t},silu] sm_90a" for t in ("float", "fp16", "bf16")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["HEAD", "--kernels", "silu_and_mull"], "no kernel or target is named silu_and_mull"),
+        (["HEAD", "--archs", "sm_91"], "no kernel or target is named sm_91"),
+        (["no-such-commit"], "git has no checkout 'no-such-commit'"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(arguments, complaint, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["same_code.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        same_code.main()
+    assert complaint in capsys.readouterr().err
 
 
 def test_what_only_one_checkout_has_is_named():
