@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
-from machine import machine  # noqa: E402
+from machine import describe, machine  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
 from kiln.cache.store import Store  # noqa: E402 - after the path, as all below
@@ -34,30 +34,35 @@ from kiln.jit_kernels.compile.warmup import Job, jobs_for  # noqa: E402
 from kiln.jit_kernels.registry import all_specs, find_spec  # noqa: E402
 
 Rows = dict[str, dict[str, Any]]  # by the job's name
+ROUNDS = 4  # the same for every program on record
 
 
 def main() -> None:
     """Time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--kernels", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
     args = parser.parse_args()
-    specs = list(map(find_spec, args.kernels)) if args.kernels else list(all_specs().values())
-    old: Rows = {}
-    if args.kernels and (args.output / "compile.json").exists():
-        old = json.loads((args.output / "compile.json").read_text())["programs"]
-    now = _time(jobs_for(specs, ALL_ARCHS), args.rounds)
+    if unknown := sorted({*(args.kernels or ())} - {*all_specs()}):
+        parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
+    here, record, old = machine(), args.output / "compile.json", Rows()
+    if args.kernels and record.exists():
+        before = json.loads(record.read_text())
+        old = before["programs"]
+        if before["machine"] != here:
+            parser.error(f"{record} is of another machine: time all kernels, without --kernels")
+    specs = [find_spec(name) for name in args.kernels or all_specs()]
+    now = _time(jobs_for(specs, ALL_ARCHS))
     programs = {
         job.name: now.get(job.name) or old[job.name]
         for job in jobs_for(all_specs().values(), ALL_ARCHS)
         if job.name in now or job.name in old
     }
     result = {
-        "command": " ".join(["tools/bench_compile.py", *sys.argv[1:]]),
-        "machine": machine(),
+        "command": "tools/bench_compile.py",
+        "machine": here,
         "load_average_at_end": round(os.getloadavg()[0], 2),
-        "rounds": args.rounds,
+        "rounds": ROUNDS,
         "programs": programs,
     }
     args.output.mkdir(parents=True, exist_ok=True)
@@ -65,11 +70,11 @@ def main() -> None:
     print((args.output / "compile.md").read_text())
 
 
-def _time(jobs: Sequence[Job], rounds: int) -> Rows:
+def _time(jobs: Sequence[Job]) -> Rows:
     rows: Rows = {}
     with Progress() as bar:
-        task = bar.add_task("compiling", total=rounds * len(jobs))
-        for _ in range(rounds):  # over all, so that a slow minute does not hit one program alone
+        task = bar.add_task("compiling", total=ROUNDS * len(jobs))
+        for _ in range(ROUNDS):  # over all, so that a slow minute does not hit one program alone
             for job in jobs:
                 start = time.thread_time()
                 built = build(job.spec, job.variant, job.arch, KernelCache(Store(None, mode="off")))
@@ -103,13 +108,11 @@ def _seconds(rows: Rows) -> list[float]:
 
 
 def _table(result: dict[str, Any]) -> str:
-    host = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in host["packages"].items())
     lines = [
         "# Compile time of every program",
         "",
-        f"{host['processor']}, {host['cores']} cores, Python {host['python']}, {versions}. "
-        f"CPU seconds, the best of {result['rounds']} rounds; {len(result['programs'])} programs.",
+        f"{describe(result['machine'])}. CPU seconds, the best of {result['rounds']} rounds; "
+        f"{len(result['programs'])} programs.",
         "",
         f"`{result['command']}`",
         "",

@@ -26,6 +26,13 @@ def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
     }
 
 
+def describe(machine: dict[str, Any]) -> str:
+    """Return processor, cores, Python and packages in a line, for the head of a table."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    cores, python = machine["cores"], machine["python"]
+    return f"{machine['processor']}, {cores} cores, Python {python}, {versions}"
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

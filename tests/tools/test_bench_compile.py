@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 
 import bench_compile
+import pytest
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(bench_compile, "ROUNDS", 1)
+    monkeypatch.setattr("sys.argv", ["bench_compile.py", *arguments])
+    bench_compile.main()
 
 
 def test_only_the_named_kernels_are_timed_anew(tmp_path, monkeypatch, capsys):
     record = tmp_path / "compile.json"
     for kernels in (["copy_blocks", "silu_and_mul"], ["copy_blocks"]):
-        arguments = ["--rounds", "1", "--output", str(tmp_path), "--kernels", *kernels]
-        monkeypatch.setattr("sys.argv", ["bench_compile.py", *arguments])
-        bench_compile.main()
+        run(monkeypatch, "--output", str(tmp_path), "--kernels", *kernels)
         if kernels[-1] == "silu_and_mul":
             first = json.loads(record.read_text())
             for row in first["programs"].values():
@@ -26,3 +31,21 @@ def test_only_the_named_kernels_are_timed_anew(tmp_path, monkeypatch, capsys):
     assert "| silu_and_mul | 21 | 99.000 |" in (tmp_path / "compile.md").read_text()
     assert (tmp_path / "compile.png").stat().st_size
     assert "| copy_blocks | 7 |" in capsys.readouterr().out
+
+
+def test_a_record_of_another_machine_is_not_added_to(tmp_path, monkeypatch, capsys):
+    record = tmp_path / "compile.json"
+    run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_blocks")
+    other = json.loads(record.read_text())
+    other["machine"]["cores"] += 1
+    record.write_text(json.dumps(other))
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_blocks")
+    assert "compile.json is of another machine" in capsys.readouterr().err
+    assert json.loads(record.read_text()) == other
+
+
+def test_a_kernel_that_is_not_there_is_refused_by_name(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_block")
+    assert "no kernel is named copy_block" in capsys.readouterr().err

@@ -6,16 +6,16 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from machine import describe
+
 
 def write_table(result: dict[str, Any], path: Path) -> None:
     """Write a Markdown table, with what it was measured on above it."""
-    machine = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     lines = [
         "# Cold build of one program",
         "",
-        f"{machine['processor']}, {machine['cores']} cores, Python {machine['python']}, "
-        f"{versions}; {machine['nvcc']}. Load at the end: {result['load_average_at_end']}.",
+        f"{describe(result['machine'])}; {result['machine']['nvcc']}. Load at the end: "
+        f"{result['load_average_at_end']}.",
         "",
         f"`{result['command']}`",
         "",
