@@ -29,6 +29,7 @@ from gpu import report  # noqa: E402
 from gpu.pace import NotMeasured  # noqa: E402
 
 SECTIONS = {  # name -> module, function, and the seconds after which it is ended
+    "kernel_builds": ("gpu.builds", "builds", 60),
     "kernel_loading": ("gpu.loading", "loading", 60),
     "late_load": ("gpu.loading", "late_load", 30),
     "kernel_parity": ("gpu.kernels", "parity", 170),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu import agreement, greedy, invariance, kernels, report
+from gpu import agreement, builds, greedy, invariance, kernels, report
 from gpu.pace import NotMeasured, Pace
 from gpu.sealed import sealed_bundle
 
@@ -54,6 +54,17 @@ def test_a_section_without_what_it_needs_is_not_measured(tmp_path):
     assert "--bundle" in section["reason"]
     with pytest.raises(NotMeasured):
         sealed_bundle(ARGS)
+
+
+def test_programs_that_this_nvrtc_does_not_build_are_counted_and_one_is_named(monkeypatch):
+    norm = find_spec("rms_norm")
+    broken = replace(norm, name="broken", entry="not_there")
+    monkeypatch.setattr(builds, "all_specs", lambda: {"norm": norm, "broken": broken})
+    row = builds.build_all("sm_90a")
+    assert (row["programs"], row["failed"], row["ok"]) == (6, 3, False)
+    assert "not_there" in row["first"]
+    monkeypatch.setattr(builds, "all_specs", lambda: {"norm": norm})
+    assert builds.build_all("sm_90a")["ok"]
 
 
 def test_one_item_that_fails_does_not_stop_the_others(capsys):

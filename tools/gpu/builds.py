@@ -1,0 +1,31 @@
+"""Every kernel for this GPU, built by the NVRTC of this machine from nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from gpu.pace import Row, first_line
+from kiln.cache.store import Store
+from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
+from kiln.jit_kernels.launch import target_arch
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.toolchains import nvrtc
+
+
+def builds(args: argparse.Namespace) -> list[Row]:
+    """Build the programs, each anew; ``ok`` asks that none fails. Others came from a bundle."""
+    arch = target_arch(torch.device("cuda", torch.cuda.current_device()))
+    return [build_all(arch)]
+
+
+def build_all(arch: str) -> Row:
+    """Return how many programs were built for a target, in how many seconds, and what failed."""
+    jobs = jobs_for(all_specs().values(), [arch])
+    outcomes, seconds = warm_up(jobs, KernelCache(Store(None, mode="off")))
+    failed = [f"{one.job.name}: {first_line(one.error)}" for one in outcomes if one.error]
+    row: Row = {"nvrtc": nvrtc.version(), "arch": arch, "programs": len(outcomes)}
+    row |= {"seconds": round(seconds, 2), "failed": len(failed)}
+    return row | {"first": failed[0] if failed else "", "ok": not failed}
