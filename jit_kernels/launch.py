@@ -16,7 +16,7 @@ import torch
 from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.compile.build import Built, build
 from kiln.jit_kernels.compile.opening import kernel_cache
-from kiln.jit_kernels.compile.template import waits_first
+from kiln.jit_kernels.compile.template import opening
 from kiln.jit_kernels.errors import LateKernel, NoSuchKernel
 from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
@@ -99,16 +99,17 @@ def load_kernels(
             name = label(form, variant)
             ready_guard().passes(name, "loaded")
             function = launcher().load(
-                name, one.cubin, form.entry, form.shared_bytes(variant), waits=_waits(form, arch)
-            )
+                name, one.cubin, form.entry, form.shared_bytes(variant),
+                opening=_opening(form, arch),
+            )  # fmt: skip
             kernel = LoadedKernel(name, function, form.arguments, launcher())
             loaded[spec.name, *variant.values()] = form, kernel
             on_built(label(spec, variant), one)
 
 
-def _waits(spec: KernelSpec, arch: str) -> bool:
-    """Return whether a kernel waits by itself for the one ahead of it, on a GPU that can."""
-    return compute_capability(arch) >= EARLY_ARCH and waits_first(spec.source)
+def _opening(spec: KernelSpec, arch: str) -> str:
+    """Return what allows to launch a kernel early, "" on a GPU that cannot."""
+    return opening(spec.source) if compute_capability(arch) >= EARLY_ARCH else ""
 
 
 def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:

@@ -20,8 +20,8 @@ _OPENINGS = re.compile(
     r"|(?P<word>__has_include\w*|__has_embed|__DATE__|__TIME__|__TIMESTAMP__)",
     re.M,
 )
-_WAITS_FIRST = re.compile(
-    r'extern "C" __global__[^{]*\{\s*kiln::(take_turn|pdl_wait|pdl_reads_plan)\(\);'
+_OPENING = re.compile(
+    r'extern "C" __global__[^{]*\{\s*kiln::(take_turn|pdl_wait|pdl_\w+_(?:plan|first))\(\);'
 )
 _QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 
@@ -89,9 +89,13 @@ def render(spec: KernelSpec, variant: Variant) -> Unit:
 
 
 @cache
-def waits_first(path: str) -> bool:
-    """Return whether a source's kernel waits for the one ahead of it, but for reading a plan."""
-    return _WAITS_FIRST.search(read_source(path)) is not None
+def opening(path: str) -> str:
+    """Return what a source's kernel begins with that allows to launch it early, "" for nothing.
+
+    The name of a function of kiln/ptx_launch.cuh, which says what it promises.
+    """
+    found = _OPENING.search(read_source(path))
+    return found[1] if found else ""
 
 
 @cache

@@ -9,13 +9,32 @@ from typing import Any
 from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
 from kiln.jit_kernels.spec import LaunchGeometry
 
+_WRITES_PLAN, _READS_PLAN = "pdl_writes_plan", "pdl_reads_plan"
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A CUfunction, and whether it may be launched before the kernel ahead of it has ended."""
+    """A CUfunction, and what it begins with that allows to launch it early, "" for nothing.
+
+    ``planned``: the streams of its context whose newest launch writes a plan.
+    """
 
     function: Any
-    early: bool
+    opening: str
+    planned: set[int]
+
+    def early_on(self, stream: int) -> bool:
+        """Return whether the launch that comes next on a stream, of this, may be an early one.
+
+        Not that of a kernel which reads its plan before it waits right behind the plan: what that
+        writes is seen once it has ended, or once a kernel between the two has waited for it.
+        """
+        if self.opening == _WRITES_PLAN:
+            self.planned.add(stream)
+        elif stream in self.planned:
+            self.planned.discard(stream)
+            return self.opening not in ("", _READS_PLAN)
+        return self.opening != ""
 
 
 class _Early(threading.local):
@@ -43,11 +62,12 @@ class CudaPythonLauncher:
         self._driver = _bindings() if driver is None else driver
         self._queue, self._queue_early = self._driver.cuLaunchKernel, self._driver.cuLaunchKernelEx
         self._early = _Early(self._driver)
+        self._planned: dict[int, set[int]] = {}  # streams, by context
         attribute = self._driver.CUfunction_attribute
         self._most_shared = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
     def load(
-        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, waits: bool = False
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, opening: str = ""
     ) -> Loaded:
         """Return the kernel of an entry. Raises LaunchError."""
         error, module = self._driver.cuModuleLoadData(cubin)
@@ -63,13 +83,16 @@ class CudaPythonLauncher:
                     f"{name}: a block may not have {shared_bytes} bytes of shared memory: "
                     f"{self._reason(error)}"
                 )
-        return Loaded(function, waits)
+        error, context = self._driver.cuCtxGetCurrent()
+        if error != 0:
+            raise LaunchError(f"{name}: there is no context: {self._reason(error)}")
+        return Loaded(function, opening, self._planned.setdefault(int(context), set()))
 
     def launch(
         self, name: str, function: Loaded, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
         """Queue a kernel. Raises LaunchError."""
-        if function.early:
+        if function.early_on(stream):
             config = self._early.config
             config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
             config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block

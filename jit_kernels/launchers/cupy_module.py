@@ -28,7 +28,7 @@ class CuPyLauncher:
         self._errors = (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)
 
     def load(
-        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, waits: bool = False
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, opening: str = ""
     ) -> Any:
         """Return the cupy.cuda.function.Function of an entry. Raises LaunchError."""
         module = self._new_module()

@@ -16,13 +16,13 @@ class Launcher(Protocol):
     name: str
 
     def load(
-        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, waits: bool = False
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, opening: str = ""
     ) -> Any:
         """Return the kernel ``entry`` of a cubin; it stays loaded.
 
-        ``shared_bytes``: the most dynamic shared memory that a launch asks for. ``waits``: the
-        kernel itself waits for the end of the one ahead of it in its stream, so that it may be
-        launched before that. Raises LaunchError.
+        ``shared_bytes``: the most dynamic shared memory that a launch asks for. ``opening``: what
+        the kernel begins with so that it may be launched before the one ahead of it in its stream
+        has ended (kiln/ptx_launch.cuh). Raises LaunchError.
         """
 
     def launch(

@@ -48,7 +48,7 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
                const int* cu_seqlens_q, int64_t table_row, int num_requests, int capacity,
                int group, int window, int max_splits, int split_blocks, int few_splits,
                int warp_bits) {
-  kiln::pdl_wait();
+  kiln::pdl_writes_plan();
   __shared__ Counts partial[kThreads / 32];
   __shared__ Own own;
   const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, warp_bits};
@@ -111,5 +111,4 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
     }
     __syncthreads();  // partial and own have been read
   }
-  kiln::pdl_publish();
 }

@@ -140,30 +140,14 @@ void* map_shared(const void* address, unsigned rank, Site site) {
   return is_dynamic ? peer.dynamic.data() + (p - dynamic) : peer.shared.data() + (p - fixed);
 }
 
-static void note(bool Launch::*act) {
-  Launch& launch = *current->block->launch;
-  launch.*act = true;
-  if (launch.lets_in && launch.publishes)
-    fail(format("a launch that publishes lets the next one in before it has, at %s",
-                where(*current).c_str()));
-}
+// Programmatic dependent launch. The next launch starts when every block has let it in or ended.
+void launch_dependents() { current->block->lets_in = true; }
 
-void launch_dependents() { note(&Launch::lets_in); }
-
-// The launch after this one starts when all threads have ended, and knows what they published.
-void publish() {
-  note(&Launch::publishes);
-  if (!run.check) return;
-  Epochs& all = run.ranks[current->block->rank].published;
-  if (all.empty()) all.resize(run.ranks[current->block->rank].after.size());
-  const ClockRef clock = release_clock(*current);
-  raise(all, clock->first, clock->own);
-  raise(all, 0, *clock->others);
-}
-
-// Programmatic dependent launch: what the launch ahead did is known from here on.
+// What the launch ahead did is known from here on; and by the next launch, which starts later than
+// a block of this one that has waited.
 void wait_for_launch_ahead() {
   Fiber& f = *current;
+  if (!f.block->lets_in) f.block->launch->informed = true;
   const auto& before = run.ranks[f.block->rank].before;
   if (!run.check || f.clock->others == before) return;
   Block& block = *f.block;

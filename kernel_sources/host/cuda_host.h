@@ -61,7 +61,6 @@ CUDA_HOST_API void wgmma_wait(int pending, Site site);  // for all but the newes
 CUDA_HOST_API void publish_to_wgmma();
 CUDA_HOST_API void wait_for_launch_ahead();
 CUDA_HOST_API void launch_dependents();
-CUDA_HOST_API void publish();
 CUDA_HOST_CONST unsigned cluster_rank();
 CUDA_HOST_CONST unsigned cluster_size();
 CUDA_HOST_API void cluster_arrive(Site site);

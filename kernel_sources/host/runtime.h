@@ -57,7 +57,7 @@ struct Launch {
   bool overlaps;             // it may start before the launch ahead has ended
   unsigned first;            // id of its thread 0 within the rank
   unsigned started = 0;
-  bool lets_in = false, publishes = false;  // what its threads did about the launch after it
+  bool informed = false;  // a block waited for the launch ahead before it let the next one in
 };
 struct Block;
 struct Copy {
@@ -120,6 +120,7 @@ struct Block {
   std::vector<unsigned> waiting_lanes;  // by warp
   unsigned live, arrived = 0;
   int votes = 0, result = 0;
+  bool lets_in = false;          // the launch after this one
   ClockRef met;                  // what the cluster's last barrier taught
   ClockRef waited_from, waited;  // what waiting for the launch ahead makes of a clock
 };
@@ -129,8 +130,7 @@ struct Rank {
   unsigned first = 0, threads = 0;       // its ids in the clocks
   // What the running launch is ordered after: once it has waited for the launch ahead, and before.
   std::shared_ptr<const Epochs> before, start;
-  Epochs after;      // what every retired block of it did or knew
-  Epochs published;  // what launches after it are ordered after even before they have waited
+  Epochs after;  // what every retired block of it did or knew
 };
 struct Owner { unsigned rank, block, thread; };
 struct Victim { unsigned rank, warp; const Block* block; uint64_t until; };

@@ -115,16 +115,11 @@ static void advance(Rank& rank) {
       for (unsigned i = 0; i < launch.cluster; i++) start_block(rank, launch, cluster);
     }
     if (!rank.resident.empty()) return;
+    const auto known = launch.informed ? rank.before : rank.start;
     rank.queue.pop_front();
     if (!run.check) continue;
     rank.before = std::make_shared<const Epochs>(rank.after);
-    if (rank.queue.empty() || !rank.queue.front().overlaps) {
-      rank.start = rank.before;
-    } else if (!rank.published.empty()) {
-      raise(rank.published, 0, *rank.start);
-      rank.start = std::make_shared<const Epochs>(std::move(rank.published));
-    }
-    rank.published.clear();
+    rank.start = !rank.queue.empty() && rank.queue.front().overlaps ? known : rank.before;
     rank.after = *rank.start;
   }
 }

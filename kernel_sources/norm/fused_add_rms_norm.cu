@@ -10,13 +10,15 @@
 #define SCALAR_T kiln::bf16
 #endif
 
-extern "C" __global__ void __maxnreg__(48)
+extern "C" __global__ void __maxnreg__(40)
 fused_add_rms_norm(SCALAR_T* x, SCALAR_T* residual, const SCALAR_T* weight, int64_t rows, int64_t d,
                    int64_t x_stride, int64_t residual_stride, float inverse_d, float eps,
                    float weight_offset) {
-  kiln::take_turn();
+  kiln::pdl_hints_first();
   __shared__ kiln::Partial<float> partial;
   const kiln::RmsRows<SCALAR_T, true> source{
       x, x_stride, residual, residual_stride, weight, inverse_d, eps, weight_offset, partial};
+  kiln::hint_rows<SCALAR_T>(source, rows, d);
+  kiln::take_turn();
   kiln::run_rows<SCALAR_T>(source, kiln::StoreRows<SCALAR_T>{x, x_stride}, rows, d);
 }

@@ -13,9 +13,11 @@
 extern "C" __global__ void __maxnreg__(32)
 rms_norm(SCALAR_T* out, const SCALAR_T* x, const SCALAR_T* weight, int64_t rows, int64_t d,
          int64_t out_stride, int64_t x_stride, float inverse_d, float eps, float weight_offset) {
-  kiln::take_turn();
+  kiln::pdl_hints_first();
   __shared__ kiln::Partial<float> partial;
   const kiln::RmsRows<SCALAR_T, false> source{x,         x_stride, nullptr,       0,      weight,
                                               inverse_d, eps,      weight_offset, partial};
+  kiln::hint_rows<SCALAR_T>(source, rows, d);
+  kiln::take_turn();
   kiln::run_rows<SCALAR_T>(source, kiln::StoreRows<SCALAR_T>{out, out_stride}, rows, d);
 }

@@ -18,11 +18,13 @@ fused_add_rms_norm_quant(QUANT_T* out, float* out_scale, SCALAR_T* residual, con
                          int64_t out_stride, int64_t scale_stride, int64_t group_stride,
                          int64_t residual_stride, int64_t x_stride, int32_t group, float inverse_d,
                          float eps, float weight_offset) {
-  kiln::take_turn();
+  kiln::pdl_hints_first();
   __shared__ kiln::Partial<float> partial;
   __shared__ kiln::Partial<uint32_t> largest;
   const kiln::RmsRows<SCALAR_T, true, 2, false> source{
       x, x_stride, residual, residual_stride, weight, inverse_d, eps, weight_offset, partial};
+  kiln::hint_rows<SCALAR_T>(source, rows, d);
+  kiln::take_turn();
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
       reinterpret_cast<uint8_t*>(out), out_stride, out_scale, scale_stride, group_stride, d,
       group != 0, scale != nullptr, scale ? *scale : 0.0f, largest};

@@ -18,11 +18,13 @@ rms_norm_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const SCALAR_T
                const float* scale, int64_t rows, int64_t d, int64_t out_stride,
                int64_t scale_stride, int64_t group_stride, int64_t x_stride, int32_t group,
                float inverse_d, float eps, float weight_offset) {
-  kiln::take_turn();
+  kiln::pdl_hints_first();
   __shared__ kiln::Partial<float> partial;
   __shared__ kiln::Partial<uint32_t> largest;
   const kiln::RmsRows<SCALAR_T, false, 4> source{
       x, x_stride, nullptr, 0, weight, inverse_d, eps, weight_offset, partial};
+  kiln::hint_rows<SCALAR_T>(source, rows, d);
+  kiln::take_turn();
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
       reinterpret_cast<uint8_t*>(out), out_stride, out_scale, scale_stride, group_stride, d,
       group != 0, scale != nullptr, scale ? *scale : 0.0f, largest};

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.compile.template import Unit, read_source, render, waits_first
+from kiln.jit_kernels.compile.template import Unit, opening, read_source, render
 from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
@@ -40,7 +40,7 @@ def run_twice(kernel, bound, geometry, seed):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_kernel_waits_before_it_touches_anything(spec):
-    assert waits_first(spec.source)
+    assert opening(spec.source)
     bound, geometry = a_case(spec)
     kernel = host.load(spec, bound.variant, checked=True, env=settings())
     run_twice(kernel, bound, geometry, seed=1)
@@ -63,8 +63,8 @@ def test_a_kernel_that_does_not_wait_races_with_the_one_ahead(name):
         run_twice(kernel, bound, geometry, seed=1)
 
 
-def plan_and_attend(plan_text, seed):
-    """Launch attention's plan and, early, attention with what it reads of the plan unwaited for."""
+def plan_and_attend(seed, *, between=(), early=True):
+    """Launch attention's plan and attention, which reads of the plan before it waits."""
     plan, attention = all_specs()["attention_plan"], all_specs()["paged_attention"]
     torch.manual_seed(seed)
     sizes = next(s for s in attention.sizes if s["batch"] == 4)
@@ -74,32 +74,42 @@ def plan_and_attend(plan_text, seed):
     inputs[8] = torch.zeros_like(inputs[8])
     values = {plan: (inputs[8], *inputs[5:8], *numbers), attention: inputs}
     world = World(checked=True, seed=seed)
-    for spec in (plan, attention):
-        bound = spec.bind(*values[spec])
-        unit = render(spec, bound.variant)
-        text = plan_text(unit.text) if spec is plan else unit.text
-        kernel = host.build(
-            Unit(unit.name, text, unit.headers), spec.entry, spec.arguments, name=spec.name,
-            checked=True, env=settings(),
-        )  # fmt: skip
-        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
-        world.enqueue(0, kernel, geometry, bound.values, overlaps=True)
+    for spec in (plan, *between, attention):
+        if spec in between:
+            bound, geometry = a_case(spec)
+        else:
+            bound = spec.bind(*values[spec])
+            geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+        kernel = host.load(spec, bound.variant, checked=True, env=settings())
+        overlaps = early or spec is not attention
+        world.enqueue(0, kernel, geometry, bound.values, overlaps=overlaps)
     world.run()
     return attention.error(inputs, attention.reference(*inputs))
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_attention_reads_its_plan_before_it_waits(seed):
-    assert plan_and_attend(lambda text: text, seed) <= all_specs()["paged_attention"].tolerance
+    allowed, between = all_specs()["paged_attention"].tolerance, (all_specs()["apply_rotary"],)
+    assert plan_and_attend(seed, early=False) <= allowed
+    assert plan_and_attend(seed, between=between) <= allowed
     with pytest.raises(HostFault, match="data race on global memory"):
-        plan_and_attend(lambda text: text.replace("  kiln::pdl_publish();\n", ""), seed)
+        plan_and_attend(seed)
+
+
+def test_what_allows_an_early_launch_is_read_in_the_source():
+    names = {name: opening(spec.source) for name, spec in all_specs().items()}
+    assert names["attention_plan"] == "pdl_writes_plan"
+    assert names["paged_attention"] == "pdl_reads_plan"
+    assert names["rms_norm"] == "pdl_hints_first"
+    assert names["apply_rotary"] == "take_turn"
+    assert names["paged_prefill"] == "pdl_wait"
 
 
 def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeypatch):
     source = read_source(all_specs()["apply_rotary"].source)
     late = source.replace("  kiln::take_turn();\n", "  int i = 0;\n  kiln::take_turn();\n")
-    for text, wanted in ((source, True), (late, False)):
+    for text, wanted in ((source, "take_turn"), (late, "")):
         monkeypatch.setattr(
             "kiln.jit_kernels.compile.template.read_source", lambda path, text=text: text
         )
-        assert waits_first.__wrapped__("any.cu") is wanted
+        assert opening.__wrapped__("any.cu") == wanted

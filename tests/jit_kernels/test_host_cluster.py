@@ -336,9 +336,8 @@ def test_a_launch_that_never_waits_hides_the_one_ahead_of_it_from_the_next():
 
 PLAN = """
 extern "C" __global__ void k(float* x, const float* weight, int n) {
-  pdl_wait();
+  pdl_writes_plan();
   if (threadIdx.x < 8) x[blockIdx.x * blockDim.x + threadIdx.x] = weight[threadIdx.x];
-  pdl_publish();
 }
 """
 READER = """
@@ -349,37 +348,34 @@ extern "C" __global__ void k(float* x, const float* weight, int n) {
   if (threadIdx.x == 0) x[n + blockIdx.x] = v;
 }
 """
-IDLE = 'extern "C" __global__ void k(float* x, const float* weight, int n) { pdl_wait(); }'
+IDLE = 'extern "C" __global__ void k(float* x, const float* weight, int n) { take_turn(); }'
 
 
-def planned(*sources, seed=0):
+def planned(*sources, seed=0, early=True):
     x, weight = torch.zeros(1024), torch.ones(64)
     values, geometry = (x, weight, 512), LaunchGeometry((8, 1, 1), (64, 1, 1))
     world = World(checked=True, seed=seed)
     for source in sources:
-        world.enqueue(0, build(source, *values), geometry, values, overlaps=True)
+        overlaps = early or source is not READER
+        world.enqueue(0, build(source, *values), geometry, values, overlaps=overlaps)
     world.run()
     return x[512:520]
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("between", [(), (IDLE,), (IDLE, BACK)])
-def test_what_a_plan_publishes_is_known_before_the_wait(between, seed):
+@pytest.mark.parametrize("between", [(IDLE,), (IDLE, IDLE), (IDLE, BACK)])
+def test_a_plan_is_known_before_the_wait_once_a_launch_between_has_waited(between, seed):
     assert planned(PLAN, *between, READER, seed=seed).eq(1).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("between", [(), (IDLE,)])
-def test_what_it_writes_after_that_or_without_it_is_not(between, seed):
-    last = "  pdl_publish();\n"
-    early = change(change(PLAN, last, ""), "pdl_wait();\n", "pdl_wait();\n" + last)
-    for plan in (change(PLAN, last, ""), early):
-        with pytest.raises(HostFault, match="data race on global memory"):
-            planned(plan, *between, READER, seed=seed)
+def test_right_behind_its_plan_a_reader_must_not_be_early(seed):
+    assert planned(PLAN, READER, seed=seed, early=False).eq(1).all()
+    with pytest.raises(HostFault, match="data race on global memory"):
+        planned(PLAN, READER, seed=seed)
 
 
-def test_a_plan_must_not_let_the_next_launch_in():
-    for old, new in [("pdl_wait();", "take_turn();"), ("pdl_publish();", "take_turn();")]:
-        wrong = change(PLAN, old, new + ("" if "wait" in old else " pdl_publish();"))
-        with pytest.raises(HostFault, match="publishes lets the next one in"):
-            planned(wrong, READER)
+@pytest.mark.parametrize("body", ["", "pdl_launch_dependents(); pdl_wait();"])
+def test_a_launch_that_lets_the_next_one_in_without_having_waited_tells_it_nothing(body):
+    with pytest.raises(HostFault, match="data race on global memory"):
+        planned(PLAN, change(IDLE, "take_turn();", body), READER)

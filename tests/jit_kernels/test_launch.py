@@ -46,7 +46,10 @@ class FakeDriver:
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
-        self.attributes, self.early = [], 0
+        self.attributes, self.early, self.context = [], 0, 1
+
+    def cuCtxGetCurrent(self):
+        return 0, self.context
 
     def cuModuleLoadData(self, cubin):
         self.loaded.append(cubin)
@@ -224,19 +227,58 @@ def test_a_refusal_says_what_and_why(make):
 
 
 class SimpleFunction:
-    ptr, function, early = 0, 0, False
+    ptr, function = 0, 0
+
+    def early_on(self, stream):
+        return False
 
 
 def test_a_kernel_that_waits_by_itself_is_launched_early():
     driver = FakeDriver(["int64"])
     launcher = CudaPythonLauncher(driver)
     geometry = LaunchGeometry((3, 2, 1), (64, 4, 1), 900)
-    for waits in (True, False):
-        function = launcher.load("norm", b"cubin", "entry", waits=waits)
+    for opening in ("take_turn", ""):
+        function = launcher.load("norm", b"cubin", "entry", opening=opening)
         LoadedKernel("norm", function, ["int64"], launcher).launch(geometry, [5], 77)
     early, late = driver.calls
     assert early[1:] == late[1:] == ((3, 2, 1, 64, 4, 1, 900), 77, [5])
     assert driver.early == 1
+
+
+PLAN, READER, NORM, PLAIN = "pdl_writes_plan", "pdl_reads_plan", "take_turn", ""
+
+
+@pytest.mark.parametrize(
+    ("launches", "early"),
+    [
+        ([(PLAN, 7), (READER, 7)], [True, False]),
+        ([(PLAN, 7), (PLAN, 7), (READER, 7), (READER, 7)], [True, True, False, True]),
+        ([(PLAN, 7), (NORM, 7), (READER, 7)], [True, True, True]),
+        ([(PLAN, 7), (PLAIN, 7), (READER, 7)], [True, False, True]),
+        ([(PLAN, 7), (NORM, 8), (READER, 8), (READER, 7)], [True, True, True, False]),
+    ],
+)
+def test_right_behind_its_plan_a_reader_is_not_launched_early(launches, early):
+    driver = FakeDriver([])
+    launcher, geometry, seen = CudaPythonLauncher(driver), LaunchGeometry((1, 1, 1), (32, 1, 1)), []
+    functions = {
+        name: launcher.load(name, b"cubin", "entry", opening=name)
+        for name in (PLAN, READER, NORM, PLAIN)
+    }
+    for name, stream in launches:
+        before = driver.early
+        LoadedKernel(name, functions[name], [], launcher).launch(geometry, [], stream)
+        seen.append(driver.early > before)
+    assert seen == early
+
+
+def test_a_stream_of_another_device_is_another_stream():
+    driver = FakeDriver([])
+    launcher = CudaPythonLauncher(driver)
+    plan, reader = (launcher.load(name, b"cubin", "entry", opening=name) for name in (PLAN, READER))
+    driver.context = 2
+    norm = launcher.load("norm", b"cubin", "entry", opening=NORM)
+    assert [plan.early_on(0), norm.early_on(0), reader.early_on(0)] == [True, True, False]
 
 
 def test_each_thread_has_a_configuration_of_its_own():
@@ -253,7 +295,7 @@ def test_whether_a_loaded_kernel_may_start_early_depends_on_the_gpu(cuda, monkey
     spec = find_spec("apply_rotary")
     launch.load_kernels([spec], torch.device("cuda", 0), needs_of(torch.bfloat16))
     ((_, kernel),) = launch._loaded(0).values()
-    assert kernel._function.early is early
+    assert bool(kernel._function.opening) is early
 
 
 @pytest.mark.parametrize("make", [CudaPythonLauncher, CuPyLauncher])

@@ -91,10 +91,8 @@ PINNED = {
         ["griddepcontrol.wait;", "st.global", "griddepcontrol.launch_dependents;"],
     ),
     "plan": (
-        "pdl_reads_plan(); p[0] = load_relaxed(q); prefetch(p + 64); pdl_wait(); p[1] = 1; "
-        "pdl_publish();",
-        ["ld.relaxed.gpu.global.u32", "prefetch.global.L2", "griddepcontrol.wait;", "st.global",
-         "fence.acq_rel.gpu;"],
+        "pdl_reads_plan(); p[0] = load_relaxed(q); prefetch(p + 64); pdl_wait(); p[1] = 1;",
+        ["ld.relaxed.gpu.global.u32", "prefetch.global.L2", "griddepcontrol.wait;", "st.global"],
     ),
     "cluster": (
         "__shared__ float s; s = p[0]; cluster_sync(); "

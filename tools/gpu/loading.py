@@ -14,6 +14,7 @@ import torch
 from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.template import opening
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
 from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
@@ -48,11 +49,11 @@ def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Calla
         except ToolchainMissing as error:
             found[name] = f"not measured: {error}"
             continue
-        for title, waits in ((name, False), (f"{name}_early", True)):
-            if waits and name not in _EARLY:
+        for title, begins in ((name, ""), (f"{name}_early", opening(spec.source))):
+            if begins and name not in _EARLY:
                 continue
             shared = spec.shared_bytes(bound.variant)
-            function = launcher.load(name, cubin, spec.entry, shared, waits=waits)
+            function = launcher.load(name, cubin, spec.entry, shared, opening=begins)
             kernel = LoadedKernel(name, function, spec.arguments, launcher)
             found[title] = lambda kernel=kernel: kernel.launch(geometry, bound.values, stream)
     found["cuda_core"] = _cuda_core(spec, cubin, geometry, bound.values, stream)

@@ -30,25 +30,28 @@ KILN_FN void pdl_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// What each thread of a plan ends with, a kernel that does not let the next one start: that one
-// starts when all threads have ended, and finds what they wrote even before it has waited.
-KILN_FN void pdl_publish() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 #else  // ---- host ------------------------------------------------------------------------------
 KILN_FN void pdl_wait() { cuda_host::wait_for_launch_ahead(); }
 KILN_FN void pdl_launch_dependents() { cuda_host::launch_dependents(); }
-KILN_FN void pdl_publish() { cuda_host::publish(); }
 #endif
 
-// What a kernel begins with that reads a plan before it waits, and what the plan read, which nobody
-// writes between the two; by way of the L2 cache (copy_async_16, load_relaxed), as the L1 may hold
-// the plan of a step before. All else that it does comes after pdl_wait.
+// What a plan begins with, and what a kernel begins with that reads a plan before it waits, and what
+// the plan read, which nobody writes between the two; by way of the L2 cache (copy_async_16,
+// load_relaxed), as the L1 may hold the plan of a step before. All else that it does comes after
+// pdl_wait. Right behind its plan it is not launched early: only a kernel between the two that has
+// waited for the plan, and lets the next one in after that, tells that it is there.
+KILN_FN void pdl_writes_plan() { pdl_wait(); }
 KILN_FN void pdl_reads_plan() {}
+
+// What a kernel begins with that asks for what it will read before it waits, by hints: a write of
+// the kernel ahead does not come too late for them.
+KILN_FN void pdl_hints_first() {}
 
 // What a kernel begins with, so that it may be launched early: it touches nothing before the kernel
 // ahead has ended, and lets the next one come and wait as soon as its last blocks are there and the
 // others have ended. Were each of thousands of short blocks to let it in, those would take longer.
 KILN_FN void take_turn() {
-  constexpr unsigned kLast = 1024;
+  constexpr unsigned kLast = 2112;  // that a large GPU has room for
   pdl_wait();
   if (blockIdx.x + kLast >= gridDim.x) pdl_launch_dependents();
 }

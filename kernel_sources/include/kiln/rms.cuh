@@ -122,6 +122,12 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
     return misalignment_of(x, x_stride) | misalignment_of(weight) | sums;
   }
 
+  KILN_FN void hint(int64_t index, uint32_t size) const {
+    hint_part<T, N>(x + index * x_stride, size);
+    if (ADD) hint_part<T, N>(residual + index * residual_stride, size);
+    if (index == 0) hint_part<T, N>(weight, size);  // which no kernel wrote lately
+  }
+
   struct Loaded { RowPart<T, N> x, residual, weights; };
   KILN_FN Loaded load(int64_t index, uint32_t size) const {
     Loaded part;

@@ -22,6 +22,7 @@
 // misalignment(): 0 modulo 16 where every row may be held.
 #pragma once
 #include "kiln/chunk.cuh"
+#include "kiln/ptx_memory.cuh"
 #include "kiln/ptx_warp.cuh"
 #include "kiln/vec.cuh"
 
@@ -68,6 +69,14 @@ KILN_FN void store_part(const RowPart<T, N>& part, T* row, uint32_t size) {
 #pragma unroll
   for (int v = 0; v < N; ++v, i += team_span<T>(), p += team_span<T>())
     if (i < size) part.chunk[v].store(p);
+}
+
+// Ask for this thread's part of a row.
+template <class T, int N> KILN_FN void hint_part(const T* row, uint32_t size) {
+  uint32_t i = first_chunk<T>();
+#pragma unroll
+  for (int v = 0; v < N; ++v, i += team_span<T>())
+    if (i < size) prefetch(row + i);
 }
 
 // General: f(i) for those of the elements from `begin`, a multiple of the team's span, to `end`
@@ -158,6 +167,17 @@ KILN_FN uint32_t team_largest(uint32_t x, Partial<uint32_t>& partial) {
 template <class Source, class Sink>
 KILN_NOINLINE void run_general(Source source, Sink sink, uint32_t row, int64_t size) {
   sink.write(row, size, source.row(row, size));
+}
+
+// What the first blocks of a launch will read is asked for while they wait for the kernel ahead:
+// source.hint(index, size), by a thread for each line of the cache. The others come when that has
+// ended, and what they read comes as fast.
+template <class T, class Source>
+KILN_FN void hint_rows(const Source& source, int64_t rows, int64_t d) {
+  constexpr uint32_t kWaiting = 264;
+  const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
+  const bool mine = blockIdx.x < kWaiting && row < uint32_t(rows);
+  if (mine && threadIdx.x % 8 == 0) source.hint(row, uint32_t(d));
 }
 
 // The block's rows from source to sink. Fewer than 2^31 rows.
