@@ -44,7 +44,7 @@ class _Launch:
 
 
 def attention_trials(
-    device: torch.device, batches: int, seed: int, *, longest: int = 400
+    device: torch.device, batches: int, seed: int, *, longest: int = 1500
 ) -> list[str]:
     """Run random batches of decode attention; return how they failed, nothing where all is well.
 
@@ -76,8 +76,8 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
     }
     case = make_case(sizes, dtype, kv_dtype, head_dim, str(device), requests=requests)
     rule = SplitRule(
-        chance.choice((1, 3, 40)),
-        chance.choice((1, 2, 16, 32)),
+        chance.choice((1, 3, 6, 40)),
+        chance.choice((1, 2, 16, 64)),
         chance.choice((2, 40)),
         Shape(head_tile(head_dim), kv_dtype.itemsize).warp_bits,
     )

@@ -19,6 +19,7 @@ FAN_IN = 32  # partial results merged at once
 HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
 MOST_GROUP = 255  # heads of a group that the kernels' division holds for
 _SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
+WORTH_HALVING = 40  # blocks of a split, below which two halves cost more than one
 _RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
 _STATIC = 1280  # bytes, more than the kernel's own shared variables
 _FITTING = 70 * 1024  # bytes of stages that leave room for three blocks on Hopper
@@ -36,17 +37,20 @@ class Part(IntEnum):
     SPLIT = 0
     SPLIT_IN_UNITS = 1
     SHARE = 2
+    TWO_SHARES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """A split for each ``blocks`` blocks of a request; beyond ``few`` of them, for four times that.
+    """Up to ``few`` splits of a request, one for each ``blocks`` blocks; else one of three numbers.
 
-    A long request has fewer splits a block: they cost it less time than they cost its neighbours.
-    ``most``: at most, in all of its tiles. A split has as many shares as a block has warps, and a
-    share as many units: where no more than ``most`` items come of it, the shares of requests that
-    are divisible are items, each warp with a unit; else the splits are, each warp with a share. The
-    order of additions is the same, and looks at nothing but the request.
+    ``most`` is what fills the machine, and the most that all tiles of a request may have. Longer
+    requests have that many splits or, the shorter the fewer, about an eighth or a sixteenth of it:
+    so do eight or sixteen of one length fill it together. A split has as many shares as a block has
+    warps, and a share as many units: where no more than ``most`` items come of it, the shares of
+    requests that are divisible are items, each warp with a unit; else, of four shares of splits
+    that are long enough, each two, each warp with two units; else the splits are, each warp with a
+    share. The order of additions is the same, and looks at nothing but the request.
     """
 
     most: int
@@ -56,8 +60,14 @@ class SplitRule:
 
     def splits(self, num_blocks: int) -> int:
         """Return how many splits a request of so many blocks would have, were there no ``most``."""
-        splits = -(-num_blocks // self.blocks)
-        return splits if splits <= self.few else self.few + (splits - self.few + 3) // 4
+        pieces, medium = -(-num_blocks // self.blocks), self.most
+        if pieces <= self.few:
+            return pieces
+        while medium > FAN_IN // 4:  # until its shares are merged at once
+            medium //= 2
+        if pieces >= 40 * self.few:
+            return max(self.few, self.most)
+        return max(self.few, medium // 2 if pieces < 6 * self.few else medium)
 
 
 def head_tile(head_dim: int) -> int:
@@ -156,15 +166,21 @@ def unit_begin(unit: int, num_pairs: int, warp_bits: int) -> int:
 
 def first_unit(kind: Part, part: int, warp: int, warp_bits: int) -> int:
     """Return which unit of its split a warp begins with."""
-    if kind is not Part.SHARE:
+    if kind in (Part.SPLIT, Part.SPLIT_IN_UNITS):
         return warp << warp_bits
-    return (part % (1 << warp_bits) << warp_bits) + warp
+    return (part % (1 << warp_bits) << warp_bits) + warp * (2 if kind is Part.TWO_SHARES else 1)
 
 
-def divides(rule: SplitRule, cuts: Sequence[Cut]) -> bool:
-    """Return whether the shares of divisible requests are the items of a step."""
-    counts = (one.num_tiles * one.num_splits << one.divisible * rule.warp_bits for one in cuts)
-    return sum(counts) <= rule.most
+def items_of_a_split(rule: SplitRule, cuts: Sequence[Cut]) -> int:
+    """Return how many items of a step a split of a divisible request is."""
+    once = sum(one.num_tiles * one.num_splits for one in cuts)
+    divisible = [one for one in cuts if one.divisible and one.num_tiles]
+    more = sum(one.num_splits for one in divisible)
+    shares, blocks = 1 << rule.warp_bits, sum(one.num_blocks for one in divisible)
+    if once + (shares - 1) * more <= rule.most:
+        return shares
+    halves = shares == 4 and blocks >= more * WORTH_HALVING
+    return 2 if halves and once + more <= rule.most else 1
 
 
 def most_items(
@@ -185,7 +201,7 @@ def most_rows(
     splits = min(rule.most, rule.splits(max_blocks))
     queries = min(num_tokens, MOST_TOKENS * num_requests)
     undivided = min(queries * group * splits, num_requests * TILE_ROWS * rule.most)
-    shares = min(max(splits, 1) << rule.warp_bits, rule.most)
-    divided = min(queries * group * shares, TILE_ROWS // 2 * rule.most)
+    shares = min(max(splits, 1) << rule.warp_bits, max(splits, FAN_IN))
+    divided = min(queries * group * shares, TILE_ROWS * rule.most)  # an item is up to two shares
     divisible = group <= TILE_ROWS // 2 and max_blocks >= PAIR_BLOCKS << 2 * rule.warp_bits
     return max(undivided if splits > 1 else 0, divided if divisible else 0)

@@ -27,9 +27,9 @@ from kiln.jit_kernels.attention.splits import (
     SplitRule,
     comes,
     cut,
-    divides,
     first_unit,
     head_tile,
+    items_of_a_split,
     most_items,
     most_rows,
     unit_begin,
@@ -153,13 +153,16 @@ def _plan_reference(  # noqa: PLR0913 (the operator's)
     starts = cu_seqlens_q.tolist()
     requests = [(b - a, n) for (a, b), n in zip(pairwise(starts), seq_lens.tolist(), strict=True)]
     cuts = [cut(rule, tokens, length, group, window) for tokens, length in requests]
+    times = items_of_a_split(rule, cuts)
+    kinds = {1: Part.SPLIT_IN_UNITS, 1 << warp_bits: Part.SHARE}  # of divisible requests
     for request, ((tokens, length), one) in enumerate(zip(requests, cuts, strict=True)):
-        bits = warp_bits if divides(rule, cuts) and one.divisible else 0
+        kind = kinds.get(times, Part.TWO_SHARES) if one.divisible else Part.SPLIT
+        bits = warp_bits if one.divisible and times > 1 else 0
         parts = one.num_splits << bits
-        for tile, part in product(range(one.num_tiles), range(parts)):
+        each = range(0, parts, 2 if kind is Part.TWO_SHARES else 1)
+        for tile, part in product(range(one.num_tiles), each):
             begin, end = one.begin(part >> bits), one.begin((part >> bits) + 1)
             pairs = -(-(end - begin) // PAIR_BLOCKS)
-            kind = Part.SHARE if bits else Part.SPLIT_IN_UNITS if one.divisible else Part.SPLIT
             ids = []
             for warp, i in product(range(FIRST_IDS // PAIR_BLOCKS), range(PAIR_BLOCKS)):
                 unit = first_unit(kind, part, warp, warp_bits)
@@ -325,13 +328,15 @@ _SIZES: list[dict[str, int]] = [
     {"batch": 0, "kv_heads": 1, "group": 2, "most": 6, "split": 2, "sinks": 1, "less": 48},
     {"batch": 3, "kv_heads": 1, "group": 16, "most": 33, "split": 1, "few": 2, "window": 20},
     {"batch": 4, "kv_heads": 2, "group": 1, "most": 40, "split": 1, "sinks": 1},
+    {"batch": 4, "kv_heads": 1, "group": 4, "most": 2, "split": 64, "steep": 8},
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 4, "split": 64, "steep": 8},
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 6, "split": 64, "steep": 8},
 ]
 _LLAMA = {"kv_heads": 8, "group": 4, "most": 49, "split": 32, "few": 2}
+_SHORT = [(1, 128), (1, 1024), (8, 1024), (64, 1024)]
+_LONG = [(4, 8192), (8, 8192), (64, 8192), (2, 16384)]
 _BENCH_SIZES: list[dict[str, int]] = [
-    {**_LLAMA, "requests": requests, "context": context}
-    for requests, context in [(1, 128), (1, 1024), (8, 1024), (64, 1024), (8, 8192), (64, 8192)]
+    {**_LLAMA, "requests": requests, "context": context} for requests, context in _SHORT + _LONG
 ]
 _BENCH_SIZES.append({**_BENCH_SIZES[0], "requests": 63, "context": 1024, "long": 131072})
 

@@ -15,6 +15,7 @@ from kiln.jit_kernels.attention.splits import (
     MOST_TOKENS,
     SCALE_ROOM,
     TILE_ROWS,
+    WORTH_HALVING,
     Shape,
     head_tile,
 )
@@ -23,6 +24,7 @@ _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
 _ROOM = tl.constexpr(SCALE_ROOM)
+_WORTH_HALVING = tl.constexpr(WORTH_HALVING)
 _TILE = 64  # keys at a time
 # Stages of the loop, where shared memory has room for one tile of keys and values, or for two: the
 # look-up of a block costs the pipeline three of them.
@@ -49,8 +51,12 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, wa
     blocks = (length + 15) // 16 - first
     tiles = tl.where(tokens <= _MOST_TOKENS, (tokens * group + 15) // 16, 0)
     most = tl.maximum(1, max_splits // tl.maximum(1, tiles))
-    splits = (blocks + split_blocks - 1) // split_blocks
-    splits = tl.where(splits > few_splits, few_splits + (splits - few_splits + 3) // 4, splits)
+    pieces, medium = (blocks + split_blocks - 1) // split_blocks, max_splits
+    while medium > 8:
+        medium = medium // 2
+    some = tl.where(pieces < 6 * few_splits, medium // 2, medium)
+    longer = tl.maximum(few_splits, tl.where(pieces < 40 * few_splits, some, max_splits))
+    splits = tl.where(pieces <= few_splits, pieces, longer)
     splits = tl.maximum(1, tl.minimum(splits, most))
     shares = splits << warp_bits
     divisible = (tokens * group <= 8) & (shares <= 32) & (blocks >= (shares << warp_bits) * 2)
@@ -62,8 +68,9 @@ def _store_places(  # noqa: PLR0913
     to, fits, local, table, first, blocks, num_splits, kind, bits, warp_bits,
 ):  # fmt: skip
     """Store which part each item is, its split's blocks, and the ids that its warps begin with."""
-    parts, pairs_of_all = num_splits << bits, (blocks + 1) // 2
-    part = local % parts
+    each = tl.where(kind == 3, 2, 1)  # parts of an item
+    parts, pairs_of_all = (num_splits << bits) // each, (blocks + 1) // 2
+    part = local % parts * each
     split = part >> bits
     begin = first + tl.minimum(blocks, split * pairs_of_all // num_splits * 2)
     end = first + tl.minimum(blocks, (split + 1) * pairs_of_all // num_splits * 2)
@@ -72,7 +79,7 @@ def _store_places(  # noqa: PLR0913
     tl.store(to + 7, end, mask=fits)
     pairs, share = (end - begin + 1) // 2, part - (split << bits)
     for k in range(_FIRST_IDS):
-        unit = tl.where(bits > 0, (share << bits) + k // 2, k // 2 << warp_bits)
+        unit = tl.where(bits > 0, (share << bits) + k // 2 * each, k // 2 << warp_bits)
         block = begin + (unit * pairs >> 2 * warp_bits) * 2 + k % 2
         ids = tl.load(table + block, mask=fits & (block < end), other=0)
         tl.store(to + 8 + k, ids, mask=fits)
@@ -92,12 +99,17 @@ def _plan(  # noqa: PLR0913
     first, blocks, tiles, splits, divisible = _cut(
         lengths, tokens, group, window, max_splits, split_blocks, few_splits, warp_bits
     )
-    bits = tl.where(divisible, warp_bits, 0)
-    divides = tl.sum(tl.where(here, tiles * (splits << bits), 0), 0) <= max_splits
-    bits = tl.where(divides, bits, 0)
-    kind = tl.where(divisible, tl.where(divides, 2, 1), 0)
+    undivided = tl.where(here, tiles * splits, 0)
+    more = tl.sum(tl.where(divisible, undivided, 0), 0)  # items, for each more of a split
+    once, shares = tl.sum(undivided, 0), 1 << warp_bits
+    halves = tl.sum(tl.where(divisible & (undivided > 0), blocks, 0), 0) >= more * _WORTH_HALVING
+    twos = tl.where((warp_bits == 2) & halves & (once + more <= max_splits), 2, 1)
+    times = tl.where(once + (shares - 1) * more <= max_splits, shares, twos)
+    kind = tl.where(times == shares, 2, tl.where(times == 2, 3, 1))
+    kind = tl.where(divisible, kind, 0)
+    bits = tl.where(divisible & (times > 1), warp_bits, 0)
     parts = splits << bits
-    counts = tl.where(here, tiles * parts, 0)
+    counts = undivided * tl.where(divisible, times, 1)
     rows = tl.where((counts > 0) & (parts > 1), parts * tokens * group, 0)
     before = every < request
     start = tl.sum(tl.where(before, counts, 0), 0)
@@ -132,10 +144,10 @@ def _plan(  # noqa: PLR0913
 
 
 @triton.jit
-def _item_keys(item, part, warp_bits):
-    """Return where the keys of an item begin and end: those of its split, or of one share of it."""
+def _item_keys(item, part, divided, warp_bits):
+    """Return where the keys of a part begin and end: those of its split, or of one share of it."""
     first, end = tl.load(item + 6), tl.load(item + 7)
-    if part >= 1 << 30:  # a share
+    if divided:
         pairs, share = (end - first + 1) // 2, part % (1 << warp_bits)
         last = first + tl.minimum(end - first, ((share + 1) * pairs >> warp_bits) * 2)
         return (first + (share * pairs >> warp_bits) * 2) * 16, last * 16
@@ -223,9 +235,7 @@ def _attend(  # noqa: PLR0913
         kv_head = work % num_kv_heads
         request, first_token, size = tl.load(item), tl.load(item + 1), tl.load(item + 2)
         tokens, length, part = size % 256, tl.load(item + 3), tl.load(item + 4)
-        tile, split = part // 65536 % 8192, part % 65536
-        begin, end = _item_keys(item, part, warp_bits)
-        end = tl.minimum(end, length)
+        tile, kind = part // 65536 % 8192, part >> 29
         row = tile * 16 + tl.arange(0, 16)
         used = row < tokens * group
         limit = tl.where(used, length - tokens + row // group + 1, 0)
@@ -235,25 +245,28 @@ def _attend(  # noqa: PLR0913
             query + (token * query_token + head * query_head)[:, None] + d[None, :],
             mask=used[:, None] & (d < D)[None, :], other=0.0,
         ).to(COMPUTE)  # fmt: skip
-        top, total = tl.full([16], float("-inf"), tl.float32), tl.zeros([16], tl.float32)
-        o = tl.zeros([16, DIM], tl.float32)
         table = block_table + request.to(tl.int64) * table_row
         keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
-        for start in tl.range(begin, end, TILE, num_stages=STAGES):
-            o, top, total = _step(
-                o, top, total, q, keys, values, table, start, end, limit, least, key_block,
-                key_token, value_block, value_token, scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
-            )  # fmt: skip
-        if size < 512:  # one split
-            _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
-                    total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
-        else:
-            slot = tl.load(item + 5) + split.to(tl.int64) * tokens * group + row
-            slot = slot * num_kv_heads + kv_head
-            place = partials + slot * (D + _ROOM)
-            tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
-            tl.store(place + D, top, mask=used)
-            tl.store(place + D + 1, total, mask=used)
+        for split in range(part % 65536, part % 65536 + tl.where(kind == 3, 2, 1)):
+            begin, end = _item_keys(item, split, kind > 1, warp_bits)
+            top, total = tl.full([16], float("-inf"), tl.float32), tl.zeros([16], tl.float32)
+            o = tl.zeros([16, DIM], tl.float32)
+            for start in tl.range(begin, tl.minimum(end, length), TILE, num_stages=STAGES):
+                o, top, total = _step(
+                    o, top, total, q, keys, values, table, start, tl.minimum(end, length), limit,
+                    least, key_block, key_token, value_block, value_token, scale, soft_cap, D, DIM,
+                    TILE, FP8, COMPUTE,
+                )  # fmt: skip
+            if size < 512:  # one split
+                _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
+                        total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
+            else:
+                slot = tl.load(item + 5).to(tl.int64) + split * tokens * group + row
+                slot = slot * num_kv_heads + kv_head
+                place = partials + slot * (D + _ROOM)
+                tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
+                tl.store(place + D, top, mask=used)
+                tl.store(place + D + 1, total, mask=used)
 
 
 @triton.jit

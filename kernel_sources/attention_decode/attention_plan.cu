@@ -2,9 +2,10 @@
 //
 // items: [1 + capacity] of 64 bytes, of which nothing past capacity is written; items[0] counts.
 // block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q: [num_requests + 1].
-// A block writes the items of one request at a time, and adds up the others; the one after the last
-// request writes the header. Of divisible requests the shares are items if no more than max_splits
-// items come of it in all, else the splits. No compile-time parameters.
+// A block writes the items of one request at a time, and adds up the others, of which each warp
+// looks at all where they are few; the one after the last request writes the header. Of divisible
+// requests the shares are items if no more than max_splits items come of it in all, else each two
+// of four, else the splits. No compile-time parameters.
 #include "kiln/attention_split.cuh"
 #include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_warp.cuh"
@@ -12,14 +13,14 @@
 namespace {
 
 constexpr int kThreads = 128;
-// Items and rows of partial results of the requests before one, undivided and divided, and
-// the divided items of all requests.
+// Of the requests before one, and of all: items, splits that can be divided (with their blocks), and
+// rows of partial results, undivided and divided.
 struct Counts {
-  int items, rows, divided_items, divided_rows, all_divided;
+  int items, more, rows, divided_rows, all_items, all_more, all_blocks;
 
   KILN_FN void add(const Counts& x) {
-    items += x.items, rows += x.rows, divided_items += x.divided_items;
-    divided_rows += x.divided_rows, all_divided += x.all_divided;
+    items += x.items, more += x.more, rows += x.rows, divided_rows += x.divided_rows;
+    all_items += x.all_items, all_more += x.all_more, all_blocks += x.all_blocks;
   }
 };
 
@@ -27,15 +28,27 @@ struct Counts {
 struct Own {
   kiln::RequestCut cut;
   int first_token, num_tokens, seq_len;
+
+  KILN_FN Own of_lane(int lane) const {
+    auto get = [&](int x) { return __shfl_sync(0xffffffffu, x, lane); };
+    return {{get(cut.first_block), get(cut.num_blocks), get(cut.num_tiles), get(cut.num_splits),
+             get(cut.divisible) != 0},
+            get(first_token), get(num_tokens), get(seq_len)};
+  }
 };
 
+KILN_FN Counts warp_sum(const Counts& x) {
+  return {kiln::warp_total(x.items),     kiln::warp_total(x.more),
+          kiln::warp_total(x.rows),      kiln::warp_total(x.divided_rows),
+          kiln::warp_total(x.all_items), kiln::warp_total(x.all_more),
+          kiln::warp_total(x.all_blocks)};
+}
 // The sum of x over the block; partial is free again at the block's next barrier.
-KILN_FN Counts block_total(Counts x, Counts* partial) {
-  x = {kiln::warp_total(x.items), kiln::warp_total(x.rows), kiln::warp_total(x.divided_items),
-       kiln::warp_total(x.divided_rows), kiln::warp_total(x.all_divided)};
+KILN_FN Counts block_sum(Counts x, Counts* partial) {
+  x = warp_sum(x);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
   __syncthreads();
-  x = {0, 0, 0, 0, 0};
+  x = {0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
   for (int warp = 0; warp < kThreads / 32; ++warp) x.add(partial[warp]);
   return x;
@@ -50,30 +63,46 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
                int warp_bits) {
   kiln::pdl_writes_plan();
   __shared__ Counts partial[kThreads / 32];
-  __shared__ Own own;
+  __shared__ Own shared_own;
+  const bool few = num_requests <= 32;
   const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, warp_bits};
 #pragma unroll 1
   for (int request = blockIdx.x; request <= num_requests; request += gridDim.x) {
-    Counts count = {0, 0, 0, 0, 0};
+    Counts count = {0, 0, 0, 0, 0, 0, 0};
+    Own own = {};
 #pragma unroll 1
-    for (int r = threadIdx.x; r < num_requests; r += kThreads) {
+    for (int r = few ? threadIdx.x % 32 : threadIdx.x; r < num_requests; r += kThreads) {
       const int first_token = cu_seqlens_q[r], tokens = cu_seqlens_q[r + 1] - first_token;
       const int seq_len = seq_lens[r];
       const kiln::RequestCut x = kiln::cut_request(tokens, seq_len, group, window, rule);
       if (r == request) own = {x, first_token, tokens, seq_len};
-      if (!x.num_tiles) continue;
-      const int divided = x.divisible ? x.num_splits << warp_bits : x.num_splits;
-      count.all_divided += x.num_tiles * divided;
-      if (r >= request) continue;
-      count.items += x.num_tiles * x.num_splits;
-      count.divided_items += x.num_tiles * divided;
-      if (x.num_splits > 1) count.rows += x.num_splits * tokens * group;
-      if (divided > 1) count.divided_rows += divided * tokens * group;
+      const int items = x.num_tiles * x.num_splits, more = x.divisible ? items : 0;
+      count.all_items += items, count.all_more += more;
+      if (more) count.all_blocks += x.num_blocks;
+      if (r >= request || !items) continue;
+      const int rows = x.num_splits * tokens * group;
+      count.items += items, count.more += more;
+      if (x.num_splits > 1) count.rows += rows;
+      if (x.divisible) count.divided_rows += rows << warp_bits;
+      else if (x.num_splits > 1) count.divided_rows += rows;
     }
-    count = block_total(count, partial);
-    const bool divides = count.all_divided <= max_splits;
-    const int first_item = divides ? count.divided_items : count.items;
-    const int first_row = divides ? count.divided_rows : count.rows;
+    if (few) {
+      count = warp_sum(count);
+      own = own.of_lane(request % 32);
+    } else {
+      if (threadIdx.x == request % kThreads) shared_own = own;
+      count = block_sum(count, partial);
+      own = shared_own;
+    }
+    // Items for a split of a divisible request: its shares, or, of four, each two, or itself.
+    const int shares = 1 << warp_bits;
+    auto fits = [&](int times) {
+      return count.all_items + (times - 1) * count.all_more <= max_splits;
+    };
+    const bool halves = shares == 4 && count.all_blocks >= count.all_more * kiln::kWorthHalving;
+    const int times = fits(shares) ? shares : halves && fits(2) ? 2 : 1;
+    const int first_item = count.items + (times - 1) * count.more;
+    const int first_row = times > 1 ? count.divided_rows : count.rows;
     if (request == num_requests) {
       if (threadIdx.x == 0)
         kiln::store_vector(reinterpret_cast<int4*>(items),
@@ -82,16 +111,20 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
     }
 
     const auto [x, first_token, num_tokens, seq_len] = own;
-    const bool divided = divides && x.divisible;
-    const kiln::Part kind = divided        ? kiln::Part::share
-                            : x.divisible ? kiln::Part::split_in_units
-                                          : kiln::Part::split;
+    const bool divided = times > 1 && x.divisible;
+    const kiln::Part kind = !x.divisible      ? kiln::Part::split
+                            : times == 1      ? kiln::Part::split_in_units
+                            : times == shares ? kiln::Part::share
+                                              : kiln::Part::two_shares;
+    const int of_tile = divided ? x.num_splits * times : x.num_splits;  // items
     const int parts = divided ? x.num_splits << warp_bits : x.num_splits;
-    const int room = min(x.num_tiles * parts, capacity - first_item);
+    const int room = min(x.num_tiles * of_tile, capacity - first_item);
     const int* table = block_table + request * table_row;
 #pragma unroll 1
     for (int i = threadIdx.x; i < room; i += kThreads) {
-      const int tile = i / parts, part = i % parts, split = divided ? part >> warp_bits : part;
+      const int tile = i / of_tile, which = i % of_tile;
+      const int part = kind == kiln::Part::two_shares ? 2 * which : which;
+      const int split = divided ? part >> warp_bits : part;
       const int begin = x.begin(split), end = x.begin(split + 1);
       const int pairs = (end - begin + kiln::kPairBlocks - 1) / kiln::kPairBlocks;
       int ids[kiln::kFirstIds];
@@ -109,6 +142,6 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
       kiln::store_vector(to + 2, int4{ids[0], ids[1], ids[2], ids[3]});
       kiln::store_vector(to + 3, int4{ids[4], ids[5], ids[6], ids[7]});
     }
-    __syncthreads();  // partial and own have been read
+    if (!few) __syncthreads();  // partial and shared_own have been read
   }
 }

@@ -11,8 +11,8 @@
 // in the order of the parts, by whichever warp arrives last of those that hold it. Or, where no
 // block has two items, by the block of the last part: the others, blocks before it, send it theirs.
 // A split of which one block has all shares is added up in the same steps as one of which each has
-// one. A row's bits depend on its own request, not on the batch, the grid or the schedule. Between
-// launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
+// one or two. A row's bits depend on its own request, not on the batch, the grid or the schedule.
+// Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
 #include "kiln/attention_attend.cuh"
 #include "kiln/ptx_launch.cuh"
 
@@ -93,7 +93,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   __syncwarp();  // the item is there
   const int num_items = headers[warp].x;
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
-  if (int(blockIdx.y) < num_items) fetch.hint(own_items[warp][0]);
+  const bool crowded = num_items * 2 >= int(gridDim.y);
+  if (int(blockIdx.y) < num_items) fetch.hint(own_items[warp][0], crowded ? 1 : 2);
   kiln::pdl_wait();  // so far the plan was read, and nothing else
 
 #pragma unroll 1
@@ -120,7 +121,10 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
                          (item.row_start + end.tile * kRows) * row_step;
 #pragma unroll 1
     for (int row = warp; row < end.num_rows; row += kWarps)
-      end.merge_warps(row, parts + end.part * part_step + row * row_step, results, warp_scales);
+#pragma unroll 1
+      for (int second = 0; second <= end.two; ++second)
+        end.merge_warps(row, second, parts + (end.part + second) * part_step + row * row_step,
+                        results, warp_scales);
     __syncthreads();  // the results have been read
     if (now >= 0 && !more && end.num_parts > 1) kiln::pdl_launch_dependents();
     if (more && now >= 0) fetch.first(next_item, kAhead, kHalves);
@@ -134,8 +138,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
         const int children = min(kiln::kFanIn, ((end.num_parts - node - 1) >> level) + 1);
         if (children == 1) continue;  // its state is in place already
         if (end.mailed) {
-          if (end.part != end.num_parts - 1) break;
-        } else if (!end.is_last(now - end.part + node + (1 << level), children)) {
+          if (end.part + end.two != end.num_parts - 1) break;
+        } else if (!end.is_last(now - (end.part >> end.two) + node + (1 << level),
+                                children >> end.two)) {
           break;
         }
         const bool root = node == 0 && children > (end.num_parts - 1) >> level;

@@ -20,7 +20,7 @@ from kiln.jit_kernels.attention.splits import (
     Shape,
     SplitRule,
     cut,
-    divides,
+    items_of_a_split,
     most_items,
     most_rows,
     split_rule,
@@ -144,9 +144,12 @@ def test_capacities_are_never_exceeded():
         ]
         window = chance.choice((0, 0, 100))
         cuts = [(n, cut(rule, n, length, group, window)) for length, n in requests]
-        bits = rule.warp_bits if divides(rule, [one for _, one in cuts]) else 0
+        times = items_of_a_split(rule, [one for _, one in cuts])
+        bits = rule.warp_bits if times > 1 else 0
         parts = [one.num_splits << one.divisible * bits for _, one in cuts]
-        items = sum(one.num_tiles * count for (_, one), count in zip(cuts, parts, strict=True))
+        items = sum(
+            one.num_tiles * one.num_splits * (times if one.divisible else 1) for _, one in cuts
+        )
         rows = sum(
             n * group * count
             for (n, one), count in zip(cuts, parts, strict=True)
@@ -175,7 +178,7 @@ def test_shares_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
     requests = [(0, 1), (40, 1), (777, 2), (1500, 1)]
     case = replace(case_of(requests, dtype=dtype, head_dim=head_dim, steep=6), window=0)
     kinds, results = [], []
-    for most in (4, 16):
+    for most in (4, 8, 16):
         rule = SplitRule(most, 64, 4, bits)
         workspace = make_workspace(
             max_requests=4, max_tokens=5, max_blocks=94, num_heads=8, num_kv_heads=2,
@@ -187,16 +190,21 @@ def test_shares_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
         out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
         run(case, out=out, lse=lse, workspace=workspace)
         results.append((out, lse))
-    assert kinds == [{Part.SPLIT, Part.SPLIT_IN_UNITS}, {Part.SPLIT, Part.SHARE}]
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert kinds[0] == {Part.SPLIT, Part.SPLIT_IN_UNITS}
+    assert kinds[1] == {Part.SPLIT, Part.TWO_SHARES if bits == 2 else Part.SHARE}
+    assert kinds[2] == {Part.SPLIT, Part.SHARE}
+    assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(*results, strict=True))
 
 
 def test_a_step_that_leaves_the_machine_idle_is_divided():
     rule = split_rule(Shape(128, 2), 8, H200)
     one = cut(rule, 1, 1024, 4, 0)
     assert one.divisible
-    assert divides(rule, [one] * 6)
-    assert not divides(rule, [one] * 7), "56 items for 49 blocks"
+    assert items_of_a_split(rule, [one] * 6) == 4
+    assert items_of_a_split(rule, [one] * 7) == 1, "56 items for 49 blocks, and short ones"
+    longer = cut(rule, 1, 8192, 4, 0)
+    assert [items_of_a_split(rule, [longer] * n) for n in (2, 3, 4, 5)] == [4, 2, 2, 1]
+    assert items_of_a_split(replace(rule, warp_bits=1), [longer] * 5) == 1
     assert not cut(rule, 1, 490, 4, 0).divisible, "less than a pair of blocks a warp"
     assert not cut(rule, 3, 1024, 4, 0).divisible, "12 rows have no room for two sums"
 
@@ -207,7 +215,7 @@ def test_a_lone_long_request_fills_the_machine_and_short_ones_are_not_split():
     assert rule.most == 49
     assert cut(rule, 1, 131072, 4, 0).num_splits * 8 == 392
     assert cut(rule, 1, 512, 4, 0).num_splits == 1
-    assert [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(5)] == [2, 3, 4, 6, 10]
+    assert [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(7)] == [2, 3, 3, 6, 6, 6, 49]
     assert split_rule(Shape(128, 2), 10, H200).most == 32, "a second level for 39 is not worth it"
     assert split_rule(Shape(64, 2), 64, HOST_GPU).most == 1
 

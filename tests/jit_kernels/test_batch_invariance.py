@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kiln.jit_kernels import invariance
+from kiln.jit_kernels.attention.cases import make_case
+from kiln.jit_kernels.attention.splits import Part, SplitRule
 from kiln.jit_kernels.invariance import attention_trials
 
 CPU = torch.device("cpu")
@@ -25,6 +27,27 @@ def _one_thread():
 @pytest.mark.parametrize("seed", range(4))
 def test_attention_of_a_request_is_the_same_in_any_batch(seed):
     assert attention_trials(CPU, 50, seed, longest=300) == []
+
+
+def test_so_is_one_whose_shares_are_added_up_by_four_blocks_or_two_or_one(monkeypatch):
+    kinds, launch = [], invariance._launch
+
+    def spy(name, arguments, how):
+        launch(name, arguments, how)
+        if name == "attention_plan":
+            items = arguments[0]
+            kinds.append({Part(place >> 29) for place in items[1 : 1 + items[0, 0], 4].tolist()})
+
+    monkeypatch.setattr(invariance, "_launch", spy)
+    requests = [(700 + 60 * i, 1) for i in range(5)]
+    sizes = {"kv_heads": 2, "group": 3, "steep": 6}
+    case = make_case(sizes, torch.bfloat16, torch.bfloat16, 64, "cpu", requests=requests)
+    rule, bits = SplitRule(8, 64, 2), []
+    for order in ([3], [1, 3], [3, 0, 2], [4, 3, 2, 1, 0]):
+        how = invariance._Launch(blocks=9 - len(order), seed=len(order))
+        bits.append(invariance._rows(case, order, rule, how)[3])
+    assert kinds == [{Part.SHARE}, {Part.SHARE}, {Part.TWO_SHARES}, {Part.SPLIT_IN_UNITS}]
+    assert all(torch.equal(one, bits[0]) for one in bits)
 
 
 def test_a_split_that_looks_at_the_batch_is_found(monkeypatch):

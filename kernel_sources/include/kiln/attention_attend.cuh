@@ -48,7 +48,8 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
     });
 }
 
-// N: eights of rows. A unit's keys are added up by themselves, and then to those of units before.
+// N: eights of rows. A unit's keys are added up by themselves, and then to those of units before; of
+// two shares' units each is a result, the second one in the place of rows 8 on.
 template <int N, class T, class Shape>
 KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
                     const Softmax& how, const Sight& sight, const unsigned char* queries,
@@ -63,7 +64,8 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
   rows.clear();
   share.clear();
   const bool in_units = N == 1 && item.kind() == Part::split_in_units;
-  int unit = 0, end = in_units ? from.unit_end(item, 0) : 0;
+  const bool two = N == 1 && Shape::kWarps == 4 && item.kind() == Part::two_shares;
+  int unit = 0, end = in_units || two ? from.unit_end(item, 0) : 0;
   int limit[N][2];
 #pragma unroll
   for (int n = 0; n < N; ++n)
@@ -99,24 +101,26 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
       share.fold(rows);
       rows.clear();
       end = from.unit_end(item, ++unit);
+      if (two) end = 0;
     }
   }
   copy_commit();
   copy_wait<0>();
   __syncwarp();  // every lane is done with the stages, and the next item is there
   const int num_rows = sight.last_row - sight.first_row + 1;
-  auto hand_over = [&](const Rows& result, bool summed) {
-    Tile::template spread<N>(results + warp * (Shape::kWarpBytes / 4), result.o, num_rows, lane);
+  auto hand_over = [&](const Rows& result, bool summed, int place) {
+    float* const to = results + warp * (Shape::kWarpBytes / 4) + place * Tile::kPitch;
+    Tile::template spread<N>(to, result.o, num_rows, lane);
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float total = summed ? result.sum[n][j] : rows.over_keys_sum(result.sum[n][j]);
-        if (quad == 0) scales[warp][n * 8 + lane % 4 * 2 + j] = {result.top[n][j], total};
+        if (quad == 0) scales[warp][place + n * 8 + lane % 4 * 2 + j] = {result.top[n][j], total};
       }
   };
-  if (in_units) hand_over(share, true);
-  else hand_over(rows, false);
+  if (in_units || two) hand_over(share, true, 0);
+  if (!in_units) hand_over(rows, false, two ? 8 : 0);
 }
 
 }  // namespace kiln

@@ -78,8 +78,7 @@ template <class Shape> struct Fetch {
 
   KILN_FN void begin(const WorkItem& item) {
     const int unit = first_unit(item), first_pair = unit_begin(item, unit);
-    const int num_units = item.kind() == Part::share ? 1 : Shape::kWarps;
-    count = unit_begin(item, unit + num_units) - first_pair;
+    count = unit_begin(item, unit + units_of_warp(item.kind(), Shape::kWarpBits)) - first_pair;
     const int first = item.first_block + first_pair * kPair;
     num_keys = item.seq_len - first * kKVBlock;
     table = x.table + item.request * x.table_row + first;
@@ -140,18 +139,15 @@ template <class Shape> struct Fetch {
       copy_commit();
     }
   }
-  // Have an item's first pair brought to the L2 cache: a hint, so no write to it comes too late.
-  KILN_FN void hint(const WorkItem& item) const {
+  // Have the keys of an item's first blocks brought to the L2 cache, of one or two: a hint, so no
+  // write to them comes too late. More than these the first copies would wait behind.
+  KILN_FN void hint(const WorkItem& item, int blocks) const {
     constexpr int kLine = 128 / int(sizeof(KV));
     const int row = me.lane / 2, column = kHeadTile > kLine ? me.lane % 2 * kLine : 0;
-    const int64_t own_key = head * x.key_head + row * x.key_token + column;
-    const int64_t own_value = head * x.value_head + row * x.value_token + column;
-#pragma unroll
-    for (int m = 0; m < kPair; ++m) {
-      const int64_t id = item.ids[me.warp * kPair + m];
-      prefetch(x.keys + id * x.key_block + own_key);
-      prefetch(x.values + id * x.value_block + own_value);
-    }
+    const int64_t own = head * x.key_head + row * x.key_token + column;
+#pragma unroll 1
+    for (int m = 0; m < blocks; ++m)
+      prefetch(x.keys + item.ids[me.warp * kPair + m] * x.key_block + own);
   }
 };
 

@@ -32,13 +32,14 @@ template <class T, class Shape> struct ItemEnd {
   const WorkItem& item;
   const Thread& me;
   int num_parts, tile, part, flat_rows, num_rows;
-  bool divided, mailed;
+  bool divided, two, mailed;
 
   // one_each: no block has two items. begun: there is an item.
   KILN_FN ItemEnd(const Results<T>& results, const HeadRows& heads, const WorkItem& item,
                   const Thread& me, bool one_each, bool begun)
       : x(results), heads(heads), item(item), me(me) {
-    divided = item.kind() == Part::share;
+    two = kWarps == 4 && item.kind() == Part::two_shares;
+    divided = two || item.kind() == Part::share;
     num_parts = item.num_parts(), tile = item.tile(), part = item.part();
     mailed = one_each && num_parts <= kFanIn;
     flat_rows = item.num_tokens() * heads.group;  // of all tiles
@@ -54,14 +55,18 @@ template <class T, class Shape> struct ItemEnd {
     store_row(x.out + to * x.head_dim + column, y, f);
   }
 
-  // Merge the warps' results of a row, in warp order. place: of the row in this part.
-  KILN_FN void merge_warps(int row, float* place, const float* results,
+  // Merge the warps' results of a row, in warp order; of two shares those of one. place: of the row
+  // in this part.
+  KILN_FN void merge_warps(int row, int second, float* place, const float* results,
                            const Scale (&scales)[kWarps][kTileRows]) const {
     Scale whole = {minus_infinity(), 0.0f};
     Fold folds[kWarps] = {};
     Scale own[kWarps];
+    const int half = two, first = 2 * second;
+    auto warp_of = [&](int w) { return first + (w >> half); };
+    auto row_of = [&](int w) { return (w & half) * 8 + row; };
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) own[w] = scales[w][row];
+    for (int w = 0; w < kWarps; ++w) own[w] = scales[warp_of(w)][row_of(w)];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {  // units one by one, as a warp does that has them all
       if (divided) folds[w] = Fold::onto(whole.top, own[w].top);
@@ -74,11 +79,11 @@ template <class T, class Shape> struct ItemEnd {
     }
 #pragma unroll 1
     for (int column = me.lane * 4; column < x.head_dim; column += 128) {
-      const float* from = results + row * Shape::Tile::kPitch + column;
       Float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
       for (int w = 0; w < kWarps; ++w)
-        y = folds[w](y, load_vector<Float4>(from + w * (Shape::kWarpBytes / 4)));
+        y = folds[w](y, load_vector<Float4>(results + warp_of(w) * (Shape::kWarpBytes / 4) +
+                                            row_of(w) * Shape::Tile::kPitch + column));
       if (num_parts == 1)  // as were it merged with nothing: a zero loses its sign
         finish(row, column, Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y), whole);
       else

@@ -3,7 +3,8 @@
 // machine, never at the batch: a request is cut into splits, a split into as many shares as a block
 // has warps and, of a divisible request, a share into as many units. Who adds it up may look at the
 // batch. A block takes a split, each warp a share; or, where a batch would leave much of the
-// machine idle, a block takes a share of a divisible request, each warp a unit.
+// machine idle, a block takes a share of a divisible request, each warp a unit, or two shares, each
+// of four warps two units.
 #pragma once
 #include "kiln/ptx.cuh"
 
@@ -14,8 +15,9 @@ constexpr int kPairBlocks = 2;   // of the pool, that a warp takes at a time
 constexpr int kTileRows = 16;    // (token, head of the group) rows of an mma tile
 constexpr int kMostTokens = 16;  // a request with more query tokens is prefill's
 constexpr int kFirstIds = 8;
+constexpr int kWorthHalving = 40;  // blocks of a split, below which two halves cost more than one
 
-enum class Part { split, split_in_units, share };  // what an item is, and whether shares have units
+enum class Part { split, split_in_units, share, two_shares };  // what an item is
 
 // Part of one request's work: all that a block must know to begin. Tables of them start with a
 // header, in which `request` counts the items and `first_token` the rows of partial results.
@@ -23,7 +25,7 @@ struct alignas(16) WorkItem {
   int request, first_token;
   int size;                    // number of parts << 8 | query tokens
   int seq_len;
-  int place;                   // Part << 29 | tile << 16 | which part
+  int place;                   // Part << 29 | tile << 16 | which part, or the first of two
   int row_start;               // rows of partial results, of one KV head, before this request's
   int first_block, end_block;  // of the split, of the request's own blocks
   int ids[kFirstIds];          // in the pool of each warp's first pair of blocks
@@ -48,20 +50,36 @@ struct RequestCut {
   }
 };
 
-// What a split of a request is: `blocks` blocks; beyond `few` of them, four times as many. `most`
-// at most in all of a request's tiles: below 32768, and its product with the blocks below 2^31.
-// A block has 2^warp_bits warps.
-struct SplitRule { int most, blocks, few, warp_bits; };
-
 constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
+
+// How many splits a request has: up to `few` one for each `blocks` blocks. Beyond that `most`,
+// which fill the machine, halved some times: so do eight or sixteen requests of one length, or,
+// divided, two or four. `most` at most in all of a request's tiles: below 32768, and its product
+// with the blocks below 2^31. A block has 2^warp_bits warps.
+struct SplitRule {
+  int most, blocks, few, warp_bits;
+
+  KILN_FN int splits(int num_blocks) const {
+    const int pieces = (num_blocks + blocks - 1) / blocks;
+    if (pieces <= few) return pieces;
+    int medium = most;  // whose shares are merged at once
+    while (medium > kFanIn / 4) medium /= 2;
+    return max(few, pieces < 6 * few ? medium / 2 : pieces < 40 * few ? medium : most);
+  }
+};
+
 // Where unit i of a split begins, in its pairs of blocks; a share begins with its first unit.
 KILN_FN int unit_begin(int i, int num_pairs, int warp_bits) {
   return i * num_pairs >> 2 * warp_bits;
 }
-// Which unit of its split a warp begins with.
+// Which unit of its split a warp begins with, and how many are its.
 KILN_FN int first_unit(Part kind, int part, int warp, int warp_bits) {
-  if (kind != Part::share) return warp << warp_bits;
-  return ((part & ((1 << warp_bits) - 1)) << warp_bits) + warp;
+  if (kind < Part::share) return warp << warp_bits;
+  const int first = (part & ((1 << warp_bits) - 1)) << warp_bits;
+  return first + (kind == Part::two_shares ? 2 * warp : warp);
+}
+KILN_FN int units_of_warp(Part kind, int warp_bits) {
+  return kind == Part::share ? 1 : kind == Part::two_shares ? 2 : 1 << warp_bits;
 }
 
 KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int window, SplitRule rule) {
@@ -70,9 +88,7 @@ KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int windo
   x.num_blocks = (seq_len + kKVBlock - 1) / kKVBlock - x.first_block;
   x.num_tiles = num_tokens <= kMostTokens ? (num_tokens * group + kTileRows - 1) / kTileRows : 0;
   const int most = max(1, rule.most / max(1, x.num_tiles));
-  int splits = (x.num_blocks + rule.blocks - 1) / rule.blocks;
-  if (splits > rule.few) splits = rule.few + (splits - rule.few + 3) / 4;
-  x.num_splits = max(1, min(splits, most));
+  x.num_splits = max(1, min(rule.splits(x.num_blocks), most));
   // Rows of half a tile, whose sums a warp has room for twice; and a pair of blocks for each unit.
   const int shares = x.num_splits << rule.warp_bits;
   x.divisible = num_tokens * group <= kTileRows / 2 && shares <= kFanIn &&

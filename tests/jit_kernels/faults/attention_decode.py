@@ -15,10 +15,13 @@ _VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
 _NARROW = {**_TWO_HEADS, "less": 16}  # columns of the tile past head_dim
 _LATE = {**_LONG, "batch": 5, "group": 1, "window": 63}  # no later token sees the first keys
 _STEEP = {**_LONG, "steep": 40}  # logits that rise by more than the slack
-_UNITS = {**_ONE_HEAD, "batch": 4, "most": 4, "split": 64}  # of 777 keys: a warp has a share
+_UNITS = {**_ONE_HEAD, "batch": 4, "most": 2, "split": 64}  # of 777 keys: a warp has a share
+_TWO_SHARES = {**_UNITS, "most": 4, "steep": 40}  # or two warps
 _DIVIDED = {**_UNITS, "most": 6, "steep": 40}  # or a block
+_NOT_WORTH_IT = {**_LONG, "requests": 4, "context": 600, "most": 8, "split": 64}
 _TWO_ROUNDS = {**_UNITS, "requests": 4, "context": 777, "long": 300, "most": 33}
 _TWO_ROUNDS.pop("batch")  # shares of a request in a block's second item and others' first
+_TWO_TWICE = {**_TWO_ROUNDS, "requests": 8, "most": 20}  # the same of two shares
 _CROWDED = {"batch": 2, "kv_heads": 1, "group": 16, "most": 3, "split": 2}  # many rows, few items
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
@@ -76,7 +79,7 @@ _ATTENTION = [
     ("a scale not sent", "lane < kScaleRoom / 4) send", "lane > 40) send", _DIVIDED, _MERGE),
     ("messages left behind", "forget(place);", "", _DIVIDED, _MERGE),
     ("scales left behind", "forget(own_scale + i);", ";", _DIVIDED, _MERGE),
-    ("messages for a block that comes before", "end.part != end.num_parts - 1) break",
+    ("messages for a block that comes before", "end.part + end.two != end.num_parts - 1) break",
      "end.part) break", _DIVIDED),
     ("messages between a block's own items", "num_items <= int(gridDim.y)", "true", _TWO_ROUNDS,
      _SEEDS),
@@ -91,7 +94,8 @@ _ATTENTION = [
      "true ? t", _TINY, _FETCH),
     ("no guard for a row without keys", "> minus_infinity() ? top", "> 0 ? top", _TINY, _LOGITS),
     ("no guard for an empty sum", "x.sum > 0 ? f / x.sum", "true ? f / x.sum", _TINY, _MERGE),
-    ("first ids of the wrong block", "item.ids[me.warp * kPair + m]", "item.ids[m]", _SPLIT,
+    ("first ids of the wrong block", "id[m] = i < 2 ? item.ids[me.warp * kPair + m]",
+     "id[m] = i < 2 ? item.ids[m]", _SPLIT,
      _FETCH),
     ("next ids not looked up", "if (i % 2 == 0 && pair % kIds == 0) {", "if (i < 0) {", _VERY_LONG,
      _FETCH),
@@ -116,8 +120,23 @@ _ATTENTION = [
     ("a unit counted twice", "      rows.clear();\n", "", _UNITS, _ATTEND),
     ("a share ends with its first unit", "end = from.unit_end(item, ++unit);", "end = 0;",
      _UNITS, _ATTEND),
-    ("a share taken for a split", "kind() == Part::share ? 1 :", "tile() < 0 ? 1 :", _DIVIDED,
-     _FETCH),
+    ("a share taken for a split", "kind == Part::share ? 1 :", "false ? 1 :", _DIVIDED, _CUT),
+    ("one unit of two taken", "Part::two_shares ? 2 : 1 <<", "Part::two_shares ? 1 : 1 <<",
+     _TWO_SHARES, _CUT),
+    ("units of two shares taken one by one", "kind == Part::two_shares ? 2 * warp",
+     "false ? 2 * warp", _TWO_SHARES, _CUT),
+    ("two units of a share in one place", "hand_over(rows, false, two ? 8 : 0)",
+     "hand_over(rows, false, 0)", _TWO_SHARES, {**_ATTEND, **_SEEDS}),
+    ("the first of two shares taken twice", "first + (w >> half)", "(w >> half)", _TWO_SHARES,
+     _PARTS),
+    ("the first of two units taken twice", "(w & half) * 8 + row", "row", _TWO_SHARES,
+     _PARTS),
+    ("two shares sent to one place", "(end.part + second) * part_step", "end.part * part_step",
+     _TWO_SHARES),
+    ("the last of two shares not waited with", "end.part + end.two != end", "end.part != end",
+     _TWO_SHARES),
+    ("two shares counted as two", "children >> end.two)) {", "children)) {", _TWO_TWICE, _SEEDS),
+    ("counters of two shares by share", "(end.part >> end.two)", "end.part", _TWO_TWICE, _SEEDS),
     ("shares not weighed", "share = Fold::below(top, own.top).added;", "share = 1.0f;", _DIVIDED,
      _MERGE),
     ("parts not weighed", "weight = Fold::below(all.top, top).added;", "weight = 1.0f;",
@@ -138,14 +157,24 @@ _ATTENTION = [
 ]  # fmt: skip
 _PLAN = [
     ("no barrier before the sums are read", "= x;\n  __syncthreads();", "= x;", _MANY, _SEEDS),
-    ("sums replaced too early", "__syncthreads();  // partial and own", "//", _MANY, _SEEDS),
-    ("another's request cut", "if (r == request) own", "if (r == 0) own", _TREE),
+    ("sums replaced too early", "if (!few) __syncthreads();", "//", _MANY, _SEEDS),
+    ("a request of another lane", "of_lane(request % 32)", "of_lane(0)", _TREE),
+    ("few requests taken for many", "num_requests <= 32", "true", _MANY),
+    ("another's request cut", "if (r == request) own", "if (r == request / 2) own", _MANY),
     ("requests past the first 128 left out", "r < num_requests;", "r < min(num_requests, 128);",
      _MANY),
     ("tile and split swapped", "tile << 16 | part;", "part << 16 | tile;", _SPECULATIVE),
     ("rows of whole requests counted", "x.num_splits > 1)", "true)", _SPECULATIVE),
-    ("divided beyond the machine", "count.all_divided <= max_splits", "true", _UNITS),
-    ("divided items of later requests counted", "if (r >= request) continue;", "", _DIVIDED),
+    ("divided beyond the machine", "count.all_more <= max_splits", "count.all_more <= 999", _UNITS),
+    ("divided items of later requests counted", "if (r >= request || !items) continue;", "",
+     _DIVIDED),
+    ("divided in four where two fit", "halves && fits(2) ? 2 :", "halves ? 4 :",
+     _TWO_SHARES),
+    ("not divided where two fit", "halves && fits(2) ? 2 :", "", _TWO_SHARES),
+    ("short splits halved", ">= count.all_more * kiln::kWorthHalving", ">= 0", _NOT_WORTH_IT),
+    ("two shares' places by one", "two_shares ? 2 * which", "two_shares ? which", _TWO_SHARES),
+    ("medium splits beyond one merge", "medium > kFanIn / 4", "medium > kFanIn",
+     {**_TREE, "few": 2}, _CUT),
     ("ids of a share's split", "first_unit(kind, part,", "first_unit(kiln::Part::split, part,",
      _DIVIDED),
     ("ids past the end of a split", "block < end ?", "true ?", _SPECULATIVE),
@@ -153,6 +182,6 @@ _PLAN = [
     ("window left out", "window ? max(", "false ? max(", _ALL_OPTIONS, _CUT),
     ("splits not shared by the tiles", "rule.most / max(1, x.num_tiles)", "rule.most",
      {**_SPECULATIVE, "split": 1}, _CUT),
-    ("long splits as short as the first", "splits > rule.few", "false", {**_TREE, "few": 2}, _CUT),
+    ("long splits as short as the first", "pieces <= few", "true", {**_TREE, "few": 2}, _CUT),
 ]  # fmt: skip
 FAULTS = [*_planted("paged_attention", _ATTENTION), *_planted("attention_plan", _PLAN)]
