@@ -54,6 +54,30 @@ KILN_FN Counts block_sum(Counts x, Counts* partial) {
   return x;
 }
 
+// The step's requests, and the rule by which they are cut.
+struct Step {
+  const int *seq_lens, *cu_seqlens_q;
+  int num_requests, group, window;
+  kiln::SplitRule rule;
+
+  // Count request r; `request` is the block's own.
+  KILN_FN void count(int r, int request, Counts& count, Own& own) const {
+    const int first_token = cu_seqlens_q[r], tokens = cu_seqlens_q[r + 1] - first_token;
+    const int seq_len = seq_lens[r];
+    const kiln::RequestCut x = kiln::cut_request(tokens, seq_len, group, window, rule);
+    if (r == request) own = {x, first_token, tokens, seq_len};
+    const int items = x.num_tiles * x.num_splits, more = x.divisible ? items : 0;
+    count.all_items += items, count.all_more += more;
+    if (more) count.all_blocks += x.num_blocks;
+    if (r >= request || !items) return;
+    const int rows = x.num_splits * tokens * group;
+    count.items += items, count.more += more;
+    if (x.num_splits > 1) count.rows += rows;
+    if (x.divisible) count.divided_rows += rows << rule.warp_bits;
+    else if (x.num_splits > 1) count.divided_rows += rows;
+  }
+};
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -66,25 +90,14 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
   __shared__ Own shared_own;
   const bool few = num_requests <= 32;
   const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, warp_bits};
+  const Step step = {seq_lens, cu_seqlens_q, num_requests, group, window, rule};
 #pragma unroll 1
   for (int request = blockIdx.x; request <= num_requests; request += gridDim.x) {
     Counts count = {0, 0, 0, 0, 0, 0, 0};
     Own own = {};
 #pragma unroll 1
     for (int r = few ? threadIdx.x % 32 : threadIdx.x; r < num_requests; r += kThreads) {
-      const int first_token = cu_seqlens_q[r], tokens = cu_seqlens_q[r + 1] - first_token;
-      const int seq_len = seq_lens[r];
-      const kiln::RequestCut x = kiln::cut_request(tokens, seq_len, group, window, rule);
-      if (r == request) own = {x, first_token, tokens, seq_len};
-      const int items = x.num_tiles * x.num_splits, more = x.divisible ? items : 0;
-      count.all_items += items, count.all_more += more;
-      if (more) count.all_blocks += x.num_blocks;
-      if (r >= request || !items) continue;
-      const int rows = x.num_splits * tokens * group;
-      count.items += items, count.more += more;
-      if (x.num_splits > 1) count.rows += rows;
-      if (x.divisible) count.divided_rows += rows << warp_bits;
-      else if (x.num_splits > 1) count.divided_rows += rows;
+      step.count(r, request, count, own);
     }
     if (few) {
       count = warp_sum(count);

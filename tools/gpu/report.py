@@ -51,7 +51,7 @@ def write_tables(result: dict[str, Any], folder: Path) -> None:
     )
     parts = ["# GPU check", "", machine_line, "", f"`{result['command']}`", ""]
     for name, section in result["sections"].items():
-        parts += [f"## {name}: {section['status']}", "", section.get("reason", "")]
+        parts += [f"## {name}: {section['status']}", "", section.get("reason", ""), ""]
         rows = section["rows"]
         parts += _timing_lines(rows, result, folder) if name == "kernel_timing" else _table(rows)
     (folder / "gpu_check.md").write_text("\n".join(parts) + "\n")

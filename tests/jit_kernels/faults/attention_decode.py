@@ -166,7 +166,7 @@ _PLAN = [
     ("tile and split swapped", "tile << 16 | part;", "part << 16 | tile;", _SPECULATIVE),
     ("rows of whole requests counted", "x.num_splits > 1)", "true)", _SPECULATIVE),
     ("divided beyond the machine", "count.all_more <= max_splits", "count.all_more <= 999", _UNITS),
-    ("divided items of later requests counted", "if (r >= request || !items) continue;", "",
+    ("divided items of later requests counted", "if (r >= request || !items) return;", "",
      _DIVIDED),
     ("divided in four where two fit", "halves && fits(2) ? 2 :", "halves ? 4 :",
      _TWO_SHARES),
