@@ -96,6 +96,18 @@ def test_an_entry_that_the_template_does_not_have_is_named(tmp_path):
     assert not list(tmp_path.rglob("*.kk"))
 
 
+def test_generic_lambdas_are_the_devices_with_every_nvrtc_that_is_allowed():
+    """NVRTC 13.0 takes them for the host's and refuses them; later ones need no option."""
+    generic = [
+        spec.name
+        for spec in all_specs().values()
+        for unit in [render(spec, next(spec.variants()))]
+        if any("](auto" in text for text in (unit.text, *unit.headers.values()))
+    ]
+    assert "paged_attention" in generic
+    assert "--device-as-default-execution-space" in nvrtc.options("sm_90a")
+
+
 def test_warm_up_counts_failures_and_goes_on(tmp_path, monkeypatch):
     bad = dataclasses.replace(SPEC, source="norm/absent.cu")
     jobs = jobs_for([bad, SPEC], ["sm_80", "sm_90a"])
