@@ -23,10 +23,10 @@ class Loaded:
     opening: str
     planned: set[int]
 
-    def early_on(self, stream: int) -> bool:
-        """Return whether the launch that comes next on a stream, of this, may be an early one.
+    def comes_next_on(self, stream: int) -> bool:
+        """Note that it comes next on a stream; return whether that launch may be an early one.
 
-        Not that of a kernel which reads its plan before it waits right behind the plan: what that
+        Not that of a kernel that reads a plan before it waits, right behind the plan: what that
         writes is seen once it has ended, or once a kernel between the two has waited for it.
         """
         if self.opening == _WRITES_PLAN:
@@ -92,7 +92,7 @@ class CudaPythonLauncher:
         self, name: str, function: Loaded, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
         """Queue a kernel. Raises LaunchError."""
-        if function.early_on(stream):
+        if function.comes_next_on(stream):
             config = self._early.config
             config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
             config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block

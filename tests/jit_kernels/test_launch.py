@@ -229,7 +229,7 @@ def test_a_refusal_says_what_and_why(make):
 class SimpleFunction:
     ptr, function = 0, 0
 
-    def early_on(self, stream):
+    def comes_next_on(self, stream):
         return False
 
 
@@ -278,7 +278,11 @@ def test_a_stream_of_another_device_is_another_stream():
     plan, reader = (launcher.load(name, b"cubin", "entry", opening=name) for name in (PLAN, READER))
     driver.context = 2
     norm = launcher.load("norm", b"cubin", "entry", opening=NORM)
-    assert [plan.early_on(0), norm.early_on(0), reader.early_on(0)] == [True, True, False]
+    assert [plan.comes_next_on(0), norm.comes_next_on(0), reader.comes_next_on(0)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_each_thread_has_a_configuration_of_its_own():
