@@ -44,13 +44,15 @@ class Part(IntEnum):
 class SplitRule:
     """Up to ``few`` splits of a request, one for each ``blocks`` blocks; else one of three numbers.
 
-    ``most`` is what fills the machine, and the most that all tiles of a request may have. Longer
-    requests have that many splits or, the shorter the fewer, about an eighth or a sixteenth of it:
-    so do eight or sixteen of one length fill it together. A split has as many shares as a block has
-    warps, and a share as many units: where no more than ``most`` items come of it, the shares of
-    requests that are divisible are items, each warp with a unit; else, of four shares of splits
-    that are long enough, each two, each warp with two units; else the splits are, each warp with a
-    share. The order of additions is the same, and looks at nothing but the request.
+    ``most`` is what fills the machine, and the most that all tiles of a request may have. The
+    longest requests have that many splits; shorter ones that number, halved until the shares of all
+    are merged at once, or halved once more. So eight or sixteen of one length fill it together.
+
+    A split has as many shares as a block has warps, and a share as many units. Where no more than
+    ``most`` items come of it, the shares of requests that are divisible are items, each warp with a
+    unit; else, of four shares of splits that are long enough, each two, each warp with two units;
+    else the splits are, each warp with a share. The order of additions is the same, and looks at
+    nothing but the request.
     """
 
     most: int

@@ -52,10 +52,10 @@ struct RequestCut {
 
 constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
 
-// How many splits a request has: up to `few` one for each `blocks` blocks. Beyond that `most`,
-// which fill the machine, halved some times: so do eight or sixteen requests of one length, or,
-// divided, two or four. `most` at most in all of a request's tiles: below 32768, and its product
-// with the blocks below 2^31. A block has 2^warp_bits warps.
+// How many splits a request has: up to `few` one for each `blocks` blocks. Beyond that `most`, which
+// fill the machine; or, halved some times, as many as do so with eight or sixteen requests of one
+// length, or, divided, with two or four. `most` at most in all of a request's tiles: below 32768,
+// and its product with the blocks below 2^31. A block has 2^warp_bits warps.
 struct SplitRule {
   int most, blocks, few, warp_bits;
 
