@@ -2,6 +2,7 @@
 """Run everything that needs a GPU in one call and write JSON, tables and plots.
 
 From a bare checkout: python3 tools/gpu_check.py --output benchmarks [--bundle FILE]
+After a change of some: python3 tools/gpu_check.py --output FOLDER --kernels NAME [NAME ..]
 Needs torch, cuda-bindings, NVRTC, Triton and transformers; no server package. Each section runs in
 a process of its own, with a time limit, so that none can stop the others: not even one that leaves
 the GPU's context broken. What cannot run is written as "not measured" with the reason. Exits 1
@@ -28,6 +29,8 @@ import torch  # noqa: E402 - after the path, as all below
 from gpu import report  # noqa: E402
 from gpu.pace import NotMeasured  # noqa: E402
 
+from kiln.jit_kernels.registry import all_specs  # noqa: E402
+
 SECTIONS = {  # name -> module, function, and the seconds after which it is ended
     "kernel_builds": ("gpu.builds", "builds", 60),
     "kernel_loading": ("gpu.loading", "loading", 60),
@@ -46,7 +49,10 @@ _WHOLE = 500  # seconds of all sections; one that finds none left is not measure
 
 def main() -> int:
     """Run the sections that were asked for; return the exit code."""
-    args = _parser().parse_args()
+    parser = _parser()
+    args = parser.parse_args()
+    if unknown := sorted({*args.kernels} - {*all_specs()}):
+        parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
     if args.section:
         return _child(args)
     result: dict[str, Any] = {
@@ -79,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run these sections")
     parser.add_argument("--quick", action="store_true", help="few sizes, for a first look")
     parser.add_argument("--bundle", type=Path, help="sealed bundle, made elsewhere, to serve from")
+    parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="these alone")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -97,6 +104,7 @@ def _run(name: str, args: argparse.Namespace, seconds_left: float) -> dict[str, 
         command = [sys.executable, __file__, "--section", name, "--result", str(written)]
         command += ["--quick"] * args.quick
         command += ["--bundle", str(args.bundle)] if args.bundle else []
+        command += ["--kernels", *args.kernels] if args.kernels else []
         try:
             done = subprocess.run(command, timeout=limit, check=False)
             ended = f"its process ended with {done.returncode}"

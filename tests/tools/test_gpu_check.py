@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from gpu import agreement, builds, greedy, invariance, kernels, report
-from gpu.pace import NotMeasured, Pace
+from gpu.pace import NotMeasured, Pace, chosen
 from gpu.sealed import sealed_bundle
 
 from kiln.jit_kernels.bench.ceilings import Ceilings
-from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
-ARGS = argparse.Namespace(quick=True, bundle=None)
+ARGS = argparse.Namespace(quick=True, bundle=None, kernels=[])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine would run it all")
@@ -56,15 +56,24 @@ def test_a_section_without_what_it_needs_is_not_measured(tmp_path):
         sealed_bundle(ARGS)
 
 
-def test_programs_that_this_nvrtc_does_not_build_are_counted_and_one_is_named(monkeypatch):
+def test_programs_that_this_nvrtc_does_not_build_are_counted_and_one_is_named():
     norm = find_spec("rms_norm")
     broken = replace(norm, name="broken", entry="not_there")
-    monkeypatch.setattr(builds, "all_specs", lambda: {"norm": norm, "broken": broken})
-    row = builds.build_all("sm_90a")
+    row = builds.build_all("sm_90a", [norm, broken])
     assert (row["programs"], row["failed"], row["ok"]) == (6, 3, False)
     assert "not_there" in row["first"]
-    monkeypatch.setattr(builds, "all_specs", lambda: {"norm": norm})
-    assert builds.build_all("sm_90a")["ok"]
+    assert builds.build_all("sm_90a", [norm])["ok"]
+
+
+def test_some_kernels_alone_are_checked_and_a_slip_in_a_name_is_told():
+    every = all_specs().values()
+    assert chosen(ARGS, every) == [*every]
+    some = argparse.Namespace(kernels=["rms_norm", "quantize"])
+    assert sorted(spec.name for spec in chosen(some, every)) == ["quantize", "rms_norm"]
+    command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm", "rms_nrm"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "no kernel is named rms_nrm" in done.stderr
 
 
 def test_one_item_that_fails_does_not_stop_the_others(capsys):

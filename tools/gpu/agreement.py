@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpu.pace import NotMeasured, Pace, Row
+from gpu.pace import NotMeasured, Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
 from kiln.jit_kernels.errors import ToolchainMissing
 from kiln.jit_kernels.launch import launch, load_kernels
@@ -33,7 +33,7 @@ def host_equals_gpu(args: argparse.Namespace) -> list[Row]:
         find_compiler(settings().host_compiler)
     except ToolchainMissing as error:
         raise NotMeasured(str(error)) from None
-    return Pace(args, seconds=60).rows(operators(), lambda spec: spec.name, _rows_of)
+    return Pace(args, seconds=60).rows(chosen(args, operators()), lambda spec: spec.name, _rows_of)
 
 
 def _rows_of(spec: KernelSpec) -> Iterator[Row]:

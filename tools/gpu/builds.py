@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 
-from gpu.pace import Row, first_line
+from gpu.pace import Row, chosen, first_line
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.launch import target_arch
 from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.toolchains import nvrtc
 
 
 def builds(args: argparse.Namespace) -> list[Row]:
     """Build the programs, each anew; ``ok`` asks that none fails. Others came from a bundle."""
     arch = target_arch(torch.device("cuda", torch.cuda.current_device()))
-    return [build_all(arch)]
+    return [build_all(arch, chosen(args, all_specs().values()))]
 
 
-def build_all(arch: str) -> Row:
+def build_all(arch: str, specs: Sequence[KernelSpec]) -> Row:
     """Return how many programs were built for a target, in how many seconds, and what failed."""
-    jobs = jobs_for(all_specs().values(), [arch])
+    jobs = jobs_for(specs, [arch])
     outcomes, seconds = warm_up(jobs, KernelCache(Store(None, mode="off")))
     failed = [f"{one.job.name}: {first_line(one.error)}" for one in outcomes if one.error]
     row: Row = {"nvrtc": nvrtc.version(), "arch": arch, "programs": len(outcomes)}

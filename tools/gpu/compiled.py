@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from gpu.pace import Pace, Row
+from gpu.pace import Pace, Row, chosen
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.forms import OWN
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
@@ -45,5 +45,5 @@ def against_compile(args: argparse.Namespace) -> list[Row]:
                 "ok": ours["status"] == "measured",
             }
 
-    specs = [spec for spec in all_specs().values() if spec.family in _FAMILIES]
+    specs = [spec for spec in chosen(args, all_specs().values()) if spec.family in _FAMILIES]
     return Pace(args, seconds=420).rows(specs, lambda spec: spec.name, rows_of)

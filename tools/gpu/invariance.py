@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpu.pace import Pace, Row
+from gpu.pace import Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
 from kiln.jit_kernels.invariance import attention_trials
 from kiln.jit_kernels.launch import launch
@@ -32,7 +32,8 @@ _BY_ROW = {
 def batch_invariance(args: argparse.Namespace) -> list[Row]:
     """Run the random batches of attention, then row after row of what works by rows."""
     pace = Pace(args, seconds=70)
-    names = ["paged_attention", *(name for name in _BY_ROW if name in all_specs())]
+    specs = [spec for name, spec in all_specs().items() if name in ("paged_attention", *_BY_ROW)]
+    names = [spec.name for spec in chosen(args, specs)]
     return pace.rows(names, str, partial(_rows_of, pace, args.quick))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpu.loading import launch_functions
-from gpu.pace import Pace, first_line
+from gpu.pace import Pace, chosen, first_line
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.copies import bytes_held
 from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
@@ -61,7 +61,7 @@ def parity(args: argparse.Namespace) -> list[Row]:
                 yield _parity_row(spec, variant, name, form, 1 if few else 4)
 
     # Kiln's own first: Triton compiles for seconds, and torch goes request by request.
-    work = [(spec, own) for own in (True, False) for spec in operators()]
+    work = [(spec, own) for own in (True, False) for spec in chosen(args, operators())]
     return pace.rows(work, lambda one: one[0].name, rows_of)
 
 
@@ -106,7 +106,7 @@ def launch_overhead(args: argparse.Namespace) -> list[Row]:
     "jit" is the operator's kernel with shapes and stream looked up, "operator" that through
     torch.ops. Rounds of all of them alternate; the median round counts.
     """
-    return Pace(args, seconds=40).rows(operators(), _name, _launch_rows)
+    return Pace(args, seconds=40).rows(chosen(args, operators()), _name, _launch_rows)
 
 
 def _launch_rows(spec: KernelSpec) -> list[Row]:
@@ -178,7 +178,7 @@ def timing(args: argparse.Namespace) -> list[Row]:
                 }
                 return
 
-    rows = pace.rows(operators(), _name, rows_of)
+    rows = pace.rows(chosen(args, operators()), _name, rows_of)
     return [{"ceilings": asdict(ceilings)}, *rows]
 
 

@@ -10,9 +10,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kiln.jit_kernels.spec import KernelSpec
+
 _Item = TypeVar("_Item")
 Row = dict[str, Any]
 Rows = Iterable[Row]
+
+
+def chosen(args: argparse.Namespace, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
+    """Return those of some specs that ``--kernels`` names, all of them where it names none."""
+    return [spec for spec in specs if not args.kernels or spec.name in args.kernels]
 
 
 class NotMeasured(Exception):
