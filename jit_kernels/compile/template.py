@@ -21,7 +21,8 @@ _OPENINGS = re.compile(
     re.M,
 )
 _OPENING = re.compile(
-    r'extern "C" __global__[^{]*\{\s*kiln::(take_turn|pdl_wait|pdl_\w+_(?:plan|first))\(\);'
+    r'extern "C" __global__[^{]*\{\s*'
+    r"kiln::(take_turn|pdl_wait|pdl_hints_first|pdl_reads_plan|pdl_writes_plan)\(\);"
 )
 _QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 

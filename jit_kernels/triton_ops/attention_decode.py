@@ -144,12 +144,13 @@ def _plan(  # noqa: PLR0913
 
 
 @triton.jit
-def _item_keys(item, part, divided, warp_bits):
-    """Return where the keys of a part begin and end: those of its split, or of one share of it."""
+def _item_keys(item, part, warp_bits):
+    """Return where an item's keys begin and end: those of its split, or of one or two shares."""
     first, end = tl.load(item + 6), tl.load(item + 7)
-    if divided:
+    kind = part >> 29
+    if kind >= 2:
         pairs, share = (end - first + 1) // 2, part % (1 << warp_bits)
-        last = first + tl.minimum(end - first, ((share + 1) * pairs >> warp_bits) * 2)
+        last = first + tl.minimum(end - first, ((share + kind - 1) * pairs >> warp_bits) * 2)
         return (first + (share * pairs >> warp_bits) * 2) * 16, last * 16
     return first * 16, end * 16
 
@@ -235,7 +236,9 @@ def _attend(  # noqa: PLR0913
         kv_head = work % num_kv_heads
         request, first_token, size = tl.load(item), tl.load(item + 1), tl.load(item + 2)
         tokens, length, part = size % 256, tl.load(item + 3), tl.load(item + 4)
-        tile, kind = part // 65536 % 8192, part >> 29
+        tile, split = part // 65536 % 8192, part % 65536
+        begin, end = _item_keys(item, part, warp_bits)
+        end = tl.minimum(end, length)
         row = tile * 16 + tl.arange(0, 16)
         used = row < tokens * group
         limit = tl.where(used, length - tokens + row // group + 1, 0)
@@ -245,28 +248,31 @@ def _attend(  # noqa: PLR0913
             query + (token * query_token + head * query_head)[:, None] + d[None, :],
             mask=used[:, None] & (d < D)[None, :], other=0.0,
         ).to(COMPUTE)  # fmt: skip
+        top, total = tl.full([16], float("-inf"), tl.float32), tl.zeros([16], tl.float32)
+        o = tl.zeros([16, DIM], tl.float32)
         table = block_table + request.to(tl.int64) * table_row
         keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
-        for split in range(part % 65536, part % 65536 + tl.where(kind == 3, 2, 1)):
-            begin, end = _item_keys(item, split, kind > 1, warp_bits)
-            top, total = tl.full([16], float("-inf"), tl.float32), tl.zeros([16], tl.float32)
-            o = tl.zeros([16, DIM], tl.float32)
-            for start in tl.range(begin, tl.minimum(end, length), TILE, num_stages=STAGES):
-                o, top, total = _step(
-                    o, top, total, q, keys, values, table, start, tl.minimum(end, length), limit,
-                    least, key_block, key_token, value_block, value_token, scale, soft_cap, D, DIM,
-                    TILE, FP8, COMPUTE,
-                )  # fmt: skip
-            if size < 512:  # one split
-                _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
-                        total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
-            else:
-                slot = tl.load(item + 5).to(tl.int64) + split * tokens * group + row
-                slot = slot * num_kv_heads + kv_head
-                place = partials + slot * (D + _ROOM)
-                tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
-                tl.store(place + D, top, mask=used)
-                tl.store(place + D + 1, total, mask=used)
+        for start in tl.range(begin, end, TILE, num_stages=STAGES):
+            o, top, total = _step(
+                o, top, total, q, keys, values, table, start, end, limit, least, key_block,
+                key_token, value_block, value_token, scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
+            )  # fmt: skip
+        if size < 512:  # one split
+            _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
+                    total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
+        else:
+            slot = tl.load(item + 5) + split.to(tl.int64) * tokens * group + row
+            slot = slot * num_kv_heads + kv_head
+            place = partials + slot * (D + _ROOM)
+            tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
+            tl.store(place + D, top, mask=used)
+            tl.store(place + D + 1, total, mask=used)
+            if part >> 29 == 3:  # two shares as one: nothing is left for the second
+                place += tokens.to(tl.int64) * group * num_kv_heads * (D + _ROOM)
+                nothing = tl.zeros([16, DIM], tl.float32)
+                tl.store(place[:, None] + d[None, :], nothing, mask=used[:, None] & (d < D)[None])
+                tl.store(place + D, float("-inf"), mask=used)
+                tl.store(place + D + 1, 0.0, mask=used)
 
 
 @triton.jit
