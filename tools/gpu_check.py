@@ -44,6 +44,11 @@ SECTIONS = {  # name -> module, function, and the seconds after which it is ende
     "sealed_bundle": ("gpu.sealed", "sealed_bundle", 100),
     "greedy_parity": ("gpu.greedy", "parity", 60),
 }
+# The sections that go kernel by kernel: what --kernels keeps to some of.
+_BY_KERNEL = (
+    "kernel_builds", "kernel_parity", "kernel_launch", "kernel_timing", "against_compile",
+    "host_equals_gpu", "batch_invariance",
+)  # fmt: skip
 _WHOLE = 500  # seconds of all sections; one that finds none left is not measured
 
 
@@ -53,6 +58,9 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := sorted({*args.kernels} - {*all_specs()}):
         parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
+    sections = args.only or [name for name in SECTIONS if name in _BY_KERNEL or not args.kernels]
+    if whole := sorted({*sections} - {*_BY_KERNEL}) if args.kernels else []:
+        parser.error(f"{', '.join(whole)} cannot keep to some kernels: leave --kernels out")
     if args.section:
         return _child(args)
     result: dict[str, Any] = {
@@ -62,7 +70,7 @@ def main() -> int:
     }
     args.output.mkdir(parents=True, exist_ok=True)
     path, failed, begun = args.output / "gpu_check.json", False, time.perf_counter()
-    for name in args.only or SECTIONS:
+    for name in sections:
         print(f"== {name}", flush=True)
         start = time.perf_counter()
         section = _run(name, args, _WHOLE - (start - begun))
@@ -85,7 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run these sections")
     parser.add_argument("--quick", action="store_true", help="few sizes, for a first look")
     parser.add_argument("--bundle", type=Path, help="sealed bundle, made elsewhere, to serve from")
-    parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="these alone")
+    parser.add_argument(
+        "--kernels",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="these alone, in what goes kernel by kernel",
+    )
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser

@@ -70,10 +70,23 @@ def test_some_kernels_alone_are_checked_and_a_slip_in_a_name_is_told():
     assert chosen(ARGS, every) == [*every]
     some = argparse.Namespace(kernels=["rms_norm", "quantize"])
     assert sorted(spec.name for spec in chosen(some, every)) == ["quantize", "rms_norm"]
-    command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm", "rms_nrm"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "no kernel is named rms_nrm" in done.stderr
+    command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm"]
+    for more, told in [
+        (["rms_nrm"], "no kernel is named rms_nrm"),
+        (["--only", "greedy_parity"], "greedy_parity cannot keep to some kernels"),
+    ]:
+        done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine would run them")
+def test_some_kernels_ask_for_the_sections_that_go_kernel_by_kernel(tmp_path):
+    command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm", "--output", tmp_path]
+    assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 3
+    sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
+    assert "kernel_parity" in sections
+    assert not {"greedy_parity", "sealed_bundle", "kernel_loading", "late_load"} & {*sections}
 
 
 def test_one_item_that_fails_does_not_stop_the_others(capsys):
