@@ -278,11 +278,7 @@ def test_a_stream_of_another_device_is_another_stream():
     plan, reader = (launcher.load(name, b"cubin", "entry", opening=name) for name in (PLAN, READER))
     driver.context = 2
     norm = launcher.load("norm", b"cubin", "entry", opening=NORM)
-    assert [plan.comes_next_on(0), norm.comes_next_on(0), reader.comes_next_on(0)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [one.comes_next_on(0) for one in (plan, norm, reader)] == [True, True, False]
 
 
 def test_each_thread_has_a_configuration_of_its_own():

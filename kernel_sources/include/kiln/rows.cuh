@@ -170,11 +170,11 @@ KILN_NOINLINE void run_general(Source source, Sink sink, uint32_t row, int64_t s
 }
 
 // What the first blocks of a launch will read is asked for while they wait for the kernel ahead:
-// source.hint(index, size), by a thread for each line of the cache. The others come when that has
-// ended, and what they read comes as fast.
+// source.hint(index, size), by a thread for each line of the cache. Later blocks do not wait, and
+// would gain nothing; more hints than these delay what the first blocks read.
 template <class T, class Source>
 KILN_FN void hint_rows(const Source& source, int64_t rows, int64_t d) {
-  constexpr uint32_t kWaiting = 264;
+  constexpr uint32_t kWaiting = 264;  // two a multiprocessor of a large GPU
   const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
   const bool mine = blockIdx.x < kWaiting && row < uint32_t(rows);
   if (mine && threadIdx.x % 8 == 0) source.hint(row, uint32_t(d));
