@@ -99,7 +99,7 @@ def load_kernels(
             name = label(form, variant)
             ready_guard().passes(name, "loaded")
             function = launcher().load(
-                name, one.cubin, form.entry, form.shared_bytes(variant),
+                name, one.cubin, form.entry, form.shared_bytes(variant, gpu(index)),
                 opening=_opening(form, arch),
             )  # fmt: skip
             kernel = LoadedKernel(name, function, form.arguments, launcher())

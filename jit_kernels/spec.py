@@ -101,7 +101,7 @@ class KernelSpec:
     only_arch: str = ""  # the one target that has its instructions
     instead_of: str = ""  # the operator that it runs for where it comes: "" is its own
     max_cpu_seconds: float = 0.25  # to compile one variant, on a quiet machine
-    shared_bytes: Callable[[Variant], int] = lambda variant: 0  # the most that geometry asks for
+    shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # the most geometry asks
     error: Callable[[Sequence[Any], Sequence[torch.Tensor]], float] | None = None
     bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # what to time
     paper: str = ""  # where the algorithm comes from

@@ -19,40 +19,43 @@ FAN_IN = 32  # partial results merged at once
 HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
 MOST_GROUP = 255  # heads of a group that the kernels' division holds for
 _SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
-WORTH_HALVING = 40  # blocks of a split, below which two halves cost more than one
 _RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
 _STATIC = 1280  # bytes, more than the kernel's own shared variables
-_FITTING = 70 * 1024  # bytes of stages that leave room for three blocks on Hopper
-_WANTED_HALVES = 4  # of stages: what a warp's copies of keys, or of values, fill in turn
+_STAGES = 106 * 1024  # bytes of stages that leave room for two blocks on Hopper
+_FEWER_STAGES = 70 * 1024  # where a multiprocessor has less: for two, or one
 FIRST_IDS = 8  # blocks of a split whose ids stand in its work item
 ITEM_INTS = 8 + FIRST_IDS
 SCALE_ROOM = 8  # floats after the columns of a partial result: its scale, up to 32 bytes
 UNSENT = -1  # a word of a message that has not come
-_REGISTER_BLOCKS = 3  # resident blocks that the registers of a multiprocessor allow
+_REGISTER_BLOCKS = 2  # resident blocks that the registers of a multiprocessor allow
 
 
 class Part(IntEnum):
-    """What a work item is, and whether its shares have units."""
+    """What a work item is: a split, and whether that has units; or half or a quarter of one."""
 
     SPLIT = 0
     SPLIT_IN_UNITS = 1
-    SHARE = 2
-    TWO_SHARES = 3
+    HALF = 2
+    QUARTER = 3
+
+    @property
+    def halvings(self) -> int:
+        """How many times a split was halved to be such an item."""
+        return max(0, self - Part.SPLIT_IN_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """Up to ``few`` splits of a request, one for each ``blocks`` blocks; else one of three numbers.
+    """Up to ``few`` splits of a request, one for each ``blocks`` blocks; then ever twice as many.
 
-    ``most`` is what fills the machine, and the most that all tiles of a request may have. The
-    longest requests have that many splits; shorter ones that number, halved until the shares of all
-    are merged at once, or halved once more. So eight or sixteen of one length fill it together.
+    That is as long as each has four times that many. So as many requests of one length as are a
+    power of two have items that fill the machine. From 64 times that on a request has ``most``
+    splits, which fill it alone: also the most that all tiles of a request may have.
 
-    A split has as many shares as a block has warps, and a share as many units. Where no more than
-    ``most`` items come of it, the shares of requests that are divisible are items, each warp with a
-    unit; else, of four shares of splits that are long enough, each two, each warp with two units;
-    else the splits are, each warp with a share. The order of additions is the same, and looks at
-    nothing but the request.
+    A split has as many shares as a block has warps, and a share as many units, all added up as a
+    binary tree. Where no more than ``most`` items come of it, quarters of the splits of requests
+    that are divisible are items, or halves; else the splits are. The order of additions is the
+    same, and looks at nothing but the request.
     """
 
     most: int
@@ -62,14 +65,15 @@ class SplitRule:
 
     def splits(self, num_blocks: int) -> int:
         """Return how many splits a request of so many blocks would have, were there no ``most``."""
-        pieces, medium = -(-num_blocks // self.blocks), self.most
+        pieces = -(-num_blocks // self.blocks)
         if pieces <= self.few:
             return pieces
-        while medium > FAN_IN // 4:  # until its shares are merged at once
-            medium //= 2
-        if pieces >= 40 * self.few:
+        if pieces >= 2 * FAN_IN:
             return max(self.few, self.most)
-        return max(self.few, medium // 2 if pieces < 6 * self.few else medium)
+        splits = self.few
+        while splits * 8 <= pieces:
+            splits *= 2
+        return splits
 
 
 def head_tile(head_dim: int) -> int:
@@ -104,16 +108,17 @@ class Shape:
         """Warps of a block."""
         return 1 << self.warp_bits
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory: the warps' stages and the queries."""
+    def shared_bytes(self, gpu: Gpu) -> int:
+        """Return the bytes of dynamic shared memory: the warps' stages and the queries."""
         half = PAIR_BLOCKS * KV_BLOCK * (self.head_tile * self.kv_bytes // 16 | 1) * 16
-        halves = min(_FITTING // (self.warps * half), _WANTED_HALVES)
+        stages = _STAGES if gpu.max_shared_bytes >= 2 * _STAGES else _FEWER_STAGES
+        halves = stages // (self.warps * half)
         return self.warps * halves * half + TILE_ROWS * (self.head_tile // 8 | 1) * 16
 
     def resident_blocks(self, gpu: Gpu) -> int:
         """Return how many blocks run on a GPU at once."""
-        room = (gpu.max_shared_bytes + _RESERVED) // (self.shared_bytes + _STATIC + _RESERVED)
+        a_block = self.shared_bytes(gpu) + _STATIC + _RESERVED
+        room = (gpu.max_shared_bytes + _RESERVED) // a_block
         return gpu.num_multiprocessors * max(1, min(room, _REGISTER_BLOCKS))
 
 
@@ -168,21 +173,16 @@ def unit_begin(unit: int, num_pairs: int, warp_bits: int) -> int:
 
 def first_unit(kind: Part, part: int, warp: int, warp_bits: int) -> int:
     """Return which unit of its split a warp begins with."""
-    if kind in (Part.SPLIT, Part.SPLIT_IN_UNITS):
-        return warp << warp_bits
-    return (part % (1 << warp_bits) << warp_bits) + warp * (2 if kind is Part.TWO_SHARES else 1)
+    own = part % (1 << kind.halvings) << (2 * warp_bits - kind.halvings)
+    return own + (warp << (warp_bits - kind.halvings))
 
 
-def items_of_a_split(rule: SplitRule, cuts: Sequence[Cut]) -> int:
-    """Return how many items of a step a split of a divisible request is."""
+def halvings(rule: SplitRule, cuts: Sequence[Cut]) -> int:
+    """Return how many times the splits of a step's divisible requests are halved."""
     once = sum(one.num_tiles * one.num_splits for one in cuts)
-    divisible = [one for one in cuts if one.divisible and one.num_tiles]
-    more = sum(one.num_splits for one in divisible)
-    shares, blocks = 1 << rule.warp_bits, sum(one.num_blocks for one in divisible)
-    if once + (shares - 1) * more <= rule.most:
-        return shares
-    halves = shares == 4 and blocks >= more * WORTH_HALVING
-    return 2 if halves and once + more <= rule.most else 1
+    more = sum(one.num_splits for one in cuts if one.divisible and one.num_tiles)
+    times = range(rule.warp_bits, 0, -1)
+    return next((n for n in times if once + ((1 << n) - 1) * more <= rule.most), 0)
 
 
 def most_items(
@@ -204,6 +204,6 @@ def most_rows(
     queries = min(num_tokens, MOST_TOKENS * num_requests)
     undivided = min(queries * group * splits, num_requests * TILE_ROWS * rule.most)
     shares = min(max(splits, 1) << rule.warp_bits, max(splits, FAN_IN))
-    divided = min(queries * group * shares, TILE_ROWS * rule.most)  # an item is up to two shares
+    divided = min(queries * group * shares, TILE_ROWS * rule.most)
     divisible = group <= TILE_ROWS // 2 and max_blocks >= PAIR_BLOCKS << 2 * rule.warp_bits
     return max(undivided if splits > 1 else 0, divided if divisible else 0)

@@ -28,8 +28,8 @@ from kiln.jit_kernels.attention.splits import (
     comes,
     cut,
     first_unit,
+    halvings,
     head_tile,
-    items_of_a_split,
     most_items,
     most_rows,
     unit_begin,
@@ -153,15 +153,13 @@ def _plan_reference(  # noqa: PLR0913 (the operator's)
     starts = cu_seqlens_q.tolist()
     requests = [(b - a, n) for (a, b), n in zip(pairwise(starts), seq_lens.tolist(), strict=True)]
     cuts = [cut(rule, tokens, length, group, window) for tokens, length in requests]
-    times = items_of_a_split(rule, cuts)
-    kinds = {1: Part.SPLIT_IN_UNITS, 1 << warp_bits: Part.SHARE}  # of divisible requests
+    divided = Part(Part.SPLIT_IN_UNITS + halvings(rule, cuts))  # divisible requests
     for request, ((tokens, length), one) in enumerate(zip(requests, cuts, strict=True)):
-        kind = kinds.get(times, Part.TWO_SHARES) if one.divisible else Part.SPLIT
-        bits = warp_bits if one.divisible and times > 1 else 0
-        parts = one.num_splits << bits
-        each = range(0, parts, 2 if kind is Part.TWO_SHARES else 1)
-        for tile, part in product(range(one.num_tiles), each):
-            begin, end = one.begin(part >> bits), one.begin((part >> bits) + 1)
+        kind = divided if one.divisible else Part.SPLIT
+        parts = one.num_splits << kind.halvings
+        for tile, part in product(range(one.num_tiles), range(parts)):
+            split = part >> kind.halvings
+            begin, end = one.begin(split), one.begin(split + 1)
             pairs = -(-(end - begin) // PAIR_BLOCKS)
             ids = []
             for warp, i in product(range(FIRST_IDS // PAIR_BLOCKS), range(PAIR_BLOCKS)):
@@ -251,7 +249,7 @@ def _attention_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeome
     """As many blocks as run at once; the work is found on the device."""
     shape = _shape(variant)
     grid = (sizes["kv_heads"], max(1, shape.resident_blocks(gpu) // sizes["kv_heads"]), 1)
-    return LaunchGeometry(grid, (32 * shape.warps, 1, 1), shape.shared_bytes)
+    return LaunchGeometry(grid, (32 * shape.warps, 1, 1), shape.shared_bytes(gpu))
 
 
 def _plan_cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -332,7 +330,7 @@ _SIZES: list[dict[str, int]] = [
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 4, "split": 64, "steep": 8},
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 6, "split": 64, "steep": 8},
 ]
-_LLAMA = {"kv_heads": 8, "group": 4, "most": 49, "split": 32, "few": 2}
+_LLAMA = {"kv_heads": 8, "group": 4, "most": 32, "split": 32, "few": 2}
 _SHORT = [(1, 128), (1, 1024), (8, 1024), (64, 1024)]
 _LONG = [(4, 8192), (8, 8192), (64, 8192), (2, 16384)]
 _BENCH_SIZES: list[dict[str, int]] = [
@@ -385,7 +383,7 @@ _ATTENTION = KernelSpec(
     comes=comes,
     min_arch=80,
     max_cpu_seconds=1.0,
-    shared_bytes=lambda variant: _shape(variant).shared_bytes,
+    shared_bytes=lambda variant, gpu: _shape(variant).shared_bytes(gpu),
     error=_attention_error,
     bench_needs={"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": _SAME},
     paper="https://crfm.stanford.edu/2023/10/12/flashdecoding.html",

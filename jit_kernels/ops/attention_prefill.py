@@ -364,7 +364,7 @@ _PREFILL = KernelSpec(
     comes=_comes,
     min_arch=80,
     max_cpu_seconds=1.0,
-    shared_bytes=_shared_bytes,
+    shared_bytes=lambda variant, gpu: _shared_bytes(variant),
     error=_prefill_error,
     bench_needs={"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": _SAME, "soft_cap": "false"},
     paper="https://arxiv.org/abs/2307.08691",
@@ -381,7 +381,7 @@ _WGMMA = replace(
     instead_of=_PREFILL.name,
     only_arch="sm_90a",
     min_arch=90,
-    shared_bytes=_wgmma_shared_bytes,
+    shared_bytes=lambda variant, gpu: _wgmma_shared_bytes(variant),
 )
 SPECS = [_PLAN, _PREFILL, _WGMMA]
 define(SPECS)

@@ -19,6 +19,7 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import call, define
 
 _THREADS = 160  # of a block at most; blocks of few start sooner
+_MANY = 64  # blocks a multiprocessor: some rounds of what runs at once
 
 
 @takes_arrays
@@ -92,14 +93,19 @@ def _bind(
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Give a thread one vector of each half of a head, or in other cases some pairs."""
+    """Give a thread one vector of each half of a head, or in other cases some pairs.
+
+    Of two heads where there are so many blocks that they would wait for each other anyway.
+    """
     half, heads = sizes["half"], sizes["heads"] + sizes["kv_heads"]
     size = 16 // DTYPES[variant["scalar_t"]].itemsize
     pieces, odd = divmod(half, size)
     if odd or not 0 < pieces <= _THREADS:
         return LaunchGeometry((sizes["tokens"], 1, 1), (_THREADS, 1, 1))
     blocks = -(-heads // (_THREADS // pieces))
-    at_once = max(1, -(-heads // blocks))  # of the heads, so that all blocks have as many
+    each = 2 if sizes["tokens"] * blocks >= _MANY * gpu.num_multiprocessors else 1
+    blocks = -(-blocks // each)
+    at_once = max(1, -(-heads // (blocks * each)))  # so that all blocks have as many heads
     return LaunchGeometry((sizes["tokens"], blocks, 1), (pieces, at_once, 1))
 
 
@@ -128,7 +134,7 @@ _SIZES = [
     for tokens, heads, kv_heads, half, rest, gap in [
         (0, 2, 1, 8, 0, 0), (1, 1, 1, 1, 0, 0), (3, 4, 2, 16, 0, 5), (2, 5, 1, 3, 3, 1),
         (7, 8, 8, 32, 0, 0), (2, 3, 1, 64, 16, 8), (3, 40, 3, 128, 0, 0), (2, 9, 2, 8, 8, 4),
-        (2, 3, 1, 12, 8, 0), (2, 7, 2, 48, 0, 0),
+        (2, 3, 1, 12, 8, 0), (2, 7, 2, 48, 0, 0), (260, 3, 2, 8, 0, 0),
     ]
 ]  # fmt: skip
 

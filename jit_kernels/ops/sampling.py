@@ -323,7 +323,7 @@ _SAMPLE = KernelSpec(
     bench_needs={"logits_t": "kiln::bf16"},
     tolerance=1e-5,
     max_cpu_seconds=0.8,
-    shared_bytes=lambda variant: _SHARED_BYTES,
+    shared_bytes=lambda variant, gpu: _SHARED_BYTES,
     error=_error,
     paper="https://arxiv.org/abs/1611.01144, https://doi.org/10.1145/2660193.2660195",
 )

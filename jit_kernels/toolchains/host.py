@@ -88,7 +88,7 @@ def launch(kernel: HostKernel, spec: KernelSpec, arguments: Sequence[Any], *, se
     """
     bound = spec.bind(*arguments)
     geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
-    most = max(spec.shared_bytes(bound.variant), _SHARED_BYTES)
+    most = max(spec.shared_bytes(bound.variant, HOST_GPU), _SHARED_BYTES)
     if geometry.shared_bytes > most:
         raise LaunchError(
             f"{kernel.name}: a launch asks for {geometry.shared_bytes} bytes of dynamic shared "

@@ -15,16 +15,12 @@ from kiln.jit_kernels.attention.splits import (
     MOST_TOKENS,
     SCALE_ROOM,
     TILE_ROWS,
-    WORTH_HALVING,
-    Shape,
-    head_tile,
 )
 
 _LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
 _ROOM = tl.constexpr(SCALE_ROOM)
-_WORTH_HALVING = tl.constexpr(WORTH_HALVING)
 _TILE = 64  # keys at a time
 # Stages of the loop, where shared memory has room for one tile of keys and values, or for two: the
 # look-up of a block costs the pipeline three of them.
@@ -51,12 +47,13 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, wa
     blocks = (length + 15) // 16 - first
     tiles = tl.where(tokens <= _MOST_TOKENS, (tokens * group + 15) // 16, 0)
     most = tl.maximum(1, max_splits // tl.maximum(1, tiles))
-    pieces, medium = (blocks + split_blocks - 1) // split_blocks, max_splits
-    while medium > 8:
-        medium = medium // 2
-    some = tl.where(pieces < 6 * few_splits, medium // 2, medium)
-    longer = tl.maximum(few_splits, tl.where(pieces < 40 * few_splits, some, max_splits))
-    splits = tl.where(pieces <= few_splits, pieces, longer)
+    pieces = (blocks + split_blocks - 1) // split_blocks
+    some, splits = few_splits, few_splits + 0 * pieces
+    while some * 8 < 64:
+        splits = tl.where(pieces >= 8 * some, 2 * some, splits)
+        some = 2 * some
+    splits = tl.where(pieces >= 64, tl.maximum(few_splits, max_splits), splits)
+    splits = tl.where(pieces <= few_splits, pieces, splits)
     splits = tl.maximum(1, tl.minimum(splits, most))
     shares = splits << warp_bits
     divisible = (tokens * group <= 8) & (shares <= 32) & (blocks >= (shares << warp_bits) * 2)
@@ -65,21 +62,20 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, wa
 
 @triton.jit
 def _store_places(  # noqa: PLR0913
-    to, fits, local, table, first, blocks, num_splits, kind, bits, warp_bits,
+    to, fits, local, table, first, blocks, num_splits, kind, halvings, warp_bits,
 ):  # fmt: skip
     """Store which part each item is, its split's blocks, and the ids that its warps begin with."""
-    each = tl.where(kind == 3, 2, 1)  # parts of an item
-    parts, pairs_of_all = (num_splits << bits) // each, (blocks + 1) // 2
-    part = local % parts * each
-    split = part >> bits
+    parts, pairs_of_all = num_splits << halvings, (blocks + 1) // 2
+    part = local % parts
+    split = part >> halvings
     begin = first + tl.minimum(blocks, split * pairs_of_all // num_splits * 2)
     end = first + tl.minimum(blocks, (split + 1) * pairs_of_all // num_splits * 2)
     tl.store(to + 4, (kind << 29) + (local // parts) * 65536 + part, mask=fits)
     tl.store(to + 6, begin, mask=fits)
     tl.store(to + 7, end, mask=fits)
-    pairs, share = (end - begin + 1) // 2, part - (split << bits)
+    pairs, own = (end - begin + 1) // 2, part - (split << halvings)
     for k in range(_FIRST_IDS):
-        unit = tl.where(bits > 0, (share << bits) + k // 2 * each, k // 2 << warp_bits)
+        unit = (own << (2 * warp_bits - halvings)) + (k // 2 << (warp_bits - halvings))
         block = begin + (unit * pairs >> 2 * warp_bits) * 2 + k % 2
         ids = tl.load(table + block, mask=fits & (block < end), other=0)
         tl.store(to + 8 + k, ids, mask=fits)
@@ -101,15 +97,13 @@ def _plan(  # noqa: PLR0913
     )
     undivided = tl.where(here, tiles * splits, 0)
     more = tl.sum(tl.where(divisible, undivided, 0), 0)  # items, for each more of a split
-    once, shares = tl.sum(undivided, 0), 1 << warp_bits
-    halves = tl.sum(tl.where(divisible & (undivided > 0), blocks, 0), 0) >= more * _WORTH_HALVING
-    twos = tl.where((warp_bits == 2) & halves & (once + more <= max_splits), 2, 1)
-    times = tl.where(once + (shares - 1) * more <= max_splits, shares, twos)
-    kind = tl.where(times == shares, 2, tl.where(times == 2, 3, 1))
-    kind = tl.where(divisible, kind, 0)
-    bits = tl.where(divisible & (times > 1), warp_bits, 0)
-    parts = splits << bits
-    counts = undivided * tl.where(divisible, times, 1)
+    once, halvings = tl.sum(undivided, 0), warp_bits
+    while (halvings > 0) & (once + ((1 << halvings) - 1) * more > max_splits):
+        halvings = halvings - 1
+    kind = tl.where(divisible, 1 + halvings, 0)
+    halvings = tl.where(divisible, halvings, 0)
+    parts = splits << halvings
+    counts = undivided << halvings
     rows = tl.where((counts > 0) & (parts > 1), parts * tokens * group, 0)
     before = every < request
     start = tl.sum(tl.where(before, counts, 0), 0)
@@ -124,7 +118,7 @@ def _plan(  # noqa: PLR0913
         first_token, num_tokens = tl.load(cu_seqlens_q + request), tl.sum(tl.where(own, tokens, 0))
         count = tl.sum(tl.where(own, counts, 0), 0)
         n = tl.sum(tl.where(own, splits, 0), 0)
-        own_bits = tl.sum(tl.where(own, bits, 0), 0)
+        own_halvings = tl.sum(tl.where(own, halvings, 0), 0)
         own_kind = tl.sum(tl.where(own, kind, 0), 0)
         own_blocks = tl.sum(tl.where(own, blocks, 0), 0)
         own_first = tl.sum(tl.where(own, first, 0), 0)
@@ -134,25 +128,23 @@ def _plan(  # noqa: PLR0913
             to = items + _ITEM * (1 + start + local)
             tl.store(to, request + 0 * local, mask=fits)
             tl.store(to + 1, first_token + 0 * local, mask=fits)
-            tl.store(to + 2, (n << own_bits) * 256 + num_tokens + 0 * local, mask=fits)
+            tl.store(to + 2, (n << own_halvings) * 256 + num_tokens + 0 * local, mask=fits)
             tl.store(to + 3, tl.load(seq_lens + request) + 0 * local, mask=fits)
             tl.store(to + 5, row_start + 0 * local, mask=fits)
             _store_places(
                 to, fits, local, block_table + request.to(tl.int64) * table_row, own_first,
-                own_blocks, n, own_kind, own_bits, warp_bits,
+                own_blocks, n, own_kind, own_halvings, warp_bits,
             )  # fmt: skip
 
 
 @triton.jit
-def _item_keys(item, part, warp_bits):
-    """Return where an item's keys begin and end: those of its split, or of one or two shares."""
+def _item_keys(item, place):
+    """Return where an item's keys begin and end: those of its split, or half or a quarter of it."""
     first, end = tl.load(item + 6), tl.load(item + 7)
-    kind = part >> 29
-    if kind >= 2:
-        pairs, share = (end - first + 1) // 2, part % (1 << warp_bits)
-        last = first + tl.minimum(end - first, ((share + kind - 1) * pairs >> warp_bits) * 2)
-        return (first + (share * pairs >> warp_bits) * 2) * 16, last * 16
-    return first * 16, end * 16
+    halvings = tl.maximum(place >> 29, 1) - 1
+    pairs, own = (end - first + 1) // 2, place % (1 << halvings)
+    last = first + tl.minimum(end - first, ((own + 1) * pairs >> halvings) * 2)
+    return (first + (own * pairs >> halvings) * 2) * 16, last * 16
 
 
 @triton.jit
@@ -225,7 +217,7 @@ def _step(  # noqa: PLR0913
 def _attend(  # noqa: PLR0913
     out, lse, query, key_pool, value_pool, block_table, items, sinks, partials,
     query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
-    table_row, num_kv_heads, group, warp_bits, window, scale, soft_cap, v_scale, D: tl.constexpr,
+    table_row, num_kv_heads, group, window, scale, soft_cap, v_scale, D: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
     LSE: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
@@ -237,7 +229,7 @@ def _attend(  # noqa: PLR0913
         request, first_token, size = tl.load(item), tl.load(item + 1), tl.load(item + 2)
         tokens, length, part = size % 256, tl.load(item + 3), tl.load(item + 4)
         tile, split = part // 65536 % 8192, part % 65536
-        begin, end = _item_keys(item, part, warp_bits)
+        begin, end = _item_keys(item, part)
         end = tl.minimum(end, length)
         row = tile * 16 + tl.arange(0, 16)
         used = row < tokens * group
@@ -267,12 +259,6 @@ def _attend(  # noqa: PLR0913
             tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
             tl.store(place + D, top, mask=used)
             tl.store(place + D + 1, total, mask=used)
-            if part >> 29 == 3:  # two shares as one: nothing is left for the second
-                place += tokens.to(tl.int64) * group * num_kv_heads * (D + _ROOM)
-                nothing = tl.zeros([16, DIM], tl.float32)
-                tl.store(place[:, None] + d[None, :], nothing, mask=used[:, None] & (d < D)[None])
-                tl.store(place + D, float("-inf"), mask=used)
-                tl.store(place + D + 1, 0.0, mask=used)
 
 
 @triton.jit
@@ -338,7 +324,6 @@ def paged_attention(*arguments: Any) -> None:
         key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
     kv_heads, head_dim = key_pool.shape[1], query.shape[2]
     heads = (kv_heads, query.shape[1] // kv_heads)
-    warp_bits = Shape(head_tile(head_dim), key_pool.element_size()).warp_bits
     options = {
         "D": head_dim,
         "DIM": triton.next_power_of_2(head_dim),
@@ -355,7 +340,7 @@ def paged_attention(*arguments: Any) -> None:
     _attend[(programs,)](
         out, lse, query, key_pool, value_pool, table, items, sinks, partials,
         *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
-        table.stride(0), *heads, warp_bits, window, scale * k_scale, soft_cap, v_scale,
+        table.stride(0), *heads, window, scale * k_scale, soft_cap, v_scale,
         TILE=_TILE, STAGES=_STAGES[tiles > 1], FP8=fp8, COMPUTE=compute, **options,
     )  # fmt: skip
     _merge[(programs,)](

@@ -4,8 +4,8 @@
 // block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q: [num_requests + 1].
 // A block writes the items of one request at a time, and adds up the others, of which each warp
 // looks at all where they are few; the one after the last request writes the header. Of divisible
-// requests the shares are items if no more than max_splits items come of it in all, else each two
-// of four, else the splits. No compile-time parameters.
+// requests quarters of the splits are items if no more than max_splits items come of it in all, else
+// halves, else the splits. No compile-time parameters.
 #include "kiln/attention_split.cuh"
 #include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_warp.cuh"
@@ -13,14 +13,14 @@
 namespace {
 
 constexpr int kThreads = 128;
-// Of the requests before one, and of all: items, splits that can be divided (with their blocks), and
-// rows of partial results, undivided and divided.
+// Of the requests before one, and of all: items, those that can be divided, and rows of partial
+// results: where nothing is divided, of requests that cannot be, and of a part of those that can.
 struct Counts {
-  int items, more, rows, divided_rows, all_items, all_more, all_blocks;
+  int items, more, rows, other_rows, divisible_rows, all_items, all_more;
 
   KILN_FN void add(const Counts& x) {
-    items += x.items, more += x.more, rows += x.rows, divided_rows += x.divided_rows;
-    all_items += x.all_items, all_more += x.all_more, all_blocks += x.all_blocks;
+    items += x.items, more += x.more, rows += x.rows, other_rows += x.other_rows;
+    divisible_rows += x.divisible_rows, all_items += x.all_items, all_more += x.all_more;
   }
 };
 
@@ -38,10 +38,10 @@ struct Own {
 };
 
 KILN_FN Counts warp_sum(const Counts& x) {
-  return {kiln::warp_total(x.items),     kiln::warp_total(x.more),
-          kiln::warp_total(x.rows),      kiln::warp_total(x.divided_rows),
-          kiln::warp_total(x.all_items), kiln::warp_total(x.all_more),
-          kiln::warp_total(x.all_blocks)};
+  return {kiln::warp_total(x.items),          kiln::warp_total(x.more),
+          kiln::warp_total(x.rows),           kiln::warp_total(x.other_rows),
+          kiln::warp_total(x.divisible_rows), kiln::warp_total(x.all_items),
+          kiln::warp_total(x.all_more)};
 }
 // The sum of x over the block; partial is free again at the block's next barrier.
 KILN_FN Counts block_sum(Counts x, Counts* partial) {
@@ -68,13 +68,12 @@ struct Step {
     if (r == request) own = {x, first_token, tokens, seq_len};
     const int items = x.num_tiles * x.num_splits, more = x.divisible ? items : 0;
     count.all_items += items, count.all_more += more;
-    if (more) count.all_blocks += x.num_blocks;
     if (r >= request || !items) return;
     const int rows = x.num_splits * tokens * group;
     count.items += items, count.more += more;
     if (x.num_splits > 1) count.rows += rows;
-    if (x.divisible) count.divided_rows += rows << rule.warp_bits;
-    else if (x.num_splits > 1) count.divided_rows += rows;
+    if (x.divisible) count.divisible_rows += rows;
+    else if (x.num_splits > 1) count.other_rows += rows;
   }
 };
 
@@ -107,15 +106,12 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
       count = block_sum(count, partial);
       own = shared_own;
     }
-    // Items for a split of a divisible request: its shares, or, of four, each two, or itself.
-    const int shares = 1 << warp_bits;
-    auto fits = [&](int times) {
-      return count.all_items + (times - 1) * count.all_more <= max_splits;
-    };
-    const bool halves = shares == 4 && count.all_blocks >= count.all_more * kiln::kWorthHalving;
-    const int times = fits(shares) ? shares : halves && fits(2) ? 2 : 1;
-    const int first_item = count.items + (times - 1) * count.more;
-    const int first_row = times > 1 ? count.divided_rows : count.rows;
+    int halvings = warp_bits;  // of the splits of divisible requests
+    while (halvings && count.all_items + ((1 << halvings) - 1) * count.all_more > max_splits)
+      --halvings;
+    const int first_item = count.items + ((1 << halvings) - 1) * count.more;
+    const int first_row =
+        halvings ? count.other_rows + (count.divisible_rows << halvings) : count.rows;
     if (request == num_requests) {
       if (threadIdx.x == 0)
         kiln::store_vector(reinterpret_cast<int4*>(items),
@@ -124,20 +120,15 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
     }
 
     const auto [x, first_token, num_tokens, seq_len] = own;
-    const bool divided = times > 1 && x.divisible;
-    const kiln::Part kind = !x.divisible      ? kiln::Part::split
-                            : times == 1      ? kiln::Part::split_in_units
-                            : times == shares ? kiln::Part::share
-                                              : kiln::Part::two_shares;
-    const int of_tile = divided ? x.num_splits * times : x.num_splits;  // items
-    const int parts = divided ? x.num_splits << warp_bits : x.num_splits;
-    const int room = min(x.num_tiles * of_tile, capacity - first_item);
+    if (!x.divisible) halvings = 0;
+    const kiln::Part kind = x.divisible ? kiln::Part(int(kiln::Part::split_in_units) + halvings)
+                                        : kiln::Part::split;
+    const int parts = x.num_splits << halvings;  // of each tile
+    const int room = min(x.num_tiles * parts, capacity - first_item);
     const int* table = block_table + request * table_row;
 #pragma unroll 1
     for (int i = threadIdx.x; i < room; i += kThreads) {
-      const int tile = i / of_tile, which = i % of_tile;
-      const int part = kind == kiln::Part::two_shares ? 2 * which : which;
-      const int split = divided ? part >> warp_bits : part;
+      const int tile = i / parts, part = i % parts, split = part >> halvings;
       const int begin = x.begin(split), end = x.begin(split + 1);
       const int pairs = (end - begin + kiln::kPairBlocks - 1) / kiln::kPairBlocks;
       int ids[kiln::kFirstIds];

@@ -7,11 +7,13 @@
 //
 // A block serves one KV head, blockIdx.x, and every gridDim.y-th item. A warp eats a pair of blocks
 // of the pool at a time through stages of its own, so the loop has no block barrier; the first keys
-// of the next item are on their way while this one is merged. A row of a request's parts is merged
-// in the order of the parts, by whichever warp arrives last of those that hold it. Or, where no
-// block has two items, by the block of the last part: the others, blocks before it, send it theirs.
-// A split of which one block has all shares is added up in the same steps as one of which each has
-// one or two. A row's bits depend on its own request, not on the batch, the grid or the schedule.
+// of the next item are on their way while this one is merged. What the request had before this step
+// is read before the kernel ahead has ended: blocks of the next launch come where this one's have
+// ended, and fetch their first keys while the others are at their last.
+// A row of a request's parts is merged in the order of the parts, by whichever warp arrives last of
+// those that hold it. Or, where no block has two items, by the block of the last part: the others,
+// blocks before it, send it theirs. A row's bits depend on its own request, not on the batch, the
+// grid or the schedule.
 // Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
 #include "kiln/attention_attend.cuh"
 #include "kiln/ptx_launch.cuh"
@@ -93,9 +95,14 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   __syncwarp();  // the item is there
   const int num_items = headers[warp].x;
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
-  const bool crowded = num_items * 2 >= int(gridDim.y);
-  if (int(blockIdx.y) < num_items) fetch.hint(own_items[warp][0], crowded ? 1 : 2);
-  kiln::pdl_wait();  // so far the plan was read, and nothing else
+  int early = 0;  // halves of the first item that nobody has written in this step
+  if (int(blockIdx.y) < num_items) {
+    fetch.begin(own_items[warp][0]);
+    early = fetch.halves_before(own_items[warp][0]);
+    fetch.first(own_items[warp][0], 0, early);
+  }
+  kiln::pdl_wait();  // so far the plan was read, and what it read, and keys and values of before
+  kiln::pdl_launch_dependents();
 
 #pragma unroll 1
   for (int now = -1, next = blockIdx.y, side = 1;; now = next, next += gridDim.y, side ^= 1) {
@@ -103,69 +110,30 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
     const bool more = next < num_items;
     if (more) {
-      fetch.begin(next_item);
-      if (now < 0) copy_queries(next_item);
-      fetch.first(next_item, 0, now < 0 ? kHalves : kAhead);
+      if (now >= 0) fetch.begin(next_item);
+      fetch.first(next_item, now < 0 ? early : 0, kAhead);
     }
-    kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each, now >= 0);
-    // Blocks without work end at once. Were the next launch let in before this one's work is nearly
-    // done, its first blocks, which have the work, would share the few places that are free then.
-    if (now >= 0 && !more && end.num_parts == 1) kiln::pdl_launch_dependents();
-    __syncthreads();  // all results are there, and the queries have been read
-    if (more && now >= 0) copy_queries(next_item);
-
+    const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
     // Partial results: [part][row of all tiles][KV head], from the request's own start on.
     const int64_t row_step = int64_t(num_kv_heads) * (head_dim + kiln::kScaleRoom);
     const int64_t part_step = end.flat_rows * row_step;
     float* const parts = (end.mailed ? mail : partials) + head * (head_dim + kiln::kScaleRoom) +
                          (item.row_start + end.tile * kRows) * row_step;
+    if (now >= 0) __syncthreads();  // all results are there, and the queries have been read
+    if (more) copy_queries(next_item);
+    if (now >= 0) {
 #pragma unroll 1
-    for (int row = warp; row < end.num_rows; row += kWarps)
-#pragma unroll 1
-      for (int second = 0; second <= end.two; ++second)
-        end.merge_warps(row, second, parts + (end.part + second) * part_step + row * row_step,
-                        results, warp_scales);
-    __syncthreads();  // the results have been read
-    if (now >= 0 && !more && end.num_parts > 1) kiln::pdl_launch_dependents();
-    if (more && now >= 0) fetch.first(next_item, kAhead, kHalves);
-
-    // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its
-    // children to arrive, in its first child's place; or what was sent, which is one node.
-    if (warp < end.num_rows && end.num_parts > 1) {
-#pragma unroll 1
-      for (int level = 0; 1 << level < end.num_parts; level += kiln::kFanBits) {
-        const int node = end.part >> (level + kiln::kFanBits) << (level + kiln::kFanBits);
-        const int children = min(kiln::kFanIn, ((end.num_parts - node - 1) >> level) + 1);
-        if (children == 1) continue;  // its state is in place already
-        if (end.mailed) {
-          if (end.part + end.two != end.num_parts - 1) break;
-        } else if (!end.is_last(now - (end.part >> end.two) + node + (1 << level),
-                                children >> end.two)) {
-          break;
-        }
-        const bool root = node == 0 && children > (end.num_parts - 1) >> level;
-#pragma unroll 1
-        for (int row = warp; row < end.num_rows; row += kWarps) {
-          float* const first = parts + node * part_step + row * row_step;
-          const kiln::Children all = {first, part_step << level, children, end.mailed, end.divided};
-          kiln::Scale whole;
-#pragma unroll 1
-          for (int column = lane * 4; column - lane * 4 < head_dim; column += 128) {
-            __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
-            const kiln::Float4 y = kiln::gather<kWarps>(whole, all, head_dim, column);
-            if (column >= head_dim) continue;
-            if (root) end.finish(row, column, y, whole);
-            else kiln::send(first + column, y);
-          }
-          if (!root) kiln::send_scale(first + head_dim, whole, lane);
-        }
-      }
+      for (int row = warp; row < end.num_rows; row += kWarps)
+        end.merge_warps(row, parts + end.part * part_step + row * row_step, results, warp_scales);
+      __syncthreads();  // the results have been read
     }
+    if (more) fetch.first(next_item, kAhead, kHalves);
+    if (now >= 0 && warp < end.num_rows)
+      end.merge_parts(parts, part_step, row_step, now - end.part);
     if (!more) break;
 
     const kiln::Sight sight = kiln::Sight::of(next_item, heads, fetch.num_keys, window);
-    if (now < 0) kiln::copy_wait<kHalves>();
-    else kiln::copy_wait<kHalves - kAhead>();
+    kiln::copy_wait<kHalves - kAhead>();
     __syncthreads();  // the queries are there
     copy_item(next + gridDim.y, side);
     auto attend = [&](auto eights) {

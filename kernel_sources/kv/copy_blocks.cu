@@ -17,7 +17,8 @@ struct alignas(16) Vector { uint32_t word[4]; };  // bytes would be unpacked, an
 extern "C" __global__ void __launch_bounds__(128)
 copy_blocks(uint8_t* pool, const int64_t* pairs, int64_t num_pairs, int64_t block_bytes,
             int64_t pool_stride, int64_t block_stride) {
-  kiln::take_turn();
+  kiln::pdl_writes_plan();  // of blocks, which attention reads before it waits
+  kiln::pdl_launch_dependents_last();
   uint8_t* blocks = pool + blockIdx.y * pool_stride;
   const int step = blockDim.x * sizeof(Vector);
   const int64_t begin = int64_t(blockIdx.x) * kInFlight * step + threadIdx.x * sizeof(Vector);

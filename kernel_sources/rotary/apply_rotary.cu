@@ -5,8 +5,9 @@
 // query: [tokens, query_heads, head_dim], key: [tokens, key_heads, head_dim], last dimension dense;
 // positions: [tokens] int64; table: [max_position, rotary_dim] float32. Dimensions of a head past
 // rotary_dim stay as they are. A block turns some heads of token blockIdx.x. Where all rows are
-// 16-byte aligned a thread turns one vector of each half of a head; threadIdx.y is the head, so
-// that nothing is divided. Compile-time parameters (jit_kernels/ops/rotary.py): SCALAR_T.
+// 16-byte aligned a thread turns one vector of each half of a head, or of two heads; threadIdx.y is
+// the head, so that nothing is divided. Compile-time parameters (jit_kernels/ops/rotary.py):
+// SCALAR_T.
 #include "kiln/ptx_launch.cuh"
 #include "kiln/rotate.cuh"
 #include "kiln/vec.cuh"
@@ -48,6 +49,19 @@ KILN_FN void turn_elements(const Heads& heads, int64_t token, const float* row, 
   }
 }
 
+struct Piece {  // of a head: a vector of each half
+  Chunk a, b;
+
+  KILN_FN void load(const SCALAR_T* x, int half) {
+    a = Chunk::load(x), b = Chunk::load(x + half);
+  }
+  KILN_FN void store_turned(SCALAR_T* x, int half, const kiln::Turn<Chunk::kSize>& turn) {
+    turn.turn(a, b, 0);
+    a.store(x);
+    b.store(x + half);
+  }
+};
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -65,11 +79,15 @@ apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const flo
   }
   const int head = blockIdx.y * blockDim.y + threadIdx.y, i = threadIdx.x * Chunk::kSize;
   if (head >= heads.num_all) return;
+  const int other = head + gridDim.y * blockDim.y;
+  const bool two = other < heads.num_all;
   SCALAR_T* x = heads.at(token, head) + i;
-  Chunk a = Chunk::load(x), b = Chunk::load(x + half);  // on their way while the position arrives
+  SCALAR_T* y = heads.at(token, two ? other : head) + i;
+  Piece first, second = {};  // on their way while the position arrives
+  first.load(x, half);
+  if (two) second.load(y, half);
   kiln::Turn<Chunk::kSize> turn;
   turn.load(row + i, row + half + i);
-  turn.turn(a, b, 0);
-  a.store(x);
-  b.store(x + half);
+  first.store_turned(x, half, turn);
+  if (two) second.store_turned(y, half, turn);
 }

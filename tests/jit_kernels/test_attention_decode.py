@@ -20,7 +20,7 @@ from kiln.jit_kernels.attention.splits import (
     Shape,
     SplitRule,
     cut,
-    items_of_a_split,
+    halvings,
     most_items,
     most_rows,
     split_rule,
@@ -144,12 +144,9 @@ def test_capacities_are_never_exceeded():
         ]
         window = chance.choice((0, 0, 100))
         cuts = [(n, cut(rule, n, length, group, window)) for length, n in requests]
-        times = items_of_a_split(rule, [one for _, one in cuts])
-        bits = rule.warp_bits if times > 1 else 0
-        parts = [one.num_splits << one.divisible * bits for _, one in cuts]
-        items = sum(
-            one.num_tiles * one.num_splits * (times if one.divisible else 1) for _, one in cuts
-        )
+        times = halvings(rule, [one for _, one in cuts])
+        parts = [one.num_splits << one.divisible * times for _, one in cuts]
+        items = sum(one.num_tiles * count for (_, one), count in zip(cuts, parts, strict=True))
         rows = sum(
             n * group * count
             for (n, one), count in zip(cuts, parts, strict=True)
@@ -172,7 +169,7 @@ def test_splits_cover_a_request_once_and_in_order():
 @pytest.mark.parametrize(
     ("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16), (256, torch.bfloat16)]
 )
-def test_shares_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, dtype):
+def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, dtype):
     on_host(monkeypatch)
     bits = Shape(head_dim, 2).warp_bits
     requests = [(0, 1), (40, 1), (777, 2), (1500, 1)]
@@ -191,8 +188,8 @@ def test_shares_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
         run(case, out=out, lse=lse, workspace=workspace)
         results.append((out, lse))
     assert kinds[0] == {Part.SPLIT, Part.SPLIT_IN_UNITS}
-    assert kinds[1] == {Part.SPLIT, Part.TWO_SHARES if bits == 2 else Part.SHARE}
-    assert kinds[2] == {Part.SPLIT, Part.SHARE}
+    assert kinds[1] == {Part.SPLIT, Part.HALF}
+    assert kinds[2] == {Part.SPLIT, Part.QUARTER if bits == 2 else Part.HALF}
     assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(*results, strict=True))
 
 
@@ -200,24 +197,43 @@ def test_a_step_that_leaves_the_machine_idle_is_divided():
     rule = split_rule(Shape(128, 2), 8, H200)
     one = cut(rule, 1, 1024, 4, 0)
     assert one.divisible
-    assert items_of_a_split(rule, [one] * 6) == 4
-    assert items_of_a_split(rule, [one] * 7) == 1, "56 items for 49 blocks, and short ones"
-    longer = cut(rule, 1, 8192, 4, 0)
-    assert [items_of_a_split(rule, [longer] * n) for n in (2, 3, 4, 5)] == [4, 2, 2, 1]
-    assert items_of_a_split(replace(rule, warp_bits=1), [longer] * 5) == 1
+    assert [halvings(rule, [one] * n) for n in (1, 4, 5, 8, 9, 16)] == [2, 2, 1, 1, 0, 0]
+    longer = cut(rule, 1, 16384, 4, 0)
+    assert [halvings(rule, [longer] * n) for n in (1, 2, 3, 4)] == [2, 1, 0, 0]
+    assert halvings(replace(rule, warp_bits=1), [one]) == 1
     assert not cut(rule, 1, 490, 4, 0).divisible, "less than a pair of blocks a warp"
-    assert not cut(rule, 3, 1024, 4, 0).divisible, "12 rows have no room for two sums"
+    assert not cut(rule, 3, 1024, 4, 0).divisible, "12 rows have no room for three sums"
 
 
-def test_a_lone_long_request_fills_the_machine_and_short_ones_are_not_split():
+def test_requests_of_one_length_fill_the_machine_and_short_ones_are_not_split():
     rule = split_rule(Shape(128, 2), 8, H200)
-    assert Shape(128, 2).resident_blocks(H200) == 396
-    assert rule.most == 49
-    assert cut(rule, 1, 131072, 4, 0).num_splits * 8 == 392
+    assert Shape(128, 2).resident_blocks(H200) == 264
+    assert rule.most == 32, "33 for each head: one more would be merged in two levels"
     assert cut(rule, 1, 512, 4, 0).num_splits == 1
-    assert [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(7)] == [2, 3, 3, 6, 6, 6, 49]
-    assert split_rule(Shape(128, 2), 10, H200).most == 32, "a second level for 39 is not worth it"
+    assert [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(8)] == [2] * 3 + [
+        4,
+        8,
+        32,
+        32,
+        32,
+    ]
+    for context in (8192, 16384, 32768):
+        for number in (1 << i for i in range(6) if 16384 <= context << i <= 262144):
+            cuts = [cut(rule, 1, context, 4, 0)] * number
+            items = sum(one.num_splits for one in cuts) << (
+                halvings(rule, cuts) if cuts[0].divisible else 0
+            )
+            assert items % 32 == 0, (context, number, items)
+    assert split_rule(Shape(128, 2), 7, H200).most == 32, "a second level for 37 is not worth it"
     assert split_rule(Shape(64, 2), 64, HOST_GPU).most == 1
+
+
+def test_what_a_block_keeps_depends_on_what_a_multiprocessor_has():
+    smaller = Gpu(num_multiprocessors=108, max_shared_bytes=163 * 1024)  # an A100
+    smallest = Gpu(num_multiprocessors=128, max_shared_bytes=99 * 1024)  # an RTX 4090
+    shape = Shape(128, 2)
+    assert [shape.resident_blocks(gpu) for gpu in (H200, smaller, smallest)] == [264, 216, 128]
+    assert shape.shared_bytes(H200) > shape.shared_bytes(smaller) == shape.shared_bytes(smallest)
 
 
 def test_partial_results_take_the_rows_that_are_used():
@@ -226,9 +242,9 @@ def test_partial_results_take_the_rows_that_are_used():
         head_dim=128, kv_dtype=torch.bfloat16, device=torch.device("meta"),
         rule=split_rule(Shape(128, 2), 8, H200),
     )  # fmt: skip
-    assert workspace.partials.shape == (256 * 4 * 49, 8, 128 + 8)
-    assert workspace.mail.shape == (49 * 16, 8, 128 + 8)
-    assert workspace.num_bytes < 227e6
+    assert workspace.partials.shape == (256 * 4 * 32, 8, 128 + 8)
+    assert workspace.mail.shape == (32 * 16, 8, 128 + 8)
+    assert workspace.num_bytes < 150e6
 
 
 @pytest.mark.parametrize("room", [8000, 6000], ids=["enough", "too-small"])

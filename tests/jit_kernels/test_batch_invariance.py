@@ -29,7 +29,7 @@ def test_attention_of_a_request_is_the_same_in_any_batch(seed):
     assert attention_trials(CPU, 50, seed, longest=300) == []
 
 
-def test_so_is_one_whose_shares_are_added_up_by_four_blocks_or_two_or_one(monkeypatch):
+def test_so_is_one_whose_splits_are_added_up_by_four_blocks_or_two_or_one(monkeypatch):
     kinds, launch = [], invariance._launch
 
     def spy(name, arguments, how):
@@ -46,7 +46,7 @@ def test_so_is_one_whose_shares_are_added_up_by_four_blocks_or_two_or_one(monkey
     for order in ([3], [1, 3], [3, 0, 2], [4, 3, 2, 1, 0]):
         how = invariance._Launch(blocks=9 - len(order), seed=len(order))
         bits.append(invariance._rows(case, order, rule, how)[3])
-    assert kinds == [{Part.SHARE}, {Part.SHARE}, {Part.TWO_SHARES}, {Part.SPLIT_IN_UNITS}]
+    assert kinds == [{Part.QUARTER}, {Part.QUARTER}, {Part.HALF}, {Part.SPLIT_IN_UNITS}]
     assert all(torch.equal(one, bits[0]) for one in bits)
 
 

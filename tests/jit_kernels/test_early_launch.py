@@ -14,7 +14,7 @@ from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
-WAITS = ("kiln::take_turn();", "kiln::pdl_wait();")
+WAITS = ("kiln::take_turn();", "kiln::pdl_wait();", "kiln::pdl_writes_plan();")
 
 
 def a_case(spec):
@@ -96,12 +96,51 @@ def test_attention_reads_its_plan_before_it_waits(seed):
         plan_and_attend(seed)
 
 
+def store_and_attend(seed, change=("", "")):
+    """Launch what stores a step's keys and values and, early, attention to these and to older ones.
+
+    ``change``: of a header of attention. Return the error of attention's output.
+    """
+    store, attention = all_specs()["rope_store"], all_specs()["paged_attention"]
+    torch.manual_seed(seed)
+    sizes = {"requests": 2, "context": 704, "kv_heads": 2, "group": 2, "most": 8, "split": 64}
+    variant = next(attention.variants({**attention.bench_needs, "head_tile": "64"}))
+    inputs = list(attention.make_inputs(variant, sizes, "cpu"))
+    pools, place = inputs[3:5], inputs[6].long() - 1
+    blocks = inputs[5].gather(1, (place // 16).unsqueeze(1)).squeeze(1)
+    query, key, value = torch.randn(2, 8, 64).bfloat16().split((4, 2, 2), dim=1)
+    positions, table = torch.tensor([0, 1]), torch.rand(2, 64)
+    stored = (torch.empty_like(query), *pools, query, key, value, positions, table)
+    stored += (blocks * 16 + place % 16, None, None, 1e-6, 1.0, 1.0)
+    world = World(checked=True, seed=seed)
+    for spec, bound in ((store, store.bind(*stored)), (attention, attention.bind(*inputs))):
+        unit = render(spec, bound.variant)
+        headers = {name: text.replace(*change) for name, text in unit.headers.items()}
+        kernel = host.build(
+            Unit(unit.name, unit.text, headers), spec.entry, spec.arguments, name="stored",
+            checked=True, env=settings(),
+        )  # fmt: skip
+        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+        world.enqueue(0, kernel, geometry, bound.values, overlaps=True)
+    world.run()
+    return attention.error(inputs, attention.reference(*inputs))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_attention_reads_what_is_older_than_the_step_before_it_waits(seed):
+    assert store_and_attend(seed) <= all_specs()["paged_attention"].tolerance
+    too_much = ("num_keys - item.num_tokens())", "num_keys)")
+    with pytest.raises(HostFault, match="data race on global memory"):
+        store_and_attend(seed, too_much)
+
+
 def test_what_allows_an_early_launch_is_read_in_the_source():
     names = {name: opening(spec.source) for name, spec in all_specs().items()}
     assert names["attention_plan"] == "pdl_writes_plan"
     assert names["paged_attention"] == "pdl_reads_plan"
     assert names["rms_norm"] == "pdl_hints_first"
     assert names["apply_rotary"] == "take_turn"
+    assert names["copy_blocks"] == "pdl_writes_plan", "of blocks that attention reads early"
     assert names["paged_prefill"] == "pdl_wait"
 
 

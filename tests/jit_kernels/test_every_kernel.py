@@ -95,7 +95,7 @@ def test_declaration_is_coherent(spec, variant):
             assert null or isinstance(value, torch.Tensor) == (kind == "pointer")
             assert isinstance(value, float) == (kind == "float")
         geometry = spec.geometry(variant, bound.sizes, HOST_GPU)
-        assert geometry.shared_bytes <= max(spec.shared_bytes(variant), 48 * 1024)
+        assert geometry.shared_bytes <= max(spec.shared_bytes(variant, HOST_GPU), 48 * 1024)
         threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         assert 1 <= threads <= 1024
         assert max(geometry.grid[1:]) < 65536

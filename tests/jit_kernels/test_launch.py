@@ -355,6 +355,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(launch, "kernel_cache", lambda: KernelCache(Store(None)))
     monkeypatch.setattr(launch, "device_arch", lambda device: "sm_90a")
     monkeypatch.setattr(launch, "_loaded", functools.cache(lambda index: {}))
+    monkeypatch.setattr(launch, "gpu", lambda index: HOST_GPU)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())

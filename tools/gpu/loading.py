@@ -52,7 +52,7 @@ def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Calla
         for title, begins in ((name, ""), (f"{name}_early", opening(spec.source))):
             if begins and name not in _EARLY:
                 continue
-            shared = spec.shared_bytes(bound.variant)
+            shared = spec.shared_bytes(bound.variant, gpu(torch.cuda.current_device()))
             function = launcher.load(name, cubin, spec.entry, shared, opening=begins)
             kernel = LoadedKernel(name, function, spec.arguments, launcher)
             found[title] = lambda kernel=kernel: kernel.launch(geometry, bound.values, stream)
@@ -110,9 +110,8 @@ def loading(args: argparse.Namespace) -> list[Row]:
         kept, times = [], []
         for (spec, variant), cubin in zip(jobs, cubins, strict=True):
             start = time.perf_counter()
-            kept.append(
-                launcher.load(label(spec, variant), cubin, spec.entry, spec.shared_bytes(variant))
-            )
+            shared = spec.shared_bytes(variant, gpu(device.index))
+            kept.append(launcher.load(label(spec, variant), cubin, spec.entry, shared))
             times.append((time.perf_counter() - start) * 1e3)
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info(device)[0]

@@ -48,8 +48,8 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
     });
 }
 
-// N: eights of rows. A unit's keys are added up by themselves, and then to those of units before; of
-// two shares' units each is a result, the second one in the place of rows 8 on.
+// N: eights of rows. Of units, of which a warp has one, two or four, each is added up by itself, and
+// they as a binary tree.
 template <int N, class T, class Shape>
 KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
                     const Softmax& how, const Sight& sight, const unsigned char* queries,
@@ -60,12 +60,13 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
   const int warp = from.me.warp, lane = from.me.lane, quad = from.me.quad;
   typename Tile::template Queries<N> kept;
   kept.keep(queries, lane);
-  Rows rows, share;  // a unit, and those before it
+  Rows rows, two, share;  // a unit, it and the one before it, and those before the two
   rows.clear();
+  two.clear();
   share.clear();
-  const bool in_units = N == 1 && item.kind() == Part::split_in_units;
-  const bool two = N == 1 && Shape::kWarps == 4 && item.kind() == Part::two_shares;
-  int unit = 0, end = in_units || two ? from.unit_end(item, 0) : 0;
+  const int units = item.kind() == Part::split ? 1 : units_of_warp(item.kind(), Shape::kWarpBits);
+  const bool in_units = N == 1 && units > 1;
+  int unit = 0, end = in_units ? from.unit_end(item, 0) : 0;
   int limit[N][2];
 #pragma unroll
   for (int n = 0; n < N; ++n)
@@ -88,7 +89,7 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
     rows.soften(logit);
     copy_wait<kHalves - 1>();
     __syncwarp();  // the values are there
-#pragma unroll (Tile::kWide ? 1 : kPairBlocks)  // bytes take much code to unpack
+#pragma unroll (Tile::kWide || Shape::kWarps < 4 ? 1 : kPairBlocks)  // much code else
     for (int m = 0; m < kPairBlocks; ++m) {
       uint32_t p[N][2];
       if (m == 0) rows.weights(p, logit[0]);
@@ -98,29 +99,29 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
     __syncwarp();  // the values have been read
     from.next(2 * i + 1 + kHalves);
     if (N == 1 && i + 1 == end) {
-      share.fold(rows);
+      rows.end();
+      two.fold(rows);
       rows.clear();
+      if (Shape::kWarps == 4 && unit % 2 == 1) {
+        share.fold(two);
+        two.clear();
+      }
       end = from.unit_end(item, ++unit);
-      if (two) end = 0;
     }
   }
   copy_commit();
   copy_wait<0>();
   __syncwarp();  // every lane is done with the stages, and the next item is there
   const int num_rows = sight.last_row - sight.first_row + 1;
-  auto hand_over = [&](const Rows& result, bool summed, int place) {
-    float* const to = results + warp * (Shape::kWarpBytes / 4) + place * Tile::kPitch;
-    Tile::template spread<N>(to, result.o, num_rows, lane);
+  if (in_units) rows = Shape::kWarps == 4 ? share : two;
+  else rows.end();
+  Tile::template spread<N>(results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows, lane);
 #pragma unroll
-    for (int n = 0; n < N; ++n)
+  for (int n = 0; n < N; ++n)
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float total = summed ? result.sum[n][j] : rows.over_keys_sum(result.sum[n][j]);
-        if (quad == 0) scales[warp][place + n * 8 + lane % 4 * 2 + j] = {result.top[n][j], total};
-      }
-  };
-  if (in_units || two) hand_over(share, true, 0);
-  if (!in_units) hand_over(rows, false, two ? 8 : 0);
+    for (int j = 0; j < 2; ++j)
+      if (quad == 0)
+        scales[warp][n * 8 + lane % 4 * 2 + j] = {rows.top[n][j], rows.sum[n][j]};
 }
 
 }  // namespace kiln

@@ -3,6 +3,7 @@
 #pragma once
 #include "kiln/attention_rows.cuh"
 #include "kiln/ptx_async.cuh"
+#include "kiln/ptx_launch.cuh"
 #include "kiln/ptx_memory.cuh"
 
 namespace kiln {
@@ -17,8 +18,7 @@ template <class T, class KV_, int D> struct DecodeShape {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kPair = kPairBlocks, kHalf = Tile::kBytes;
   static constexpr int kResultHalves = (kTileRows * Tile::kPitch * 4 + kHalf - 1) / kHalf;
-  static constexpr int kFitting = 70 * 1024 / (kWarps * kHalf), kWanted = 4;
-  static constexpr int kHalves = kFitting < kWanted ? kFitting : kWanted;
+  static constexpr int kHalves = kLargeBytes / (kWarps * kHalf);
   static constexpr int kAhead = kHalves - kResultHalves;
   static constexpr int kWarpBytes = kHalves * kHalf, kKeys = kPair * kKVBlock;
   static_assert(kHalves >= 2 && kAhead >= 1);
@@ -73,7 +73,8 @@ template <class Shape> struct Fetch {
   }
   KILN_FN int look_up(int pair) const {
     const int block = pair * kPair + me.lane;
-    return block < count * kPair && block * kKVBlock < num_keys ? table[block] : 0;
+    if (block >= count * kPair || block * kKVBlock >= num_keys) return 0;
+    return int(load_relaxed(reinterpret_cast<const uint32_t*>(table + block)));
   }
 
   KILN_FN void begin(const WorkItem& item) {
@@ -139,15 +140,10 @@ template <class Shape> struct Fetch {
       copy_commit();
     }
   }
-  // Have the keys of an item's first blocks brought to the L2 cache, of one or two: a hint, so no
-  // write to them comes too late. More than these the first copies would wait behind.
-  KILN_FN void hint(const WorkItem& item, int blocks) const {
-    constexpr int kLine = 128 / int(sizeof(KV));
-    const int row = me.lane / 2, column = kHeadTile > kLine ? me.lane % 2 * kLine : 0;
-    const int64_t own = head * x.key_head + row * x.key_token + column;
-#pragma unroll 1
-    for (int m = 0; m < blocks; ++m)
-      prefetch(x.keys + item.ids[me.warp * kPair + m] * x.key_block + own);
+  // How many of an item's first halves to fetch before the kernel ahead has ended: such as hold
+  // nothing of the step's own tokens. With all that there is room for, that kernel ends later.
+  KILN_FN int halves_before(const WorkItem& item) const {
+    return min(Shape::kAhead, max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2);
   }
 };
 

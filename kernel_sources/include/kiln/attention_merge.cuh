@@ -63,19 +63,18 @@ template <class V> KILN_FN bool is_sent(const V& v) {
   return sent;
 }
 
-// What a row is the sum of: `count` rows `stride` floats apart, or as many messages, each of a part
-// or of a share of a part.
+// What a row is the sum of: `count` rows `stride` floats apart, or as many messages, each of a part,
+// or of half or a quarter of one.
 struct Children {
   float* rows;
   int64_t stride;
-  int count;
-  bool mailed, divided;
+  int count, halvings;
+  bool mailed;
 };
 
-// Four columns, from `column` on, of the sum of up to 32 parts in their order; of a part of SHARES
-// shares they are the sum in their order. `whole` becomes the scale of all. Every lane of the warp
-// takes part, for columns 4 lane on from the first one's; past head_dim its result is of no use.
-template <int SHARES>
+// Four columns, from `column` on, of the sum of up to 32 parts in their order, after halves and
+// quarters were added up to parts. `whole` becomes the scale of all. Every lane of the warp takes
+// part, for columns 4 lane on from the first one's; past head_dim its result is of no use.
 KILN_FN Float4 gather(Scale& whole, const Children& of, int head_dim, int column) {
   constexpr uint32_t kWarp = 0xffffffffu;
   constexpr int kAtOnce = 8;  // loads under way
@@ -84,12 +83,20 @@ KILN_FN Float4 gather(Scale& whole, const Children& of, int head_dim, int column
   const Float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
   float* const own_scale = of.rows + min(lane, n - 1) * stride + head_dim;
   float* next = of.rows + min(column, head_dim - 4);
-  Scale own = {minus_infinity(), 0.0f};  // of the part, or share, of the lane's number
+  Scale own = {minus_infinity(), 0.0f};  // of the child of the lane's number, then of its part
   if (!of.mailed && lane < n) own = load_vector<Scale>(own_scale);
-  float top = 0.0f;                   // of the part
-  float weight = 1.0f, share = 0.0f;  // of the part in the whole, and of the share in the part
+  float weight = 1.0f, in_half = 1.0f, in_part = 1.0f;  // of the child's in what is next
   Scale all = {minus_infinity(), 0.0f};
-  Float4 y = zero, part = zero;
+  Float4 y = zero;
+  // A step of the tree: of the lane's own sum and that of the lane `other` further on.
+  auto pair_up = [&](float& factor, int other) {
+    const float top = fmaxf(own.top, __shfl_xor_sync(kWarp, own.top, other));
+    factor = Fold::below(top, own.top).added;
+    const int first = lane & ~other;
+    const Fold f = {__shfl_sync(kWarp, factor, first), __shfl_sync(kWarp, factor, first + other)};
+    const float sum = __shfl_sync(kWarp, own.sum, first);
+    own = {top, f(sum, __shfl_sync(kWarp, own.sum, first + other))};
+  };
 #pragma unroll 1
   for (int from = 0; from < n; from += kAtOnce) {
     Float4 v[kAtOnce] = {};
@@ -127,36 +134,34 @@ KILN_FN Float4 gather(Scale& whole, const Children& of, int head_dim, int column
         if (column < head_dim && k < left) v[k] = load_vector<Float4>(next);
     }
     if (from == 0) {
-      top = own.top;
-      if (of.divided) {
-#pragma unroll
-        for (int m = 1; m < SHARES; m *= 2) top = fmaxf(top, __shfl_xor_sync(kWarp, top, m));
-        share = Fold::below(top, own.top).added;
-        float sum = 0.0f;
-#pragma unroll
-        for (int k = 0; k < SHARES; ++k) {
-          const Fold f = {1.0f, __shfl_sync(kWarp, share, lane / SHARES * SHARES + k)};
-          sum = f(sum, __shfl_sync(kWarp, own.sum, lane / SHARES * SHARES + k));
-        }
-        own.sum = sum;
-      }
-      all.top = warp_max(top);
-      weight = Fold::below(all.top, top).added;
+      if (of.halvings > 0) pair_up(in_half, 1);
+      if (of.halvings > 1) pair_up(in_part, 2);
+      all.top = warp_max(own.top);
+      weight = Fold::below(all.top, own.top).added;
     }
-    auto add = [&](int k, const Float4& x) {
+    auto pair = [&](float factor, int k, int other) {
+      const Fold f = {__shfl_sync(kWarp, factor, from + k),
+                      __shfl_sync(kWarp, factor, from + k + other)};
+      v[k] = f(v[k], v[k + other]);
+    };
+    auto add = [&](int k) {
       const Fold f = {1.0f, __shfl_sync(kWarp, weight, from + k)};
       all.sum = f(all.sum, __shfl_sync(kWarp, own.sum, from + k));
-      y = f(y, x);
+      y = f(y, v[k]);
     };
-    if (of.divided) {
+    if (of.halvings == 0) {
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        part = Fold{1.0f, __shfl_sync(kWarp, share, from + k)}(k % SHARES ? part : zero, v[k]);
-        if ((k + 1) % SHARES == 0) add(k, part);
-      }
+      for (int k = 0; k < kAtOnce; ++k) add(k);
+      continue;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; k += 2) pair(in_half, k, 1);
+    if (of.halvings == 1) {
+#pragma unroll
+      for (int k = 0; k < kAtOnce; k += 2) add(k);
     } else {
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) add(k, v[k]);
+      for (int k = 0; k < kAtOnce; k += 4) pair(in_part, k, 2), add(k);
     }
   }
   whole = all;

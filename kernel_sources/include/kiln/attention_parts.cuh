@@ -32,18 +32,16 @@ template <class T, class Shape> struct ItemEnd {
   const WorkItem& item;
   const Thread& me;
   int num_parts, tile, part, flat_rows, num_rows;
-  bool divided, two, mailed;
+  bool mailed;
 
-  // one_each: no block has two items. begun: there is an item.
+  // one_each: no block has two items.
   KILN_FN ItemEnd(const Results<T>& results, const HeadRows& heads, const WorkItem& item,
-                  const Thread& me, bool one_each, bool begun)
+                  const Thread& me, bool one_each)
       : x(results), heads(heads), item(item), me(me) {
-    two = kWarps == 4 && item.kind() == Part::two_shares;
-    divided = two || item.kind() == Part::share;
     num_parts = item.num_parts(), tile = item.tile(), part = item.part();
     mailed = one_each && num_parts <= kFanIn;
     flat_rows = item.num_tokens() * heads.group;  // of all tiles
-    num_rows = begun ? min(kTileRows, flat_rows - tile * kTileRows) : 0;
+    num_rows = min(kTileRows, flat_rows - tile * kTileRows);
   }
 
   KILN_FN void finish(int row, int column, Float4 y, Scale whole) const {
@@ -55,41 +53,72 @@ template <class T, class Shape> struct ItemEnd {
     store_row(x.out + to * x.head_dim + column, y, f);
   }
 
-  // Merge the warps' results of a row, in warp order; of two shares those of one. place: of the row
-  // in this part.
-  KILN_FN void merge_warps(int row, int second, float* place, const float* results,
+  // Merge the warps' results of a row, as a binary tree. place: of the row in this part.
+  KILN_FN void merge_warps(int row, float* place, const float* results,
                            const Scale (&scales)[kWarps][kTileRows]) const {
-    Scale whole = {minus_infinity(), 0.0f};
-    Fold folds[kWarps] = {};
     Scale own[kWarps];
-    const int half = two, first = 2 * second;
-    auto warp_of = [&](int w) { return first + (w >> half); };
-    auto row_of = [&](int w) { return (w & half) * 8 + row; };
+    Fold folds[kWarps];
+    auto add_up = [](auto add) {
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) own[w] = scales[warp_of(w)][row_of(w)];
+      for (int step = 1; step < kWarps; step *= 2)
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {  // units one by one, as a warp does that has them all
-      if (divided) folds[w] = Fold::onto(whole.top, own[w].top);
-      else whole.top = fmaxf(whole.top, own[w].top);
-    }
+        for (int w = step; w < kWarps; w += 2 * step) add(w - step, w);
+    };
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (!divided) folds[w] = Fold::below(whole.top, own[w].top);
-      whole.sum = folds[w](whole.sum, own[w].sum);
-    }
+    for (int w = 0; w < kWarps; ++w) own[w] = scales[w][row];
+    add_up([&](int to, int w) {
+      folds[w] = Fold::onto(own[to].top, own[w].top);
+      own[to].sum = folds[w](own[to].sum, own[w].sum);
+    });
 #pragma unroll 1
     for (int column = me.lane * 4; column < x.head_dim; column += 128) {
-      Float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
+      Float4 y[kWarps];
 #pragma unroll
       for (int w = 0; w < kWarps; ++w)
-        y = folds[w](y, load_vector<Float4>(results + warp_of(w) * (Shape::kWarpBytes / 4) +
-                                            row_of(w) * Shape::Tile::kPitch + column));
+        y[w] = load_vector<Float4>(results + w * (Shape::kWarpBytes / 4) +
+                                   row * Shape::Tile::kPitch + column);
+      add_up([&](int to, int w) { y[to] = folds[w](y[to], y[w]); });
       if (num_parts == 1)  // as were it merged with nothing: a zero loses its sign
-        finish(row, column, Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y), whole);
+        finish(row, column, Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y[0]), own[0]);
       else
-        send(place + column, y);
+        send(place + column, y[0]);
     }
-    if (num_parts > 1) send_scale(place + x.head_dim, whole, me.lane);
+    if (num_parts > 1) send_scale(place + x.head_dim, own[0], me.lane);
+  }
+
+  // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its
+  // children to arrive, in its first child's place; or what was sent, which is one node. parts: of
+  // this tile's rows; first_item: of them, in the table.
+  KILN_FN void merge_parts(float* parts, int64_t part_step, int64_t row_step,
+                           int64_t first_item) const {
+#pragma unroll 1
+    for (int level = 0; 1 << level < num_parts; level += kFanBits) {
+      const int node = part >> (level + kFanBits) << (level + kFanBits);
+      const int children = min(kFanIn, ((num_parts - node - 1) >> level) + 1);
+      if (children == 1) continue;  // its state is in place already
+      if (mailed) {
+        if (part != num_parts - 1) break;
+      } else if (!is_last(first_item + node + (1 << level), children)) {
+        break;
+      }
+      const bool root = node == 0 && children > (num_parts - 1) >> level;
+      const int halvings = halvings_of(item.kind());
+#pragma unroll 1
+      for (int row = me.warp; row < num_rows; row += kWarps) {
+        float* const first = parts + node * part_step + row * row_step;
+        const Children all = {first, part_step << level, children, halvings, mailed};
+        Scale whole;
+#pragma unroll 1
+        for (int column = me.lane * 4; column - me.lane * 4 < x.head_dim; column += 128) {
+          __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
+          const Float4 y = gather(whole, all, x.head_dim, column);
+          if (column >= x.head_dim) continue;
+          if (root) finish(row, column, y, whole);
+          else send(first + column, y);
+        }
+        if (!root) send_scale(first + x.head_dim, whole, me.lane);
+      }
+    }
   }
 
   // Whether the others of a node's children have arrived before this warp's.

@@ -32,18 +32,25 @@ template <class T, int D, int N> struct AttentionRows {
     }
   }
 
-  // Add the sum of the unit after, which is done; `sum` is here over all keys, in every lane.
-  KILN_FN void fold(const AttentionRows& unit) {
+  // All keys were seen: let `sum` be over all of them, in every lane.
+  KILN_FN void end() {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) sum[n][j] = over_keys_sum(sum[n][j]);
+  }
+  // Add what comes after it; both have ended.
+  KILN_FN void fold(const AttentionRows& next) {
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const Fold f = Fold::onto(top[n][j], unit.top[n][j]);
-        sum[n][j] = f(sum[n][j], over_keys_sum(unit.sum[n][j]));
+        const Fold f = Fold::onto(top[n][j], next.top[n][j]);
+        sum[n][j] = f(sum[n][j], next.sum[n][j]);
 #pragma unroll
         for (int c = 0; c < kSteps; ++c) {
-          o[c][n][j] = f(o[c][n][j], unit.o[c][n][j]);
-          o[c][n][j + 2] = f(o[c][n][j + 2], unit.o[c][n][j + 2]);
+          o[c][n][j] = f(o[c][n][j], next.o[c][n][j]);
+          o[c][n][j + 2] = f(o[c][n][j + 2], next.o[c][n][j + 2]);
         }
       }
   }

@@ -1,10 +1,10 @@
 // How a request's decode attention is cut into work items: the rule that the plan and the kernel
 // share. What is added up, and in which order, looks at the request itself and at constants of the
 // machine, never at the batch: a request is cut into splits, a split into as many shares as a block
-// has warps and, of a divisible request, a share into as many units. Who adds it up may look at the
-// batch. A block takes a split, each warp a share; or, where a batch would leave much of the
-// machine idle, a block takes a share of a divisible request, each warp a unit, or two shares, each
-// of four warps two units.
+// has warps and, of a divisible request, a share into as many units. Shares and units are added up
+// as a binary tree. Who adds them up may look at the batch: a block takes a split, each warp a
+// share; or, where a batch would leave much of the machine idle, half or a quarter of a split of a
+// divisible request, and each warp half or a quarter of a share.
 #pragma once
 #include "kiln/ptx.cuh"
 
@@ -15,9 +15,8 @@ constexpr int kPairBlocks = 2;   // of the pool, that a warp takes at a time
 constexpr int kTileRows = 16;    // (token, head of the group) rows of an mma tile
 constexpr int kMostTokens = 16;  // a request with more query tokens is prefill's
 constexpr int kFirstIds = 8;
-constexpr int kWorthHalving = 40;  // blocks of a split, below which two halves cost more than one
 
-enum class Part { split, split_in_units, share, two_shares };  // what an item is
+enum class Part { split, split_in_units, half, quarter };  // what an item is
 
 // Part of one request's work: all that a block must know to begin. Tables of them start with a
 // header, in which `request` counts the items and `first_token` the rows of partial results.
@@ -25,7 +24,7 @@ struct alignas(16) WorkItem {
   int request, first_token;
   int size;                    // number of parts << 8 | query tokens
   int seq_len;
-  int place;                   // Part << 29 | tile << 16 | which part, or the first of two
+  int place;                   // Part << 29 | tile << 16 | which part
   int row_start;               // rows of partial results, of one KV head, before this request's
   int first_block, end_block;  // of the split, of the request's own blocks
   int ids[kFirstIds];          // in the pool of each warp's first pair of blocks
@@ -52,19 +51,21 @@ struct RequestCut {
 
 constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
 
-// How many splits a request has: up to `few` one for each `blocks` blocks. Beyond that `most`, which
-// fill the machine; or, halved some times, as many as do so with eight or sixteen requests of one
-// length, or, divided, with two or four. `most` at most in all of a request's tiles: below 32768,
-// and its product with the blocks below 2^31. A block has 2^warp_bits warps.
+// How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many, again
+// and again, as long as each has four times that. So as many requests of one length as are a power
+// of two have items that fill the machine. From 64 times that on it has `most`, which fill it alone:
+// at most `most` in all of a request's tiles, below 32768, and its product with the blocks below
+// 2^31. A block has 2^warp_bits warps.
 struct SplitRule {
   int most, blocks, few, warp_bits;
 
   KILN_FN int splits(int num_blocks) const {
     const int pieces = (num_blocks + blocks - 1) / blocks;
     if (pieces <= few) return pieces;
-    int medium = most;  // whose shares are merged at once
-    while (medium > kFanIn / 4) medium /= 2;
-    return max(few, pieces < 6 * few ? medium / 2 : pieces < 40 * few ? medium : most);
+    if (pieces >= 2 * kFanIn) return max(few, most);
+    int splits = few;
+    while (splits * 8 <= pieces) splits *= 2;
+    return splits;
   }
 };
 
@@ -72,14 +73,13 @@ struct SplitRule {
 KILN_FN int unit_begin(int i, int num_pairs, int warp_bits) {
   return i * num_pairs >> 2 * warp_bits;
 }
-// Which unit of its split a warp begins with, and how many are its.
+// How many times a split was halved to be such an item.
+KILN_FN int halvings_of(Part kind) { return max(0, int(kind) - int(Part::split_in_units)); }
+// How many units of its item a warp has, and with which of its split it begins.
+KILN_FN int units_of_warp(Part kind, int warp_bits) { return 1 << (warp_bits - halvings_of(kind)); }
 KILN_FN int first_unit(Part kind, int part, int warp, int warp_bits) {
-  if (kind < Part::share) return warp << warp_bits;
-  const int first = (part & ((1 << warp_bits) - 1)) << warp_bits;
-  return first + (kind == Part::two_shares ? 2 * warp : warp);
-}
-KILN_FN int units_of_warp(Part kind, int warp_bits) {
-  return kind == Part::share ? 1 : kind == Part::two_shares ? 2 : 1 << warp_bits;
+  const int halvings = halvings_of(kind), own = part & ((1 << halvings) - 1);
+  return (own << (2 * warp_bits - halvings)) + warp * units_of_warp(kind, warp_bits);
 }
 
 KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int window, SplitRule rule) {
@@ -89,7 +89,7 @@ KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int windo
   x.num_tiles = num_tokens <= kMostTokens ? (num_tokens * group + kTileRows - 1) / kTileRows : 0;
   const int most = max(1, rule.most / max(1, x.num_tiles));
   x.num_splits = max(1, min(rule.splits(x.num_blocks), most));
-  // Rows of half a tile, whose sums a warp has room for twice; and a pair of blocks for each unit.
+  // Rows of half a tile, whose sums a warp has room for thrice; and a pair of blocks for each unit.
   const int shares = x.num_splits << rule.warp_bits;
   x.divisible = num_tokens * group <= kTileRows / 2 && shares <= kFanIn &&
                 x.num_blocks >= (shares << rule.warp_bits) * kPairBlocks;

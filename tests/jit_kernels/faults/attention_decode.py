@@ -4,25 +4,24 @@ _ONE_HEAD = {"kv_heads": 1, "group": 4, "most": 6, "split": 16}
 _TINY = {**_ONE_HEAD, "batch": 0}
 _SPLIT = {"batch": 2, "kv_heads": 1, "group": 3, "most": 6, "split": 4}
 _TREE = {"batch": 4, "kv_heads": 1, "group": 1, "most": 33, "split": 1}  # two levels of merging
-_DEEP = {**_TREE, "most": 40}  # the second node has children of its own
 _SPECULATIVE = {"batch": 3, "kv_heads": 1, "group": 8, "most": 33, "split": 2}
 _WINDOW = {**_SPECULATIVE, "group": 1, "window": 30}  # a tile's tokens see different first blocks
 _ALL_OPTIONS = {**_SPECULATIVE, "window": 20, "cap": 3, "sinks": 1}
 _TWO_HEADS = {**_SPLIT, "by_token": 1, "kv_heads": 2}
 _LONG = {"requests": 1, "context": 400, "kv_heads": 1, "group": 4, "most": 1, "split": 16}
 _REUSED = {**_LONG, "requests": 16, "context": 150}  # more items than blocks
+_ALL_HALVES = {**_REUSED, "requests": 10, "context": 500}  # and all of a warp's stages in use
+_LATE_NODES = {**_LONG, "context": 1100, "group": 8, "most": 66, "split": 1}
 _VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
 _NARROW = {**_TWO_HEADS, "less": 16}  # columns of the tile past head_dim
 _LATE = {**_LONG, "batch": 5, "group": 1, "window": 63}  # no later token sees the first keys
 _STEEP = {**_LONG, "steep": 40}  # logits that rise by more than the slack
-_UNITS = {**_ONE_HEAD, "batch": 4, "most": 2, "split": 64}  # of 777 keys: a warp has a share
-_TWO_SHARES = {**_UNITS, "most": 4, "steep": 40}  # or two warps
-_DIVIDED = {**_UNITS, "most": 6, "steep": 40}  # or a block
-_NOT_WORTH_IT = {**_LONG, "requests": 4, "context": 600, "most": 8, "split": 64}
+_UNITS = {**_ONE_HEAD, "batch": 4, "most": 2, "split": 64}  # of 777 keys: a warp has four units
+_HALVES = {**_UNITS, "most": 4, "steep": 40}  # or two
+_QUARTERS = {**_UNITS, "most": 6, "steep": 40}  # or one
 _TWO_ROUNDS = {**_UNITS, "requests": 4, "context": 777, "long": 300, "most": 33}
-_TWO_ROUNDS.pop("batch")  # shares of a request in a block's second item and others' first
-_TWO_TWICE = {**_TWO_ROUNDS, "requests": 8, "most": 20}  # the same of two shares
-_CROWDED = {"batch": 2, "kv_heads": 1, "group": 16, "most": 3, "split": 2}  # many rows, few items
+_TWO_ROUNDS.pop("batch")  # quarters of a split in a block's second item and others' first
+_CROWDED = {**_LONG, "requests": 2, "context": 100, "group": 16, "most": 3, "split": 2}
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
 
@@ -46,7 +45,7 @@ _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
 _RELAXED = "inc, counter, last, cuda_host::relaxed"
 _HALF = "copy_wait<kHalves - 1>();\n    "
 _SHORT = _HALF.replace("kHalves - 1", "kHalves")
-_QUERIES = "if (now < 0) kiln::copy_wait<kHalves>();\n    else kiln::copy_wait<kHalves - kAhead>();"
+_QUERIES = "kiln::copy_wait<kHalves - kAhead>();"
 _FP8 = {**_ROWS, "needs": {"scalar_t": "kiln::bf16", "head_tile": "64", "kv_t": "kiln::e4m3"}}
 _KEYS, _VALUES = "__syncwarp();  // the keys are", "__syncwarp();  // the values are"
 _FIRST, _NEXT = "__syncwarp();  // the item", "__syncwarp();  // every lane"
@@ -56,7 +55,7 @@ _ATTENTION = [
     ("no wait for the first item", "kiln::copy_wait<0>();\n  " + _FIRST, _FIRST, _TINY),
     ("no wait for the next item", "copy_wait<0>();\n  " + _NEXT, _NEXT, _TREE, _ATTEND),
     ("no wait for the queries", _QUERIES, "", _TINY),
-    ("no wait for the next queries", _QUERIES, _QUERIES.partition("\n")[0], _REUSED),
+    ("no wait for the next queries", _QUERIES, "if (now < 0) " + _QUERIES, _REUSED),
     ("item used without a warp barrier", _FIRST, "//", _TINY, _SEEDS),
     ("no barrier after the queries", "__syncthreads();  // the q", "//", _SPLIT, _SEEDS),
     ("keys replaced too early", "__syncwarp();  // the keys have", "//", _LONG,
@@ -64,23 +63,26 @@ _ATTENTION = [
     ("values replaced too early", "__syncwarp();  // the values have", "//", _LONG,
      {**_ATTEND, **_SEEDS}),
     ("results over the next item's blocks", "+ kAhead * Shape::kHalf);", ");", _TREE, _SEEDS),
-    ("no barrier before the warps are merged", "__syncthreads();  // all", "//", _TINY, _SEEDS),
-    ("results replaced too early", "__syncthreads();  // the results", "//", _REUSED, _SEEDS),
-    ("no warp barrier before an arrival", "__syncwarp();  // the warp's", "//", _DEEP,
+    ("no barrier before the warps are merged", "if (now >= 0) __syncthreads();  // all", "//",
+     _TINY, _SEEDS),
+    ("results replaced too early", "__syncthreads();  // the results", "//", _ALL_HALVES,
+     _SEEDS),
+    ("no warp barrier before an arrival", "__syncwarp();  // the warp's", "//", _LATE_NODES,
+     {**_PARTS, **_SEEDS}),
+    ("a counter shared by two levels", "node + (1 << level)", "node", _TREE,
      {**_PARTS, **_MORE_SEEDS}),
-    ("a counter shared by two levels", "node + (1 << level)", "node", _TREE, _MORE_SEEDS),
     ("a counter shared by the warps", "* kWarps + me.warp,", "* kWarps,", _SPECULATIVE,
      {**_PARTS, **_SEEDS}),
     ("the first takes itself for the last", "before) != children - 1", "before) != 0", _SPLIT,
      _PARTS),
     ("arrival without an order", _ACQ_REL, _RELAXED, _SPLIT, _MEMORY),
     ("a message read before it is there", "while (!__all_sync(kWarp, sent));", "while (false);",
-     _DIVIDED, {**_MERGE, **_SEEDS}),
-    ("a scale not sent", "lane < kScaleRoom / 4) send", "lane > 40) send", _DIVIDED, _MERGE),
-    ("messages left behind", "forget(place);", "", _DIVIDED, _MERGE),
-    ("scales left behind", "forget(own_scale + i);", ";", _DIVIDED, _MERGE),
-    ("messages for a block that comes before", "end.part + end.two != end.num_parts - 1) break",
-     "end.part) break", _DIVIDED),
+     _QUARTERS, {**_MERGE, **_SEEDS}),
+    ("a scale not sent", "lane < kScaleRoom / 4) send", "lane > 40) send", _QUARTERS, _MERGE),
+    ("messages left behind", "forget(place);", "", _QUARTERS, _MERGE),
+    ("scales left behind", "forget(own_scale + i);", ";", _QUARTERS, _MERGE),
+    ("messages for a block that comes before", "part != num_parts - 1) break", "part) break",
+     _QUARTERS, _PARTS),
     ("messages between a block's own items", "num_items <= int(gridDim.y)", "true", _TWO_ROUNDS,
      _SEEDS),
     ("more messages than there is room for", "headers[warp].y <= mail_rows", "true", _CROWDED),
@@ -90,8 +92,8 @@ _ATTENTION = [
     ("any pool taken for a dense one", "    dense = ", "    dense = true || ",
      {**_TWO_HEADS, "batch": 4}, _FETCH),
     ("queries of another request read", "row < rows && chunk", "chunk", _TINY),
-    ("block table read past the end", "block < count * kPair && block * kKVBlock < num_keys ? t",
-     "true ? t", _TINY, _FETCH),
+    ("block table read past the end", "block >= count * kPair || block * kKVBlock >= num_keys",
+     "false", _TINY, _FETCH),
     ("no guard for a row without keys", "> minus_infinity() ? top", "> 0 ? top", _TINY, _LOGITS),
     ("no guard for an empty sum", "x.sum > 0 ? f / x.sum", "true ? f / x.sum", _TINY, _MERGE),
     ("first ids of the wrong block", "id[m] = i < 2 ? item.ids[me.warp * kPair + m]",
@@ -117,27 +119,25 @@ _ATTENTION = [
     ("top of another eight", "best[n][j] = over_keys_max(best[n][j]);",
      "best[n][j] = over_keys_max(best[0][j]);", {**_SPECULATIVE, "steep": 40}, _ROWS),
     ("a unit counted twice", "      rows.clear();\n", "", _UNITS, _ATTEND),
+    ("two units counted twice", "        two.clear();\n", "", _UNITS, _ATTEND),
     ("a share ends with its first unit", "end = from.unit_end(item, ++unit);", "end = 0;",
      _UNITS, _ATTEND),
-    ("a share taken for a split", "kind == Part::share ? 1 :", "false ? 1 :", _DIVIDED, _CUT),
-    ("one unit of two taken", "Part::two_shares ? 2 : 1 <<", "Part::two_shares ? 1 : 1 <<",
-     _TWO_SHARES, _CUT),
-    ("units of two shares taken one by one", "kind == Part::two_shares ? 2 * warp",
-     "false ? 2 * warp", _TWO_SHARES, _CUT),
-    ("two units of a share in one place", "hand_over(rows, false, two ? 8 : 0)",
-     "hand_over(rows, false, 0)", _TWO_SHARES, {**_ATTEND, **_SEEDS}),
-    ("the first of two shares taken twice", "first + (w >> half)", "(w >> half)", _TWO_SHARES,
-     _PARTS),
-    ("the first of two units taken twice", "(w & half) * 8 + row", "row", _TWO_SHARES, _PARTS),
-    ("two shares sent to one place", "(end.part + second) * part_step", "end.part * part_step",
-     _TWO_SHARES),
-    ("the last of two shares not waited with", "end.part + end.two != end", "end.part != end",
-     _TWO_SHARES),
-    ("two shares counted as two", "children >> end.two)) {", "children)) {", _TWO_TWICE, _SEEDS),
-    ("counters of two shares by share", "(end.part >> end.two)", "end.part", _TWO_TWICE, _SEEDS),
-    ("shares not weighed", "share = Fold::below(top, own.top).added;", "share = 1.0f;", _DIVIDED,
+    ("units of a warp as of a whole split", "1 << (warp_bits - halvings_of(kind))",
+     "1 << warp_bits", _HALVES, _CUT),
+    ("every half taken for the first", "own = part & ((1 << halvings) - 1);", "own = 0;", _HALVES,
+     _CUT),
+    ("units of halves counted as of quarters", "own << (2 * warp_bits - halvings)",
+     "own << warp_bits", _HALVES, _CUT),
+    ("a step of the tree without its weight", "folds[w](y[to], y[w])", "folds[1](y[to], y[w])",
+     {**_LONG, "steep": 40}, _PARTS),
+    ("halves not weighed", "pair(in_half, k, 1);", "pair(1.0f, k, 1);", _HALVES, _MERGE),
+    ("pairs of quarters not weighed", "pair(in_part, k, 2)", "pair(1.0f, k, 2)", _QUARTERS,
      _MERGE),
-    ("parts not weighed", "weight = Fold::below(all.top, top).added;", "weight = 1.0f;",
+    ("sums of quarters left as they were", "own = {top, f(sum,", "own = {top, 0 * f(sum,",
+     _QUARTERS, _MERGE),
+    ("halves added up as splits", "if (of.halvings == 0) {", "if (of.halvings < 2) {", _HALVES,
+     _MERGE),
+    ("parts not weighed", "weight = Fold::below(all.top, own.top).added;", "weight = 1.0f;",
      {**_SPLIT, "steep": 40}, _MERGE),
     ("cap left out", "if (how.cap > 0)", "if (how.cap > 100)", _ALL_OPTIONS, _ATTEND),
     ("sink of another head", "sinks + h :", "sinks + h % 2 :", _ALL_OPTIONS, _PARTS),
@@ -147,7 +147,8 @@ _ATTENTION = [
     ("queries past head_dim read", "row < rows && chunk * 8 < head_dim", "row < rows", _NARROW),
     ("columns past head_dim stored", "< x.head_dim; column +=", "< Shape::kHeadTile; column +=",
      _NARROW, _PARTS),
-    ("columns past head_dim merged", "if (column >= head_dim) continue;", "", _NARROW),
+    ("columns past head_dim merged", "if (column >= x.head_dim) continue;", "", _NARROW,
+     _PARTS),
     ("wrong chunk of the values", "(2 * c + lane / 8 % 2)", "(2 * c + 1 - lane / 8 % 2)", _TINY,
      _ROWS),
     ("bytes of fp8 values not sorted", "(x & 0xff0000ff) |", "x |", _TINY, _FP8),
@@ -163,17 +164,18 @@ _PLAN = [
      _MANY),
     ("tile and split swapped", "tile << 16 | part;", "part << 16 | tile;", _SPECULATIVE),
     ("rows of whole requests counted", "x.num_splits > 1)", "true)", _SPECULATIVE),
-    ("divided beyond the machine", "count.all_more <= max_splits", "count.all_more <= 999", _UNITS),
+    ("divided beyond the machine", "count.all_more > max_splits", "count.all_more > 999", _UNITS),
     ("divided items of later requests counted", "if (r >= request || !items) return;", "",
-     _DIVIDED),
-    ("divided in four where two fit", "halves && fits(2) ? 2 :", "halves ? 4 :", _TWO_SHARES),
-    ("not divided where two fit", "halves && fits(2) ? 2 :", "", _TWO_SHARES),
-    ("short splits halved", ">= count.all_more * kiln::kWorthHalving", ">= 0", _NOT_WORTH_IT),
-    ("two shares' places by one", "two_shares ? 2 * which", "two_shares ? which", _TWO_SHARES),
-    ("medium splits beyond one merge", "medium > kFanIn / 4", "medium > kFanIn",
-     {**_TREE, "few": 2}, _CUT),
-    ("ids of a share's split", "first_unit(kind, part,", "first_unit(kiln::Part::split, part,",
-     _DIVIDED),
+     _QUARTERS),
+    ("divided in four where two fit", "--halvings;", "halvings = 0;", _HALVES),
+    ("rows of divided requests as of whole ones", "count.divisible_rows << halvings",
+     "count.divisible_rows", _TWO_ROUNDS),
+    ("twice as many splits", "splits * 8 <= pieces", "splits * 4 <= pieces", {**_TREE, "few": 2},
+     _CUT),
+    ("long requests not split as often as they can", "pieces >= 2 * kFanIn", "false",
+     {**_VERY_LONG, "most": 33, "split": 1, "few": 2}, _CUT),
+    ("ids of a quarter's split", "first_unit(kind, part,", "first_unit(kiln::Part::split, part,",
+     _QUARTERS),
     ("ids past the end of a split", "block < end ?", "true ?", _SPECULATIVE),
     ("long requests not left to prefill", "num_tokens <= kMostTokens", "true", _SPECULATIVE, _CUT),
     ("window left out", "window ? max(", "false ? max(", _ALL_OPTIONS, _CUT),

@@ -55,6 +55,16 @@ FAULTS = [
             "new": "if (head + 1 >= heads.num_all) return;",
         },
         {
+            "name": "second head dropped",
+            "old": "if (two) second.store_turned",
+            "new": "if (false) second.store_turned",
+        },
+        {
+            "name": "second heads past the last",
+            "old": "other < heads.num_all",
+            "new": "true",
+        },
+        {
             "name": "heads past the last",
             "old": "if (head >= heads.num_all) return;",
             "new": "",
