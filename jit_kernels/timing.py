@@ -131,6 +131,7 @@ class GpuWork:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = list(calls)
+        torch.cuda.synchronize()  # inputs are there for whatever stream, and for early launches
         may_be_captured = self._may_be_captured()
         seconds = self._first_seconds()
         if seconds * len(calls) > _LAUNCH_SECONDS:

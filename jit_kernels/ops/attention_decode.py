@@ -88,9 +88,10 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     [num_tokens, num_heads] float32, if given, gets the logarithm of the sum of e to the logits.
 
     Rows of requests with more tokens are left alone; a row without keys is 0, its lse -inf.
-    Nothing at or past a request's length is read. With ``workspace`` its plan for this step
-    (``plan_attention``) is used, and nothing is allocated but ``out``. Raises ValueError on a
-    wrong shape or number, TypeError on a wrong dtype.
+    Nothing at or past a request's length is read. What a request has before this step's tokens must
+    be in the pools before plan_attention: it may be read while kernels ahead still run. With
+    ``workspace`` its plan for this step (``plan_attention``) is used, and nothing is allocated but
+    ``out``. Raises ValueError on a wrong shape or number, TypeError on a wrong dtype.
     """
     out = query.new_empty(query.shape) if out is None else out
     lse = torch.empty(0, device=query.device) if lse is None else lse

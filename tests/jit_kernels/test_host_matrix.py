@@ -293,4 +293,5 @@ def test_a_spec_must_declare_shared_memory_above_48_kib():
     arguments = spec.make_inputs(variant, spec.sizes[1], "cpu")
     with pytest.raises(LaunchError, match="raise the spec's shared_bytes"):
         host.run(greedy, arguments, env=settings())
-    host.run(replace(greedy, shared_bytes=lambda variant: 60 * 1024), arguments, env=settings())
+    large = replace(greedy, shared_bytes=lambda variant, gpu: 60 * 1024)
+    host.run(large, arguments, env=settings())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from kiln.jit_kernels.timing import MAX_ROUNDS, MIN_ROUNDS, CpuWork, time_side_by_side
+from kiln.jit_kernels.timing import MAX_ROUNDS, MIN_ROUNDS, CpuWork, GpuWork, time_side_by_side
 
 
 class Fake:
@@ -87,3 +88,17 @@ def test_calls_on_the_cpu_are_all_made_each_time():
 
 def test_nothing_to_time_is_no_error():
     assert time_side_by_side({}) == {}
+
+
+def test_inputs_are_there_before_another_stream_is_given_a_call(monkeypatch):
+    """Its first calls run on a stream of their own, which does not wait for whoever wrote them."""
+    seen = []
+
+    def no_more():
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("synchronized"))
+    monkeypatch.setattr(torch.cuda, "Stream", no_more)
+    with pytest.raises(InterruptedError):
+        GpuWork([lambda: seen.append("called")])
+    assert seen == ["synchronized"]
