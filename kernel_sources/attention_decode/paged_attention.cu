@@ -62,7 +62,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const kiln::Pools<KV_T> pools = {
       key_pool, value_pool, block_table, key_block, key_head, key_token, value_block, value_head,
       value_token, table_row, head_dim};
-  const kiln::Results<SCALAR_T> to = {out, lse, sinks, arrivals, head_dim, v_scale};
+  const kiln::Results<SCALAR_T> to = {out, lse, sinks, partials, mail, arrivals, head_dim, v_scale};
+  const kiln::Queries<SCALAR_T> from = {query, query_token, query_head};
   const kiln::Softmax how = {scale, cap, steepness};
   kiln::Fetch<Shape> fetch(pools, me, stages, head);
   auto copy_item = [&](int at, int side) {
@@ -70,21 +71,6 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       kiln::copy_async_16(
           reinterpret_cast<unsigned char*>(&own_items[warp][side]) + lane * 16,
           reinterpret_cast<const unsigned char*>(items + 1 + min(at, capacity - 1)) + lane * 16);
-  };
-  auto copy_queries = [&](const WorkItem& item) {
-    const int start = item.tile() * kRows, rows = item.num_tokens() * group - start;
-    const int padded = (rows > 8 ? kRows : 8) * (HEAD_TILE / 8);  // as many as are multiplied
-#pragma unroll 1
-    for (int i = threadIdx.x; i < padded; i += kThreads) {
-      const int row = i / (HEAD_TILE / 8), chunk = i % (HEAD_TILE / 8);
-      const int token = heads.token_of(start + row);
-      const int64_t h = head * group + start + row - token * group;
-      kiln::copy_async_16(
-          queries + row * Shape::Tile::kQueryStep + chunk * 16,
-          query + (item.first_token + token) * query_token + h * query_head + chunk * 8,
-          row < rows && chunk * 8 < head_dim);
-    }
-    kiln::copy_commit();
   };
 
   copy_item(blockIdx.y, 0);
@@ -114,22 +100,14 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       fetch.first(next_item, now < 0 ? early : 0, kAhead);
     }
     const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
-    // Partial results: [part][row of all tiles][KV head], from the request's own start on.
-    const int64_t row_step = int64_t(num_kv_heads) * (head_dim + kiln::kScaleRoom);
-    const int64_t part_step = end.flat_rows * row_step;
-    float* const parts = (end.mailed ? mail : partials) + head * (head_dim + kiln::kScaleRoom) +
-                         (item.row_start + end.tile * kRows) * row_step;
     if (now >= 0) __syncthreads();  // all results are there, and the queries have been read
-    if (more) copy_queries(next_item);
+    if (more) kiln::copy_queries<Shape>(next_item, from, heads, head_dim, queries);
     if (now >= 0) {
-#pragma unroll 1
-      for (int row = warp; row < end.num_rows; row += kWarps)
-        end.merge_warps(row, parts + end.part * part_step + row * row_step, results, warp_scales);
+      end.merge_warps(results, warp_scales);
       __syncthreads();  // the results have been read
     }
     if (more) fetch.first(next_item, kAhead, kHalves);
-    if (now >= 0 && warp < end.num_rows)
-      end.merge_parts(parts, part_step, row_step, now - end.part);
+    if (now >= 0 && warp < end.num_rows) end.merge_parts(now - end.part);
     if (!more) break;
 
     const kiln::Sight sight = kiln::Sight::of(next_item, heads, fetch.num_keys, window);

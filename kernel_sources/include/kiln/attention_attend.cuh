@@ -4,6 +4,31 @@
 
 namespace kiln {
 
+// Where a step's queries lie: [num_tokens, num_heads, head_dim], rows dense.
+template <class T> struct Queries {
+  const T* first;
+  int64_t token_step, head_step;
+};
+
+// Copy an item's rows, and zeros for what is multiplied beside them; a group of copies.
+template <class Shape, class T>
+KILN_FN void copy_queries(const WorkItem& item, const Queries<T>& from, const HeadRows& heads,
+                          int head_dim, unsigned char* to) {
+  constexpr int kRow = Shape::kHeadTile / 8;  // chunks
+  const int start = item.tile() * kTileRows, rows = item.num_tokens() * heads.group - start;
+  const int padded = (rows > 8 ? kTileRows : 8) * kRow;  // as many as are multiplied
+#pragma unroll 1
+  for (int i = threadIdx.x; i < padded; i += Shape::kThreads) {
+    const int row = i / kRow, chunk = i % kRow, token = heads.token_of(start + row);
+    const int64_t h = heads.head * heads.group + start + row - token * heads.group;
+    copy_async_16(to + row * Shape::Tile::kQueryStep + chunk * 16,
+                  from.first + (item.first_token + token) * from.token_step + h * from.head_step +
+                      chunk * 8,
+                  row < rows && chunk * 8 < head_dim);
+  }
+  copy_commit();
+}
+
 // Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
 struct Softmax { float scale, cap, steepness; };
 

@@ -14,11 +14,12 @@ struct HeadRows {
   }
 };
 
-// Where results go.
+// Where results go, and partial ones: [part][row of all tiles][KV head], from a request's own start.
 template <class T> struct Results {
   T* out;
   float* lse;
   const float* sinks;
+  float *partials, *mail;
   uint32_t* arrivals;
   int head_dim;
   float v_scale;
@@ -31,8 +32,10 @@ template <class T, class Shape> struct ItemEnd {
   const HeadRows& heads;
   const WorkItem& item;
   const Thread& me;
-  int num_parts, tile, part, flat_rows, num_rows;
+  int num_parts, tile, part, num_rows;
   bool mailed;
+  int64_t row_step, part_step;
+  float* parts;  // of the tile's rows
 
   // one_each: no block has two items.
   KILN_FN ItemEnd(const Results<T>& results, const HeadRows& heads, const WorkItem& item,
@@ -40,8 +43,12 @@ template <class T, class Shape> struct ItemEnd {
       : x(results), heads(heads), item(item), me(me) {
     num_parts = item.num_parts(), tile = item.tile(), part = item.part();
     mailed = one_each && num_parts <= kFanIn;
-    flat_rows = item.num_tokens() * heads.group;  // of all tiles
+    const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
     num_rows = min(kTileRows, flat_rows - tile * kTileRows);
+    row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
+    part_step = flat_rows * row_step;
+    parts = (mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
+            (item.row_start + tile * kTileRows) * row_step;
   }
 
   KILN_FN void finish(int row, int column, Float4 y, Scale whole) const {
@@ -53,9 +60,14 @@ template <class T, class Shape> struct ItemEnd {
     store_row(x.out + to * x.head_dim + column, y, f);
   }
 
-  // Merge the warps' results of a row, as a binary tree. place: of the row in this part.
-  KILN_FN void merge_warps(int row, float* place, const float* results,
-                           const Scale (&scales)[kWarps][kTileRows]) const {
+  // Merge the warps' results of all rows, as a binary tree.
+  KILN_FN void merge_warps(const float* results, const Scale (&scales)[kWarps][kTileRows]) const {
+#pragma unroll 1
+    for (int row = me.warp; row < num_rows; row += kWarps)
+      merge_row(row, parts + part * part_step + row * row_step, results, scales);
+  }
+  KILN_FN void merge_row(int row, float* place, const float* results,
+                         const Scale (&scales)[kWarps][kTileRows]) const {
     Scale own[kWarps];
     Fold folds[kWarps];
     auto add_up = [](auto add) {
@@ -87,10 +99,9 @@ template <class T, class Shape> struct ItemEnd {
   }
 
   // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its
-  // children to arrive, in its first child's place; or what was sent, which is one node. parts: of
-  // this tile's rows; first_item: of them, in the table.
-  KILN_FN void merge_parts(float* parts, int64_t part_step, int64_t row_step,
-                           int64_t first_item) const {
+  // children to arrive, in its first child's place; or what was sent, which is one node. first_item:
+  // of the tile's, in the table.
+  KILN_FN void merge_parts(int64_t first_item) const {
 #pragma unroll 1
     for (int level = 0; 1 << level < num_parts; level += kFanBits) {
       const int node = part >> (level + kFanBits) << (level + kFanBits);
