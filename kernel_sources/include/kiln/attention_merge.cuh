@@ -36,8 +36,8 @@ struct Fold {
   }
 };
 
-// A row of partial results: head_dim columns, then its scale, four times: of a part of 32 bytes the
-// memory has to fetch the rest, and who reads it waits for that.
+// A row of partial results: head_dim columns, then its scale, and kUnsent up to 32 bytes: of a part of
+// them the memory has to fetch the rest, and who reads it waits for that.
 constexpr int kScaleRoom = 8;
 
 // A row is also a message that needs no counter: it is there once no word of it is kUnsent, which
@@ -46,8 +46,11 @@ constexpr uint32_t kUnsent = 0xffffffffu;
 KILN_FN void send(float* to, const Float4& x) {
   store_words_relaxed(to, {as_uint(x.x), as_uint(x.y), as_uint(x.z), as_uint(x.w)});
 }
+// Nobody waits for what follows the scale: it may come after who received this made it kUnsent.
 KILN_FN void send_scale(float* to, Scale x, int lane) {
-  if (lane < kScaleRoom / 4) send(to + lane * 4, {x.top, x.sum, x.top, x.sum});
+  const uint32_t top = lane == 0 ? as_uint(x.top) : kUnsent;
+  const uint32_t sum = lane == 0 ? as_uint(x.sum) : kUnsent;
+  if (lane < kScaleRoom / 4) store_words_relaxed(to + lane * 4, {top, sum, kUnsent, kUnsent});
 }
 template <class V> KILN_FN void receive(V& v, const float* from) {
   load_words_relaxed(reinterpret_cast<uint32_t(&)[sizeof(V) / 4]>(v), from);

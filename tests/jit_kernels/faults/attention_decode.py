@@ -14,6 +14,7 @@ _ALL_HALVES = {**_REUSED, "requests": 10, "context": 500}  # and all of a warp's
 _LATE_NODES = {**_LONG, "context": 1100, "group": 8, "most": 66, "split": 1}
 _VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
 _NARROW = {**_TWO_HEADS, "less": 16}  # columns of the tile past head_dim
+_MAILED = {**_LONG, "context": 600, "kv_heads": 2, "group": 8, "most": 4, "split": 64}
 _LATE = {**_LONG, "batch": 5, "group": 1, "window": 63}  # no later token sees the first keys
 _STEEP = {**_LONG, "steep": 40}  # logits that rise by more than the slack
 _UNITS = {**_ONE_HEAD, "batch": 4, "most": 2, "split": 64}  # of 777 keys: a warp has four units
@@ -78,7 +79,9 @@ _ATTENTION = [
     ("arrival without an order", _ACQ_REL, _RELAXED, _SPLIT, _MEMORY),
     ("a message read before it is there", "while (!__all_sync(kWarp, sent));", "while (false);",
      _QUARTERS, {**_MERGE, **_SEEDS}),
-    ("a scale not sent", "lane < kScaleRoom / 4) send", "lane > 40) send", _QUARTERS, _MERGE),
+    ("a scale not sent", "lane < kScaleRoom / 4) store", "lane > 40) store", _QUARTERS, _MERGE),
+    ("words sent that nobody waits for", "{top, sum, kUnsent, kUnsent}", "{top, sum, top, sum}",
+     _MAILED, {**_MERGE, "seeds": 32}),
     ("messages left behind", "forget(place);", "", _QUARTERS, _MERGE),
     ("scales left behind", "forget(own_scale + i);", ";", _QUARTERS, _MERGE),
     ("messages for a block that comes before", "part != num_parts - 1) break", "part) break",
