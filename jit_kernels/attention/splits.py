@@ -49,8 +49,9 @@ class SplitRule:
     """Up to ``few`` splits of a request, one for each ``blocks`` blocks; then ever twice as many.
 
     That is as long as each has four times that many. So as many requests of one length as are a
-    power of two have items that fill the machine. From 64 times that on a request has ``most``
-    splits, which fill it alone: also the most that all tiles of a request may have.
+    power of two have items that fill the machine, where they have 32 times that in all. From 64
+    times that on a request has ``most`` splits, which fill it alone: also the most that all tiles
+    of a request may have.
 
     A split has as many shares as a block has warps, and a share as many units, all added up as a
     binary tree. Where no more than ``most`` items come of it, quarters of the splits of requests

@@ -49,7 +49,7 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, wa
     most = tl.maximum(1, max_splits // tl.maximum(1, tiles))
     pieces = (blocks + split_blocks - 1) // split_blocks
     some, splits = few_splits, few_splits + 0 * pieces
-    while some * 8 < 64:
+    while some * 8 < 64:  # from 64 pieces on there are as many as may be
         splits = tl.where(pieces >= 8 * some, 2 * some, splits)
         some = 2 * some
     splits = tl.where(pieces >= 64, tl.maximum(few_splits, max_splits), splits)

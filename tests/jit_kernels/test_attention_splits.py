@@ -75,14 +75,9 @@ def test_requests_of_one_length_fill_the_machine_and_short_ones_are_not_split():
     assert Shape(128, 2).resident_blocks(H200) == 264
     assert rule.most == 32, "33 for each head: one more would be merged in two levels"
     assert cut(rule, 1, 512, 4, 0).num_splits == 1
-    assert [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(8)] == [2] * 3 + [
-        4,
-        8,
-        32,
-        32,
-        32,
-    ]
-    for context in (8192, 16384, 32768):
+    lengths = [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(8)]
+    assert lengths == [2, 2, 2, 4, 8, 32, 32, 32]
+    for context in (1024, 2048, 4096, 8192, 16384, 32768):
         for number in (1 << i for i in range(6) if 16384 <= context << i <= 262144):
             cuts = [cut(rule, 1, context, 4, 0)] * number
             items = sum(one.num_splits for one in cuts) << (

@@ -109,8 +109,8 @@ def loading(args: argparse.Namespace) -> list[Row]:
         free = torch.cuda.mem_get_info(device)[0]
         kept, times = [], []
         for (spec, variant), cubin in zip(jobs, cubins, strict=True):
-            start = time.perf_counter()
             shared = spec.shared_bytes(variant, gpu(device.index))
+            start = time.perf_counter()
             kept.append(launcher.load(label(spec, variant), cubin, spec.entry, shared))
             times.append((time.perf_counter() - start) * 1e3)
         torch.cuda.synchronize()

@@ -114,7 +114,8 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
     rows.soften(logit);
     copy_wait<kHalves - 1>();
     __syncwarp();  // the values are there
-#pragma unroll (Tile::kWide || Shape::kWarps < 4 ? 1 : kPairBlocks)  // much code else
+// Bytes take much code to unpack; and heads above 128 all registers.
+#pragma unroll (Tile::kWide || Shape::kWarps < 4 ? 1 : kPairBlocks)
     for (int m = 0; m < kPairBlocks; ++m) {
       uint32_t p[N][2];
       if (m == 0) rows.weights(p, logit[0]);

@@ -53,9 +53,9 @@ constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged a
 
 // How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many, again
 // and again, as long as each has four times that. So as many requests of one length as are a power
-// of two have items that fill the machine. From 64 times that on it has `most`, which fill it alone:
-// at most `most` in all of a request's tiles, below 32768, and its product with the blocks below
-// 2^31. A block has 2^warp_bits warps.
+// of two have items that fill the machine, where they have 32 times that in all. From 64 times that
+// on one has `most`, which fill it alone: at most `most` in all of a request's tiles, below 32768,
+// and its product with the blocks below 2^31. A block has 2^warp_bits warps.
 struct SplitRule {
   int most, blocks, few, warp_bits;
 
