@@ -333,7 +333,7 @@ _SIZES: list[dict[str, int]] = [
 ]
 _LLAMA = {"kv_heads": 8, "group": 4, "most": 32, "split": 32, "few": 2}
 _SHORT = [(1, 128), (1, 1024), (8, 1024), (64, 1024)]
-_LONG = [(4, 8192), (8, 8192), (64, 8192), (2, 16384)]
+_LONG = [(2, 8192), (4, 8192), (8, 8192), (64, 8192), (2, 16384), (1, 32768)]
 _BENCH_SIZES: list[dict[str, int]] = [
     {**_LLAMA, "requests": requests, "context": context} for requests, context in _SHORT + _LONG
 ]
