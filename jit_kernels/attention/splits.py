@@ -122,13 +122,17 @@ class Shape:
         room = (gpu.max_shared_bytes + _RESERVED) // a_block
         return gpu.num_multiprocessors * max(1, min(room, _REGISTER_BLOCKS))
 
+    def places(self, num_kv_heads: int, gpu: Gpu) -> int:
+        """Return how many blocks a KV head has: an even number, as they come in pairs."""
+        return max(1, self.resident_blocks(gpu) // num_kv_heads // 2) * 2
+
 
 def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
     """Return the rule of a machine: a lone long request just fills it, in one level of merging.
 
     Where a second level would be nearly empty, there is none.
     """
-    most = max(1, shape.resident_blocks(gpu) // num_kv_heads)
+    most = shape.places(num_kv_heads, gpu)
     most = FAN_IN if FAN_IN < most < FAN_IN * 3 // 2 else min(most, 2**15)
     return SplitRule(most, warp_bits=shape.warp_bits)
 

@@ -247,9 +247,9 @@ def _shape(variant: Variant) -> Shape:
 
 
 def _attention_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """As many blocks as run at once; the work is found on the device."""
-    shape = _shape(variant)
-    grid = (sizes["kv_heads"], max(1, shape.resident_blocks(gpu) // sizes["kv_heads"]), 1)
+    """As many blocks as run at once, in pairs; the work is found on the device."""
+    shape, kv_heads = _shape(variant), sizes["kv_heads"]
+    grid = (kv_heads, shape.places(kv_heads, gpu), 1)
     return LaunchGeometry(grid, (32 * shape.warps, 1, 1), shape.shared_bytes(gpu))
 
 

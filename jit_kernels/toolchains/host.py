@@ -144,16 +144,18 @@ def _build(
     library = load_library(recipe, compiler, root, ctypes.RTLD_LOCAL)
     address = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
     assert address is not None
-    cluster = _cluster(library, name) if dims else 1
+    cluster = _cluster(library, name) if dims else (1, 1)
     return HostKernel(name, address, arguments, checked, loaded, cluster)
 
 
-def _cluster(library: ctypes.CDLL, name: str) -> int:
-    """Return how many blocks the kernel's clusters have. Raises LaunchError."""
-    blocks, *others = (ctypes.c_uint * 3).in_dll(library, _CLUSTER)
-    if not blocks or any(size > 1 for size in others):
-        raise LaunchError(f"{name}: __cluster_dims__ must be (n, 1, 1) with n > 0")
-    return int(blocks)
+def _cluster(library: ctypes.CDLL, name: str) -> tuple[int, int]:
+    """Return how many blocks the kernel's clusters have in x and y. Raises LaunchError."""
+    sizes = tuple((ctypes.c_uint * 3).in_dll(library, _CLUSTER))
+    if 0 in sizes or sum(size > 1 for size in sizes) > 1 or sizes[2] > 1:
+        raise LaunchError(
+            f"{name}: __cluster_dims__{sizes} must be (n, 1, 1) or (1, n, 1) with n > 0"
+        )
+    return sizes[:2]
 
 
 def _only_gcc(compiler: str, checked: bool) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class HostKernel:
     arguments: tuple[str, ...]
     checked: bool
     runtime: Runtime
-    cluster: int = 1  # blocks of a thread block cluster
+    cluster: tuple[int, int] = (1, 1)  # blocks of a thread block cluster, in x and y
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,10 @@ class World:
     def _enqueue(runtime: Runtime, launch: _Launch) -> None:
         geometry, dims = launch.geometry, ctypes.c_uint * 3
         grid, block = dims(*geometry.grid), dims(*geometry.block)
+        in_x, in_y = launch.kernel.cluster
         shared = runtime.enqueue(
             launch.rank, launch.kernel.entry, grid, block, geometry.shared_bytes, launch.address,
-            launch.kernel.cluster, launch.overlaps,
+            in_x * in_y, geometry.grid[0] if in_y > 1 else 1, launch.overlaps,
         )  # fmt: skip
         if shared > _MAX_SHARED:
             raise LaunchError(
@@ -194,7 +195,7 @@ def _check_geometry(kernel: HostKernel, geometry: LaunchGeometry) -> None:
             f"{name}: no GPU takes {geometry}; a grid is at most {_MAX_GRID}, a block "
             f"{_MAX_BLOCK} and {_MAX_THREADS} threads"
         )
-    if geometry.grid[0] % kernel.cluster:
+    if any(n % size for n, size in zip(geometry.grid, kernel.cluster, strict=False)):
         raise LaunchError(
             f"{name}: {geometry} is no multiple of a cluster of {kernel.cluster} blocks"
         )

@@ -9,11 +9,11 @@
 // of the pool at a time through stages of its own, so the loop has no block barrier; the first keys
 // of the next item are on their way while this one is merged. What the request had before this step
 // is read before the kernel ahead has ended: blocks of the next launch come where this one's have
-// ended, and fetch their first keys while the others are at their last.
-// A row of a request's parts is merged in the order of the parts, by whichever warp arrives last of
-// those that hold it. Or, where no block has two items, by the block of the last part: the others,
-// blocks before it, send it theirs. A row's bits depend on its own request, not on the batch, the
-// grid or the schedule.
+// ended, and fill their stages while the others are at their last.
+// A row's parts are added up as a binary tree, by whichever warp arrives last of those that hold
+// them. Or, where no block has two items, by the block of the last part, or the cluster of the last
+// two: the others, blocks before it, send it theirs. A row's bits depend on its own request, not on
+// the batch, the grid or the schedule.
 // Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
 #include "kiln/attention_attend.cuh"
 #include "kiln/ptx_launch.cuh"
@@ -28,6 +28,13 @@
 #define HEAD_TILE 128
 #endif
 
+// Blocks of a cluster run together, and may wait for each other.
+#if defined(KILN_ON_GPU) && __CUDA_ARCH__ < 900
+#define KILN_IN_PAIRS
+#else
+#define KILN_IN_PAIRS __cluster_dims__(1, 2, 1)
+#endif
+
 namespace {
 
 using Shape = kiln::DecodeShape<SCALAR_T, KV_T, HEAD_TILE>;
@@ -40,7 +47,7 @@ template <int N> struct Eights { static constexpr int kCount = N; };  // of rows
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, kiln::kLargeBlocks)
+extern "C" __global__ void KILN_IN_PAIRS __launch_bounds__(kThreads, kiln::kLargeBlocks)
 paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_pool,
                 const KV_T* value_pool, const int* block_table, const kiln::WorkItem* items,
                 const float* sinks, float* partials, float* mail, uint32_t* arrivals,
@@ -59,6 +66,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   unsigned char* stages = kiln::dynamic_shared() + warp * Shape::kWarpBytes;
   unsigned char* queries = kiln::dynamic_shared() + kWarps * Shape::kWarpBytes;
   float* results = reinterpret_cast<float*>(kiln::dynamic_shared() + kAhead * Shape::kHalf);
+  float* room = reinterpret_cast<float*>(kiln::dynamic_shared());
   const kiln::Pools<KV_T> pools = {
       key_pool, value_pool, block_table, key_block, key_head, key_token, value_block, value_head,
       value_token, table_row, head_dim};
@@ -81,23 +89,22 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   __syncwarp();  // the item is there
   const int num_items = headers[warp].x;
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
-  int early = 0;  // halves of the first item that nobody has written in this step
-  if (int(blockIdx.y) < num_items) {
-    fetch.begin(own_items[warp][0]);
-    early = fetch.halves_before(own_items[warp][0]);
-    fetch.first(own_items[warp][0], 0, early);
-  }
+  const int first = blockIdx.y;
+  if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
+  const bool many = num_items > int(gridDim.y) / 4;
+  const int early = first < num_items ? fetch.begin_early(own_items[warp][0], many) : 0;
   kiln::pdl_wait();  // so far the plan was read, and what it read, and keys and values of before
   kiln::pdl_launch_dependents();
 
 #pragma unroll 1
-  for (int now = -1, next = blockIdx.y, side = 1;; now = next, next += gridDim.y, side ^= 1) {
+  for (int now = -1, next = first, side = 1;; now = next, next += gridDim.y, side ^= 1) {
     // Begin the next item, and end this one.
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
     const bool more = next < num_items;
+    const int done = now < 0 ? early : 0;
     if (more) {
       if (now >= 0) fetch.begin(next_item);
-      fetch.first(next_item, now < 0 ? early : 0, kAhead);
+      fetch.first(next_item, 0, kAhead, done);
     }
     const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
     if (now >= 0) __syncthreads();  // all results are there, and the queries have been read
@@ -106,8 +113,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       end.merge_warps(results, warp_scales);
       __syncthreads();  // the results have been read
     }
-    if (more) fetch.first(next_item, kAhead, kHalves);
-    if (now >= 0 && warp < end.num_rows) end.merge_parts(now - end.part);
+    if (more) fetch.first(next_item, kAhead, kHalves, done);
+    if (now >= 0) end.merge_parts(now - end.part, room);
     if (!more) break;
 
     const kiln::Sight sight = kiln::Sight::of(next_item, heads, fetch.num_keys, window);

@@ -5,7 +5,10 @@
 
 namespace cuda_host {
 
-unsigned cluster_rank() { return current->block->number % current->block->launch->cluster; }
+unsigned cluster_rank() {
+  const Block& block = *current->block;
+  return block.number / block.launch->stride % block.launch->cluster;
+}
 unsigned cluster_size() { return current->block->launch->cluster; }
 
 // What all threads had done and knew when they arrived; the blocks of a cluster share `others`.

@@ -54,6 +54,7 @@ struct Launch {
   size_t dynamic_bytes;
   Segment shared;
   unsigned blocks, cluster;  // blocks of the grid, and of a cluster
+  unsigned stride;           // from a block's number to that of the next of its cluster
   bool overlaps;             // it may start before the launch ahead has ended
   unsigned first;            // id of its thread 0 within the rank
   unsigned started = 0;

@@ -57,8 +57,10 @@ static void start_checking(Block& block, const Rank& rank) {
   block.regions[1] = {dynamic, dynamic + block.dynamic.size(), nullptr};
 }
 
-static void start_block(Rank& rank, Launch& launch, const std::shared_ptr<Cluster>& cluster) {
-  const unsigned n = launch.started++;
+// Block n of the grid.
+static void start_block(Rank& rank, Launch& launch, unsigned n,
+                        const std::shared_ptr<Cluster>& cluster) {
+  launch.started++;
   const dim3 grid = launch.grid, shape = launch.shape;
   const unsigned threads = shape.x * shape.y * shape.z;
   auto block = std::make_unique<Block>();
@@ -112,7 +114,9 @@ static void advance(Rank& rank) {
     Launch& launch = rank.queue.front();
     while (launch.started < launch.blocks && rank.resident.size() < run.resident) {
       const auto cluster = std::make_shared<Cluster>();
-      for (unsigned i = 0; i < launch.cluster; i++) start_block(rank, launch, cluster);
+      const unsigned size = launch.cluster, stride = launch.stride;
+      const unsigned c = launch.started / size, first = c / stride * stride * size + c % stride;
+      for (unsigned i = 0; i < size; i++) start_block(rank, launch, first + i * stride, cluster);
     }
     if (!rank.resident.empty()) return;
     const auto known = launch.informed ? rank.before : rank.start;

@@ -85,7 +85,7 @@ def test_requests_of_one_length_fill_the_machine_and_short_ones_are_not_split():
             )
             assert items % 32 == 0, (context, number, items)
     assert split_rule(Shape(128, 2), 7, H200).most == 32, "a second level for 37 is not worth it"
-    assert split_rule(Shape(64, 2), 64, HOST_GPU).most == 1
+    assert split_rule(Shape(64, 2), 64, HOST_GPU).most == 2, "blocks come in pairs"
 
 
 def test_what_a_block_keeps_depends_on_what_a_multiprocessor_has():

@@ -17,7 +17,7 @@ from kiln.jit_kernels.check import check_kernel
 from kiln.jit_kernels.compile.template import Unit, render
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.spec import HOST_GPU, LaunchGeometry
 from kiln.jit_kernels.toolchains import host
 
 
@@ -29,6 +29,7 @@ class Fault:
     new: str
     header: str = ""  # "": the template itself
     few_blocks: bool = False  # one block takes all rows, as on a GPU with fewer blocks than rows
+    multiprocessors: int = 0  # of the GPU that the host takes after; 0: of HOST_GPU
     needs: Mapping[str, str] = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})
     seeds: int = 1  # interleavings in which it must show
     sizes: Sequence[Mapping[str, int]] | None = None  # cases to run; None: all of the spec's
@@ -68,6 +69,13 @@ def planted(fault):
             return LaunchGeometry((min(whole.grid[0], 1), 1, 1), whole.block, whole.shared_bytes)
 
         spec = replace(spec, geometry=one_block)
+    elif fault.multiprocessors:
+        machine = replace(HOST_GPU, num_multiprocessors=fault.multiprocessors)
+
+        def of_machine(variant, sizes, gpu):
+            return find_spec(fault.kernel).geometry(variant, sizes, machine)
+
+        spec = replace(spec, geometry=of_machine)
     return spec, variant, lambda spec, variant: patched(fault, spec, variant)
 
 

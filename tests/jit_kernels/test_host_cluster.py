@@ -25,7 +25,8 @@ def build(source, *values, checked=True):
 
 def launch(source, *values, grid=8, block=64, seed=0, checked=True, shared=0, times=1, early=False):
     kernel, world = build(source, *values, checked=checked), World(checked=checked, seed=seed)
-    geometry = LaunchGeometry((grid, 1, 1), (block, 1, 1), shared)
+    x, y = grid if isinstance(grid, tuple) else (grid, 1)
+    geometry = LaunchGeometry((x, y, 1), (block, 1, 1), shared)
     for _ in range(times):
         world.enqueue(0, kernel, geometry, values, overlaps=early)
     world.run()
@@ -170,10 +171,29 @@ def test_a_kernel_without_a_cluster_is_alone_in_one():
 
 
 def test_a_grid_is_a_multiple_of_the_cluster():
-    with pytest.raises(LaunchError, match="no multiple of a cluster of 4 blocks"):
+    with pytest.raises(LaunchError, match=r"no multiple of a cluster of \(4, 1\) blocks"):
         launch(SUM, *tensors(), grid=6, shared=16)
-    with pytest.raises(LaunchError, match=r"must be \(n, 1, 1\)"):
-        build(change(SUM, "(CLUSTER, 1, 1)", "(1, 2, 1)"), *tensors())
+    with pytest.raises(LaunchError, match=r"\(2, 2, 1\) must be \(n, 1, 1\) or \(1, n, 1\)"):
+        build(change(SUM, "(CLUSTER, 1, 1)", "(2, 2, 1)"), *tensors())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cluster_may_lie_along_y(seed):
+    source = """extern "C" __global__ void __cluster_dims__(1, 2, 1) k(int* x) {
+      __shared__ int own;
+      if (threadIdx.x == 0) own = blockIdx.y * 10 + blockIdx.x;
+      cluster_sync();
+      if (threadIdx.x == 0)
+        x[blockIdx.y * gridDim.x + blockIdx.x] =
+            *map_shared(&own, 1 - cluster_rank()) * 10 + cluster_rank();
+      cluster_sync();
+    }"""
+    x = torch.zeros(4, 3, dtype=torch.int32)
+    launch(source, x, grid=(3, 4), seed=seed)
+    peers = torch.tensor([1, 0, 3, 2])[:, None] * 10 + torch.arange(3)
+    assert torch.equal(x, (peers * 10 + torch.tensor([0, 1, 0, 1])[:, None]).int())
+    with pytest.raises(LaunchError, match=r"no multiple of a cluster of \(1, 2\) blocks"):
+        launch(source, x, grid=(4, 3), seed=seed)
 
 
 # ---- ordered counters ------------------------------------------------------------------------

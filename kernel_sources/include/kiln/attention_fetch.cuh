@@ -128,22 +128,31 @@ template <class Shape> struct Fetch {
     if (pair < count) fetch(i, id);
     copy_commit();
   }
-  // The same of an item's first halves; the ids of its first pair came with it.
-  KILN_FN void first(const WorkItem& item, int begin, int end) const {
+  // The same of an item's first halves, but those `done`; the ids of its first pair came with it.
+  KILN_FN void first(const WorkItem& item, int begin, int end, int done) const {
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
       int id[kPair];
 #pragma unroll
       for (int m = 0; m < kPair; ++m)
         id[m] = i < 2 ? item.ids[me.warp * kPair + m] : __shfl_sync(kWarp, ids, i / 2 * kPair + m);
-      if (i / 2 < count) fetch(i, id);
+      if (i >= done && i / 2 < count) fetch(i, id);
       copy_commit();
     }
   }
-  // How many of an item's first halves to fetch before the kernel ahead has ended: such as hold
-  // nothing of the step's own tokens. With all that there is room for, that kernel ends later.
-  KILN_FN int halves_before(const WorkItem& item) const {
-    return min(Shape::kAhead, max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2);
+  // Begin an item before the kernel ahead has ended, with its first halves: such as hold nothing of
+  // the step's own tokens. Return how many. One after the other where many blocks do so: what the
+  // last of that kernel send and receive would wait behind more.
+  KILN_FN int begin_early(const WorkItem& item, bool many) {
+    begin(item);
+    const int written = max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2;
+    const int halves = min(Shape::kHalves, written);
+#pragma unroll 1
+    for (int i = 0; i < halves; ++i) {
+      if (many && i > 0) copy_wait<0>();
+      first(item, i, i + 1, 0);
+    }
+    return halves;
   }
 };
 

@@ -66,109 +66,125 @@ template <class V> KILN_FN bool is_sent(const V& v) {
   return sent;
 }
 
-// What a row is the sum of: `count` rows `stride` floats apart, or as many messages, each of a part,
-// or of half or a quarter of one.
+// What a row is the sum of: `count` rows, up to 32, `stride` floats apart, each of a part, or of half
+// or a quarter of one.
 struct Children {
   float* rows;
   int64_t stride;
   int count, halvings;
-  bool mailed;
 };
+constexpr int kAtOnce = 8;  // children whose rows are under way at a time
 
-// Four columns, from `column` on, of the sum of up to 32 parts in their order, after halves and
-// quarters were added up to parts. `whole` becomes the scale of all. Every lane of the warp takes
-// part, for columns 4 lane on from the first one's; past head_dim its result is of no use.
-KILN_FN Float4 gather(Scale& whole, const Children& of, int head_dim, int column) {
+// The tree in which children are added up, two by two, whichever of them there are. Up to a part a
+// sum is relative to its own top, above it to that of all. A lane has what belongs to the child of
+// its number: the factors of three steps; above them there are none.
+struct Tree {
+  float factors[3];
+
+  // own: of the child of the lane's number, -infinity and 0 where there is none. `whole`: of all.
+  KILN_FN static Tree of(Scale own, int halvings, Scale& whole) {
+    constexpr uint32_t kWarp = 0xffffffffu;
+    const int lane = threadIdx.x % 32;
+    Tree tree = {{1.0f, 1.0f, 1.0f}};
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      if (step >= halvings) continue;
+      const int other = 1 << step, first = lane & ~other;
+      const float top = fmaxf(own.top, __shfl_xor_sync(kWarp, own.top, other));
+      const float factor = Fold::below(top, own.top).added;
+      const Fold f = {__shfl_sync(kWarp, factor, first),
+                      __shfl_sync(kWarp, factor, first + other)};
+      const float sum = __shfl_sync(kWarp, own.sum, first);
+      own = {top, f(sum, __shfl_sync(kWarp, own.sum, first + other))};
+      tree.factors[step] = factor;
+    }
+    whole.top = warp_max(own.top);
+    const float weight = Fold::below(whole.top, own.top).added;
+#pragma unroll
+    for (int step = 0; step < 3; ++step)
+      if (step == halvings) tree.factors[step] = weight;
+    float sum = lane & ((1 << halvings) - 1) ? 0.0f : mul_rn(own.sum, weight);
+#pragma unroll
+    for (int other = 1; other < 32; other *= 2) sum += __shfl_xor_sync(kWarp, sum, other);
+    whole.sum = sum;
+    return tree;
+  }
+
+  // The sum of rows of children from `first` on; zeros where there is none.
+  KILN_FN Float4 sum(Float4 (&v)[kAtOnce], int first) const {
+#pragma unroll
+    for (int step = 0; step < 3; ++step)
+#pragma unroll
+      for (int k = 0; k < kAtOnce; k += 2 << step) {
+        const int other = k + (1 << step);
+        const Fold f = {__shfl_sync(0xffffffffu, factors[step], first + k),
+                        __shfl_sync(0xffffffffu, factors[step], first + other)};
+        v[k] = f(v[k], v[other]);
+      }
+    return v[0];
+  }
+};
+// Once all who wait for the scales have them.
+KILN_FN void forget_scales(const Children& sent, int head_dim) {
+  float* scale = sent.rows + min(int(threadIdx.x % 32), sent.count - 1) * sent.stride + head_dim;
+#pragma unroll
+  for (int i = 0; i < kScaleRoom; i += 4) forget(scale + i);
+}
+KILN_FN Float4 add(Float4 a, Float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Four columns, from `column` on, of the sum of children `begin` to `end`; `whole` becomes the scale
+// of all. Where they were sent, wait for them, and leave no rows for the launch after. Every lane of
+// the warp takes part, for columns 4 lane on from the first one's; past head_dim its result is of no
+// use.
+template <bool kSent>
+KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int head_dim,
+                      int column) {
   constexpr uint32_t kWarp = 0xffffffffu;
-  constexpr int kAtOnce = 8;  // loads under way
-  const int lane = threadIdx.x % 32, n = of.count;
-  const int64_t stride = of.stride;
-  const Float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
-  float* const own_scale = of.rows + min(lane, n - 1) * stride + head_dim;
-  float* next = of.rows + min(column, head_dim - 4);
-  Scale own = {minus_infinity(), 0.0f};  // of the child of the lane's number, then of its part
-  if (!of.mailed && lane < n) own = load_vector<Scale>(own_scale);
-  float weight = 1.0f, in_half = 1.0f, in_part = 1.0f;  // of the child's in what is next
-  Scale all = {minus_infinity(), 0.0f};
-  Float4 y = zero;
-  // A step of the tree: of the lane's own sum and that of the lane `other` further on.
-  auto pair_up = [&](float& factor, int other) {
-    const float top = fmaxf(own.top, __shfl_xor_sync(kWarp, own.top, other));
-    factor = Fold::below(top, own.top).added;
-    const int first = lane & ~other;
-    const Fold f = {__shfl_sync(kWarp, factor, first), __shfl_sync(kWarp, factor, first + other)};
-    const float sum = __shfl_sync(kWarp, own.sum, first);
-    own = {top, f(sum, __shfl_sync(kWarp, own.sum, first + other))};
-  };
+  const int lane = threadIdx.x % 32;
+  const float* const own_scale = of.rows + min(lane, of.count - 1) * of.stride + head_dim;
+  float* next = of.rows + begin * of.stride + min(column, head_dim - 4);
+  Scale own = {minus_infinity(), 0.0f};
+  if (!kSent && lane < of.count) own = load_vector<Scale>(own_scale);
+  Tree tree;
+  Float4 before = {0.0f, 0.0f, 0.0f, 0.0f}, y = before;
 #pragma unroll 1
-  for (int from = 0; from < n; from += kAtOnce) {
+  for (int from = begin; from < end; from += kAtOnce, next += kAtOnce * of.stride) {
     Float4 v[kAtOnce] = {};
-    const int left = n - from;
-    if (of.mailed) {  // a place is read twice rather than not: else each load waits for the last
+    const int left = end - from;
+    if constexpr (kSent) {
+      // A place is read twice rather than not: else each load would wait for the one before.
       auto each = [&](auto act) {
         float* place = next;
 #pragma unroll
         for (int k = 0; k < kAtOnce; ++k) {
-          act(k, place);
-          if (k + 1 < left) place += stride;
+          act(v[k], place);
+          if (k + 1 < left) place += of.stride;
         }
       };
       bool sent;
       do {
-        if (from == 0) receive(own, own_scale);
-        each([&](int k, const float* place) { receive(v[k], place); });
+        if (from == begin) receive(own, own_scale);
+        each([&](Float4& x, const float* place) { receive(x, place); });
         sent = is_sent(own);
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) sent &= is_sent(v[k]);
+        each([&](Float4& x, const float*) { sent &= is_sent(x); });
       } while (!__all_sync(kWarp, sent));
-      each([&](int k, float* place) {
-        forget(place);
-        if (k >= left) v[k] = zero;
-      });
-      if (from == 0) {
-        if (column - lane * 4 + 128 >= head_dim)  // nobody needs the scales again
-          for (int i = 0; i < kScaleRoom; i += 4) forget(own_scale + i);
-        if (lane >= n) own = {minus_infinity(), 0.0f};
-      }
-      next += kAtOnce * stride;
+      each([&](Float4&, float* place) { forget(place); });
+      if (lane >= of.count) own = {minus_infinity(), 0.0f};
+      if (left < kAtOnce)
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+          if (k >= left) v[k] = {0.0f, 0.0f, 0.0f, 0.0f};
     } else {
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k, next += stride)
-        if (column < head_dim && k < left) v[k] = load_vector<Float4>(next);
+      for (int k = 0; k < kAtOnce; ++k)
+        if (column < head_dim && k < left) v[k] = load_vector<Float4>(next + k * of.stride);
     }
-    if (from == 0) {
-      if (of.halvings > 0) pair_up(in_half, 1);
-      if (of.halvings > 1) pair_up(in_part, 2);
-      all.top = warp_max(own.top);
-      weight = Fold::below(all.top, own.top).added;
-    }
-    auto pair = [&](float factor, int k, int other) {
-      const Fold f = {__shfl_sync(kWarp, factor, from + k),
-                      __shfl_sync(kWarp, factor, from + k + other)};
-      v[k] = f(v[k], v[k + other]);
-    };
-    auto add = [&](int k) {
-      const Fold f = {1.0f, __shfl_sync(kWarp, weight, from + k)};
-      all.sum = f(all.sum, __shfl_sync(kWarp, own.sum, from + k));
-      y = f(y, v[k]);
-    };
-    if (of.halvings == 0) {
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) add(k);
-      continue;
-    }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; k += 2) pair(in_half, k, 1);
-    if (of.halvings == 1) {
-#pragma unroll
-      for (int k = 0; k < kAtOnce; k += 2) add(k);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kAtOnce; k += 4) pair(in_part, k, 2), add(k);
-    }
+    if (from == begin) tree = Tree::of(own, of.halvings, whole);
+    const Float4 eight = tree.sum(v, from);
+    if ((from - begin) % (2 * kAtOnce) == 0) before = add(before, y), y = eight;
+    else y = add(y, eight);
   }
-  whole = all;
-  return y;
+  return add(before, y);
 }
 
 // The end of a row: return what its result is to be multiplied by, that is divided by the sum, to

@@ -3,6 +3,7 @@
 #pragma once
 #include "kiln/attention_fetch.cuh"
 #include "kiln/attention_merge.cuh"
+#include "kiln/ptx_cluster.cuh"
 
 namespace kiln {
 
@@ -98,31 +99,67 @@ template <class T, class Shape> struct ItemEnd {
     if (num_parts > 1) send_scale(place + x.head_dim, own[0], me.lane);
   }
 
-  // Merge the parts, as a tree of 32 children a node: a warp's rows of a node by the last of its
-  // children to arrive, in its first child's place; or what was sent, which is one node. first_item:
-  // of the tile's, in the table.
-  KILN_FN void merge_parts(int64_t first_item) const {
+  // Merge the parts of the rows that the block ends, if it ends any. first_item: of the tile's, in
+  // the table; `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
+  KILN_FN void merge_parts(int64_t first_item, float* room) const {
+    if (mailed) merge_sent(first_item, room);
+    else if (me.warp < num_rows) merge_written(first_item);
+  }
+
+  // By the block of the last part: all others come before it. Or by it and the other block of its
+  // cluster, where that has the part before: those two run together. More than eight parts of a row
+  // are two warps' work.
+  KILN_FN void merge_sent(int64_t first_item, float* room) const {
+    const int last = num_parts - 1;
+    const bool paired = kClusters && last > 0 && (first_item + last) % 2 == 1;
+    if (num_parts == 1 || part < last - int(paired)) return;
+    const int step = paired ? 2 : 1, half = num_parts > 2 * kAtOnce ? 2 * kAtOnce : kAtOnce;
+    const int warps = num_parts > kAtOnce ? kWarps / 2 : kWarps;  // that have different rows
+    const int own = me.warp % warps, begin = me.warp / warps * half;
+    float* const other = room + own * 128 + me.lane * 4;
+#pragma unroll 1
+    for (int start = paired ? part % 2 : 0; start < num_rows; start += warps * step) {
+      const int row = start + own * step;
+      const int halvings = halvings_of(item.kind());
+      const Children sent = {parts + row * row_step, part_step, num_parts, halvings};
+#pragma unroll 1
+      for (int column = me.lane * 4; column - me.lane * 4 < x.head_dim; column += 128) {
+        Scale whole;
+        Float4 y;
+        if (row < num_rows) {
+          y = gather<true>(whole, sent, begin, min(num_parts, begin + half), x.head_dim, column);
+          if (begin > 0) store_vector(other, y);
+        }
+        if (warps < kWarps) __syncthreads();  // the second sums are there, the scales were read
+        if (row < num_rows && begin == 0) {
+          if (warps < kWarps) y = add(y, load_vector<Float4>(other));
+          if (column < x.head_dim) finish(row, column, y, whole);
+          if (column - me.lane * 4 + 128 >= x.head_dim) forget_scales(sent, x.head_dim);
+        }
+        if (warps < kWarps) __syncthreads();  // the second sums were read
+      }
+    }
+  }
+
+  // As a tree of 32 children a node: a warp's rows of a node by the last of its children to arrive,
+  // in its first child's place.
+  KILN_FN void merge_written(int64_t first_item) const {
 #pragma unroll 1
     for (int level = 0; 1 << level < num_parts; level += kFanBits) {
       const int node = part >> (level + kFanBits) << (level + kFanBits);
       const int children = min(kFanIn, ((num_parts - node - 1) >> level) + 1);
       if (children == 1) continue;  // its state is in place already
-      if (mailed) {
-        if (part != num_parts - 1) break;
-      } else if (!is_last(first_item + node + (1 << level), children)) {
-        break;
-      }
+      if (!is_last(first_item + node + (1 << level), children)) break;
       const bool root = node == 0 && children > (num_parts - 1) >> level;
-      const int halvings = halvings_of(item.kind());
 #pragma unroll 1
       for (int row = me.warp; row < num_rows; row += kWarps) {
         float* const first = parts + node * part_step + row * row_step;
-        const Children all = {first, part_step << level, children, halvings, mailed};
+        const Children all = {first, part_step << level, children, halvings_of(item.kind())};
         Scale whole;
 #pragma unroll 1
         for (int column = me.lane * 4; column - me.lane * 4 < x.head_dim; column += 128) {
           __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
-          const Float4 y = gather(whole, all, x.head_dim, column);
+          const Float4 y = gather<false>(whole, all, 0, children, x.head_dim, column);
           if (column >= x.head_dim) continue;
           if (root) finish(row, column, y, whole);
           else send(first + column, y);

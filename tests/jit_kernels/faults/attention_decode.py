@@ -14,7 +14,6 @@ _ALL_HALVES = {**_REUSED, "requests": 10, "context": 500}  # and all of a warp's
 _LATE_NODES = {**_LONG, "context": 1100, "group": 8, "most": 66, "split": 1}
 _VERY_LONG = {**_LONG, "context": 2200}  # a warp looks ids up twice
 _NARROW = {**_TWO_HEADS, "less": 16}  # columns of the tile past head_dim
-_MAILED = {**_LONG, "context": 600, "kv_heads": 2, "group": 8, "most": 4, "split": 64}
 _LATE = {**_LONG, "batch": 5, "group": 1, "window": 63}  # no later token sees the first keys
 _STEEP = {**_LONG, "steep": 40}  # logits that rise by more than the slack
 _UNITS = {**_ONE_HEAD, "batch": 4, "most": 2, "split": 64}  # of 777 keys: a warp has four units
@@ -22,6 +21,9 @@ _HALVES = {**_UNITS, "most": 4, "steep": 40}  # or two
 _QUARTERS = {**_UNITS, "most": 6, "steep": 40}  # or one
 _TWO_ROUNDS = {**_UNITS, "requests": 4, "context": 777, "long": 300, "most": 33}
 _TWO_ROUNDS.pop("batch")  # quarters of a split in a block's second item and others' first
+_SENT = {**_LONG, "context": 16 * 32, "group": 5, "most": 32, "split": 1}  # of a block each
+_FEWER = {**_SENT, "context": 16 * 10}
+_NOT_PAIRED = {**_FEWER, "long": 10}  # the last two are of different clusters
 _CROWDED = {**_LONG, "requests": 2, "context": 100, "group": 16, "most": 3, "split": 2}
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
@@ -41,6 +43,7 @@ _MERGE = {"header": "kiln/attention_merge.cuh"}
 _ROWS = {"header": "kiln/attention_rows.cuh"}
 _CUT = {"header": "kiln/attention_split.cuh"}
 _SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
+_MANY_BLOCKS = {**_PARTS, "multiprocessors": 17}
 _MEMORY = {"header": "kiln/ptx_memory.cuh", "seeds": 3}
 _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
 _RELAXED = "inc, counter, last, cuda_host::relaxed"
@@ -80,12 +83,25 @@ _ATTENTION = [
     ("a message read before it is there", "while (!__all_sync(kWarp, sent));", "while (false);",
      _QUARTERS, {**_MERGE, **_SEEDS}),
     ("a scale not sent", "lane < kScaleRoom / 4) store", "lane > 40) store", _QUARTERS, _MERGE),
-    ("words sent that nobody waits for", "{top, sum, kUnsent, kUnsent}", "{top, sum, top, sum}",
-     _MAILED, {**_MERGE, "seeds": 32}),
     ("messages left behind", "forget(place);", "", _QUARTERS, _MERGE),
-    ("scales left behind", "forget(own_scale + i);", ";", _QUARTERS, _MERGE),
-    ("messages for a block that comes before", "part != num_parts - 1) break", "part) break",
+    ("scales left behind", "forget(scale + i);", ";", _QUARTERS, _MERGE),
+    ("messages for a block that comes before", "part < last - int(paired)) return", "part) return",
      _QUARTERS, _PARTS),
+    ("a pair of two clusters", "(first_item + last) % 2 == 1", "true", _NOT_PAIRED, _MANY_BLOCKS),
+    ("both of a pair at the same rows", "start = paired ? part % 2 : 0", "start = 0", _SENT,
+     _MANY_BLOCKS),
+    ("rows of a pair left out", "const int step = paired ? 2 : 1", "const int step = 2",
+     _NOT_PAIRED, _MANY_BLOCKS),
+    ("half of the parts added to themselves", "begin = me.warp / warps * half", "begin = 0", _FEWER,
+     _MANY_BLOCKS),
+    ("more than a warp's half", "min(num_parts, begin + half)", "num_parts", _SENT, _MANY_BLOCKS),
+    ("second sums read too early", "__syncthreads();  // the second sums are", ";  //", _SENT,
+     {**_MANY_BLOCKS, **_SEEDS}),
+    ("second sums replaced too early", "__syncthreads();  // the second sums were", ";  //", _SENT,
+     {**_MANY_BLOCKS, **_MORE_SEEDS}),
+    ("second sums of another row", "room + own * 128", "room", _SENT, {**_MANY_BLOCKS, **_SEEDS}),
+    ("the first eight parts left out", "before = add(before, y), y = eight", "y = eight", _TREE,
+     _MERGE),
     ("messages between a block's own items", "num_items <= int(gridDim.y)", "true", _TWO_ROUNDS,
      _SEEDS),
     ("more messages than there is room for", "headers[warp].y <= mail_rows", "true", _CROWDED),
@@ -133,15 +149,19 @@ _ATTENTION = [
      "own << warp_bits", _HALVES, _CUT),
     ("a step of the tree without its weight", "folds[w](y[to], y[w])", "folds[1](y[to], y[w])",
      {**_LONG, "steep": 40}, _PARTS),
-    ("halves not weighed", "pair(in_half, k, 1);", "pair(1.0f, k, 1);", _HALVES, _MERGE),
-    ("pairs of quarters not weighed", "pair(in_part, k, 2)", "pair(1.0f, k, 2)", _QUARTERS,
-     _MERGE),
+    ("halves not weighed", "tree.factors[step] = factor;", "", _HALVES, _MERGE),
+    ("pairs of quarters not weighed", "if (step >= halvings) continue;", "if (step) continue;",
+     _QUARTERS, _MERGE),
+    ("a step's factors of another child", "factors[step], first + other)",
+     "factors[step], first + k)", _QUARTERS, _MERGE),
     ("sums of quarters left as they were", "own = {top, f(sum,", "own = {top, 0 * f(sum,",
      _QUARTERS, _MERGE),
-    ("halves added up as splits", "if (of.halvings == 0) {", "if (of.halvings < 2) {", _HALVES,
+    ("halves weighed as splits", "if (step == halvings) tree", "if (step == 0) tree", _HALVES,
      _MERGE),
-    ("parts not weighed", "weight = Fold::below(all.top, own.top).added;", "weight = 1.0f;",
+    ("parts not weighed", "weight = Fold::below(whole.top, own.top).added;", "weight = 1.0f;",
      {**_SPLIT, "steep": 40}, _MERGE),
+    ("a part's scale counted for each quarter", "lane & ((1 << halvings) - 1) ?", "false ?",
+     _QUARTERS, _MERGE),
     ("cap left out", "if (how.cap > 0)", "if (how.cap > 100)", _ALL_OPTIONS, _ATTEND),
     ("sink of another head", "sinks + h :", "sinks + h % 2 :", _ALL_OPTIONS, _PARTS),
     ("scale of the values left out", "float f = v_scale", "float f = 1.0f", _TINY, _MERGE),

@@ -1,0 +1,67 @@
+"""Who adds up a row's parts does not matter: a block or two, of messages, or who comes last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kiln.jit_kernels.attention.error import MOST_UNITS
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import HOST_GPU, Gpu
+from kiln.jit_kernels.toolchains import host
+
+SPEC = find_spec("paged_attention")
+LARGE = Gpu(num_multiprocessors=17, max_shared_bytes=HOST_GPU.max_shared_bytes)
+SPLITS = {"kv_heads": 1, "group": 5, "most": 33, "split": 1}  # of a block each
+QUARTERS = {"kv_heads": 1, "group": 2, "most": 32, "split": 32, "few": 8, "context": 4096}
+
+
+def result(monkeypatch, machine, tile, sizes, seed=0):
+    """The bits of out and lse, once they are found right, and the number of work items."""
+    variant = next(SPEC.variants({"scalar_t": "kiln::bf16", "head_tile": tile}))
+    torch.manual_seed(0)
+    inputs = SPEC.make_inputs(variant, sizes, "cpu")
+    wanted = SPEC.reference(*inputs)
+    monkeypatch.setattr(host, "HOST_GPU", machine)
+    host.run(SPEC, inputs, checked=True, seed=seed, env=settings())
+    assert SPEC.error(inputs, wanted) <= MOST_UNITS
+    return inputs[0].view(torch.int16), inputs[1].view(torch.int32), int(inputs[8][0, 0])
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["in-a-pair", "in-two-pairs"])
+@pytest.mark.parametrize(
+    ("tile", "parts"), [("64", n) for n in (2, 5, 9, 16, 17, 32)] + [("256", 12)]
+)
+def test_parts_sent_are_added_up_as_parts_written_are(monkeypatch, tile, parts, before):
+    sizes = {**SPLITS, "requests": 1, "context": 16 * parts - 3}
+    if before:  # another request's only part: the last two are of different clusters
+        sizes["long"] = 5
+    *sent, items = result(monkeypatch, LARGE, tile, sizes, seed=parts)
+    *written, _ = result(monkeypatch, HOST_GPU, tile, sizes)
+    assert items == parts + before
+    assert all(map(torch.equal, sent, written))
+
+
+def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
+    variant = next(SPEC.variants({"scalar_t": "kiln::bf16", "head_tile": "64"}))
+    results = []
+    for machine in (LARGE, HOST_GPU):
+        torch.manual_seed(0)
+        inputs = SPEC.make_inputs(variant, {**SPLITS, "requests": 1, "context": 48}, "cpu")
+        values, last = inputs[4], int(inputs[5][0, 2])
+        values[last] = float("inf")
+        monkeypatch.setattr(host, "HOST_GPU", machine)
+        host.run(SPEC, inputs, checked=True, env=settings())
+        results.append(inputs[0])
+    assert all(out.isposinf().all() for out in results)
+
+
+def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch):
+    sizes = {**QUARTERS, "requests": 1, "steep": 6}
+    *sent, items = result(monkeypatch, LARGE, "64", sizes)
+    *written, _ = result(monkeypatch, HOST_GPU, "64", sizes)
+    *whole, splits = result(monkeypatch, HOST_GPU, "64", {**sizes, "most": 8})
+    assert (items, splits) == (32, 8)
+    assert all(map(torch.equal, sent, written))
+    assert all(map(torch.equal, sent, whole))
