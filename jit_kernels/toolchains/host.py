@@ -26,7 +26,7 @@ from kiln.jit_kernels.toolchains.host_world import HostKernel, World
 
 _ENTRY, _CLUSTER = "kiln_host_entry", "kiln_host_cluster"
 _SHARED_BYTES = 48 * 1024  # dynamic, of a block, unless a kernel's attribute raises it
-_CLUSTER_DIMS = re.compile(r"\b__cluster_dims__\s*\(([^()]*)\)")
+_CLUSTER_DIMS = re.compile(r"\bKILN_CLUSTER\s*\(([^()]*)\)")
 # -nostdlib keeps the sanitizers' own runtimes out: ours answers their calls.
 _FLAGS = (
     *("-std=c++20", "-fPIC", "-shared", "-nostdlib", "-fvisibility=hidden"),
@@ -153,7 +153,7 @@ def _cluster(library: ctypes.CDLL, name: str) -> tuple[int, int]:
     sizes = tuple((ctypes.c_uint * 3).in_dll(library, _CLUSTER))
     if 0 in sizes or sum(size > 1 for size in sizes) > 1 or sizes[2] > 1:
         raise LaunchError(
-            f"{name}: __cluster_dims__{sizes} must be (n, 1, 1) or (1, n, 1) with n > 0"
+            f"{name}: KILN_CLUSTER{sizes} must be (n, 1, 1) or (1, n, 1) with n > 0"
         )
     return sizes[:2]
 

@@ -28,26 +28,21 @@
 #define HEAD_TILE 128
 #endif
 
-// Blocks of a cluster run together, and may wait for each other.
-#if defined(KILN_ON_GPU) && __CUDA_ARCH__ < 900
-#define KILN_IN_PAIRS
-#else
-#define KILN_IN_PAIRS __cluster_dims__(1, 2, 1)
-#endif
-
 namespace {
 
 using Shape = kiln::DecodeShape<SCALAR_T, KV_T, HEAD_TILE>;
 using kiln::WorkItem;
 
-constexpr int kRows = kiln::kTileRows, kWarps = Shape::kWarps, kThreads = Shape::kThreads;
+constexpr int kWarps = Shape::kWarps, kThreads = Shape::kThreads;
 constexpr int kHalves = Shape::kHalves, kAhead = Shape::kAhead;
 
+using Rows = kiln::QueryRows<Shape, SCALAR_T>;
 template <int N> struct Eights { static constexpr int kCount = N; };  // of rows
 
 }  // namespace
 
-extern "C" __global__ void KILN_IN_PAIRS __launch_bounds__(kThreads, kiln::kLargeBlocks)
+extern "C" __global__ void KILN_CLUSTER(1, 2, 1)
+__launch_bounds__(kThreads, kiln::kLargeBlocks)
 paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* key_pool,
                 const KV_T* value_pool, const int* block_table, const kiln::WorkItem* items,
                 const float* sinks, float* partials, float* mail, uint32_t* arrivals,
@@ -58,7 +53,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   kiln::pdl_reads_plan();
   __shared__ WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
   __shared__ int4 headers[kWarps];
-  __shared__ kiln::Scale warp_scales[kWarps][kRows];
+  __shared__ kiln::Scale warp_scales[kWarps][kiln::kTileRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
   const kiln::Thread me = {warp, lane, lane / 4};
   const int num_kv_heads = gridDim.x;
@@ -82,50 +77,53 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   };
 
   copy_item(blockIdx.y, 0);
-  if (lane < 4) kiln::store_vector(&own_items[warp][1].request + lane * 4, int4{0, 0, 0, 0});
   if (lane == 4) kiln::copy_async_16(&headers[warp], items);
   kiln::copy_commit();
   kiln::copy_wait<0>();
   __syncwarp();  // the item is there
-  const int num_items = headers[warp].x;
+  const int first = blockIdx.y, num_items = headers[warp].x;
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
-  const int first = blockIdx.y;
   if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
   const bool many = num_items > int(gridDim.y) / 4;
   const int early = first < num_items ? fetch.begin_early(own_items[warp][0], many) : 0;
+  const Rows rows(own_items[warp][0], from, heads, head_dim);
+  const SCALAR_T* const own_chunk = rows.chunk(threadIdx.x);
   kiln::pdl_wait();  // so far the plan was read, and what it read, and keys and values of before
   kiln::pdl_launch_dependents();
+  if (first >= num_items) return;
+  rows.copy(queries, own_chunk);
+  fetch.first(own_items[warp][0], 0, kHalves, early);
 
 #pragma unroll 1
-  for (int now = -1, next = first, side = 1;; now = next, next += gridDim.y, side ^= 1) {
-    // Begin the next item, and end this one.
+  for (int now = first, next = now + gridDim.y, side = 0;; now = next, next += gridDim.y, side ^= 1) {
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
-    const bool more = next < num_items;
-    const int done = now < 0 ? early : 0;
-    if (more) {
-      if (now >= 0) fetch.begin(next_item);
-      fetch.first(next_item, 0, kAhead, done);
-    }
-    const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
-    if (now >= 0) __syncthreads();  // all results are there, and the queries have been read
-    if (more) kiln::copy_queries<Shape>(next_item, from, heads, head_dim, queries);
-    if (now >= 0) {
-      end.merge_warps(results, warp_scales);
-      __syncthreads();  // the results have been read
-    }
-    if (more) fetch.first(next_item, kAhead, kHalves, done);
-    if (now >= 0) end.merge_parts(now - end.part, room);
-    if (!more) break;
-
-    const kiln::Sight sight = kiln::Sight::of(next_item, heads, fetch.num_keys, window);
+    const kiln::Sight sight = kiln::Sight::of(item, heads, fetch.num_keys, window);
     kiln::copy_wait<kHalves - kAhead>();
     __syncthreads();  // the queries are there
-    copy_item(next + gridDim.y, side);
+    copy_item(next, side ^ 1);
     auto attend = [&](auto eights) {
-      kiln::attend<decltype(eights)::kCount, SCALAR_T>(fetch, next_item, heads, how, sight, queries,
+      kiln::attend<decltype(eights)::kCount, SCALAR_T>(fetch, item, heads, how, sight, queries,
                                                        results, warp_scales);
     };
     if (sight.last_row - sight.first_row < 8) attend(Eights<1>());
     else attend(Eights<2>());
+
+    // End this item, and begin the next.
+    const bool more = next < num_items;
+    if (more) {
+      fetch.begin(next_item);
+      fetch.first(next_item, 0, kAhead, 0);
+    }
+    const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
+    __syncthreads();  // all results are there, and the queries have been read
+    if (more) {
+      const Rows next_rows(next_item, from, heads, head_dim);
+      next_rows.copy(queries, next_rows.chunk(threadIdx.x));
+    }
+    end.merge_warps(results, warp_scales);
+    __syncthreads();  // the results have been read
+    if (more) fetch.first(next_item, kAhead, kHalves, 0);
+    end.merge_parts(now - end.part, room);
+    if (!more) break;
   }
 }

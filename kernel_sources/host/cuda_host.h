@@ -126,7 +126,6 @@ template <class... A, void (*Kernel)(A...)> struct Entry<Kernel> {
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __maxnreg__(n)
-#define __cluster_dims__(...)  // the launch's thunk knows
 #define __forceinline__ inline __attribute__((always_inline))
 // A module's __shared__ variables become its thread-local segment, which the runtime saves and
 // restores when it switches blocks. Section attributes would not work inside templates.

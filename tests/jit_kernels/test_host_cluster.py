@@ -48,7 +48,7 @@ def change(source, old, new):
 # out = the sum of the cluster's 4 x 64 elements of x, by way of each other's shared memory.
 SUM = """
 #define CLUSTER 4
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) k(const float* x, float* out) {
+extern "C" __global__ void KILN_CLUSTER(CLUSTER, 1, 1) k(const float* x, float* out) {
   __shared__ float part[64];
   float* total = static_cast<float*>(cuda_host::dynamic_shared());
   const int i = threadIdx.x;
@@ -129,7 +129,7 @@ def test_a_peers_shared_memory_that_nobody_wrote_is_uninitialised():
 
 
 SPLIT = """
-extern "C" __global__ void __cluster_dims__(2, 1, 1) k(float* x) {
+extern "C" __global__ void KILN_CLUSTER(2, 1, 1) k(float* x) {
   __shared__ float mine, later;
   if (threadIdx.x == 0) mine = x[blockIdx.x];
   cluster_arrive();
@@ -179,7 +179,7 @@ def test_a_grid_is_a_multiple_of_the_cluster():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cluster_may_lie_along_y(seed):
-    source = """extern "C" __global__ void __cluster_dims__(1, 2, 1) k(int* x) {
+    source = """extern "C" __global__ void KILN_CLUSTER(1, 2, 1) k(int* x) {
       __shared__ int own;
       if (threadIdx.x == 0) own = blockIdx.y * 10 + blockIdx.x;
       cluster_sync();

@@ -10,24 +10,39 @@ template <class T> struct Queries {
   int64_t token_step, head_step;
 };
 
-// Copy an item's rows, and zeros for what is multiplied beside them; a group of copies.
-template <class Shape, class T>
-KILN_FN void copy_queries(const WorkItem& item, const Queries<T>& from, const HeadRows& heads,
-                          int head_dim, unsigned char* to) {
-  constexpr int kRow = Shape::kHeadTile / 8;  // chunks
-  const int start = item.tile() * kTileRows, rows = item.num_tokens() * heads.group - start;
-  const int padded = (rows > 8 ? kTileRows : 8) * kRow;  // as many as are multiplied
-#pragma unroll 1
-  for (int i = threadIdx.x; i < padded; i += Shape::kThreads) {
-    const int row = i / kRow, chunk = i % kRow, token = heads.token_of(start + row);
-    const int64_t h = heads.head * heads.group + start + row - token * heads.group;
-    copy_async_16(to + row * Shape::Tile::kQueryStep + chunk * 16,
-                  from.first + (item.first_token + token) * from.token_step + h * from.head_step +
-                      chunk * 8,
-                  row < rows && chunk * 8 < head_dim);
+// The queries of an item, in chunks of 16 bytes.
+template <class Shape, class T> struct QueryRows {
+  static constexpr int kRow = Shape::kHeadTile / 8;  // chunks
+  const Queries<T>& from;
+  const HeadRows& heads;
+  int start, rows, first_token, head_dim;
+
+  KILN_FN QueryRows(const WorkItem& item, const Queries<T>& from, const HeadRows& heads,
+                    int head_dim)
+      : from(from), heads(heads), start(item.tile() * kTileRows),
+        rows(item.num_tokens() * heads.group - start), first_token(item.first_token),
+        head_dim(head_dim) {}
+
+  KILN_FN const T* chunk(int i) const {
+    const int row = start + i / kRow, token = heads.token_of(row);
+    const int64_t h = heads.head * heads.group + row - token * heads.group;
+    return from.first + (first_token + token) * from.token_step + h * from.head_step +
+           i % kRow * 8;
   }
-  copy_commit();
-}
+  // Copy them, and zeros for what is multiplied beside them; a group of copies. own: the thread's
+  // first chunk.
+  KILN_FN void copy(unsigned char* to, const T* own) const {
+    const int padded = (rows > 8 ? kTileRows : 8) * kRow;  // as many as are multiplied
+#pragma unroll 1
+    for (int i = threadIdx.x; i < padded; i += Shape::kThreads) {
+      const int row = i / kRow, chunk = i % kRow;
+      if (i >= Shape::kThreads) own = this->chunk(i);
+      copy_async_16(to + row * Shape::Tile::kQueryStep + chunk * 16, own,
+                    row < rows && chunk * 8 < head_dim);
+    }
+    copy_commit();
+  }
+};
 
 // Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
 struct Softmax { float scale, cap, steepness; };

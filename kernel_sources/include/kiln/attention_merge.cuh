@@ -1,8 +1,10 @@
 // What splitting attention over keys needs: the states of parts, their merge, and the end of a row.
 #pragma once
 #include "kiln/attention_logits.cuh"
+#include "kiln/order.cuh"
 #include "kiln/ptx_memory.cuh"
 #include "kiln/ptx_mma.cuh"
+#include "kiln/ptx_warp.cuh"
 
 namespace kiln {
 
@@ -86,6 +88,7 @@ struct Tree {
     constexpr uint32_t kWarp = 0xffffffffu;
     const int lane = threadIdx.x % 32;
     Tree tree = {{1.0f, 1.0f, 1.0f}};
+    whole.top = value_of(warp_largest(key_of(own.top)));
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       if (step >= halvings) continue;
@@ -98,7 +101,6 @@ struct Tree {
       own = {top, f(sum, __shfl_sync(kWarp, own.sum, first + other))};
       tree.factors[step] = factor;
     }
-    whole.top = warp_max(own.top);
     const float weight = Fold::below(whole.top, own.top).added;
 #pragma unroll
     for (int step = 0; step < 3; ++step)

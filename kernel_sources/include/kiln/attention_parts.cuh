@@ -37,6 +37,7 @@ template <class T, class Shape> struct ItemEnd {
   bool mailed;
   int64_t row_step, part_step;
   float* parts;  // of the tile's rows
+  float* place;  // of the item's result of the warp's first row
 
   // one_each: no block has two items.
   KILN_FN ItemEnd(const Results<T>& results, const HeadRows& heads, const WorkItem& item,
@@ -50,24 +51,34 @@ template <class T, class Shape> struct ItemEnd {
     part_step = flat_rows * row_step;
     parts = (mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
             (item.row_start + tile * kTileRows) * row_step;
+    place = parts + part * part_step + me.warp * row_step;
   }
 
-  KILN_FN void finish(int row, int column, Float4 y, Scale whole) const {
+  // Where four columns of a row of out go, its lse, and its sink: what can be found out beforehand.
+  struct RowEnd {
+    T* out;
+    float* lse;
+    const float* sink;
+  };
+  KILN_FN RowEnd row_end(int row, int column) const {
     const int flat = tile * kTileRows + row, token = heads.token_of(flat);
     const int h = heads.head * heads.group + flat - token * heads.group;
     const int64_t to = int64_t(item.first_token + token) * heads.num_heads + h;
-    const float f = end_row(x.lse && column == 0 ? x.lse + to : nullptr,
-                            x.sinks ? x.sinks + h : nullptr, whole, x.v_scale);
-    store_row(x.out + to * x.head_dim + column, y, f);
+    return {x.out + to * x.head_dim + column, x.lse && column == 0 ? x.lse + to : nullptr,
+            x.sinks ? x.sinks + h : nullptr};
+  }
+  KILN_FN void finish(const RowEnd& to, Float4 y, Scale whole) const {
+    store_row(to.out, y, end_row(to.lse, to.sink, whole, x.v_scale));
   }
 
   // Merge the warps' results of all rows, as a binary tree.
   KILN_FN void merge_warps(const float* results, const Scale (&scales)[kWarps][kTileRows]) const {
+    float* to = place;
 #pragma unroll 1
-    for (int row = me.warp; row < num_rows; row += kWarps)
-      merge_row(row, parts + part * part_step + row * row_step, results, scales);
+    for (int row = me.warp; row < num_rows; row += kWarps, to += kWarps * row_step)
+      merge_row(row, to, results, scales);
   }
-  KILN_FN void merge_row(int row, float* place, const float* results,
+  KILN_FN void merge_row(int row, float* to, const float* results,
                          const Scale (&scales)[kWarps][kTileRows]) const {
     Scale own[kWarps];
     Fold folds[kWarps];
@@ -92,11 +103,12 @@ template <class T, class Shape> struct ItemEnd {
                                    row * Shape::Tile::kPitch + column);
       add_up([&](int to, int w) { y[to] = folds[w](y[to], y[w]); });
       if (num_parts == 1)  // as were it merged with nothing: a zero loses its sign
-        finish(row, column, Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y[0]), own[0]);
+        finish(row_end(row, column), Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y[0]),
+               own[0]);
       else
-        send(place + column, y[0]);
+        send(to + column, y[0]);
     }
-    if (num_parts > 1) send_scale(place + x.head_dim, own[0], me.lane);
+    if (num_parts > 1) send_scale(to + x.head_dim, own[0], me.lane);
   }
 
   // Merge the parts of the rows that the block ends, if it ends any. first_item: of the tile's, in
@@ -124,6 +136,7 @@ template <class T, class Shape> struct ItemEnd {
       const Children sent = {parts + row * row_step, part_step, num_parts, halvings};
 #pragma unroll 1
       for (int column = me.lane * 4; column - me.lane * 4 < x.head_dim; column += 128) {
+        const RowEnd to = row_end(row, column);
         Scale whole;
         Float4 y;
         if (row < num_rows) {
@@ -133,7 +146,7 @@ template <class T, class Shape> struct ItemEnd {
         if (warps < kWarps) __syncthreads();  // the second sums are there, the scales were read
         if (row < num_rows && begin == 0) {
           if (warps < kWarps) y = add(y, load_vector<Float4>(other));
-          if (column < x.head_dim) finish(row, column, y, whole);
+          if (column < x.head_dim) finish(to, y, whole);
           if (column - me.lane * 4 + 128 >= x.head_dim) forget_scales(sent, x.head_dim);
         }
         if (warps < kWarps) __syncthreads();  // the second sums were read
@@ -161,7 +174,7 @@ template <class T, class Shape> struct ItemEnd {
           __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
           const Float4 y = gather<false>(whole, all, 0, children, x.head_dim, column);
           if (column >= x.head_dim) continue;
-          if (root) finish(row, column, y, whole);
+          if (root) finish(row_end(row, column), y, whole);
           else send(first + column, y);
         }
         if (!root) send_scale(first + x.head_dim, whole, me.lane);

@@ -1,18 +1,9 @@
 // The arithmetic of a draw: weights, masses, and the clocks of a race, with the same bits on every
 // GPU, on the host and in torch (jit_kernels/references/sampling.py).
 #pragma once
-#include "kiln/ptx.cuh"
+#include "kiln/order.cuh"
 
 namespace kiln {
-
-// Keys order as the numbers do; -0 equals +0.
-KILN_FN uint32_t key_of(float x) {
-  const uint32_t u = as_uint(add_rn(x, 0.0f));
-  return u ^ (uint32_t(int32_t(u) >> 31) | 0x80000000u);
-}
-KILN_FN float value_of(uint32_t key) {
-  return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
-}
 
 // A logit and its token as one number: larger for a larger logit, among equals for a lower token.
 KILN_FN uint64_t entry_of(float x, int token) {

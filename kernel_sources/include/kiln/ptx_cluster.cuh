@@ -1,11 +1,18 @@
 // Thread block clusters: blocks that run together and reach each other's shared memory. sm_90 and
-// later; the kernel says __cluster_dims__(n, 1, 1), or (1, n, 1), and a grid is a multiple of it.
+// later. A kernel says KILN_CLUSTER(n, 1, 1), or (1, n, 1), and its grid is a multiple of that; where
+// there are no clusters it means nothing.
 #pragma once
 #include "kiln/ptx.cuh"
 
 namespace kiln {
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
-constexpr bool kClusters = __CUDA_ARCH__ >= 900;
+#if __CUDA_ARCH__ >= 900
+constexpr bool kClusters = true;
+#define KILN_CLUSTER(x, y, z) __cluster_dims__(x, y, z)
+#else
+constexpr bool kClusters = false;
+#define KILN_CLUSTER(x, y, z)
+#endif
 KILN_FN uint32_t cluster_rank() {  // of this block in its cluster
   uint32_t r;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -34,6 +41,7 @@ template <class T> KILN_FN T* map_shared(T* p, uint32_t rank) {
 }
 #else  // ---- host ------------------------------------------------------------------------------
 constexpr bool kClusters = true;
+#define KILN_CLUSTER(x, y, z)  // the host toolchain reads it in the kernel's text
 __forceinline__ uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
 __forceinline__ uint32_t cluster_size() { return cuda_host::cluster_size(); }
 __forceinline__ void cluster_arrive(CUDA_HOST_SITE) { cuda_host::cluster_arrive(site); }
