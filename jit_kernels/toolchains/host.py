@@ -152,9 +152,7 @@ def _cluster(library: ctypes.CDLL, name: str) -> tuple[int, int]:
     """Return how many blocks the kernel's clusters have in x and y. Raises LaunchError."""
     sizes = tuple((ctypes.c_uint * 3).in_dll(library, _CLUSTER))
     if 0 in sizes or sum(size > 1 for size in sizes) > 1 or sizes[2] > 1:
-        raise LaunchError(
-            f"{name}: KILN_CLUSTER{sizes} must be (n, 1, 1) or (1, n, 1) with n > 0"
-        )
+        raise LaunchError(f"{name}: KILN_CLUSTER{sizes} must be (n, 1, 1) or (1, n, 1) with n > 0")
     return sizes[:2]
 
 

@@ -85,17 +85,28 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
   if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
   const bool many = num_items > int(gridDim.y) / 4;
-  const int early = first < num_items ? fetch.begin_early(own_items[warp][0], many) : 0;
+  const int early = first < num_items ? fetch.begin(own_items[warp][0]) : 0;
   const Rows rows(own_items[warp][0], from, heads, head_dim);
   const SCALAR_T* const own_chunk = rows.chunk(threadIdx.x);
-  kiln::pdl_wait();  // so far the plan was read, and what it read, and keys and values of before
-  kiln::pdl_launch_dependents();
-  if (first >= num_items) return;
-  rows.copy(queries, own_chunk);
-  fetch.first(own_items[warp][0], 0, kHalves, early);
+#pragma unroll 1
+  for (int i = 0;; ++i) {
+    if (i == early) {
+      kiln::pdl_wait();  // so far the plan was read, what it read, and keys and values of before
+      kiln::pdl_launch_dependents();
+      if (first >= num_items) return;
+      rows.copy(queries, own_chunk);
+    }
+    if (i == kHalves) break;
+    // One after the other where many blocks do so: what the last of the kernel ahead send and
+    // receive would wait behind more.
+    if (many && 0 < i && i < early) kiln::copy_wait<0>();
+    fetch.first(own_items[warp][0], i);
+  }
+  for (int i = kAhead; i < early; ++i) kiln::copy_commit();  // as many after the queries as ever
 
 #pragma unroll 1
-  for (int now = first, next = now + gridDim.y, side = 0;; now = next, next += gridDim.y, side ^= 1) {
+  for (int now = first, next, side = 0;; now = next, side ^= 1) {
+    next = now + gridDim.y;
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
     const kiln::Sight sight = kiln::Sight::of(item, heads, fetch.num_keys, window);
     kiln::copy_wait<kHalves - kAhead>();
@@ -110,11 +121,11 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
 
     // End this item, and begin the next.
     const bool more = next < num_items;
-    if (more) {
-      fetch.begin(next_item);
-      fetch.first(next_item, 0, kAhead, 0);
-    }
+    if (more) fetch.begin(next_item);
     const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
+    if (more)
+#pragma unroll 1
+      for (int i = 0; i < kAhead; ++i) fetch.first(next_item, i);
     __syncthreads();  // all results are there, and the queries have been read
     if (more) {
       const Rows next_rows(next_item, from, heads, head_dim);
@@ -122,7 +133,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     }
     end.merge_warps(results, warp_scales);
     __syncthreads();  // the results have been read
-    if (more) fetch.first(next_item, kAhead, kHalves, 0);
+    if (more)
+#pragma unroll 1
+      for (int i = kAhead; i < kHalves; ++i) fetch.first(next_item, i);
     end.merge_parts(now - end.part, room);
     if (!more) break;
   }

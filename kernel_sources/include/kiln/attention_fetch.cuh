@@ -77,7 +77,8 @@ template <class Shape> struct Fetch {
     return int(load_relaxed(reinterpret_cast<const uint32_t*>(table + block)));
   }
 
-  KILN_FN void begin(const WorkItem& item) {
+  // Return how many halves hold nothing of the step's own tokens.
+  KILN_FN int begin(const WorkItem& item) {
     const int unit = first_unit(item), first_pair = unit_begin(item, unit);
     count = unit_begin(item, unit + units_of_warp(item.kind(), Shape::kWarpBits)) - first_pair;
     const int first = item.first_block + first_pair * kPair;
@@ -85,6 +86,7 @@ template <class Shape> struct Fetch {
     table = x.table + item.request * x.table_row + first;
     ids = look_up(0);
     ahead = look_up(kIds);
+    return min(Shape::kHalves, max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2);
   }
 
   // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group.
@@ -128,31 +130,14 @@ template <class Shape> struct Fetch {
     if (pair < count) fetch(i, id);
     copy_commit();
   }
-  // The same of an item's first halves, but those `done`; the ids of its first pair came with it.
-  KILN_FN void first(const WorkItem& item, int begin, int end, int done) const {
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      int id[kPair];
+  // The same of an item's first halves; the ids of its first pair came with it.
+  KILN_FN void first(const WorkItem& item, int i) const {
+    int id[kPair];
 #pragma unroll
-      for (int m = 0; m < kPair; ++m)
-        id[m] = i < 2 ? item.ids[me.warp * kPair + m] : __shfl_sync(kWarp, ids, i / 2 * kPair + m);
-      if (i >= done && i / 2 < count) fetch(i, id);
-      copy_commit();
-    }
-  }
-  // Begin an item before the kernel ahead has ended, with its first halves: such as hold nothing of
-  // the step's own tokens. Return how many. One after the other where many blocks do so: what the
-  // last of that kernel send and receive would wait behind more.
-  KILN_FN int begin_early(const WorkItem& item, bool many) {
-    begin(item);
-    const int written = max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2;
-    const int halves = min(Shape::kHalves, written);
-#pragma unroll 1
-    for (int i = 0; i < halves; ++i) {
-      if (many && i > 0) copy_wait<0>();
-      first(item, i, i + 1, 0);
-    }
-    return halves;
+    for (int m = 0; m < kPair; ++m)
+      id[m] = i < 2 ? item.ids[me.warp * kPair + m] : __shfl_sync(kWarp, ids, i / 2 * kPair + m);
+    if (i / 2 < count) fetch(i, id);
+    copy_commit();
   }
 };
 

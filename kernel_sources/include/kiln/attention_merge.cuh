@@ -74,6 +74,7 @@ struct Children {
   float* rows;
   int64_t stride;
   int count, halvings;
+  bool sent;
 };
 constexpr int kAtOnce = 8;  // children whose rows are under way at a time
 
@@ -134,11 +135,10 @@ KILN_FN void forget_scales(const Children& sent, int head_dim) {
 }
 KILN_FN Float4 add(Float4 a, Float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// Four columns, from `column` on, of the sum of children `begin` to `end`; `whole` becomes the scale
-// of all. Where they were sent, wait for them, and leave no rows for the launch after. Every lane of
-// the warp takes part, for columns 4 lane on from the first one's; past head_dim its result is of no
-// use.
-template <bool kSent>
+// Four columns, from `column` on, of the sum of children `begin` to `end`; `whole` becomes the
+// scale of all. Where they were sent, wait for them, and leave no rows for the launch after. Every
+// lane of the warp takes part, for columns 4 lane on from the first one's; past head_dim its result
+// is of no use.
 KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int head_dim,
                       int column) {
   constexpr uint32_t kWarp = 0xffffffffu;
@@ -146,14 +146,14 @@ KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int 
   const float* const own_scale = of.rows + min(lane, of.count - 1) * of.stride + head_dim;
   float* next = of.rows + begin * of.stride + min(column, head_dim - 4);
   Scale own = {minus_infinity(), 0.0f};
-  if (!kSent && lane < of.count) own = load_vector<Scale>(own_scale);
+  if (!of.sent && lane < of.count) own = load_vector<Scale>(own_scale);
   Tree tree;
   Float4 before = {0.0f, 0.0f, 0.0f, 0.0f}, y = before;
 #pragma unroll 1
   for (int from = begin; from < end; from += kAtOnce, next += kAtOnce * of.stride) {
     Float4 v[kAtOnce] = {};
     const int left = end - from;
-    if constexpr (kSent) {
+    if (of.sent) {
       // A place is read twice rather than not: else each load would wait for the one before.
       auto each = [&](auto act) {
         float* place = next;

@@ -111,73 +111,65 @@ template <class T, class Shape> struct ItemEnd {
     if (num_parts > 1) send_scale(to + x.head_dim, own[0], me.lane);
   }
 
-  // Merge the parts of the rows that the block ends, if it ends any. first_item: of the tile's, in
-  // the table; `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
+  // Merge the parts as a tree of 32 children a node, in its first child's place: a warp's rows of a
+  // node by the last of its children to arrive. What was sent is one node, merged by the block of
+  // the last part: all others come before it. Or by it and the other block of its cluster, where
+  // that has the part before: those two run together. first_item: of the tile's, in the table;
+  // `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
   KILN_FN void merge_parts(int64_t first_item, float* room) const {
-    if (mailed) merge_sent(first_item, room);
-    else if (me.warp < num_rows) merge_written(first_item);
+    const int last = num_parts - 1;
+    const bool paired = kClusters && mailed && (first_item + last) % 2 == 1;
+    if (mailed ? part < last - int(paired) : me.warp >= num_rows) return;
+    const int step = paired ? 2 : 1, halvings = halvings_of(item.kind());
+#pragma unroll 1
+    for (int level = 0; 1 << level < num_parts; level += kFanBits) {
+      const int node = part >> (level + kFanBits) << (level + kFanBits);
+      const int children = min(kFanIn, ((last - node) >> level) + 1);
+      if (children == 1) continue;  // its state is in place already
+      if (!mailed && !is_last(first_item + node + (1 << level), children)) break;
+      const bool root = node == 0 && children > last >> level;
+      const Children all = {parts + node * part_step, part_step << level, children, halvings,
+                            mailed};
+      merge_rows(all, root, paired ? part % 2 : 0, step, room);
+    }
   }
 
-  // By the block of the last part: all others come before it. Or by it and the other block of its
-  // cluster, where that has the part before: those two run together. More than eight parts of a row
-  // are two warps' work.
-  KILN_FN void merge_sent(int64_t first_item, float* room) const {
-    const int last = num_parts - 1;
-    const bool paired = kClusters && last > 0 && (first_item + last) % 2 == 1;
-    if (num_parts == 1 || part < last - int(paired)) return;
-    const int step = paired ? 2 : 1, half = num_parts > 2 * kAtOnce ? 2 * kAtOnce : kAtOnce;
-    const int warps = num_parts > kAtOnce ? kWarps / 2 : kWarps;  // that have different rows
+  // Rows `start`, start + step and so on, each by a warp; or by two, where more than eight parts of
+  // it were sent.
+  KILN_FN void merge_rows(Children all, bool root, int start, int step, float* room) const {
+    const bool halved = all.sent && all.count > kAtOnce;
+    const int warps = halved ? kWarps / 2 : kWarps;  // that have different rows
+    const int half = halved ? (all.count > 2 * kAtOnce ? 2 : 1) * kAtOnce : all.count;
     const int own = me.warp % warps, begin = me.warp / warps * half;
+    float* const first = all.rows;
     float* const other = room + own * 128 + me.lane * 4;
 #pragma unroll 1
-    for (int start = paired ? part % 2 : 0; start < num_rows; start += warps * step) {
+    for (; start < num_rows; start += warps * step) {
       const int row = start + own * step;
-      const int halvings = halvings_of(item.kind());
-      const Children sent = {parts + row * row_step, part_step, num_parts, halvings};
+      all.rows = first + row * row_step;
 #pragma unroll 1
       for (int column = me.lane * 4; column - me.lane * 4 < x.head_dim; column += 128) {
         const RowEnd to = row_end(row, column);
         Scale whole;
         Float4 y;
+        __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
         if (row < num_rows) {
-          y = gather<true>(whole, sent, begin, min(num_parts, begin + half), x.head_dim, column);
+          y = gather(whole, all, begin, min(all.count, begin + half), x.head_dim, column);
           if (begin > 0) store_vector(other, y);
         }
-        if (warps < kWarps) __syncthreads();  // the second sums are there, the scales were read
+        if (halved) __syncthreads();  // the second sums are there, the scales were read
         if (row < num_rows && begin == 0) {
-          if (warps < kWarps) y = add(y, load_vector<Float4>(other));
-          if (column < x.head_dim) finish(to, y, whole);
-          if (column - me.lane * 4 + 128 >= x.head_dim) forget_scales(sent, x.head_dim);
+          if (halved) y = add(y, load_vector<Float4>(other));
+          if (column < x.head_dim) {
+            if (root) finish(to, y, whole);
+            else send(all.rows + column, y);
+          }
+          if (column - me.lane * 4 + 128 >= x.head_dim) {
+            if (all.sent) forget_scales(all, x.head_dim);
+            else if (!root) send_scale(all.rows + x.head_dim, whole, me.lane);
+          }
         }
-        if (warps < kWarps) __syncthreads();  // the second sums were read
-      }
-    }
-  }
-
-  // As a tree of 32 children a node: a warp's rows of a node by the last of its children to arrive,
-  // in its first child's place.
-  KILN_FN void merge_written(int64_t first_item) const {
-#pragma unroll 1
-    for (int level = 0; 1 << level < num_parts; level += kFanBits) {
-      const int node = part >> (level + kFanBits) << (level + kFanBits);
-      const int children = min(kFanIn, ((num_parts - node - 1) >> level) + 1);
-      if (children == 1) continue;  // its state is in place already
-      if (!is_last(first_item + node + (1 << level), children)) break;
-      const bool root = node == 0 && children > (num_parts - 1) >> level;
-#pragma unroll 1
-      for (int row = me.warp; row < num_rows; row += kWarps) {
-        float* const first = parts + node * part_step + row * row_step;
-        const Children all = {first, part_step << level, children, halvings_of(item.kind())};
-        Scale whole;
-#pragma unroll 1
-        for (int column = me.lane * 4; column - me.lane * 4 < x.head_dim; column += 128) {
-          __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
-          const Float4 y = gather<false>(whole, all, 0, children, x.head_dim, column);
-          if (column >= x.head_dim) continue;
-          if (root) finish(row_end(row, column), y, whole);
-          else send(first + column, y);
-        }
-        if (!root) send_scale(first + x.head_dim, whole, me.lane);
+        if (halved) __syncthreads();  // the second sums were read
       }
     }
   }

@@ -1,6 +1,6 @@
 // Thread block clusters: blocks that run together and reach each other's shared memory. sm_90 and
-// later. A kernel says KILN_CLUSTER(n, 1, 1), or (1, n, 1), and its grid is a multiple of that; where
-// there are no clusters it means nothing.
+// later. A kernel says KILN_CLUSTER(n, 1, 1), or (1, n, 1), and its grid is a multiple of that;
+// where there are no clusters it means nothing.
 #pragma once
 #include "kiln/ptx.cuh"
 
