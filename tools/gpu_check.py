@@ -38,6 +38,7 @@ SECTIONS = {  # name -> module, function, and the seconds after which it is ende
     "kernel_parity": ("gpu.kernels", "parity", 170),
     "kernel_launch": ("gpu.kernels", "launch_overhead", 60),
     "kernel_timing": ("gpu.kernels", "timing", 200),
+    "decode_beside_copy": ("gpu.beside_copy", "decode_beside_copy", 60),
     "against_compile": ("gpu.compiled", "against_compile", 450),
     "host_equals_gpu": ("gpu.agreement", "host_equals_gpu", 90),
     "batch_invariance": ("gpu.invariance", "batch_invariance", 90),

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu import agreement, builds, greedy, invariance, kernels, report
+from gpu import agreement, beside_copy, builds, greedy, invariance, kernels, report
 from gpu.pace import NotMeasured, Pace, chosen
 from gpu.sealed import sealed_bundle
 
 from kiln.jit_kernels.bench.ceilings import Ceilings
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.toolchains import host
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGS = argparse.Namespace(quick=True, bundle=None, kernels=[])
@@ -86,7 +87,26 @@ def test_some_kernels_ask_for_the_sections_that_go_kernel_by_kernel(tmp_path):
     assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 3
     sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
     assert "kernel_parity" in sections
-    assert not {"greedy_parity", "sealed_bundle", "kernel_loading", "late_load"} & {*sections}
+    others = {"greedy_parity", "sealed_bundle", "kernel_loading", "late_load", "decode_beside_copy"}
+    assert not others & {*sections}
+
+
+def test_a_kernel_is_timed_beside_a_copy_of_as_many_bytes():
+    spec, ceilings = find_spec("rms_norm"), Ceilings(1e9, 1e9, 1.0, 0)
+    sizes = {"rows": 3, "d": 1024}
+
+    def run(spec, arguments):
+        host.run(spec, arguments, env=settings())
+
+    named = {**sizes, "requests": 3, "context": 1024}
+    row = beside_copy.beside_copy(spec, named, ceilings, "cpu", run, 2**30)
+    cost = spec.cost(next(spec.variants(spec.bench_needs)), sizes)
+    assert row["sizes"] == "3 x 1024"
+    assert row["kernel_us"] > row["copy_us"] > 0, "the host's norm takes milliseconds"
+    assert row["of_such_a_copy"] == pytest.approx(row["copy_us"] / row["kernel_us"], abs=2e-3)
+    assert row["such_a_copy_of_that_rate"] == pytest.approx(
+        cost.bytes / 1e3 / row["copy_us"], rel=0.02
+    )
 
 
 def test_one_item_that_fails_does_not_stop_the_others(capsys):

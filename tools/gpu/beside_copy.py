@@ -1,0 +1,80 @@
+"""Decode attention beside a copy of as many bytes: what of its time any kernel of that size takes.
+
+A launch that moves 32 MiB is short: starting and ending cost it a part of the rate that a copy of
+gigabytes reaches. A copy of the same size pays for that as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gpu.pace import Pace
+from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings, work_on
+from kiln.jit_kernels.bench.copies import bytes_held, copies_of, num_copies
+from kiln.jit_kernels.launch import launch
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.spec import KernelSpec, Sizes
+from kiln.jit_kernels.timing import time_side_by_side
+
+Row = dict[str, Any]
+_SIZES = [  # requests, keys of each: 32 MiB of keys and values, 64, 128 and 256
+    *[(1, 8192), (8, 1024), (1, 16384), (2, 8192), (4, 4096), (8, 2048)],
+    *[(1, 32768), (2, 16384), (4, 8192), (64, 1024), (8, 8192)],
+]
+
+
+def decode_beside_copy(args: argparse.Namespace) -> list[Row]:
+    """Return a row a size, of 8 KV heads of 128 and 32 heads: microseconds, and shares of rates."""
+    spec, ceilings = find_spec("paged_attention"), measure_ceilings("cuda")
+    sizes = [
+        {**spec.bench_sizes[0], "requests": requests, "context": context}
+        for requests, context in _SIZES
+    ]
+
+    def rows_of(one: Sizes) -> Iterable[Row]:
+        free = torch.cuda.mem_get_info()[0]
+        return [beside_copy(spec, one, ceilings, "cuda", launch, free)]
+
+    return Pace(args, seconds=50).rows(sizes, _name, rows_of)
+
+
+def _name(sizes: Sizes) -> str:
+    return f"{sizes['requests']} x {sizes['context']}"
+
+
+def beside_copy(
+    spec: KernelSpec,
+    sizes: Sizes,
+    ceilings: Ceilings,
+    device: str,
+    run: Callable[[KernelSpec, Sequence[Any]], None],
+    free_bytes: int,
+) -> Row:
+    """Return the times of a kernel and of a copy of as many bytes, in turn, each on cold inputs."""
+    variant = next(spec.variants(spec.bench_needs))
+    first, cost = spec.make_inputs(variant, sizes, device), spec.cost(variant, sizes)
+    count = num_copies(cost.bytes, bytes_held(first), ceilings.l2_bytes, free_bytes)
+    cases = copies_of(first, count)
+    halves = [torch.randn(2, cost.bytes // 8, device=device) for _ in cases]  # read, written
+    work = work_on(device)
+    times = time_side_by_side(
+        {
+            "kernel": work([lambda case=case: run(spec, case) for case in cases]),
+            "copy": work([lambda x=x: torch.mul(x[0], 1.0, out=x[1]) for x in halves]),
+        }
+    )
+    kernel, copy = times["kernel"].median_us, times["copy"].median_us
+    floor = ceilings.floor_us(cost)
+    return {
+        "sizes": _name(sizes),
+        "mib": round(cost.bytes / 2**20, 1),
+        "kernel_us": round(kernel, 2),
+        "copy_us": round(copy, 2),
+        "of_such_a_copy": round(copy / kernel, 3),
+        "of_the_copy_rate": round(floor / kernel, 3),
+        "such_a_copy_of_that_rate": round(floor / copy, 3),
+    }
