@@ -53,10 +53,10 @@ class SplitRule:
     times that on a request has ``most`` splits, which fill it alone: also the most that all tiles
     of a request may have.
 
-    A split has as many shares as a block has warps, and a share as many units, all added up as a
-    binary tree. Where no more than ``most`` items come of it, quarters of the splits of requests
-    that are divisible are items, or halves; else the splits are. The order of additions is the
-    same, and looks at nothing but the request.
+    A split has as many shares as a block has warps, and a share as many units; splits, shares and
+    units are added up as a binary tree. Where no more than ``most`` items come of it, quarters of
+    the splits of requests that are divisible are items, or halves; else the splits are. The order
+    of additions is the same, and looks at nothing but the request.
     """
 
     most: int

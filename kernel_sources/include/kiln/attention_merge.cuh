@@ -13,8 +13,8 @@ struct alignas(8) Scale { float top, sum; };
 struct alignas(16) Float4 { float x, y, z, w; };
 struct alignas(8) Words2 { uint32_t x, y; };
 
-// One step of a sum of parts in their order: that of a part onto that of those before. Every way to
-// add up parts takes the very same steps, so that the bits do not tell who added them up.
+// One step of a sum of parts: that of some onto that of those before them. Every way to add up parts
+// takes the very same steps, so that the bits do not tell who added them up.
 struct Fold {
   float old, added;  // factors
 

@@ -1,10 +1,10 @@
 // How a request's decode attention is cut into work items: the rule that the plan and the kernel
 // share. What is added up, and in which order, looks at the request itself and at constants of the
 // machine, never at the batch: a request is cut into splits, a split into as many shares as a block
-// has warps and, of a divisible request, a share into as many units. Shares and units are added up
-// as a binary tree. Who adds them up may look at the batch: a block takes a split, each warp a
-// share; or, where a batch would leave much of the machine idle, half or a quarter of a split of a
-// divisible request, and each warp half or a quarter of a share.
+// has warps and, of a divisible request, a share into as many units. All of them are added up as a
+// binary tree. Who adds them up may look at the batch: a block takes a split, each warp a share; or,
+// where a batch would leave much of the machine idle, half or a quarter of a split of a divisible
+// request, and each warp half or a quarter of a share.
 #pragma once
 #include "kiln/ptx.cuh"
 
