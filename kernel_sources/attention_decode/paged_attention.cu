@@ -102,7 +102,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     if (many && 0 < i && i < early) kiln::copy_wait<0>();
     fetch.first(own_items[warp][0], i);
   }
-  for (int i = kAhead; i < early; ++i) kiln::copy_commit();  // as many after the queries as ever
+  // The wait for the queries counts the groups after them, of which the early halves are none.
+  for (int i = kAhead; i < early; ++i) kiln::copy_commit();
 
 #pragma unroll 1
   for (int now = first, next, side = 0;; now = next, side ^= 1) {

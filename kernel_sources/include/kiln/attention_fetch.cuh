@@ -77,7 +77,7 @@ template <class Shape> struct Fetch {
     return int(load_relaxed(reinterpret_cast<const uint32_t*>(table + block)));
   }
 
-  // Return how many halves hold nothing of the step's own tokens.
+  // Return how many of the item's first halves hold nothing of the step's own tokens.
   KILN_FN int begin(const WorkItem& item) {
     const int unit = first_unit(item), first_pair = unit_begin(item, unit);
     count = unit_begin(item, unit + units_of_warp(item.kind(), Shape::kWarpBits)) - first_pair;

@@ -1,5 +1,6 @@
 // The end of a work item of decode attention: its warps' results become a row of out, or a partial
-// result, which whoever comes last of those that hold a request's parts adds to theirs.
+// result, which is added up by those who are sent a request's parts, or by who comes last of those
+// that hold them.
 #pragma once
 #include "kiln/attention_fetch.cuh"
 #include "kiln/attention_merge.cuh"
