@@ -84,26 +84,25 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const int first = blockIdx.y, num_items = headers[warp].x;
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
   if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
-  const bool many = num_items > int(gridDim.y) / 4;
-  const int early = first < num_items ? fetch.begin(own_items[warp][0]) : 0;
-  const Rows rows(own_items[warp][0], from, heads, head_dim);
+  const WorkItem& first_item = own_items[warp][0];
+  const kiln::Early early =
+      kiln::Early::of(first < num_items ? fetch.begin(first_item) : 0, first_item, num_items);
+  const Rows rows(first_item, from, heads, head_dim);
   const SCALAR_T* const own_chunk = rows.chunk(threadIdx.x);
 #pragma unroll 1
   for (int i = 0;; ++i) {
-    if (i == early) {
+    if (i == early.halves) {
       kiln::pdl_wait();  // so far the plan was read, what it read, and keys and values of before
       kiln::pdl_launch_dependents();
       if (first >= num_items) return;
       rows.copy(queries, own_chunk);
     }
     if (i == kHalves) break;
-    // One after the other where many blocks do so: what the last of the kernel ahead send and
-    // receive would wait behind more.
-    if (many && 0 < i && i < early) kiln::copy_wait<0>();
-    fetch.first(own_items[warp][0], i);
+    if (early.waits && 0 < i && i < early.halves) kiln::copy_wait<0>();
+    fetch.first(first_item, i, sizeof(KV_T) > 1 && early.one_by_one && i < early.halves);
   }
   // The wait for the queries counts the groups after them, of which the early halves are none.
-  for (int i = kAhead; i < early; ++i) kiln::copy_commit();
+  for (int i = kAhead; i < early.halves; ++i) kiln::copy_commit();
 
 #pragma unroll 1
   for (int now = first, next, side = 0;; now = next, side ^= 1) {

@@ -103,13 +103,21 @@ def store_and_attend(seed, change=("", "")):
     """
     store, attention = all_specs()["rope_store"], all_specs()["paged_attention"]
     torch.manual_seed(seed)
-    sizes = {"requests": 2, "context": 704, "kv_heads": 2, "group": 2, "most": 8, "split": 64}
+    requests = 4  # of which the last blocks have not all: these fetch little before they wait
+    sizes = {
+        "requests": requests,
+        "context": 704,
+        "kv_heads": 2,
+        "group": 2,
+        "most": 8,
+        "split": 64,
+    }
     variant = next(attention.variants({**attention.bench_needs, "head_tile": "64"}))
     inputs = list(attention.make_inputs(variant, sizes, "cpu"))
     pools, place = inputs[3:5], inputs[6].long() - 1
     blocks = inputs[5].gather(1, (place // 16).unsqueeze(1)).squeeze(1)
-    query, key, value = torch.randn(2, 8, 64).bfloat16().split((4, 2, 2), dim=1)
-    positions, table = torch.tensor([0, 1]), torch.rand(2, 64)
+    query, key, value = torch.randn(requests, 8, 64).bfloat16().split((4, 2, 2), dim=1)
+    positions, table = torch.arange(requests), torch.rand(requests, 64)
     stored = (torch.empty_like(query), *pools, query, key, value, positions, table)
     stored += (blocks * 16 + place % 16, None, None, 1e-6, 1.0, 1.0)
     world = World(checked=True, seed=seed)

@@ -34,6 +34,24 @@ template <class KV> struct Pools {
 
 struct Thread { int warp, lane, quad; };
 
+// What a block fetches before the kernel ahead has ended: this many halves, and in which steps.
+// Where many blocks fetch at a time, what the last of the kernel ahead send and receive would wait
+// behind it: so half after half, or where messages are many, block after block of the pool.
+struct Early {
+  int halves;
+  bool waits, one_by_one;
+
+  // possible: halves that hold nothing of the step's own tokens. num_items: of one KV head.
+  KILN_FN static Early of(int possible, const WorkItem& item, int num_items) {
+    const int places = gridDim.y, to_come = places - blockIdx.y;
+    const bool waits = num_items > places / 4;
+    // The last blocks come when the kernel ahead is about to end: they soon ask for their queries.
+    const int most = to_come <= places / 8 ? 1 : to_come <= places / 4 ? 2 : possible;
+    const int halves = min(possible, most);
+    return {halves, waits, waits && halves > 1 && item.num_parts() > 8};
+  }
+};
+
 template <class Shape> struct Fetch {
   using KV = typename Shape::KV;
   using Tile = typename Shape::Tile;
@@ -89,8 +107,9 @@ template <class Shape> struct Fetch {
     return min(Shape::kHalves, max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2);
   }
 
-  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group.
-  KILN_FN void fetch(int i, const int (&id)[kPair]) const {
+  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group, or
+  // one a block, each after the one before it has come.
+  KILN_FN void fetch(int i, const int (&id)[kPair], bool one_by_one) const {
     const KV* pool = i % 2 ? x.values + head * x.value_head : x.keys + head * x.key_head;
     const int64_t block = i % 2 ? x.value_block : x.key_block;
     const int64_t token = i % 2 ? x.value_token : x.key_token;
@@ -104,6 +123,10 @@ template <class Shape> struct Fetch {
 #pragma unroll
         for (int row = 0; row < kKVBlock; row += kAtOnce)
           copy_async_16(to + (m * kKVBlock + row) * Tile::kStep, from + row * kHeadTile);
+        if (one_by_one && m + 1 < kPair) {
+          copy_commit();
+          copy_wait<0>();
+        }
       }
       return;
     }
@@ -127,16 +150,16 @@ template <class Shape> struct Fetch {
     int id[kPair];
 #pragma unroll
     for (int m = 0; m < kPair; ++m) id[m] = __shfl_sync(kWarp, ids, pair % kIds * kPair + m);
-    if (pair < count) fetch(i, id);
+    if (pair < count) fetch(i, id, false);
     copy_commit();
   }
   // The same of an item's first halves; the ids of its first pair came with it.
-  KILN_FN void first(const WorkItem& item, int i) const {
+  KILN_FN void first(const WorkItem& item, int i, bool one_by_one = false) const {
     int id[kPair];
 #pragma unroll
     for (int m = 0; m < kPair; ++m)
       id[m] = i < 2 ? item.ids[me.warp * kPair + m] : __shfl_sync(kWarp, ids, i / 2 * kPair + m);
-    if (i / 2 < count) fetch(i, id);
+    if (i / 2 < count) fetch(i, id, one_by_one);
     copy_commit();
   }
 };
