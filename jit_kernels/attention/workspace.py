@@ -114,9 +114,10 @@ def make_mail(
     """Return room for the messages of a step, none of them sent.
 
     It suffices for as many items as the rule has, with all rows of a tile each, and ``max_rows`` in
-    all; what a step has beyond that is counted. ``floats``: of a message.
+    all, and for sums of items behind them; what a step has beyond that is counted. ``floats``: of a
+    message.
     """
-    rows = min(max_rows, rule.most * TILE_ROWS)
+    rows = 2 * min(max_rows, rule.most * TILE_ROWS)
     return torch.full((rows, num_kv_heads, floats), UNSENT, dtype=torch.int32, device=device)
 
 

@@ -65,7 +65,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const kiln::Pools<KV_T> pools = {
       key_pool, value_pool, block_table, key_block, key_head, key_token, value_block, value_head,
       value_token, table_row, head_dim};
-  const kiln::Results<SCALAR_T> to = {out, lse, sinks, partials, mail, arrivals, head_dim, v_scale};
+  const kiln::Results<SCALAR_T> to = {
+      out, lse, sinks, partials, mail, mail_rows / 2, arrivals, head_dim, v_scale};
   const kiln::Queries<SCALAR_T> from = {query, query_token, query_head};
   const kiln::Softmax how = {scale, cap, steepness};
   kiln::Fetch<Shape> fetch(pools, me, stages, head);
@@ -82,7 +83,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   kiln::copy_wait<0>();
   __syncwarp();  // the item is there
   const int first = blockIdx.y, num_items = headers[warp].x;
-  const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows;
+  const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows / 2;
   if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
   const WorkItem& first_item = own_items[warp][0];
   const kiln::Early early =

@@ -13,7 +13,8 @@ from kiln.jit_kernels.toolchains import host
 
 SPEC = find_spec("paged_attention")
 LARGE = Gpu(num_multiprocessors=17, max_shared_bytes=HOST_GPU.max_shared_bytes)
-SPLITS = {"kv_heads": 1, "group": 5, "most": 33, "split": 1}  # of a block each
+LARGER = Gpu(num_multiprocessors=35, max_shared_bytes=HOST_GPU.max_shared_bytes)
+SPLITS = {"kv_heads": 1, "group": 5, "most": 68, "split": 1, "few": 68}  # of a block each
 QUARTERS = {"kv_heads": 1, "group": 2, "most": 32, "split": 32, "few": 8, "context": 4096}
 
 
@@ -31,13 +32,15 @@ def result(monkeypatch, machine, tile, sizes, seed=0):
 
 @pytest.mark.parametrize("before", [0, 1], ids=["in-a-pair", "in-two-pairs"])
 @pytest.mark.parametrize(
-    ("tile", "parts"), [("64", n) for n in (2, 5, 9, 16, 17, 32)] + [("256", 12)]
+    ("tile", "parts"),
+    [("64", n) for n in (2, 5, 9, 16, 17, 32, 33, 34, 64, 65, 66)] + [("256", 12), ("256", 35)],
 )
 def test_parts_sent_are_added_up_as_parts_written_are(monkeypatch, tile, parts, before):
     sizes = {**SPLITS, "requests": 1, "context": 16 * parts - 3}
     if before:  # another request's only part: the last two are of different clusters
         sizes["long"] = 5
-    *sent, items = result(monkeypatch, LARGE, tile, sizes, seed=parts)
+    machine = LARGE if parts < 33 else LARGER
+    *sent, items = result(monkeypatch, machine, tile, sizes, seed=parts)
     *written, _ = result(monkeypatch, HOST_GPU, tile, sizes)
     assert items == parts + before
     assert all(map(torch.equal, sent, written))

@@ -22,6 +22,7 @@ template <class T> struct Results {
   float* lse;
   const float* sinks;
   float *partials, *mail;
+  int mail_rows;  // of parts; behind them as many for sums of parts
   uint32_t* arrivals;
   int head_dim;
   float v_scale;
@@ -37,6 +38,7 @@ template <class T, class Shape> struct ItemEnd {
   int num_parts, tile, part, num_rows;
   bool mailed;
   int64_t row_step, part_step;
+  int64_t sum_step;  // from what a part sends to the sum of a node's, in its first child's place
   float* parts;  // of the tile's rows
   float* place;  // of the item's result of the warp's first row
 
@@ -45,14 +47,16 @@ template <class T, class Shape> struct ItemEnd {
                   const Thread& me, bool one_each)
       : x(results), heads(heads), item(item), me(me) {
     num_parts = item.num_parts(), tile = item.tile(), part = item.part();
-    mailed = one_each && num_parts <= kFanIn;
+    mailed = one_each && num_parts <= kFanIn * kFanIn;
     const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
     num_rows = min(kTileRows, flat_rows - tile * kTileRows);
     row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
     part_step = flat_rows * row_step;
     parts = (mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
             (item.row_start + tile * kTileRows) * row_step;
-    place = parts + part * part_step + me.warp * row_step;
+    sum_step = mailed ? x.mail_rows * row_step : 0;
+    const bool alone = part > 0 && part % kFanIn == 0 && part + 1 == num_parts;  // in its node
+    place = parts + part * part_step + me.warp * row_step + (alone ? sum_step : 0);
   }
 
   // Where four columns of a row of out go, its lse, and its sink: what can be found out beforehand.
@@ -113,25 +117,25 @@ template <class T, class Shape> struct ItemEnd {
   }
 
   // Merge the parts as a tree of 32 children a node, in its first child's place: a warp's rows of a
-  // node by the last of its children to arrive. What was sent is one node, merged by the block of
-  // the last part: all others come before it. Or by it and the other block of its cluster, where
-  // that has the part before: those two run together. first_item: of the tile's, in the table;
-  // `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
+  // node by the last of its children to arrive. Of what was sent, by the block of the node's last
+  // part: all others come before it. Or by it and the other block of its cluster, where that has the
+  // part before: those two run together. first_item: of the tile's, in the table; `room`: shared
+  // memory that nobody else uses, where messages take 128 floats a warp.
   KILN_FN void merge_parts(int64_t first_item, float* room) const {
     const int last = num_parts - 1;
-    const bool paired = kClusters && mailed && (first_item + last) % 2 == 1;
-    if (mailed ? part < last - int(paired) : me.warp >= num_rows) return;
-    const int step = paired ? 2 : 1, halvings = halvings_of(item.kind());
+    Children all = {parts, part_step, 0, halvings_of(item.kind()), mailed};
 #pragma unroll 1
     for (int level = 0; 1 << level < num_parts; level += kFanBits) {
       const int node = part >> (level + kFanBits) << (level + kFanBits);
-      const int children = min(kFanIn, ((last - node) >> level) + 1);
-      if (children == 1) continue;  // its state is in place already
-      if (!mailed && !is_last(first_item + node + (1 << level), children)) break;
-      const bool root = node == 0 && children > last >> level;
-      const Children all = {parts + node * part_step, part_step << level, children, halvings,
-                            mailed};
-      merge_rows(all, root, paired ? part % 2 : 0, step, room);
+      const int end = min(last, node + (1 << (level + kFanBits)) - 1);
+      const bool paired = kClusters && mailed && end > node && (first_item + end) % 2 == 1;
+      if (mailed ? part < end - int(paired) : me.warp >= num_rows) return;
+      all.count = ((end - node) >> level) + 1, all.stride = part_step << level;
+      if (all.count == 1) continue;  // its state is in place already
+      if (!mailed && !is_last(first_item + node + (1 << level), all.count)) return;
+      all.rows = parts + node * part_step + (level > 0 ? sum_step : 0);
+      const bool root = node == 0 && end == last;
+      merge_rows(all, root, paired ? part % 2 : 0, paired ? 2 : 1, room);
     }
   }
 
@@ -163,11 +167,11 @@ template <class T, class Shape> struct ItemEnd {
           if (halved) y = add(y, load_vector<Float4>(other));
           if (column < x.head_dim) {
             if (root) finish(to, y, whole);
-            else send(all.rows + column, y);
+            else send(all.rows + sum_step + column, y);
           }
           if (column - me.lane * 4 + 128 >= x.head_dim) {
             if (all.sent) forget_scales(all, x.head_dim);
-            else if (!root) send_scale(all.rows + x.head_dim, whole, me.lane);
+            if (!root) send_scale(all.rows + sum_step + x.head_dim, whole, me.lane);
           }
         }
         if (halved) __syncthreads();  // the second sums were read

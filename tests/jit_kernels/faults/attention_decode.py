@@ -22,9 +22,10 @@ _QUARTERS = {**_UNITS, "most": 6, "steep": 40}  # or one
 _TWO_ROUNDS = {**_UNITS, "requests": 4, "context": 777, "long": 300, "most": 33}
 _TWO_ROUNDS.pop("batch")  # quarters of a split in a block's second item and others' first
 _SENT = {**_LONG, "context": 16 * 32, "group": 5, "most": 32, "split": 1}  # of a block each
+_SENT_TWICE = {**_SENT, "context": 16 * 33, "most": 33, "few": 33}  # a node's sum, and a part
 _FEWER = {**_SENT, "context": 16 * 10}
 _NOT_PAIRED = {**_FEWER, "long": 10}  # the last two are of different clusters
-_CROWDED = {**_LONG, "requests": 2, "context": 100, "group": 16, "most": 3, "split": 2}
+_CROWDED = {**_LONG, "requests": 4, "context": 100, "group": 16, "most": 2, "split": 2}
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
 
@@ -44,6 +45,7 @@ _ROWS = {"header": "kiln/attention_rows.cuh"}
 _CUT = {"header": "kiln/attention_split.cuh"}
 _SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
 _MANY_BLOCKS = {**_PARTS, "multiprocessors": 17}
+_MORE_BLOCKS = {**_PARTS, "multiprocessors": 18}
 _MEMORY = {"header": "kiln/ptx_memory.cuh", "seeds": 3}
 _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
 _RELAXED = "inc, counter, last, cuda_host::relaxed"
@@ -85,12 +87,16 @@ _ATTENTION = [
     ("a scale not sent", "lane < kScaleRoom / 4) store", "lane > 40) store", _QUARTERS, _MERGE),
     ("messages left behind", "forget(place);", "", _QUARTERS, _MERGE),
     ("scales left behind", "forget(scale + i);", ";", _QUARTERS, _MERGE),
-    ("messages for a block that comes before", "mailed ? part < last - int(paired)",
+    ("messages for a block that comes before", "mailed ? part < end - int(paired)",
      "mailed ? part > 0", _QUARTERS, _PARTS),
-    ("a pair of two clusters", "(first_item + last) % 2 == 1", "true", _NOT_PAIRED, _MANY_BLOCKS),
+    ("a pair of two clusters", "(first_item + end) % 2 == 1", "true", _NOT_PAIRED, _MANY_BLOCKS),
     ("both of a pair at the same rows", "paired ? part % 2 : 0", "0", _SENT, _MANY_BLOCKS),
-    ("rows of a pair left out", "const int step = paired ? 2 : 1", "const int step = 2",
-     _NOT_PAIRED, _MANY_BLOCKS),
+    ("rows of a pair left out", "paired ? 2 : 1, room", "2, room", _NOT_PAIRED, _MANY_BLOCKS),
+    ("a node's sum in the place of a part", "sum_step + column", "column", _SENT_TWICE,
+     _MORE_BLOCKS),
+    ("parts taken for the sums of nodes", "level > 0 ? sum_step : 0", "0", _SENT_TWICE,
+     _MORE_BLOCKS),
+    ("a last part that no node sends on", "alone ? sum_step : 0", "0", _SENT_TWICE, _MORE_BLOCKS),
     ("half of the parts added to themselves", "begin = me.warp / warps * half", "begin = 0", _FEWER,
      _MANY_BLOCKS),
     ("more than a warp's half", "min(all.count, begin + half)", "all.count", _SENT, _MANY_BLOCKS),
@@ -103,7 +109,7 @@ _ATTENTION = [
      _MERGE),
     ("messages between a block's own items", "num_items <= int(gridDim.y)", "true", _TWO_ROUNDS,
      _SEEDS),
-    ("more messages than there is room for", "headers[warp].y <= mail_rows", "true", _CROWDED),
+    ("more messages than there is room for", "headers[warp].y <= mail_rows / 2", "true", _CROWDED),
     ("keys past the end read", "m * kKVBlock + row < valid", "true", _TINY, _FETCH),
     ("the last pair taken for a whole one", "dense && left >= Shape::kKeys", "dense", _TINY,
      _FETCH),
