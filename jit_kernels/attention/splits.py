@@ -15,7 +15,7 @@ KV_BLOCK = 16  # tokens of a block of the pool
 PAIR_BLOCKS = 2  # that a warp takes at a time
 TILE_ROWS = 16  # (token, head of the group) rows of an mma tile
 MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
-FAN_IN = 32  # partial results merged at once
+NODE_SPLITS = 8  # splits of a divisible request that are merged first
 HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
 MOST_GROUP = 255  # heads of a group that the kernels' division holds for
 _SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
@@ -48,10 +48,9 @@ class Part(IntEnum):
 class SplitRule:
     """Up to ``few`` splits of a request, one for each ``blocks`` blocks; then ever twice as many.
 
-    That is as long as each has four times that many. So as many requests of one length as are a
-    power of two have items that fill the machine, where they have 32 times that in all. From 64
-    times that on a request has ``most`` splits, which fill it alone: also the most that all tiles
-    of a request may have.
+    That is as long as each has four times that, and no more than ``most`` come of it. So as many
+    requests of one length as are a power of two have items that fill the machine, where they have
+    32 times that in all. ``most`` items fill it: also the most that all tiles of a request have.
 
     A split has as many shares as a block has warps, and a share as many units; splits, shares and
     units are added up as a binary tree. Where no more than ``most`` items come of it, quarters of
@@ -69,10 +68,8 @@ class SplitRule:
         pieces = -(-num_blocks // self.blocks)
         if pieces <= self.few:
             return pieces
-        if pieces >= 2 * FAN_IN:
-            return max(self.few, self.most)
         splits = self.few
-        while splits * 8 <= pieces:
+        while splits * 8 <= pieces and splits * 2 <= self.most:
             splits *= 2
         return splits
 
@@ -128,13 +125,8 @@ class Shape:
 
 
 def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
-    """Return the rule of a machine: a lone long request just fills it, in one level of merging.
-
-    Where a second level would be nearly empty, there is none.
-    """
-    most = shape.places(num_kv_heads, gpu)
-    most = FAN_IN if FAN_IN < most < FAN_IN * 3 // 2 else min(most, 2**15)
-    return SplitRule(most, warp_bits=shape.warp_bits)
+    """Return the rule of a machine."""
+    return SplitRule(min(shape.places(num_kv_heads, gpu), 2**15), warp_bits=shape.warp_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +157,7 @@ def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int)
     shares = splits << rule.warp_bits
     divisible = (
         num_tokens * group <= TILE_ROWS // 2
-        and shares <= FAN_IN
+        and (splits <= NODE_SPLITS or splits % NODE_SPLITS == 0)
         and blocks >= (shares << rule.warp_bits) * PAIR_BLOCKS
     )
     return Cut(first, blocks, tiles, splits, divisible)
@@ -208,7 +200,7 @@ def most_rows(
     splits = min(rule.most, rule.splits(max_blocks))
     queries = min(num_tokens, MOST_TOKENS * num_requests)
     undivided = min(queries * group * splits, num_requests * TILE_ROWS * rule.most)
-    shares = min(max(splits, 1) << rule.warp_bits, max(splits, FAN_IN))
+    shares = max(splits, 1) << rule.warp_bits
     divided = min(queries * group * shares, TILE_ROWS * rule.most)
     divisible = group <= TILE_ROWS // 2 and max_blocks >= PAIR_BLOCKS << 2 * rule.warp_bits
     return max(undivided if splits > 1 else 0, divided if divisible else 0)

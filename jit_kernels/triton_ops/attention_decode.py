@@ -49,14 +49,14 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, wa
     most = tl.maximum(1, max_splits // tl.maximum(1, tiles))
     pieces = (blocks + split_blocks - 1) // split_blocks
     some, splits = few_splits, few_splits + 0 * pieces
-    while some * 8 < 64:  # from 64 pieces on there are as many as may be
+    while 2 * some <= max_splits:
         splits = tl.where(pieces >= 8 * some, 2 * some, splits)
         some = 2 * some
-    splits = tl.where(pieces >= 64, tl.maximum(few_splits, max_splits), splits)
     splits = tl.where(pieces <= few_splits, pieces, splits)
     splits = tl.maximum(1, tl.minimum(splits, most))
     shares = splits << warp_bits
-    divisible = (tokens * group <= 8) & (shares <= 32) & (blocks >= (shares << warp_bits) * 2)
+    nodes = (splits <= 8) | (splits % 8 == 0)
+    divisible = (tokens * group <= 8) & nodes & (blocks >= (shares << warp_bits) * 2)
     return first, blocks, tiles, splits, divisible
 
 

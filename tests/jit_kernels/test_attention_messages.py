@@ -68,3 +68,18 @@ def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch):
     assert (items, splits) == (32, 8)
     assert all(map(torch.equal, sent, written))
     assert all(map(torch.equal, sent, whole))
+
+
+@pytest.mark.parametrize(("tile", "quarters"), [("64", 64), ("256", 32)])
+def test_nodes_are_of_eight_splits_however_these_are_cut(monkeypatch, tile, quarters):
+    context = {"64": 8192, "256": 2048}[tile]  # of 256 columns a block has two warps: no quarters
+    sizes = {**QUARTERS, "requests": 1, "context": context, "split": context // 256, "few": 16}
+    runs = [
+        result(monkeypatch, machine, tile, {**sizes, "most": most})
+        for machine in (LARGER, HOST_GPU)
+        for most in (quarters, quarters // 2, 16)
+    ]
+    assert [items for *_, items in runs] == 2 * [quarters, quarters // 2, 16]
+    for out, lse, _ in runs[1:]:
+        assert torch.equal(out, runs[0][0])
+        assert torch.equal(lse, runs[0][1])

@@ -73,10 +73,10 @@ def test_a_step_that_leaves_the_machine_idle_is_divided():
 def test_requests_of_one_length_fill_the_machine_and_short_ones_are_not_split():
     rule = split_rule(Shape(128, 2), 8, H200)
     assert Shape(128, 2).resident_blocks(H200) == 264
-    assert rule.most == 32, "33 for each head: one more would be merged in two levels"
+    assert rule.most == 32
     assert cut(rule, 1, 512, 4, 0).num_splits == 1
     lengths = [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(8)]
-    assert lengths == [2, 2, 2, 4, 8, 32, 32, 32]
+    assert lengths == [2, 2, 2, 4, 8, 16, 32, 32]
     for context in (1024, 2048, 4096, 8192, 16384, 32768):
         for number in (1 << i for i in range(6) if 16384 <= context << i <= 262144):
             cuts = [cut(rule, 1, context, 4, 0)] * number
@@ -84,8 +84,19 @@ def test_requests_of_one_length_fill_the_machine_and_short_ones_are_not_split():
                 halvings(rule, cuts) if cuts[0].divisible else 0
             )
             assert items % 32 == 0, (context, number, items)
-    assert split_rule(Shape(128, 2), 7, H200).most == 32, "a second level for 37 is not worth it"
+    assert split_rule(Shape(128, 2), 7, H200).most == 36
     assert split_rule(Shape(64, 2), 64, HOST_GPU).most == 2, "blocks come in pairs"
+
+
+def test_a_long_request_fills_the_machine_alone_and_many_are_not_cut_up_small():
+    rule = split_rule(Shape(128, 2), 1, H200)  # of a GPU of eight, say, that has one KV head
+    assert rule.most == 264
+    longest = cut(rule, 1, 131072, 8, 0)
+    assert longest.num_splits == 64
+    assert [halvings(rule, [longest] * n) for n in (1, 2, 3, 4, 16)] == [2, 1, 0, 0, 0]
+    assert [cut(rule, 1, 1 << 22, group, 0).num_splits for group in (1, 16)] == [256, 256]
+    assert cut(rule, 1, 131072, 8, 0).divisible
+    assert not cut(replace(rule, most=33, few=33), 1, 131072, 8, 0).divisible, "a split alone"
 
 
 def test_what_a_block_keeps_depends_on_what_a_multiprocessor_has():

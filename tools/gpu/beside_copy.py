@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from gpu.pace import Pace
+from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.attention.splits import Shape, split_rule
 from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings, work_on
 from kiln.jit_kernels.bench.copies import bytes_held, copies_of, num_copies
 from kiln.jit_kernels.launch import launch
@@ -21,19 +23,38 @@ from kiln.jit_kernels.spec import KernelSpec, Sizes
 from kiln.jit_kernels.timing import time_side_by_side
 
 Row = dict[str, Any]
-_SIZES = [  # requests, keys of each: 32 MiB of keys and values, 64, 128 and 256
+_SIZES = [  # requests, keys of each, of 8 KV heads: 32 MiB of keys and values, 64, 128 and 256
     *[(1, 8192), (8, 1024), (1, 16384), (2, 8192), (4, 4096), (8, 2048)],
     *[(1, 32768), (2, 16384), (4, 8192), (64, 1024), (8, 8192)],
+]
+_FEWER_HEADS = [  # KV heads, that one GPU of two, four or eight has, requests, keys: long contexts
+    *[(4, 1, 32768), (4, 4, 32768), (4, 16, 32768)],
+    *[(2, 1, 65536), (2, 4, 65536), (2, 16, 32768)],
+    *[(1, 1, 131072), (1, 4, 65536), (1, 16, 65536), (1, 64, 8192)],
 ]
 _TIMES_L2 = 16  # bytes of all copies, in caches
 
 
 def decode_beside_copy(args: argparse.Namespace) -> list[Row]:
-    """Return a row a size, of 8 KV heads of 128 and 32 heads: microseconds, and shares of rates."""
+    """Return a row a size, heads of 128: microseconds, and shares of rates.
+
+    Of 8 KV heads with 4 heads each, and of fewer with 8 each.
+    """
     spec, ceilings = find_spec("paged_attention"), measure_ceilings("cuda")
+    shape, here = Shape(128, 2), gpu(0)
     sizes = [
         {**spec.bench_sizes[0], "requests": requests, "context": context}
         for requests, context in _SIZES
+    ] + [
+        {
+            **spec.bench_sizes[0],
+            "kv_heads": kv_heads,
+            "group": 8,
+            "most": split_rule(shape, kv_heads, here).most,
+            "requests": requests,
+            "context": context,
+        }
+        for kv_heads, requests, context in _FEWER_HEADS
     ]
 
     def rows_of(one: Sizes) -> Iterable[Row]:
@@ -44,7 +65,9 @@ def decode_beside_copy(args: argparse.Namespace) -> list[Row]:
 
 
 def _name(sizes: Sizes) -> str:
-    return f"{sizes['requests']} x {sizes['context']}"
+    heads = sizes["kv_heads"]
+    of = "" if heads == 8 else f" of {heads} KV head{'s' * (heads > 1)}"
+    return f"{sizes['requests']} x {sizes['context']}{of}"
 
 
 def beside_copy(

@@ -35,7 +35,7 @@ template <class T, class Shape> struct ItemEnd {
   const HeadRows& heads;
   const WorkItem& item;
   const Thread& me;
-  int num_parts, tile, part, num_rows;
+  int num_parts, tile, part, num_rows, node_bits;
   bool mailed;
   int64_t row_step, part_step;
   int64_t sum_step;  // from what a part sends to the sum of a node's, in its first child's place
@@ -47,7 +47,8 @@ template <class T, class Shape> struct ItemEnd {
                   const Thread& me, bool one_each)
       : x(results), heads(heads), item(item), me(me) {
     num_parts = item.num_parts(), tile = item.tile(), part = item.part();
-    mailed = one_each && num_parts <= kFanIn * kFanIn;
+    node_bits = node_bits_of(item.kind());
+    mailed = one_each && num_parts <= kFanIn << node_bits;
     const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
     num_rows = min(kTileRows, flat_rows - tile * kTileRows);
     row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
@@ -55,7 +56,8 @@ template <class T, class Shape> struct ItemEnd {
     parts = (mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
             (item.row_start + tile * kTileRows) * row_step;
     sum_step = mailed ? x.mail_rows * row_step : 0;
-    const bool alone = part > 0 && part % kFanIn == 0 && part + 1 == num_parts;  // in its node
+    // The last part is alone in its node.
+    const bool alone = part > 0 && part % (1 << node_bits) == 0 && part + 1 == num_parts;
     place = parts + part * part_step + me.warp * row_step + (alone ? sum_step : 0);
   }
 
@@ -116,20 +118,21 @@ template <class T, class Shape> struct ItemEnd {
     if (num_parts > 1) send_scale(to + x.head_dim, own[0], me.lane);
   }
 
-  // Merge the parts as a tree of 32 children a node, in its first child's place: a warp's rows of a
-  // node by the last of its children to arrive. Of what was sent, by the block of the node's last
-  // part: all others come before it. Or by it and the other block of its cluster, where that has the
-  // part before: those two run together. first_item: of the tile's, in the table; `room`: shared
-  // memory that nobody else uses, where messages take 128 floats a warp.
+  // Merge the parts as a tree of nodes, of 32 children above the first, in their first children's
+  // places: a warp's rows of a node by the last of its children to arrive. Of what was sent, by the
+  // block of the node's last part: all others come before it. Or by it and the other block of its
+  // cluster, where that has the part before: those two run together. first_item: of the tile's, in
+  // the table; `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
   KILN_FN void merge_parts(int64_t first_item, float* room) const {
     const int last = num_parts - 1;
     Children all = {parts, part_step, 0, halvings_of(item.kind()), mailed};
 #pragma unroll 1
-    for (int level = 0; 1 << level < num_parts; level += kFanBits) {
-      const int node = part >> (level + kFanBits) << (level + kFanBits);
-      const int end = min(last, node + (1 << (level + kFanBits)) - 1);
+    for (int level = 0, bits = node_bits; 1 << level < num_parts; level += bits, bits = kFanBits) {
+      const int node = part >> (level + bits) << (level + bits);
+      const int end = min(last, node + (1 << (level + bits)) - 1);
       const bool paired = kClusters && mailed && end > node && (first_item + end) % 2 == 1;
       if (mailed ? part < end - int(paired) : me.warp >= num_rows) return;
+      if (level > 0) all.halvings = 0;
       all.count = ((end - node) >> level) + 1, all.stride = part_step << level;
       if (all.count == 1) continue;  // its state is in place already
       if (!mailed && !is_last(first_item + node + (1 << level), all.count)) return;
