@@ -10,10 +10,10 @@
 // of the next item are on their way while this one is merged. What the request had before this step
 // is read before the kernel ahead has ended: blocks of the next launch come where this one's have
 // ended, and fill their stages while the others are at their last.
-// A row's parts are added up as a binary tree, node by node, by whichever warp arrives last of those
-// that hold them. Or, where no block has two items, by the block of a node's last part, or the cluster
-// of its last two: the others, blocks before it, send it theirs. A row's bits depend on its own
-// request, not on the batch, the grid or the schedule.
+// A row's parts are added up as a binary tree, node by node, by whichever warp arrives last of
+// those that hold them. Or, where no block has two items, by the block of a node's last part, or
+// the cluster of its last two: the others, blocks before it, send it theirs. A row's bits depend on
+// its own request, not on the batch, the grid or the schedule.
 // Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
 #include "kiln/attention_attend.cuh"
 #include "kiln/ptx_launch.cuh"

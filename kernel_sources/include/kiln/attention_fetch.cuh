@@ -107,8 +107,8 @@ template <class Shape> struct Fetch {
     return min(Shape::kHalves, max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2);
   }
 
-  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group, or
-  // one a block, each after the one before it has come.
+  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group,
+  // or one a block, each after the one before it has come.
   KILN_FN void fetch(int i, const int (&id)[kPair], bool one_by_one) const {
     const KV* pool = i % 2 ? x.values + head * x.value_head : x.keys + head * x.key_head;
     const int64_t block = i % 2 ? x.value_block : x.key_block;

@@ -51,11 +51,12 @@ struct RequestCut {
 
 constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
 
-// How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many, again
-// and again, as long as each has four times that, and no more than `most` come of it. So as many
-// requests of one length as are a power of two have items that fill the machine, where they have 32
-// times that in all. `most` items of one KV head fill it: at most as many in all of a request's
-// tiles, below 32768, and its product with the blocks below 2^31. A block has 2^warp_bits warps.
+// How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many,
+// again and again, as long as each has four times that, and no more than `most` come of it. So as
+// many requests of one length as are a power of two have items that fill the machine, where they
+// have 32 times that in all. `most` items of one KV head fill it: at most as many in all of a
+// request's tiles, below 32768, and its product with the blocks below 2^31. A block has 2^warp_bits
+// warps.
 struct SplitRule {
   int most, blocks, few, warp_bits;
 
@@ -74,9 +75,11 @@ KILN_FN int unit_begin(int i, int num_pairs, int warp_bits) {
 }
 // How many times a split was halved to be such an item.
 KILN_FN int halvings_of(Part kind) { return max(0, int(kind) - int(Part::split_in_units)); }
-// How many parts the nodes have, as a power of two, in which parts are added up first: those of eight
-// splits, however these are cut, of a divisible request; and kFanIn of any other.
-KILN_FN int node_bits_of(Part kind) { return kind == Part::split ? kFanBits : 3 + halvings_of(kind); }
+// How many parts the nodes have, as a power of two, in which parts are added up first: those of
+// eight splits, however these are cut, of a divisible request; and kFanIn of any other.
+KILN_FN int node_bits_of(Part kind) {
+  return kind == Part::split ? kFanBits : 3 + halvings_of(kind);
+}
 // How many units of its item a warp has, and with which of its split it begins.
 KILN_FN int units_of_warp(Part kind, int warp_bits) { return 1 << (warp_bits - halvings_of(kind)); }
 KILN_FN int first_unit(Part kind, int part, int warp, int warp_bits) {
