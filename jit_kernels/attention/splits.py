@@ -48,9 +48,10 @@ class Part(IntEnum):
 class SplitRule:
     """Up to ``few`` splits of a request, one for each ``blocks`` blocks; then ever twice as many.
 
-    That is as long as each has four times that, and no more than ``most`` come of it. So as many
-    requests of one length as are a power of two have items that fill the machine, where they have
-    32 times that in all. ``most`` items fill it: also the most that all tiles of a request have.
+    That is as long as each has four times that, and no more than ``most`` come of it. ``most``
+    items fill the machine: also the most that all tiles of a request have. So as many divisible
+    requests of one length as are a power of two have items that fill it, or nearly, where they have
+    ``most`` times ``blocks`` blocks in all.
 
     A split has as many shares as a block has warps, and a share as many units; splits, shares and
     units are added up as a binary tree. Where no more than ``most`` items come of it, quarters of

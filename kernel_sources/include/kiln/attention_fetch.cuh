@@ -36,7 +36,8 @@ struct Thread { int warp, lane, quad; };
 
 // What a block fetches before the kernel ahead has ended: this many halves, and in which steps.
 // Where many blocks fetch at a time, what the last of the kernel ahead send and receive would wait
-// behind it: so half after half, or where messages are many, block after block of the pool.
+// behind it: so half after half, or where messages are many, block after block of the pool (of
+// bytes not: a half is as small as a block of others).
 struct Early {
   int halves;
   bool waits, one_by_one;

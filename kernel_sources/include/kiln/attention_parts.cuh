@@ -56,7 +56,7 @@ template <class T, class Shape> struct ItemEnd {
     parts = (mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
             (item.row_start + tile * kTileRows) * row_step;
     sum_step = mailed ? x.mail_rows * row_step : 0;
-    // The last part is alone in its node.
+    // Whether it is the last part and has its node for itself: then it is that node's sum.
     const bool alone = part > 0 && part % (1 << node_bits) == 0 && part + 1 == num_parts;
     place = parts + part * part_step + me.warp * row_step + (alone ? sum_step : 0);
   }

@@ -52,11 +52,11 @@ struct RequestCut {
 constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
 
 // How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many,
-// again and again, as long as each has four times that, and no more than `most` come of it. So as
-// many requests of one length as are a power of two have items that fill the machine, where they
-// have 32 times that in all. `most` items of one KV head fill it: at most as many in all of a
-// request's tiles, below 32768, and its product with the blocks below 2^31. A block has 2^warp_bits
-// warps.
+// again and again, as long as each has four times that, and no more than `most` come of it. `most`
+// items of one KV head fill the machine: at most as many in all of a request's tiles, below 32768,
+// and its product with the blocks below 2^31. So as many divisible requests of one length as are a
+// power of two have items that fill it, or nearly, where they have `most` times `blocks` blocks in
+// all. A block has 2^warp_bits warps.
 struct SplitRule {
   int most, blocks, few, warp_bits;
 
