@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -79,6 +79,7 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
         chance.choice((1, 3, 6, 40)),
         chance.choice((1, 2, 16, 64)),
         chance.choice((2, 40)),
+        chance.choice((2, 4)),
         Shape(head_tile(head_dim), kv_dtype.itemsize).warp_bits,
     )
     everybody = range(len(requests))
@@ -152,7 +153,7 @@ def _run(case: Paged, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torc
     shapes = (len(case.seq_lens), tokens, blocks, heads // kv_heads)
     items = torch.zeros(1 + most_items(rule, *shapes), ITEM_INTS, dtype=torch.int32, device=device)
     lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
-    numbers = (heads // kv_heads, case.window, rule.most, rule.blocks, rule.few, rule.warp_bits)
+    numbers = (heads // kv_heads, case.window, *astuple(rule))
     _launch("attention_plan", (items, *lengths, *numbers), how)
     rows, floats = max(1, most_rows(rule, *shapes)), (kv_heads, head_dim + SCALE_ROOM)
     out = torch.zeros(case.query.shape, dtype=case.query.dtype, device=device)

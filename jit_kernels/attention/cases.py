@@ -20,7 +20,9 @@ BATCHES: Sequence[Ragged] = (
     [(20, 1), (777, 1)],
     [(295, 9)],
 )
-_DEFAULTS = MappingProxyType({"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1})
+_DEFAULTS = MappingProxyType(
+    {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "loud": 0}
+)
 
 
 def ragged(sizes: Mapping[str, int]) -> Ragged:
@@ -55,7 +57,7 @@ def make_case(
 
     ``sizes``: what ``ragged`` takes, unless ``requests`` are given; kv_heads, group; and, where
     they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head); steep, a
-    factor of the logits.
+    factor of the logits; loud: queries 2 ** loud times as large, at a scale that makes up for it.
     """
     sizes = {**_DEFAULTS, **sizes}
     requests = ragged(sizes) if requests is None else requests
@@ -70,7 +72,10 @@ def make_case(
         pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
     pool = pool.to(kv_dtype)
     starts = torch.tensor([0, *(tokens for _, tokens in requests)]).cumsum(0).to(torch.int32)
-    query = torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
+    query = (
+        torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
+        * 2.0 ** sizes["loud"]
+    )
     sinks = torch.randn(heads).mul_(2) if sizes["sinks"] else None
     return Paged(
         query=query.to(device),
@@ -80,7 +85,7 @@ def make_case(
         seq_lens=torch.tensor([length for length, _ in requests], dtype=torch.int32).to(device),
         cu_seqlens_q=starts.to(device),
         sinks=None if sinks is None else sinks.to(device),
-        scale=head_dim**-0.5 * sizes["steep"],
+        scale=head_dim**-0.5 * sizes["steep"] * 2.0 ** -sizes["loud"],
         window=sizes["window"],
         soft_cap=float(sizes["cap"]),
         k_scale=0.75,

@@ -10,6 +10,7 @@ from kiln.jit_kernels.attention.reference import Paged, attend
 
 MOST_UNITS = 2.0  # the weights and the output are rounded once each
 _LSE_UNIT = 5e-5
+_HALF_STEP = 2.0**-31  # of fp16 weights that are 2^6 times as large as the row's greatest
 
 
 def attention_error(
@@ -18,16 +19,20 @@ def attention_error(
     lse: torch.Tensor,
     wanted: Sequence[torch.Tensor],
     serves: Callable[[int], bool],
+    *,
+    fp16_weights: bool = False,
 ) -> float:
     """Return the largest error of out and lse, at most ``MOST_UNITS`` where a kernel is right.
 
-    A unit is half a step of the output's dtype at 1, of sum p |v|; 5e-5 for lse. Rows of requests
-    that are not served must be what ``wanted`` (out and lse) holds there: infinite where not.
+    A unit is half a step of the output's dtype at 1, of sum p |v|; 5e-5 for lse. Where weights are
+    fp16, which has no more than 24 bits below 1, half such a step of every |v| comes to it. Rows of
+    requests that are not served must be what ``wanted`` (out and lse) holds there: else infinite.
     """
     worst = torch.zeros((), dtype=torch.float64, device=out.device)
     left_alone = torch.ones(out.shape[0], dtype=torch.bool, device=out.device)
     numbers = torch.finfo(out.dtype)
-    for one in attend(_wide(call), serves):
+    step = _HALF_STEP / (numbers.eps / 2) if fp16_weights else 0.0
+    for one in attend(_wide(call), serves, step):
         rows = slice(one.first_token, one.first_token + one.num_tokens)
         left_alone[rows] = False
         unit = numbers.eps / 2 * (one.bound + numbers.tiny)

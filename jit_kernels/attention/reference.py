@@ -29,7 +29,7 @@ class Paged:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """One request's result, in float32 or float64. ``bound`` is sum p |v|, as large as ``out``."""
+    """One request's result, in float32 or float64; bound: sum (p + step) |v|, as large as out."""
 
     first_token: int
     num_tokens: int
@@ -38,17 +38,18 @@ class Attended:
     bound: torch.Tensor
 
 
-def attend(call: Paged, serves: Callable[[int], bool]) -> list[Attended]:
+def attend(call: Paged, serves: Callable[[int], bool], step: float = 0.0) -> list[Attended]:
     """Return the results of the requests whose number of query tokens ``serves`` accepts.
 
-    Computed in float64 where the query is, else in float32. Nothing at or past a request's length
-    is read, neither of the pool nor of the block table.
+    Computed in float64 where the query is, else in float32. ``step``: what the bound counts of
+    every weight, however small. Nothing at or past a request's length is read, neither of the pool
+    nor of the block table.
     """
     starts, lengths = call.cu_seqlens_q.tolist(), call.seq_lens.tolist()
     done = []
     for request, (first, last) in enumerate(pairwise(starts)):
         if last > first and serves(last - first):
-            done.append(_attend_one(call, request, first, last, lengths[request]))
+            done.append(_attend_one(call, request, first, last, lengths[request], step))
     return done
 
 
@@ -65,7 +66,9 @@ def scattered(
     return out, lse
 
 
-def _attend_one(call: Paged, request: int, first: int, last: int, length: int) -> Attended:
+def _attend_one(
+    call: Paged, request: int, first: int, last: int, length: int, step: float
+) -> Attended:
     """Return the result of the tokens first .. last - 1, the newest of ``length``."""
     dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
     query = call.query[first:last].to(dtype)  # [tokens, heads, dim]
@@ -93,7 +96,8 @@ def _attend_one(call: Paged, request: int, first: int, last: int, length: int) -
     weights = (logits[..., :length] - least.unsqueeze(-1)).exp()
     weights = weights.unflatten(1, groups.shape[1:3])
     out = torch.einsum("thgl,hld->thgd", weights, values)
-    bound = torch.einsum("thgl,hld->thgd", weights, values.abs())
+    seen = (~hidden).to(dtype).unsqueeze(2)
+    bound = torch.einsum("thgl,hld->thgd", weights + step * seen, values.abs())
     return Attended(first, tokens, out.flatten(1, 2), lse, bound.flatten(1, 2))
 
 

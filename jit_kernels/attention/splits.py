@@ -18,7 +18,8 @@ MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
 NODE_SPLITS = 8  # splits of a divisible request that are merged first
 HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
 MOST_GROUP = 255  # heads of a group that the kernels' division holds for
-_SPLIT_BLOCKS, _FEW_SPLITS = 32, 2  # below that a split is not worth its merge
+_SPLIT_BYTES, _FEW_SPLITS = 64, 2  # of a column: below that a split is not worth its merge
+_LONG_SPLIT = 128  # blocks that each must have, of more splits than these few
 _RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
 _STATIC = 1280  # bytes, more than the kernel's own shared variables
 _STAGES = 106 * 1024  # bytes of stages that leave room for two blocks on Hopper
@@ -48,10 +49,10 @@ class Part(IntEnum):
 class SplitRule:
     """Up to ``few`` splits of a request, one for each ``blocks`` blocks; then ever twice as many.
 
-    That is as long as each has four times that, and no more than ``most`` come of it. ``most``
-    items fill the machine: also the most that all tiles of a request have. So as many divisible
-    requests of one length as are a power of two have items that fill it, or nearly, where they have
-    ``most`` times ``blocks`` blocks in all.
+    That is as long as each has ``longer`` times that, and no more than ``most`` come of it.
+    ``most`` items fill the machine: also the most that all tiles of a request have. So as many
+    divisible requests of one length as are a power of two have items that fill it, or nearly, where
+    they have ``most`` times ``blocks`` blocks in all.
 
     A split has as many shares as a block has warps, and a share as many units; splits, shares and
     units are added up as a binary tree. Where no more than ``most`` items come of it, quarters of
@@ -60,8 +61,9 @@ class SplitRule:
     """
 
     most: int
-    blocks: int = _SPLIT_BLOCKS
+    blocks: int
     few: int = _FEW_SPLITS
+    longer: int = 4
     warp_bits: int = 2  # a block has 2 ** warp_bits warps
 
     def splits(self, num_blocks: int) -> int:
@@ -70,7 +72,7 @@ class SplitRule:
         if pieces <= self.few:
             return pieces
         splits = self.few
-        while splits * 8 <= pieces and splits * 2 <= self.most:
+        while splits * 2 * self.longer <= pieces and splits * 2 <= self.most:
             splits *= 2
         return splits
 
@@ -127,7 +129,13 @@ class Shape:
 
 def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
     """Return the rule of a machine."""
-    return SplitRule(min(shape.places(num_kv_heads, gpu), 2**15), warp_bits=shape.warp_bits)
+    blocks = _SPLIT_BYTES // shape.kv_bytes
+    return SplitRule(
+        most=min(shape.places(num_kv_heads, gpu), 2**15),
+        blocks=blocks,
+        longer=_LONG_SPLIT // blocks,
+        warp_bits=shape.warp_bits,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def plan_attention(
     for window, items in workspace.item_tables.items():
         call(
             _PLAN, items, block_table, seq_lens, cu_seqlens_q, group, window, rule.most,
-            rule.blocks, rule.few, rule.warp_bits,
+            rule.blocks, rule.few, rule.longer, rule.warp_bits,
         )  # fmt: skip
 
 
@@ -147,10 +147,12 @@ def _plan_reference(  # noqa: PLR0913 (the operator's)
     max_splits: int,
     split_blocks: int,
     few_splits: int,
+    longer: int,
     warp_bits: int,
 ) -> tuple[torch.Tensor]:
     """Return the table of work items: a header, then request by request, tile by tile."""
-    rule, items, rows = SplitRule(max_splits, split_blocks, few_splits, warp_bits), [], 0
+    rule = SplitRule(max_splits, split_blocks, few_splits, longer, warp_bits)
+    items, rows = [], 0
     starts = cu_seqlens_q.tolist()
     requests = [(b - a, n) for (a, b), n in zip(pairwise(starts), seq_lens.tolist(), strict=True)]
     cuts = [cut(rule, tokens, length, group, window) for tokens, length in requests]
@@ -190,7 +192,9 @@ def _attention_error(arguments: Sequence[Any], wanted: Sequence[torch.Tensor]) -
     out, lse, mail, arrivals = arguments[0], arguments[1], arguments[11], arguments[12]
     if arrivals.any() or (mail != UNSENT).any():
         return float("inf")
-    return attention_error(_paged(arguments), out, lse, wanted, _serves)
+    query, key_pool = arguments[2:4]
+    fp16 = query.dtype == torch.float16 or key_pool.dtype != query.dtype  # bytes come as fp16
+    return attention_error(_paged(arguments), out, lse, wanted, _serves, fp16_weights=fp16)
 
 
 def _serves(num_tokens: int) -> bool:
@@ -278,8 +282,9 @@ def _room(sizes: Sizes) -> tuple[int, int]:
     return most_items(rule, *shapes), most_rows(rule, *shapes)
 
 
-def _rule(sizes: Sizes) -> tuple[int, int, int, int]:
-    return sizes["most"], sizes["split"], sizes.get("few", sizes["most"]), sizes.get("warp_bits", 2)
+def _rule(sizes: Sizes) -> tuple[int, int, int, int, int]:
+    few, longer = sizes.get("few", sizes["most"]), sizes.get("longer", 4)
+    return sizes["most"], sizes["split"], few, longer, sizes.get("warp_bits", 2)
 
 
 def _plan_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
@@ -344,8 +349,9 @@ _PLAN = KernelSpec(
     source="attention_decode/attention_plan.cu",
     entry="attention_plan",
     schema="(Tensor(a!) out_items, Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q, "
-    "int group, int window, int max_splits, int split_blocks, int few_splits, int warp_bits) -> ()",
-    arguments=("pointer",) * 4 + ("int64",) + ("int32",) * 8,
+    "int group, int window, int max_splits, int split_blocks, int few_splits, int longer, "
+    "int warp_bits) -> ()",
+    arguments=("pointer",) * 4 + ("int64",) + ("int32",) * 9,
     params={},
     bind=_plan_bind,
     geometry=_plan_geometry,

@@ -41,7 +41,9 @@ def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
 
 
 @triton.jit
-def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, warp_bits):
+def _cut(  # noqa: PLR0913
+    length, tokens, group, window, max_splits, split_blocks, few_splits, longer, warp_bits,
+):  # fmt: skip
     """Return first block, blocks, tiles, splits and whether shares have units, as cut_request."""
     first = tl.where(window > 0, tl.maximum(0, length - tokens + 1 - window), 0) // 16
     blocks = (length + 15) // 16 - first
@@ -50,7 +52,7 @@ def _cut(length, tokens, group, window, max_splits, split_blocks, few_splits, wa
     pieces = (blocks + split_blocks - 1) // split_blocks
     some, splits = few_splits, few_splits + 0 * pieces
     while 2 * some <= max_splits:
-        splits = tl.where(pieces >= 8 * some, 2 * some, splits)
+        splits = tl.where(pieces >= 2 * longer * some, 2 * some, splits)
         some = 2 * some
     splits = tl.where(pieces <= few_splits, pieces, splits)
     splits = tl.maximum(1, tl.minimum(splits, most))
@@ -84,7 +86,7 @@ def _store_places(  # noqa: PLR0913
 @triton.jit
 def _plan(  # noqa: PLR0913
     items, block_table, seq_lens, cu_seqlens_q, table_row, num_requests, capacity, group, window,
-    max_splits, split_blocks, few_splits, warp_bits, ALL: tl.constexpr,
+    max_splits, split_blocks, few_splits, longer, warp_bits, ALL: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
     every = tl.arange(0, ALL)
@@ -93,7 +95,7 @@ def _plan(  # noqa: PLR0913
     begins = tl.load(cu_seqlens_q + every, mask=here, other=0)
     tokens = tl.load(cu_seqlens_q + every + 1, mask=here, other=0) - begins
     first, blocks, tiles, splits, divisible = _cut(
-        lengths, tokens, group, window, max_splits, split_blocks, few_splits, warp_bits
+        lengths, tokens, group, window, max_splits, split_blocks, few_splits, longer, warp_bits
     )
     undivided = tl.where(here, tiles * splits, 0)
     more = tl.sum(tl.where(divisible, undivided, 0), 0)  # items, for each more of a split
@@ -305,7 +307,7 @@ def attention_plan(
 ) -> None:
     """Write the table of work items as the kernel of this name does.
 
-    ``numbers``: group, window, max_splits, split_blocks, few_splits, warp_bits.
+    ``numbers``: group, window, max_splits, split_blocks, few_splits, longer, warp_bits.
     """
     count = seq_lens.shape[0]
     _plan[(count + 1,)](

@@ -83,12 +83,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_lens,
                const int* cu_seqlens_q, int64_t table_row, int num_requests, int capacity,
                int group, int window, int max_splits, int split_blocks, int few_splits,
-               int warp_bits) {
+               int longer, int warp_bits) {
   kiln::pdl_writes_plan();
   __shared__ Counts partial[kThreads / 32];
   __shared__ Own shared_own;
   const bool few = num_requests <= 32;
-  const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, warp_bits};
+  const kiln::SplitRule rule = {max_splits, split_blocks, few_splits, longer, warp_bits};
   const Step step = {seq_lens, cu_seqlens_q, num_requests, group, window, rule};
 #pragma unroll 1
   for (int request = blockIdx.x; request <= num_requests; request += gridDim.x) {

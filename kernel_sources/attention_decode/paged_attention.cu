@@ -54,6 +54,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   __shared__ WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
   __shared__ int4 headers[kWarps];
   __shared__ kiln::Scale warp_scales[kWarps][kiln::kTileRows];
+  __shared__ float query_scales[kiln::kTileRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
   const kiln::Thread me = {warp, lane, lane / 4};
   const int num_kv_heads = gridDim.x;
@@ -111,11 +112,13 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
     const kiln::Sight sight = kiln::Sight::of(item, heads, fetch.num_keys, window);
     kiln::copy_wait<kHalves - kAhead>();
+    if constexpr (Shape::Tile::kWide)
+      Rows(item, from, heads, head_dim).narrow(queries, query_scales);
     __syncthreads();  // the queries are there
     copy_item(next, side ^ 1);
     auto attend = [&](auto eights) {
-      kiln::attend<decltype(eights)::kCount, SCALAR_T>(fetch, item, heads, how, sight, queries,
-                                                       results, warp_scales);
+      kiln::attend<decltype(eights)::kCount, SCALAR_T>(
+          fetch, item, heads, how, sight, queries, query_scales, results, warp_scales);
     };
     if (sight.last_row - sight.first_row < 8) attend(Eights<1>());
     else attend(Eights<2>());

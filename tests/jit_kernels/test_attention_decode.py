@@ -40,9 +40,11 @@ def serves(tokens):
     return tokens <= MOST_TOKENS
 
 
-def case_of(requests, seed=0, dtype=torch.bfloat16, head_dim=64, **sizes):
+def case_of(requests, seed=0, dtype=torch.bfloat16, head_dim=64, kv_dtype=None, **sizes):
     torch.manual_seed(seed)
-    return make_case({**SIZES, **sizes}, dtype, dtype, head_dim, "cpu", requests=requests)
+    return make_case(
+        {**SIZES, **sizes}, dtype, kv_dtype or dtype, head_dim, "cpu", requests=requests
+    )
 
 
 def on_host(monkeypatch, checked=True):
@@ -66,7 +68,8 @@ def error(case, out, lse, before=None):
     wanted = scattered(
         attend(case, serves), torch.zeros_like(out) if before is None else before, lse
     )
-    return attention_error(case, out, lse, wanted, serves)
+    fp16 = case.query.dtype == torch.float16 or case.key_pool.dtype == torch.float8_e4m3fn
+    return attention_error(case, out, lse, wanted, serves, fp16_weights=fp16)
 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["reference", "kernel"])
@@ -135,7 +138,7 @@ def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
     case = replace(case_of(requests, dtype=dtype, head_dim=head_dim, steep=6), window=0)
     kinds, results = [], []
     for most in (4, 8, 16):
-        rule = SplitRule(most, 64, 4, bits)
+        rule = SplitRule(most, 64, 4, warp_bits=bits)
         workspace = make_workspace(
             max_requests=4, max_tokens=5, max_blocks=94, num_heads=8, num_kv_heads=2,
             head_dim=head_dim, kv_dtype=dtype, device=CPU, rule=rule,
@@ -150,6 +153,48 @@ def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
     assert kinds[1] == {Part.SPLIT, Part.HALF}
     assert kinds[2] == {Part.SPLIT, Part.QUARTER if bits == 2 else Part.HALF}
     assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("loud", [-90, -30, 30, 90])
+@pytest.mark.parametrize("group", [4, 12])
+def test_queries_of_any_size_beside_bytes(monkeypatch, loud, group):
+    """They are multiplied as fp16, whose range is far smaller than that of bf16."""
+    on_host(monkeypatch)
+    kv_dtype = torch.float8_e4m3fn
+    case = case_of([(0, 1), (40, 1), (100, 2)], kv_dtype=kv_dtype, group=group, loud=loud)
+    case.query[..., 40:] *= 16
+    case.query[:, 1] = 0
+    case = replace(case, scale=case.scale / 16)
+    lse = torch.zeros(case.query.shape[:2])
+    assert error(case, run(case, lse=lse), lse) <= MOST_UNITS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        (torch.bfloat16, torch.float8_e4m3fn),
+        (torch.float16, torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_small_weights_count_where_the_greatest_has_no_value(monkeypatch, dtype, kv_dtype):
+    on_host(monkeypatch)
+    case = case_of([(30, 1)], dtype=dtype, kv_dtype=kv_dtype)
+    first = case.block_table[0, 0]
+    case.query[:] = 1
+    for pool, value in (
+        (case.key_pool, 14.8 / (case.k_scale * 64 * case.scale)),
+        (case.value_pool, 0),
+    ):
+        rows = pool.float()
+        if value:
+            rows[rows.isfinite()] = 0
+        rows[first, :, 0] = value
+        pool.copy_(rows.to(kv_dtype))
+    out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
+    run(case, out=out, lse=lse)
+    assert 0 < out.abs().max() < 1e-3
+    assert error(case, out, lse) <= MOST_UNITS
 
 
 @pytest.mark.parametrize("tile", ["64", "128", "256"])
@@ -185,7 +230,7 @@ def test_more_requests_than_the_plan_has_threads(room):
         torch.randint(9999, (1300, 44), dtype=torch.int32),
         lengths,
         torch.arange(1301, dtype=torch.int32),
-        *(4, 0, 33, 4, 33, 2),
+        *(4, 0, 33, 4, 33, 4, 2),
     ]
     (wanted,) = spec.reference(*arguments)
     assert wanted[0, 0] == min(room, 7281)

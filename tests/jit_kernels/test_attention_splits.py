@@ -51,7 +51,7 @@ def test_capacities_are_never_exceeded():
 
 def test_splits_cover_a_request_once_and_in_order():
     for length in (0, 1, 16, 255, 257, 4096, 100_000):
-        one = cut(SplitRule(33), 1, length, 4, 0)
+        one = cut(SplitRule(33, 32), 1, length, 4, 0)
         bounds = [one.begin(split) for split in range(one.num_splits + 1)]
         assert bounds[0] == 0
         assert bounds[-1] == -(-length // KV_BLOCK)
@@ -77,6 +77,9 @@ def test_requests_of_one_length_fill_the_machine_and_short_ones_are_not_split():
     assert cut(rule, 1, 512, 4, 0).num_splits == 1
     lengths = [cut(rule, 1, 1024 << i, 4, 0).num_splits for i in range(8)]
     assert lengths == [2, 2, 2, 4, 8, 16, 32, 32]
+    bytes_rule = split_rule(Shape(128, 1), 8, H200)
+    lengths = [cut(bytes_rule, 1, 1024 << i, 4, 0).num_splits for i in range(8)]
+    assert lengths == [1, 2, 2, 4, 8, 16, 32, 32], "1024 keys of bytes are not worth two splits"
     for context in (1024, 2048, 4096, 8192, 16384, 32768):
         for number in (1 << i for i in range(6) if 16384 <= context << i <= 262144):
             cuts = [cut(rule, 1, context, 4, 0)] * number

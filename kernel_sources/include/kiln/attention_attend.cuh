@@ -1,6 +1,7 @@
 // A warp's attention of a tile's rows to its part of a work item's keys.
 #pragma once
 #include "kiln/attention_parts.cuh"
+#include "kiln/vec.cuh"
 
 namespace kiln {
 
@@ -42,6 +43,30 @@ template <class Shape, class T> struct QueryRows {
     }
     copy_commit();
   }
+  // Let each row of the queries beside bytes be fp16, times the power of two that brings its
+  // greatest element to 2^14; scales gets the inverses. A thread turns what it has copied itself,
+  // and that is there: so the barrier may follow.
+  KILN_FN void narrow(unsigned char* queries, float (&scales)[kTileRows]) const {
+    const int padded = (rows > 8 ? kTileRows : 8) * kRow;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < padded; i += Shape::kThreads) {
+      unsigned char* at = queries + i / kRow * Shape::Tile::kQueryStep + i % kRow * 16;
+      Vec<T> x = load_vector<Vec<T>>(at);
+      Vec<fp16> y;
+      float greatest = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) greatest = fmaxf(greatest, fabsf(to_float(x.v[j])));
+#pragma unroll
+      for (int m = 1; m < kRow; m *= 2)
+        greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, m));
+      const uint32_t exponent = max(as_uint(greatest) >> 23, 32u);
+      const float up = as_float((268 - exponent) << 23);  // its exponent becomes 14
+#pragma unroll
+      for (int j = 0; j < 8; ++j) from_float(to_float(x.v[j]) * up, y.v[j]);
+      store_vector(at, y);
+      if (i % kRow == 0) scales[i / kRow] = as_float((exponent - 14) << 23);
+    }
+  }
 };
 
 // Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
@@ -68,7 +93,7 @@ struct Sight {
 // A logit of each row and key: scaled, capped, and -infinity where the row does not see the key.
 template <int N>
 KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
-                     const int (&limit)[N][2], int key, int quad) {
+                     const float (&scale)[N][2], const int (&limit)[N][2], int key, int quad) {
   constexpr int kKeys = kPairBlocks * kKVBlock;
   auto each = [&](auto change) {
 #pragma unroll
@@ -78,7 +103,7 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
 #pragma unroll
         for (int j = 0; j < 4; ++j) change(logit[m][n][j], m, n, j);
   };
-  each([&](float& y, int, int, int) { y *= how.scale; });
+  each([&](float& y, int, int n, int j) { y *= scale[n][j % 2]; });
   if (how.cap > 0)
     each([&](float& y, int, int, int) { y = capped(y * how.steepness, how.cap); });
   if (key < sight.all_begin || key + kKeys > sight.all_limit)
@@ -93,9 +118,10 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
 template <int N, class T, class Shape>
 KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
                     const Softmax& how, const Sight& sight, const unsigned char* queries,
-                    float* results, Scale (&scales)[Shape::kWarps][kTileRows]) {
+                    const float (&query_scales)[kTileRows], float* results,
+                    Scale (&scales)[Shape::kWarps][kTileRows]) {
   using Tile = typename Shape::Tile;
-  using Rows = AttentionRows<T, Shape::kHeadTile, N>;
+  using Rows = AttentionRows<typename Tile::Factor, Shape::kHeadTile, N>;
   constexpr int kHalves = Shape::kHalves, kHalf = Shape::kHalf;
   const int warp = from.me.warp, lane = from.me.lane, quad = from.me.quad;
   typename Tile::template Queries<N> kept;
@@ -108,12 +134,14 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
   const bool in_units = N == 1 && units > 1;
   int unit = 0, end = in_units ? from.unit_end(item, 0) : 0;
   int limit[N][2];
+  float scale[N][2];
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int row = sight.first_row + n * 8 + lane % 4 * 2 + j;
       limit[n][j] = row <= sight.last_row ? sight.before + heads.token_of(row) : -Shape::kKeys;
+      scale[n][j] = Tile::kWide ? how.scale * query_scales[n * 8 + lane % 4 * 2 + j] : how.scale;
     }
 #pragma unroll 1
   for (int i = 0; i < from.count; ++i) {
@@ -125,12 +153,12 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
     Tile::template multiply_keys<N>(logit, kept, queries, keys, lane);
     __syncwarp();  // the keys have been read
     from.next(2 * i + kHalves);
-    prepare<N>(logit, how, sight, limit, i * Shape::kKeys, quad);
+    prepare<N>(logit, how, sight, scale, limit, i * Shape::kKeys, quad);
     rows.soften(logit);
     copy_wait<kHalves - 1>();
     __syncwarp();  // the values are there
-// Bytes take much code to unpack; and heads above 128 all registers.
-#pragma unroll (Tile::kWide || Shape::kWarps < 4 ? 1 : kPairBlocks)
+// Heads above 128 take all registers.
+#pragma unroll (Tile::kLong || Shape::kWarps < 4 ? 1 : kPairBlocks)
     for (int m = 0; m < kPairBlocks; ++m) {
       uint32_t p[N][2];
       if (m == 0) rows.weights(p, logit[0]);

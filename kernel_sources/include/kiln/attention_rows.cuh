@@ -12,6 +12,13 @@ namespace kiln {
 
 constexpr float kSlack = 8;  // weights up to 2^8 are no less exact, and few keys rescale anything
 
+// What T's tensor cores multiply: bytes come as fp16, which is one instruction a pair.
+template <class T, class KV> struct Factors { using Type = T; };
+template <class T> struct Factors<T, e4m3> { using Type = fp16; };
+// How far above its top a row's greatest logit is set: fp16 has few bits for small weights.
+template <class T> constexpr float kLift = 0;
+template <> inline constexpr float kLift<fp16> = 6;
+
 // N: eights of rows. logit[block][..][4]: key g rows 2t, 2t + 1, then key g + 8.
 template <int N> using Logits = float[kPairBlocks][N][4];
 
@@ -76,14 +83,14 @@ template <class T, int D, int N> struct AttentionRows {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         best[n][j] = fmaxf(fmaxf(s[0][n][j], s[0][n][j + 2]), fmaxf(s[1][n][j], s[1][n][j + 2]));
-        rises |= best[n][j] > top[n][j] + kSlack;
+        rises |= best[n][j] > top[n][j] + (kSlack + kLift<T>);
       }
     if (__any_sync(kWarp, rises)) {
 #pragma unroll
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          best[n][j] = over_keys_max(best[n][j]);
+          best[n][j] = over_keys_max(best[n][j]) - kLift<T>;
           if (!(best[n][j] > top[n][j] + kSlack)) best[n][j] = top[n][j];
           const float f = exp2_fast(top[n][j] - finite(best[n][j]));
           top[n][j] = best[n][j];
@@ -118,7 +125,9 @@ template <class T, int D, int N> struct AttentionRows {
 };
 
 template <class T, class KV, int D> struct AttentionTile {
+  using Factor = typename Factors<T, KV>::Type;
   static constexpr bool kWide = sizeof(KV) == 1;            // 16 bytes hold 16 elements, not 8
+  static constexpr bool kLong = kWide && kLongUnpack;       // the code to read them
   static constexpr int kChunks = D * int(sizeof(KV)) / 16;  // 16-byte chunks of a row of K or V
   // Rows of shared memory lie an odd number of chunks apart: the eight that ldmatrix reads at once
   // are in different banks.
@@ -130,7 +139,7 @@ template <class T, class KV, int D> struct AttentionTile {
   // Queries of eight rows, in registers where there is room, or read each time. With KV of one byte
   // a lane's dimensions are 4t .. 4t + 3, as ldmatrix yields them of the keys: a sum does not mind.
   template <int N> struct Queries {
-    static constexpr bool kKept = D * N <= (kWide ? 64 : 128);  // bytes take code to unpack
+    static constexpr bool kKept = D * N <= (kLong ? 64 : 128);
     uint32_t kept[kKept ? kSteps : 1][N][2];
 
     KILN_FN static void read(uint32_t (&b)[2], const unsigned char* rows, int k, int n, int lane) {
@@ -190,13 +199,13 @@ template <class T, class KV, int D> struct AttentionTile {
         for (int m = 0; m < kPairBlocks; ++m) {
           const unsigned char* block = keys + m * kKVBlock * kStep;
           if constexpr (kWide) {
-            unpack_e4m3<T>(raw[m][(k - pair) * 2], a[0], a[2]);
-            unpack_e4m3<T>(raw[m][(k - pair) * 2 + 1], a[1], a[3]);
+            unpack_e4m3<Factor>(raw[m][(k - pair) * 2], a[0], a[2]);
+            unpack_e4m3<Factor>(raw[m][(k - pair) * 2 + 1], a[1], a[3]);
           } else {
             ldmatrix_x4(a, block + lane % 16 * kStep + (2 * k + lane / 16) * 16);
           }
 #pragma unroll
-          for (int n = 0; n < N; ++n) mma_m16n8k16<T>(s[m][n], a, b[n][0], b[n][1]);
+          for (int n = 0; n < N; ++n) mma_m16n8k16<Factor>(s[m][n], a, b[n][0], b[n][1]);
         }
       }
     }
@@ -214,16 +223,15 @@ template <class T, class KV, int D> struct AttentionTile {
         if (c % 2 == 0) ldmatrix_x4_trans(raw, wide_row(block, c, lane));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // of two keys and two dimensions: sort by dimension
-          const uint32_t x = raw[c % 2 * 2 + half];
-          const uint32_t sorted = (x & 0xff0000ff) | (x >> 8 & 0xff00) | (x << 8 & 0xff0000);
-          unpack_e4m3<T>(sorted, a[2 * half], a[2 * half + 1]);
+          const uint32_t sorted = swap_middle_bytes(raw[c % 2 * 2 + half]);
+          unpack_e4m3<Factor>(sorted, a[2 * half], a[2 * half + 1]);
         }
       } else {
         const int key = lane % 8 + lane / 16 * 8;
         ldmatrix_x4_trans(a, block + key * kStep + (2 * c + lane / 8 % 2) * 16);
       }
 #pragma unroll
-      for (int n = 0; n < N; ++n) mma_m16n8k16<T>(o[c][n], a, p[n][0], p[n][1]);
+      for (int n = 0; n < N; ++n) mma_m16n8k16<Factor>(o[c][n], a, p[n][0], p[n][1]);
     }
   }
 

@@ -52,19 +52,19 @@ struct RequestCut {
 constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
 
 // How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many,
-// again and again, as long as each has four times that, and no more than `most` come of it. `most`
+// again and again, as long as each has `longer` times that, and no more than `most` come of it. `most`
 // items of one KV head fill the machine: at most as many in all of a request's tiles, below 32768,
 // and its product with the blocks below 2^31. So as many divisible requests of one length as are a
 // power of two have items that fill it, or nearly, where they have `most` times `blocks` blocks in
 // all. A block has 2^warp_bits warps.
 struct SplitRule {
-  int most, blocks, few, warp_bits;
+  int most, blocks, few, longer, warp_bits;
 
   KILN_FN int splits(int num_blocks) const {
     const int pieces = (num_blocks + blocks - 1) / blocks;
     if (pieces <= few) return pieces;
     int splits = few;
-    while (splits * 8 <= pieces && splits * 2 <= most) splits *= 2;
+    while (splits * 2 * longer <= pieces && splits * 2 <= most) splits *= 2;
     return splits;
   }
 };

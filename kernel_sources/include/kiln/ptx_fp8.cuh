@@ -24,8 +24,23 @@ KILN_FN uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
 #endif
 }
 
+// Of four bytes the two in the middle in each other's place.
+KILN_FN uint32_t swap_middle_bytes(uint32_t four) {
+#ifdef KILN_ON_GPU
+  return __byte_perm(four, 0, 0x3120);
+#else
+  return (four & 0xff0000ff) | (four >> 8 & 0xff00) | (four << 8 & 0xff0000);
+#endif
+}
+
 // Four e4m3 as pairs of T, exact: the lower two in lo, the upper two in hi. A NaN becomes 0x7fff.
 template <class T> KILN_FN void unpack_e4m3(uint32_t four, uint32_t& lo, uint32_t& hi);
+// Whether that takes more than an instruction a pair: loops over it are then best left as loops.
+#if defined(KILN_ON_GPU) && __CUDA_ARCH__ < 890
+constexpr bool kLongUnpack = true;
+#else
+constexpr bool kLongUnpack = false;
+#endif
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
 #if __CUDA_ARCH__ >= 890
