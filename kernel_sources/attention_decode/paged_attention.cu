@@ -55,6 +55,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   __shared__ int4 headers[kWarps];
   __shared__ kiln::Scale warp_scales[kWarps][kiln::kTileRows];
   __shared__ float query_scales[kiln::kTileRows];
+  __shared__ kiln::ItemPlace item_place;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.x;
   const kiln::Thread me = {warp, lane, lane / 4};
   const int num_kv_heads = gridDim.x;
@@ -62,7 +63,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   unsigned char* stages = kiln::dynamic_shared() + warp * Shape::kWarpBytes;
   unsigned char* queries = kiln::dynamic_shared() + kWarps * Shape::kWarpBytes;
   float* results = reinterpret_cast<float*>(kiln::dynamic_shared() + kAhead * Shape::kHalf);
-  float* room = reinterpret_cast<float*>(kiln::dynamic_shared());
+  float* second_sums = reinterpret_cast<float*>(kiln::dynamic_shared());
   const kiln::Pools<KV_T> pools = {
       key_pool, value_pool, block_table, key_block, key_head, key_token, value_block, value_head,
       value_token, table_row, head_dim};
@@ -70,6 +71,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       out, lse, sinks, partials, mail, mail_rows / 2, arrivals, head_dim, v_scale};
   const kiln::Queries<SCALAR_T> from = {query, query_token, query_head};
   const kiln::Softmax how = {scale, cap, steepness};
+  const kiln::Room<Shape> room = {queries, query_scales, item_place, results, warp_scales};
   kiln::Fetch<Shape> fetch(pools, me, stages, head);
   auto copy_item = [&](int at, int side) {
     if (lane < 4)
@@ -110,23 +112,26 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   for (int now = first, next, side = 0;; now = next, side ^= 1) {
     next = now + gridDim.y;
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
+    if (threadIdx.x == 0) item_place = kiln::ItemPlace::of(to, heads, item, one_each);
     const kiln::Sight sight = kiln::Sight::of(item, heads, fetch.num_keys, window);
-    kiln::copy_wait<kHalves - kAhead>();
-    if constexpr (Shape::Tile::kWide)
-      Rows(item, from, heads, head_dim).narrow(queries, query_scales);
-    __syncthreads();  // the queries are there
-    copy_item(next, side ^ 1);
-    auto attend = [&](auto eights) {
-      kiln::attend<decltype(eights)::kCount, SCALAR_T>(
-          fetch, item, heads, how, sight, queries, query_scales, results, warp_scales);
+    auto ready = [&] {
+      kiln::copy_wait<kHalves - kAhead>();
+      if constexpr (Shape::Tile::kWide)
+        Rows(item, from, heads, head_dim).narrow(queries, query_scales);
+      __syncthreads();  // the queries are there
+      copy_item(next, side ^ 1);
     };
-    if (sight.last_row - sight.first_row < 8) attend(Eights<1>());
-    else attend(Eights<2>());
+    auto attend = [&](auto eights) {
+      return kiln::attend<decltype(eights)::kCount, SCALAR_T>(fetch, item, heads, how, sight, room,
+                                                              ready);
+    };
+    const kiln::ItemPlace place =
+        sight.last_row - sight.first_row < 8 ? attend(Eights<1>()) : attend(Eights<2>());
 
     // End this item, and begin the next.
     const bool more = next < num_items;
     if (more) fetch.begin(next_item);
-    const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, one_each);
+    const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, place);
     if (more)
 #pragma unroll 1
       for (int i = 0; i < kAhead; ++i) fetch.first(next_item, i);
@@ -140,7 +145,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     if (more)
 #pragma unroll 1
       for (int i = kAhead; i < kHalves; ++i) fetch.first(next_item, i);
-    end.merge_parts(now - end.part, room);
+    end.merge_parts(now - end.part, second_sums);
     if (!more) break;
   }
 }

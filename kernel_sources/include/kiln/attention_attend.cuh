@@ -113,19 +113,26 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
     });
 }
 
+// Shared memory of a block: the item's queries and where it ends, then the warps' results.
+template <class Shape> struct Room {
+  unsigned char* queries;
+  float (&query_scales)[kTileRows];  // beside bytes: powers of two that queries were divided by
+  const ItemPlace& place;
+  float* results;
+  Scale (&scales)[Shape::kWarps][kTileRows];
+};
+
 // N: eights of rows. Of units, of which a warp has one, two or four, each is added up by itself, and
-// they as a binary tree.
-template <int N, class T, class Shape>
-KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
-                    const Softmax& how, const Sight& sight, const unsigned char* queries,
-                    const float (&query_scales)[kTileRows], float* results,
-                    Scale (&scales)[Shape::kWarps][kTileRows]) {
+// they as a binary tree. `ready` waits for the queries, after all that is done without them. Return
+// a copy of the item's place.
+template <int N, class T, class Shape, class Ready>
+KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
+                         const Softmax& how, const Sight& sight, const Room<Shape>& room,
+                         Ready ready) {
   using Tile = typename Shape::Tile;
   using Rows = AttentionRows<typename Tile::Factor, Shape::kHeadTile, N>;
   constexpr int kHalves = Shape::kHalves, kHalf = Shape::kHalf;
   const int warp = from.me.warp, lane = from.me.lane, quad = from.me.quad;
-  typename Tile::template Queries<N> kept;
-  kept.keep(queries, lane);
   Rows rows, two, share;  // a unit, it and the one before it, and those before the two
   rows.clear();
   two.clear();
@@ -141,7 +148,16 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
     for (int j = 0; j < 2; ++j) {
       const int row = sight.first_row + n * 8 + lane % 4 * 2 + j;
       limit[n][j] = row <= sight.last_row ? sight.before + heads.token_of(row) : -Shape::kKeys;
-      scale[n][j] = Tile::kWide ? how.scale * query_scales[n * 8 + lane % 4 * 2 + j] : how.scale;
+    }
+  ready();
+  typename Tile::template Queries<N> kept;
+  kept.keep(room.queries, lane);
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int row = n * 8 + lane % 4 * 2 + j;
+      scale[n][j] = Tile::kWide ? how.scale * room.query_scales[row] : how.scale;
     }
 #pragma unroll 1
   for (int i = 0; i < from.count; ++i) {
@@ -150,7 +166,7 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
     copy_wait<kHalves - 1>();
     __syncwarp();  // the keys are there
     Logits<N> logit = {};
-    Tile::template multiply_keys<N>(logit, kept, queries, keys, lane);
+    Tile::template multiply_keys<N>(logit, kept, room.queries, keys, lane);
     __syncwarp();  // the keys have been read
     from.next(2 * i + kHalves);
     prepare<N>(logit, how, sight, scale, limit, i * Shape::kKeys, quad);
@@ -184,13 +200,15 @@ KILN_FN void attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& he
   const int num_rows = sight.last_row - sight.first_row + 1;
   if (in_units) rows = Shape::kWarps == 4 ? share : two;
   else rows.end();
-  Tile::template spread<N>(results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows, lane);
+  const ItemPlace place = room.place;  // before stores that it would wait for
+  Tile::template spread<N>(room.results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows, lane);
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j)
       if (quad == 0)
-        scales[warp][n * 8 + lane % 4 * 2 + j] = {rows.top[n][j], rows.sum[n][j]};
+        room.scales[warp][n * 8 + lane % 4 * 2 + j] = {rows.top[n][j], rows.sum[n][j]};
+  return place;
 }
 
 }  // namespace kiln

@@ -200,7 +200,7 @@ KILN_FN float end_row(float* lse, const float* sink, Scale x, float v_scale) {
     x = {top, x.sum * rest + exp2_fast(one_more - top)};
   }
   if (lse) *lse = x.sum > 0 ? (x.top + log2_fast(x.sum)) * kLn2 : minus_infinity();
-  return x.sum > 0 ? f / x.sum : 0.0f;
+  return x.sum > 0 ? f * reciprocal_fast(x.sum) : 0.0f;
 }
 template <class T> KILN_FN void store_row(T* out, Float4 y, float f) {  // four columns
   store_vector(out, Words2{pack<T>(y.x * f, y.y * f), pack<T>(y.z * f, y.w * f)});

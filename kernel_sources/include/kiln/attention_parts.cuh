@@ -28,38 +28,50 @@ template <class T> struct Results {
   float v_scale;
 };
 
-template <class T, class Shape> struct ItemEnd {
+// What the end of an item starts from. It takes long to find out, so one thread does while the
+// item's queries are on their way.
+struct ItemPlace {
+  float* parts;  // of the tile's rows
+  float* place;  // of the item's result of the first row
+  int64_t row_step, part_step;
+  int64_t sum_step;  // from what a part sends to the sum of a node's, in its first child's place
+  int num_parts, tile, part, num_rows, node_bits;
+  bool mailed;
+
+  // one_each: no block has two items.
+  template <class T>
+  KILN_FN static ItemPlace of(const Results<T>& x, const HeadRows& heads, const WorkItem& item,
+                              bool one_each) {
+    ItemPlace y;
+    y.num_parts = item.num_parts(), y.tile = item.tile(), y.part = item.part();
+    y.node_bits = node_bits_of(item.kind());
+    y.mailed = one_each && y.num_parts <= kFanIn << y.node_bits;
+    const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
+    y.num_rows = min(kTileRows, flat_rows - y.tile * kTileRows);
+    y.row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
+    y.part_step = flat_rows * y.row_step;
+    y.parts = (y.mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
+              (item.row_start + y.tile * kTileRows) * y.row_step;
+    y.sum_step = y.mailed ? x.mail_rows * y.row_step : 0;
+    // Whether it is the last part and has its node for itself: then it is that node's sum.
+    const bool first_of_node = (y.part & ((1 << y.node_bits) - 1)) == 0;
+    const bool alone = y.part > 0 && first_of_node && y.part + 1 == y.num_parts;
+    y.place = y.parts + y.part * y.part_step + (alone ? y.sum_step : 0);
+    return y;
+  }
+};
+
+template <class T, class Shape> struct ItemEnd : ItemPlace {
   static constexpr uint32_t kWarp = 0xffffffffu;
   static constexpr int kWarps = Shape::kWarps;
   const Results<T>& x;
   const HeadRows& heads;
   const WorkItem& item;
   const Thread& me;
-  int num_parts, tile, part, num_rows, node_bits;
-  bool mailed;
-  int64_t row_step, part_step;
-  int64_t sum_step;  // from what a part sends to the sum of a node's, in its first child's place
-  float* parts;  // of the tile's rows
-  float* place;  // of the item's result of the warp's first row
 
-  // one_each: no block has two items.
   KILN_FN ItemEnd(const Results<T>& results, const HeadRows& heads, const WorkItem& item,
-                  const Thread& me, bool one_each)
-      : x(results), heads(heads), item(item), me(me) {
-    num_parts = item.num_parts(), tile = item.tile(), part = item.part();
-    node_bits = node_bits_of(item.kind());
-    mailed = one_each && num_parts <= kFanIn << node_bits;
-    const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
-    num_rows = min(kTileRows, flat_rows - tile * kTileRows);
-    row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
-    part_step = flat_rows * row_step;
-    parts = (mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
-            (item.row_start + tile * kTileRows) * row_step;
-    sum_step = mailed ? x.mail_rows * row_step : 0;
-    // Whether it is the last part and has its node for itself: then it is that node's sum.
-    const bool alone = part > 0 && part % (1 << node_bits) == 0 && part + 1 == num_parts;
-    place = parts + part * part_step + me.warp * row_step + (alone ? sum_step : 0);
-  }
+                  const Thread& me, const ItemPlace& own)
+      : ItemPlace(own), x(results), heads(heads), item(item), me(me) {}
 
   // Where four columns of a row of out go, its lse, and its sink: what can be found out beforehand.
   struct RowEnd {
@@ -80,7 +92,7 @@ template <class T, class Shape> struct ItemEnd {
 
   // Merge the warps' results of all rows, as a binary tree.
   KILN_FN void merge_warps(const float* results, const Scale (&scales)[kWarps][kTileRows]) const {
-    float* to = place;
+    float* to = place + me.warp * row_step;
 #pragma unroll 1
     for (int row = me.warp; row < num_rows; row += kWarps, to += kWarps * row_step)
       merge_row(row, to, results, scales);
