@@ -98,10 +98,11 @@ def test_a_kernel_is_timed_beside_a_copy_of_as_many_bytes():
     def run(spec, arguments):
         host.run(spec, arguments, env=settings())
 
-    named = {**sizes, "requests": 3, "context": 1024, "kv_heads": 1}
-    row = beside_copy.beside_copy(spec, named, ceilings, "cpu", run, 2**30)
-    cost = spec.cost(next(spec.variants(spec.bench_needs)), sizes)
-    assert row["sizes"] == "3 x 1024 of 1 KV head"
+    named = {**sizes, "requests": 3, "context": 1024, "kv_heads": 1, "kv_bytes": 1}
+    variant = next(spec.variants(spec.bench_needs))
+    row = beside_copy.beside_copy(spec, variant, named, ceilings, "cpu", run, 2**30)
+    cost = spec.cost(variant, sizes)
+    assert row["sizes"] == "3 x 1024 of 1 KV head in fp8"
     assert row["kernel_us"] > row["copy_us"] > 0, "the host's norm takes milliseconds"
     assert row["of_such_a_copy"] == pytest.approx(row["copy_us"] / row["kernel_us"], abs=2e-3)
     assert row["such_a_copy_of_that_rate"] == pytest.approx(

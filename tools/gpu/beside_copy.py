@@ -19,7 +19,7 @@ from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings, work_on
 from kiln.jit_kernels.bench.copies import bytes_held, copies_of, num_copies
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.spec import KernelSpec, Sizes
+from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant
 from kiln.jit_kernels.timing import time_side_by_side
 
 Row = dict[str, Any]
@@ -32,6 +32,10 @@ _FEWER_HEADS = [  # KV heads, that one GPU of two, four or eight has, requests, 
     *[(2, 1, 65536), (2, 4, 65536), (2, 16, 32768)],
     *[(1, 1, 131072), (1, 4, 65536), (1, 16, 65536), (1, 64, 8192)],
 ]
+_OF_BYTES = [  # requests, keys of each, of 8 KV heads, in pools of fp8: 32 MiB, 64, 128 and more
+    *[(2, 8192), (8, 2048), (1, 32768), (2, 16384)],
+    *[(64, 1024), (8, 8192), (64, 2048), (64, 8192)],
+]
 _TIMES_L2 = 16  # bytes of all copies, in caches
 
 
@@ -41,37 +45,45 @@ def decode_beside_copy(args: argparse.Namespace) -> list[Row]:
     Of 8 KV heads with 4 heads each, and of fewer with 8 each.
     """
     spec, ceilings = find_spec("paged_attention"), measure_ceilings("cuda")
-    shape, here = Shape(128, 2), gpu(0)
     sizes = [
-        {**spec.bench_sizes[0], "requests": requests, "context": context}
-        for requests, context in _SIZES
-    ] + [
-        {
-            **spec.bench_sizes[0],
-            "kv_heads": kv_heads,
-            "group": 8,
-            "most": split_rule(shape, kv_heads, here).most,
-            "requests": requests,
-            "context": context,
-        }
-        for kv_heads, requests, context in _FEWER_HEADS
+        *[_sizes(2, 8, *one) for one in _SIZES],
+        *[_sizes(2, *one) for one in _FEWER_HEADS],
+        *[_sizes(1, 8, *one) for one in _OF_BYTES],
     ]
 
     def rows_of(one: Sizes) -> Iterable[Row]:
         free = torch.cuda.mem_get_info()[0]
-        return [beside_copy(spec, one, ceilings, "cuda", launch, free)]
+        kv_t = "kiln::e4m3" if one["kv_bytes"] == 1 else "SCALAR_T"
+        variant = next(spec.variants({**spec.bench_needs, "kv_t": kv_t}))
+        return [beside_copy(spec, variant, one, ceilings, "cuda", launch, free)]
 
     return Pace(args, seconds=50).rows(sizes, _name, rows_of)
+
+
+def _sizes(kv_bytes: int, kv_heads: int, requests: int, context: int) -> Sizes:
+    rule = split_rule(Shape(128, kv_bytes), kv_heads, gpu(0))
+    return {
+        "kv_bytes": kv_bytes,
+        "kv_heads": kv_heads,
+        "group": 4 if kv_heads == 8 else 8,
+        "most": rule.most,
+        "split": rule.blocks,
+        "few": rule.few,
+        "longer": rule.longer,
+        "requests": requests,
+        "context": context,
+    }
 
 
 def _name(sizes: Sizes) -> str:
     heads = sizes["kv_heads"]
     of = "" if heads == 8 else f" of {heads} KV head{'s' * (heads > 1)}"
-    return f"{sizes['requests']} x {sizes['context']}{of}"
+    return f"{sizes['requests']} x {sizes['context']}{of}{' in fp8' * (sizes.get('kv_bytes') == 1)}"
 
 
 def beside_copy(
     spec: KernelSpec,
+    variant: Variant,
     sizes: Sizes,
     ceilings: Ceilings,
     device: str,
@@ -79,7 +91,6 @@ def beside_copy(
     free_bytes: int,
 ) -> Row:
     """Return the times of a kernel and of a copy of as many bytes, in turn, each on cold inputs."""
-    variant = next(spec.variants(spec.bench_needs))
     first, cost = spec.make_inputs(variant, sizes, device), spec.cost(variant, sizes)
     count = num_copies(cost.bytes, bytes_held(first), ceilings.l2_bytes, free_bytes)
     cases = copies_of(first, count)

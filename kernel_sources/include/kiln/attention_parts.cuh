@@ -99,8 +99,10 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
   }
   KILN_FN void merge_row(int row, float* to, const float* results,
                          const Scale (&scales)[kWarps][kTileRows]) const {
+    constexpr int kPasses = (Shape::kHeadTile + 127) / 128;
     Scale own[kWarps];
     Fold folds[kWarps];
+    Float4 y[kPasses][kWarps];
     auto add_up = [](auto add) {
 #pragma unroll
       for (int step = 1; step < kWarps; step *= 2)
@@ -108,26 +110,30 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
         for (int w = step; w < kWarps; w += 2 * step) add(w - step, w);
     };
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) own[w] = scales[w][row];
+    for (int w = 0; w < kWarps; ++w) {  // all at once: nothing waits for the scales first
+      own[w] = scales[w][row];
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass)
+        y[pass][w] = load_vector<Float4>(results + w * (Shape::kWarpBytes / 4) +
+                                         row * Shape::Tile::kPitch + pass * 128 +
+                                         me.lane * 4 % Shape::kHeadTile);
+    }
     add_up([&](int to, int w) {
       folds[w] = Fold::onto(own[to].top, own[w].top);
       own[to].sum = folds[w](own[to].sum, own[w].sum);
     });
-#pragma unroll 1
-    for (int column = me.lane * 4; column < x.head_dim; column += 128) {
-      Float4 y[kWarps];
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w)
-        y[w] = load_vector<Float4>(results + w * (Shape::kWarpBytes / 4) +
-                                   row * Shape::Tile::kPitch + column);
-      add_up([&](int to, int w) { y[to] = folds[w](y[to], y[w]); });
-      if (num_parts == 1)  // as were it merged with nothing: a zero loses its sign
-        finish(row_end(row, column), Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y[0]),
-               own[0]);
-      else
-        send(to + column, y[0]);
-    }
     if (num_parts > 1) send_scale(to + x.head_dim, own[0], me.lane);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int column = pass * 128 + me.lane * 4;
+      add_up([&](int to, int w) { y[pass][to] = folds[w](y[pass][to], y[pass][w]); });
+      if (column >= x.head_dim) continue;
+      if (num_parts > 1)
+        send(to + column, y[pass][0]);
+      else  // as were it merged with nothing: a zero loses its sign
+        finish(row_end(row, column),
+               Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y[pass][0]), own[0]);
+    }
   }
 
   // Merge the parts as a tree of nodes, of 32 children above the first, in their first children's
