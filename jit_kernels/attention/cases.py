@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -91,6 +92,23 @@ def make_case(
         k_scale=0.75,
         v_scale=1.5,
     )
+
+
+def far_greatest(case: Paged) -> Paged:
+    """Return a call of one request in which every logit is 0 but the first key's, 14.8 above them.
+
+    That key's values are 0: what comes out are weights of 2**-21, which fp16 alone has few bits of.
+    """
+    first, head_dim = int(case.block_table[0, 0]), case.query.shape[2]
+    steep = 14.8 / (case.k_scale * case.scale * head_dim)
+    pools = []
+    for pool, others, value in ((case.key_pool, 0.0, steep), (case.value_pool, 1.0, 0.0)):
+        wide = pool.float()
+        wide[wide.isfinite()] = others
+        wide[first, :, 0] = value
+        pools.append(wide.to(pool.dtype))
+    query = torch.ones_like(case.query)
+    return replace(case, query=query, key_pool=pools[0], value_pool=pools[1])
 
 
 def random_table(counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

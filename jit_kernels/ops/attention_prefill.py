@@ -149,7 +149,10 @@ def _prefill_error(arguments: Sequence[Any], wanted: Sequence[torch.Tensor]) -> 
     """Return the error in units of rounding; infinite if the counter is not back at zero."""
     if arguments[10].any():
         return float("inf")
-    return attention_error(_paged(arguments), arguments[0], arguments[1], wanted, serves)
+    fp16 = arguments[0].dtype == torch.float16
+    return attention_error(
+        _paged(arguments), arguments[0], arguments[1], wanted, serves, fp16_weights=fp16
+    )
 
 
 def _paged(arguments: Sequence[Any]) -> Paged:

@@ -165,7 +165,8 @@ struct Core {
 #pragma unroll
         for (int m = 0; m < kParts; ++m) {
           float f[2];
-          if (kiln::follow(s[m], sums.top[m], sums.sum[m], f, scale)) kiln::rescale(sums.o[m], f);
+          if (kiln::follow<SCALAR_T>(s[m], sums.top[m], sums.sum[m], f, scale))
+            kiln::rescale(sums.o[m], f);
           kiln::weigh(s[m], sums.top[m], sums.sum[m], scale);
         }
       }

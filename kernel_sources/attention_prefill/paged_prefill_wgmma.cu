@@ -86,7 +86,7 @@ struct Core {
     uint32_t p[kKeys / 16][4];
     auto find_weights = [&](int i) {
       kiln::hide_unseen(s, known, i * kKeys, within);
-      const bool rises = kiln::follow(s[0], sums.top[0], sums.sum[0], f, scale);
+      const bool rises = kiln::follow<SCALAR_T>(s[0], sums.top[0], sums.sum[0], f, scale);
       kiln::weigh(s[0], sums.top[0], sums.sum[0], scale);
       return rises;
     };

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from kiln.jit_kernels.attention.cases import FAR, make_case
+from kiln.jit_kernels.attention.cases import FAR, far_greatest, make_case
 from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
 from kiln.jit_kernels.attention.reference import attend, scattered
 from kiln.jit_kernels.attention.splits import (
@@ -179,18 +179,7 @@ def test_queries_of_any_size_beside_bytes(monkeypatch, loud, group):
 )
 def test_small_weights_count_where_the_greatest_has_no_value(monkeypatch, dtype, kv_dtype):
     on_host(monkeypatch)
-    case = case_of([(30, 1)], dtype=dtype, kv_dtype=kv_dtype)
-    first = case.block_table[0, 0]
-    case.query[:] = 1
-    for pool, value in (
-        (case.key_pool, 14.8 / (case.k_scale * 64 * case.scale)),
-        (case.value_pool, 0),
-    ):
-        rows = pool.float()
-        if value:
-            rows[rows.isfinite()] = 0
-        rows[first, :, 0] = value
-        pool.copy_(rows.to(kv_dtype))
+    case = far_greatest(case_of([(30, 1)], dtype=dtype, kv_dtype=kv_dtype))
     out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
     run(case, out=out, lse=lse)
     assert 0 < out.abs().max() < 1e-3

@@ -10,8 +10,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kiln.jit_kernels.attention.cases import make_case
-from kiln.jit_kernels.attention.reference import Paged, attend
+from kiln.jit_kernels.attention.cases import far_greatest, make_case
+from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
+from kiln.jit_kernels.attention.reference import Paged, attend, scattered
 from kiln.jit_kernels.attention.tiles import (
     TILE_ROWS,
     Tiles,
@@ -119,6 +120,20 @@ def test_bits_depend_on_the_own_request_alone(kernels, seed, arch):
         some, tokens = pick(whole, rows)
         for got, want in zip(run(some), wanted, strict=True):
             assert torch.equal(got, want[tokens])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_weights_count_where_the_greatest_has_no_value(kernels, arch, dtype):
+    kernels.arch = arch
+    one = far_greatest(case([(50, 20)], dtype=dtype))
+    out, lse = (
+        bits.view(kind) for bits, kind in zip(run(one), (dtype, torch.float32), strict=True)
+    )
+    wanted = scattered(attend(one, serves), out, lse)
+    assert 0 < out.abs().max() < 1e-3
+    fp16 = dtype == torch.float16
+    assert attention_error(one, out, lse, wanted, serves, fp16_weights=fp16) <= MOST_UNITS
 
 
 def test_a_target_with_its_own_instructions_has_its_own_kernel():

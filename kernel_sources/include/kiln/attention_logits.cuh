@@ -7,6 +7,11 @@ namespace kiln {
 
 constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 
+// How far a row's top is set below its greatest logit, for weights that are multiplied as T: fp16
+// has few bits for small ones.
+template <class T> constexpr float kLift = 0;
+template <> inline constexpr float kLift<fp16> = 6;
+
 // What to subtract from logits whose greatest is top: -infinity - -infinity would be NaN.
 KILN_FN float finite(float top) { return top > minus_infinity() ? top : 0.0f; }
 

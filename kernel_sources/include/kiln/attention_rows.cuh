@@ -15,9 +15,6 @@ constexpr float kSlack = 8;  // weights up to 2^8 are no less exact, and few key
 // What T's tensor cores multiply: bytes come as fp16, which is one instruction a pair.
 template <class T, class KV> struct Factors { using Type = T; };
 template <class T> struct Factors<T, e4m3> { using Type = fp16; };
-// How far above its top a row's greatest logit is set: fp16 has few bits for small weights.
-template <class T> constexpr float kLift = 0;
-template <> inline constexpr float kLift<fp16> = 6;
 
 // N: eights of rows. logit[block][..][4]: key g rows 2t, 2t + 1, then key g + 8.
 template <int N> using Logits = float[kPairBlocks][N][4];

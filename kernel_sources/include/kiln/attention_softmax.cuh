@@ -28,9 +28,9 @@ template <int N> KILN_FN void hide_keys(float (&s)[N][4], int j, int end, int wi
       if (n * 8 + i >= end || n * 8 + i < end - within) s[n][2 * j + i] = minus_infinity();
 }
 
-// Let top follow the greatest logit of two rows with some slack, and sum with it; return whether o
-// has to, by the factors f, in any lane. A row's top depends on nothing but the row.
-template <int N>
+// Let top follow the greatest logit of two rows with some slack, for weights of T, and sum with it;
+// return whether o has to, by the factors f, in any lane. A row's top depends on nothing but the row.
+template <class T, int N>
 KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], float (&f)[2],
                     float scale) {
   float best[2];
@@ -39,7 +39,7 @@ KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], fl
     best[j] = minus_infinity();
 #pragma unroll
     for (int n = 0; n < N; ++n) best[j] = fmaxf(best[j], fmaxf(s[n][2 * j], s[n][2 * j + 1]));
-    best[j] = fmaxf(top[j], quad_max(best[j]) * scale);
+    best[j] = fmaxf(top[j], quad_max(best[j]) * scale - kLift<T>);
   }
   const bool rose[2] = {best[0] > top[0] + kSlack, best[1] > top[1] + kSlack};
   if (!__any_sync(0xffffffffu, rose[0] || rose[1])) return false;
