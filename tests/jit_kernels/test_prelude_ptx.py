@@ -215,6 +215,12 @@ def test_sm_80_widens_e4m3_two_at_a_time(dtype, instruction):
     assert text.count(instruction) == 2
 
 
+def test_bytes_change_places_by_one_permutation():
+    text = instructions("q[0] = swap_middle_bytes(q[1]);", "sm_80")
+    assert text.count("prmt.b32") == 1
+    assert f", {0x3120};" in text, "bytes 0, 2, 1 and 3, from the lowest nibble on"
+
+
 EVERYTHING = " ".join(body for name, (body, _) in PINNED.items() if name in (
     "copy_async_16", "acquire and release", "arrive", "dependent launch", "exact arithmetic",
     "fast functions", "conversions", "vectors"))  # fmt: skip

@@ -153,6 +153,16 @@ def test_four_e4m3_become_pairs_exactly(name):
     assert (got.view(torch.int16)[want.isnan()] == 0x7FFF).all()
 
 
+def test_the_bytes_in_the_middle_change_places():
+    x = torch.randint(-(2**31), 2**31, (300,), dtype=torch.int64).to(torch.int32)
+    y = torch.empty_like(x)
+    loop = "for (int i = threadIdx.x; i < n; i += 32) y[i] = kiln::swap_middle_bytes(x[i]);"
+    launch(loop, "const uint32_t* x, uint32_t* y, int n", x, y, x.numel())
+    assert torch.equal(
+        y.view(torch.uint8).view(-1, 4), x.view(torch.uint8).view(-1, 4)[:, [0, 2, 1, 3]]
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pack_holds_its_first_value_in_the_lower_half(name):
     x = samples()[:1000]
