@@ -21,9 +21,7 @@ BATCHES: Sequence[Ragged] = (
     [(20, 1), (777, 1)],
     [(295, 9)],
 )
-_DEFAULTS = MappingProxyType(
-    {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "loud": 0}
-)
+_DEFAULTS = MappingProxyType({"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1})
 
 
 def ragged(sizes: Mapping[str, int]) -> Ragged:
@@ -58,7 +56,7 @@ def make_case(
 
     ``sizes``: what ``ragged`` takes, unless ``requests`` are given; kv_heads, group; and, where
     they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head); steep, a
-    factor of the logits; loud: queries 2 ** loud times as large, at a scale that makes up for it.
+    factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
     requests = ragged(sizes) if requests is None else requests
@@ -73,10 +71,7 @@ def make_case(
         pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
     pool = pool.to(kv_dtype)
     starts = torch.tensor([0, *(tokens for _, tokens in requests)]).cumsum(0).to(torch.int32)
-    query = (
-        torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
-        * 2.0 ** sizes["loud"]
-    )
+    query = torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
     sinks = torch.randn(heads).mul_(2) if sizes["sinks"] else None
     return Paged(
         query=query.to(device),
@@ -86,7 +81,7 @@ def make_case(
         seq_lens=torch.tensor([length for length, _ in requests], dtype=torch.int32).to(device),
         cu_seqlens_q=starts.to(device),
         sinks=None if sinks is None else sinks.to(device),
-        scale=head_dim**-0.5 * sizes["steep"] * 2.0 ** -sizes["loud"],
+        scale=head_dim**-0.5 * sizes["steep"],
         window=sizes["window"],
         soft_cap=float(sizes["cap"]),
         k_scale=0.75,
@@ -95,9 +90,10 @@ def make_case(
 
 
 def far_greatest(case: Paged) -> Paged:
-    """Return a call of one request in which every logit is 0 but the first key's, 14.8 above them.
+    """Return a call of one request in which every logit is 0 but the first key's, which is 14.8.
 
-    That key's values are 0: what comes out are weights of 2**-21, which fp16 alone has few bits of.
+    That key's values are 0, all others 1: what comes out is the sum of weights of about 2**-21,
+    of which fp16 keeps three bits.
     """
     first, head_dim = int(case.block_table[0, 0]), case.query.shape[2]
     steep = 14.8 / (case.k_scale * case.scale * head_dim)
