@@ -10,7 +10,7 @@ from kiln.jit_kernels.attention.reference import Paged, attend
 
 MOST_UNITS = 2.0  # the weights and the output are rounded once each
 _LSE_UNIT = 5e-5
-_HALF_STEP = 2.0**-31  # of fp16 weights that are 2^6 times as large as the row's greatest
+_HALF_STEP = 2.0**-31  # of fp16's least weight, where the row's greatest is 2^6 or more
 
 
 def attention_error(
@@ -24,9 +24,10 @@ def attention_error(
 ) -> float:
     """Return the largest error of out and lse, at most ``MOST_UNITS`` where a kernel is right.
 
-    A unit is half a step of the output's dtype at 1, of sum p |v|; 5e-5 for lse. Where weights are
-    fp16, which has no more than 24 bits below 1, half such a step of every |v| comes to it. Rows of
-    requests that are not served must be what ``wanted`` (out and lse) holds there: else infinite.
+    A unit is half a step of the output's dtype at 1, of sum p |v|; 5e-5 for lse. Weights that are
+    fp16 have steps of 2^-30 of the row's greatest, however small they are: half of one, of every
+    |v|, comes to the unit. Rows of requests that are not served must be what ``wanted`` (out and
+    lse) holds there: else infinite.
     """
     worst = torch.zeros((), dtype=torch.float64, device=out.device)
     left_alone = torch.ones(out.shape[0], dtype=torch.bool, device=out.device)

@@ -18,7 +18,8 @@ MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
 NODE_SPLITS = 8  # splits of a divisible request that are merged first
 HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
 MOST_GROUP = 255  # heads of a group that the kernels' division holds for
-_SPLIT_BYTES, _FEW_SPLITS = 64, 2  # of a column: below that a split is not worth its merge
+_SPLIT_BLOCKS = 64  # of one-byte elements, half of two-byte ones: less is not worth a merge
+_FEW_SPLITS = 2
 _LONG_SPLIT = 128  # blocks that each must have, of more splits than these few
 _RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
 _STATIC = 1536  # bytes, more than the kernel's own shared variables
@@ -129,7 +130,7 @@ class Shape:
 
 def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
     """Return the rule of a machine."""
-    blocks = _SPLIT_BYTES // shape.kv_bytes
+    blocks = _SPLIT_BLOCKS // shape.kv_bytes
     return SplitRule(
         most=min(shape.places(num_kv_heads, gpu), 2**15),
         blocks=blocks,

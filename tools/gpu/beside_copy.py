@@ -78,7 +78,7 @@ def _sizes(kv_bytes: int, kv_heads: int, requests: int, context: int) -> Sizes:
 def _name(sizes: Sizes) -> str:
     heads = sizes["kv_heads"]
     of = "" if heads == 8 else f" of {heads} KV head{'s' * (heads > 1)}"
-    return f"{sizes['requests']} x {sizes['context']}{of}{' in fp8' * (sizes.get('kv_bytes') == 1)}"
+    return f"{sizes['requests']} x {sizes['context']}{of}{' in fp8' * (sizes['kv_bytes'] == 1)}"
 
 
 def beside_copy(

@@ -43,8 +43,8 @@ template <class Shape, class T> struct QueryRows {
     }
     copy_commit();
   }
-  // Let each row of the queries beside bytes be fp16, times the power of two that brings its
-  // greatest element to 2^14; scales gets the inverses. A thread turns what it has copied itself,
+  // Let each row of the queries beside bytes be fp16, times the power of two by which its greatest
+  // element has the exponent 14; scales gets the inverses. A thread turns what it has copied itself,
   // and that is there: so the barrier may follow.
   KILN_FN void narrow(unsigned char* queries, float (&scales)[kTileRows]) const {
     const int padded = (rows > 8 ? kTileRows : 8) * kRow;
@@ -59,8 +59,8 @@ template <class Shape, class T> struct QueryRows {
 #pragma unroll
       for (int m = 1; m < kRow; m *= 2)
         greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffffu, greatest, m));
-      const uint32_t exponent = max(as_uint(greatest) >> 23, 32u);
-      const float up = as_float((268 - exponent) << 23);  // its exponent becomes 14
+      const uint32_t exponent = max(as_uint(greatest) >> 23, 32u);  // both powers are normal
+      const float up = as_float((2 * 127 + 14 - exponent) << 23);
 #pragma unroll
       for (int j = 0; j < 8; ++j) from_float(to_float(x.v[j]) * up, y.v[j]);
       store_vector(at, y);

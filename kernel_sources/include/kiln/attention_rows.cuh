@@ -124,7 +124,7 @@ template <class T, int D, int N> struct AttentionRows {
 template <class T, class KV, int D> struct AttentionTile {
   using Factor = typename Factors<T, KV>::Type;
   static constexpr bool kWide = sizeof(KV) == 1;            // 16 bytes hold 16 elements, not 8
-  static constexpr bool kLong = kWide && kLongUnpack;       // the code to read them
+  static constexpr bool kLong = kWide && kLongUnpack;       // and unpacking takes much code
   static constexpr int kChunks = D * int(sizeof(KV)) / 16;  // 16-byte chunks of a row of K or V
   // Rows of shared memory lie an odd number of chunks apart: the eight that ldmatrix reads at once
   // are in different banks.

@@ -188,8 +188,8 @@ _ATTENTION = [
      {**_FP8, **_ATTEND}),
     ("greatest of half a row of queries", "m < kRow; m *= 2", "m < kRow / 2; m *= 2", _TINY,
      {**_FP8, **_ATTEND}),
-    ("small queries beyond fp16's range", "const float up = as_float((268 - exponent) << 23);",
-     "const float up = as_float((273 - exponent) << 23);", _TINY, {**_FP8, **_ATTEND}),
+    ("queries beyond fp16's range", "(2 * 127 + 14 - exponent)", "(2 * 127 + 19 - exponent)", _TINY,
+     {**_FP8, **_ATTEND}),
     ("fp8 queries in 16-bit order", "<Words2>(row + lane % 4 * 4)", "<Words2>(row)", _TINY, _FP8),
 ]  # fmt: skip
 _PLAN = [
