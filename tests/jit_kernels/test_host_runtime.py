@@ -192,6 +192,16 @@ CHECKED_FORM = {
 }
 
 
+@pytest.mark.parametrize("type_name", ["uint16_t", "float", "double"])
+def test_an_access_of_any_size_is_at_a_multiple_of_it(p, type_name):
+    odd = f"reinterpret_cast<char*>(p) + sizeof({type_name}) / 2"
+    for body in (
+        f"p[0] = float(*reinterpret_cast<{type_name}*>({odd}));",
+        f"*reinterpret_cast<{type_name}*>({odd}) = {type_name}(threadIdx.x);",
+    ):
+        assert "misaligned access" in fault(body, p)
+
+
 @pytest.mark.parametrize("category", CHECKED_FORM)
 def test_the_checked_form_reports_with_the_kernels_own_line(p, category):
     report = fault(CHECKED_FORM[category], p)

@@ -13,6 +13,14 @@ from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
+MOST_TOKENS = 33  # of rotary: a program a token and head, all alike, and slow to interpret
+
+
+def shortened(sizes):
+    """Return the sizes with fewer tokens, where each is a program of its own."""
+    return {**sizes, "tokens": min(sizes["tokens"], MOST_TOKENS)} if "heads" in sizes else sizes
+
+
 torch.manual_seed(0)
 checked, wrong, seconds = 0, [], {}
 for spec in operators():
@@ -24,7 +32,7 @@ for spec in operators():
         # All sizes, of what is not exact with the first variant: the last ones are the largest.
         every = spec.tolerance == 0.0 or number == 0
         for sizes in spec.sizes if every else spec.sizes[:5]:
-            parity = compare(spec, variant, sizes, function)
+            parity = compare(spec, variant, shortened(sizes), function)
             if not parity.holds:
                 wrong.append(f"{label(spec, variant)} {sizes}: {parity}")
     seconds[spec.name] = round(time.process_time() - start, 1)

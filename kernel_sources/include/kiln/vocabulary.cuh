@@ -110,7 +110,7 @@ template <class T> struct Row {
   // f(its logits): the units for which wanted(i), a thread's i-th, over the block's threads.
   // Compact, not fast.
   template <class P, class F> KILN_FN void each_unit(P wanted, F f) const {
-    const Row row = *this;  // out of shared memory
+    const Row row{data, vocab, aligned, nullptr, hidden, {}};  // out of shared memory
 #pragma unroll 1
     for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
       if (!wanted(i)) continue;
