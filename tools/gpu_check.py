@@ -35,7 +35,7 @@ SECTIONS = {  # name -> module, function, and the seconds after which it is ende
     "kernel_builds": ("gpu.builds", "builds", 60),
     "kernel_loading": ("gpu.loading", "loading", 60),
     "late_load": ("gpu.loading", "late_load", 30),
-    "kernel_parity": ("gpu.kernels", "parity", 170),
+    "kernel_parity": ("gpu.kernels", "parity", 200),
     "kernel_launch": ("gpu.kernels", "launch_overhead", 60),
     "kernel_timing": ("gpu.kernels", "timing", 200),
     "decode_beside_copy": ("gpu.beside_copy", "decode_beside_copy", 60),

@@ -42,7 +42,7 @@ def bench_kernels(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     with console.status("measuring the machine") as status:
         ceilings = measure_ceilings(device)
-        wanted = Wanted(device, compiled="none" if args.no_compile else "all", peers=args.peers)
+        wanted = Wanted(device, compiled=not args.no_compile, peers=args.peers)
         rows: list[dict[str, Any]] = []
         for spec in specs:
             rows += bench_kernel(spec, ceilings, wanted, status.update)

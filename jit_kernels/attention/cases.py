@@ -21,7 +21,9 @@ BATCHES: Sequence[Ragged] = (
     [(20, 1), (777, 1)],
     [(295, 9)],
 )
-_DEFAULTS = MappingProxyType({"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1})
+_DEFAULTS = MappingProxyType(
+    {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "far": 0}
+)
 
 
 def ragged(sizes: Mapping[str, int]) -> Ragged:
@@ -55,8 +57,8 @@ def make_case(
     """Return a random call. Block tables have holes, and ids of no block past a request's end.
 
     ``sizes``: what ``ragged`` takes, unless ``requests`` are given; kv_heads, group; and, where
-    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head); steep, a
-    factor of the logits.
+    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head), far (it is
+    far_greatest's); steep, a factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
     requests = ragged(sizes) if requests is None else requests
@@ -73,7 +75,7 @@ def make_case(
     starts = torch.tensor([0, *(tokens for _, tokens in requests)]).cumsum(0).to(torch.int32)
     query = torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
     sinks = torch.randn(heads).mul_(2) if sizes["sinks"] else None
-    return Paged(
+    case = Paged(
         query=query.to(device),
         key_pool=pool[:, 0],
         value_pool=pool[:, 1],
@@ -87,21 +89,22 @@ def make_case(
         k_scale=0.75,
         v_scale=1.5,
     )
+    return far_greatest(case) if sizes["far"] else case
 
 
 def far_greatest(case: Paged) -> Paged:
-    """Return a call of one request in which every logit is 0 but the first key's, which is 14.8.
+    """Return a call in which every logit is 0 but that of a request's first key, which is 14.8.
 
     That key's values are 0, all others 1: what comes out is the sum of weights of about 2**-21,
     of which fp16 keeps three bits.
     """
-    first, head_dim = int(case.block_table[0, 0]), case.query.shape[2]
-    steep = 14.8 / (case.k_scale * case.scale * head_dim)
+    held = case.block_table[case.seq_lens > 0, 0].long()
+    steep = 14.8 / (case.k_scale * case.scale * case.query.shape[2])
     pools = []
     for pool, others, value in ((case.key_pool, 0.0, steep), (case.value_pool, 1.0, 0.0)):
         wide = pool.float()
         wide[wide.isfinite()] = others
-        wide[first, :, 0] = value
+        wide[held, :, 0] = value
         pools.append(wide.to(pool.dtype))
     query = torch.ones_like(case.query)
     return replace(case, query=query, key_pool=pools[0], value_pool=pools[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,12 +28,12 @@ _FORM_SECONDS = 30  # to compile one way to run a kernel and to run it the first
 class Wanted:
     """What to measure: "cuda" or "cpu", which other ways to run a kernel, and how many sizes.
 
-    ``compiled``: at which sizes torch.compile is asked, for it takes seconds at each. ``forms``:
-    the names of the ways to run a kernel, Kiln's own among them, where not all are wanted.
+    ``compiled``: whether torch.compile is asked, which takes seconds a size. ``forms``: the names
+    of the ways to run a kernel, Kiln's own among them, where not all are wanted.
     """
 
     device: str = "cuda"
-    compiled: Literal["all", "largest", "none"] = "all"
+    compiled: bool = True
     peers: bool = False
     num_sizes: int | None = None
     forms: Sequence[str] | None = None
@@ -57,22 +57,18 @@ def bench_kernel(
     if variant is None:
         yield _row(spec, {}, {}, OWN[wanted.device]) | {"status": f"no {dict(spec.bench_needs)}"}
         return
-    compiled = wanted.compiled != "none"
-    every = forms_of(spec, wanted.device, compiled=compiled, peers=wanted.peers)
+    every = forms_of(spec, wanted.device, compiled=wanted.compiled, peers=wanted.peers)
     forms = {
         name: form for name, form in every.items() if wanted.forms is None or name in wanted.forms
     }
     cases = _cases(spec, variant, wanted)
-    once = wanted.compiled == "largest" and "compile" in forms
     for name, form in forms.items():
-        if not isinstance(form, str) and not (once and name == "compile"):
+        if not isinstance(form, str):
             tell(f"{label(spec, variant)}: checking {name}")
             forms[name] = _flaw(spec, variant, cases[0], form, wanted.device) or form
     for sizes in cases:
         tell(f"{label(spec, variant)} {' '.join(f'{k}={v}' for k, v in sizes.items())}")
-        skipped = {"compile": "asked at the largest size only"} if once else {}
-        these = forms if sizes is cases[-1] else {**forms, **skipped}
-        yield from _bench_case(spec, variant, sizes, these, ceilings, wanted.device)
+        yield from _bench_case(spec, variant, sizes, forms, ceilings, wanted.device)
 
 
 def _without_scales(spec: KernelSpec) -> KernelSpec:

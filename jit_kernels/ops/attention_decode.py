@@ -335,6 +335,7 @@ _SIZES: list[dict[str, int]] = [
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 2, "split": 64, "steep": 8},
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 4, "split": 64, "steep": 8},
     {"batch": 4, "kv_heads": 1, "group": 4, "most": 6, "split": 64, "steep": 8},
+    {"batch": 0, "kv_heads": 1, "group": 2, "most": 6, "split": 2, "far": 1},
 ]
 _LLAMA = {"kv_heads": 8, "group": 4, "most": 32, "split": 32, "few": 2}
 _SHORT = [(1, 128), (1, 1024), (8, 1024), (64, 1024)]

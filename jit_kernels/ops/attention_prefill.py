@@ -309,6 +309,7 @@ _SIZES: list[dict[str, int]] = [
     {"batch": 3, "kv_heads": 1, "group": 3, "window": 50, "sinks": 1, "less": 48},
     {"batch": 4, "kv_heads": 1, "group": 2, "sinks": 1},
     {"batch": 6, "kv_heads": 1, "group": 2, "sharp": 5, "window": 50},
+    {"batch": 0, "kv_heads": 1, "group": 2, "far": 1},
 ]
 _BENCH_SIZES: list[dict[str, int]] = [
     {"requests": requests, "context": context, "tokens": tokens, "kv_heads": 8, "group": 4}

@@ -194,7 +194,11 @@ def _step(  # noqa: PLR0913
     value_block, value_token, scale, soft_cap, D: tl.constexpr, DIM: tl.constexpr,
     TILE: tl.constexpr, FP8: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Attend to a tile of keys from ``start``: return sums, largest logits and totals after it."""
+    """Attend to a tile of keys from ``start``: return sums, tops and totals after it.
+
+    A row's top is its largest logit, less what fp16 needs for the bits of small weights.
+    """
+    LIFT: tl.constexpr = 6 if tl.float16 == COMPUTE else 0
     key, d = start + tl.arange(0, TILE), tl.arange(0, DIM)
     here = key < end
     block = tl.load(table + key // 16, mask=here, other=0).to(tl.int64)
@@ -209,7 +213,7 @@ def _step(  # noqa: PLR0913
     y = _capped(tl.dot(q, k.to(COMPUTE)) * (scale * _LOG2E), soft_cap)
     seen = (key[None, :] < limit[:, None]) & (key[None, :] >= least[:, None])
     y = tl.where(seen & here[None, :], y, float("-inf"))
-    best = tl.maximum(top, tl.max(y, 1))
+    best = tl.maximum(top, tl.max(y, 1) - LIFT)
     base = tl.where(best > float("-inf"), best, 0.0)
     p, f = tl.exp2(y - base[:, None]), tl.exp2(top - base)
     return o * f[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE)), best, total * f + tl.sum(p, 1)

@@ -17,15 +17,12 @@ from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.spec import KernelSpec
 
 _DEVICE = "cuda"
-_FAMILIES = ("activation", "norm", "quantization", "rotary", "kv")
+_FAMILIES = ("activation", "norm", "quantization", "rotary", "kv", "moe")
 _FORMS = (OWN[_DEVICE], "compile")
 
 
 def against_compile(args: argparse.Namespace) -> list[Row]:
-    """Time both; one row a size. A ratio above 1: Kiln is faster.
-
-    torch.compile takes seconds for each, which is why ``kernel_timing`` asks it less often.
-    """
+    """Time both; one row a size. A ratio above 1: Kiln is faster."""
     ceilings = measure_ceilings(_DEVICE)
 
     def rows_of(spec: KernelSpec) -> Iterator[Row]:

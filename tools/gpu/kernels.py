@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -25,11 +25,11 @@ from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant, label
 
 Row = dict[str, Any]
+_Turn = Literal["own", "first", "rest"]
 DEVICE = "cuda"
 _CHOICES = ("jit", "host", "torch", "triton")
 _ROUNDS, _CALLS, _ROUND_SECONDS = 9, 400, 0.02
 _LAST_SHARE = 1.1  # after which a kernel that has begun is not ended
-_COMPILE_SHARE = 0.6  # of the time, after which torch.compile is no longer asked
 _LARGE_SHARE = 0.6  # of the time, after which only the smallest benchmark size is checked
 _WIDE_BYTES = 2 << 30  # of float64 copies of a call's tensors, above which a size is left out
 
@@ -48,21 +48,32 @@ def parity(args: argparse.Namespace) -> list[Row]:
     All the sizes of the tests, and the benchmarks' as far as there is time and their float64
     reference fits; Triton and torch at the first of those only: their code is not at stake.
     """
-    pace = Pace(args, seconds=120)
+    pace = Pace(args, seconds=150)
 
-    def rows_of(work: tuple[KernelSpec, bool]) -> Iterator[Row]:
-        spec, own = work
+    def rows_of(work: tuple[KernelSpec, _Turn]) -> Iterator[Row]:
+        spec, turn = work
         load_kernels([spec], torch.device(DEVICE))
+        few = args.quick or turn != "own" or pace.used() > _LARGE_SHARE
         for name, form in implementations(spec).items():
-            if (name == OWN[DEVICE]) != own:
+            if (name == OWN[DEVICE]) != (turn == "own"):
                 continue
-            for variant in spec.variants() if own else covering_variants(spec):
-                few = args.quick or not own or pace.used() > _LARGE_SHARE
+            for variant in _variants(spec, turn):
                 yield _parity_row(spec, variant, name, form, 1 if few else 4)
 
-    # Kiln's own first: Triton compiles for seconds, and torch goes request by request.
-    work = [(spec, own) for own in (True, False) for spec in chosen(args, operators())]
+    # Kiln's own first: Triton compiles for seconds, and torch goes request by request. Of those a
+    # variant of each kernel before the others.
+    work = [
+        (spec, turn) for turn in get_args(_Turn) for spec in chosen(args, operators())
+        if _variants(spec, turn)
+    ]  # fmt: skip
     return pace.rows(work, lambda one: one[0].name, rows_of)
+
+
+def _variants(spec: KernelSpec, turn: _Turn) -> list[Variant]:
+    if turn == "own":
+        return list(spec.variants())
+    variants = list(covering_variants(spec))
+    return variants[:1] if turn == "first" else variants[1:]
 
 
 def _parity_row(spec: KernelSpec, variant: Variant, name: str, form: Form, large: int) -> Row:
@@ -155,8 +166,8 @@ def _how_often(call: Callable[[], Any]) -> int:
 def timing(args: argparse.Namespace) -> list[Row]:
     """Measure what ``kiln bench kernels`` does: one row a kernel, size and implementation.
 
-    The first row is the machine's ceilings. torch.compile takes seconds a size: it is asked at the
-    largest, and no more when its share of the time is used up.
+    The first row is the machine's ceilings. torch.compile, which takes seconds a size, has a
+    section of its own.
     """
     pace = Pace(args, seconds=170)
     ceilings = measure_ceilings(DEVICE)
@@ -164,10 +175,7 @@ def timing(args: argparse.Namespace) -> list[Row]:
 
     def rows_of(spec: KernelSpec) -> Iterator[Row]:
         load_kernels([spec], torch.device(DEVICE), spec.bench_needs)
-        few = args.quick or pace.used() > _COMPILE_SHARE
-        wanted = Wanted(
-            DEVICE, compiled="none" if few else "largest", num_sizes=2 if args.quick else None
-        )
+        wanted = Wanted(DEVICE, compiled=False, num_sizes=2 if args.quick else None)
         for row in bench_kernel(spec, ceilings, wanted):
             ours = row["implementation"] == OWN[DEVICE]
             yield row | {"ok": row["status"] == "measured"} if ours else row
