@@ -11,6 +11,7 @@ import torch
 
 from kiln.jit_kernels.parity import largest_error
 from kiln.jit_kernels.references.sampling import sample_reference
+from kiln.jit_kernels.references.sampling_noise import masses, weights
 from kiln.jit_kernels.shapes import as_rows, check_shape
 from kiln.jit_kernels.spec import (
     DTYPES,
@@ -230,6 +231,7 @@ _TURNS = (
     (0.9, 0, 0.9, 0.05, 4),
     (1.0, 0, 0.9999999, 0.0, -1),  # which needs the mass of the row to the last bit
 )
+_EDGE = (0.8, 0, 1.0, 0.0, -1)  # with a top-p of _on_the_edge
 _RACES = ((8.0, 0, 1.0, 0.0, -1), (1.0, 0, 1.0, 0.0, -1))  # where a whole row may win
 _SERVED = {  # what a benchmark asks for
     1: (0.0, 0, 1.0, 0.0, -1),
@@ -242,7 +244,7 @@ _SPREADS = (3.0, 0.05, 8.0, 0.0, 1.0)  # of the logits: peaked, flat, very peake
 
 
 def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
-    """Return logits of several shapes; see _SERVED for ``serve``, _RACES for ``race``."""
+    """Return logits of several shapes; see _SERVED for ``serve``, _RACES, _EDGE for the like."""
     rows, vocab, serve = sizes["rows"], sizes["vocab"], sizes.get("serve", 0)
     logits = torch.randn(rows, vocab + sizes.get("gap", 0), device=device)
     if serve:  # what a model gives: one token in a hundred stands out
@@ -251,12 +253,15 @@ def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
     else:
         spreads = torch.tensor([_SPREADS[row % len(_SPREADS)] for row in range(rows)])
         logits = logits.mul_(spreads.to(device).unsqueeze(1))
-        turns = list(_RACES if sizes.get("race") else _TURNS)
+        turns = [_EDGE] if sizes.get("edge") else list(_RACES if sizes.get("race") else _TURNS)
         turns = [turns[row % len(turns)] for row in range(rows)]
     logits = logits.to(DTYPES[variant["logits_t"]])[:, :vocab]
     neutral = [1.0, 0.0, 0.0] if serve else [1.2, 0.3, 0.5]
     settings = [[t, p, math.log(m) if m else -math.inf, *neutral] for t, _, p, m, _ in turns]
     keys = [[row * 77 - 3, row * 5, turn[1], turn[4]] for row, turn in enumerate(turns)]
+    if sizes.get("edge"):
+        for row, wanted in enumerate(settings):
+            wanted[1] = _on_the_edge(logits[row], wanted[0], row)
     mask = lists = None
     if sizes["hides"]:
         words = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=device)
@@ -270,6 +275,17 @@ def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
         mask,
         *(lists or (None,) * 4),
     )
+
+
+def _on_the_edge(row: torch.Tensor, temperature: float, number: int) -> float:
+    """Return a top-p just where a token's share ends: the mass must be known to the last bits."""
+    scale = torch.tensor(1.44269504) / temperature
+    values, places = row.float().unique(return_inverse=True)
+    mass = torch.zeros(len(values), dtype=torch.int64, device=row.device)
+    mass.index_add_(0, places, masses(weights(row.float(), row.max().float(), scale)))
+    shares = mass.flip(0).cumsum(0).double() / mass.sum()
+    edge = float(shares[(shares < (0.5, 0.8, 0.9, 0.97)[number % 4]).sum()].float())
+    return edge + (number // 4 - 3) * 2.0**-24  # the nearest of float32, or a few steps off
 
 
 def _random_edits(rows: int, vocab: int, count: int, device: str) -> tuple[torch.Tensor, ...]:
@@ -294,6 +310,8 @@ _SIZES = [
 ] + [
     {"rows": rows, "vocab": 1100, "gap": 4, "width": 0, "hides": hides, "edits": edits, "race": 1}
     for rows, hides, edits in ((100, 0, 0), (60, 1, 400))
+] + [
+    {"rows": 28, "vocab": 3000, "gap": 0, "width": 0, "hides": 0, "edits": 0, "edge": 1}
 ]  # fmt: skip
 
 _SAMPLE = KernelSpec(

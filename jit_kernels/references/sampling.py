@@ -13,7 +13,6 @@ from kiln.jit_kernels.references.sampling_noise import (
     low_tokens,
     masses,
     noise_bits,
-    row_mass,
     row_states,
     weights,
 )
@@ -28,33 +27,6 @@ _NEAR = 1 + 1e-4  # arrival times closer than this are told apart by their exact
 _SHORT = 256  # how many of the largest logits nearly always hold a top-p
 
 Largest = torch.return_types.topk | torch.return_types.sort  # values and indices, in order
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """Logits under mask and edits, float32 [num_rows, vocab].
-
-    ``logits`` is what is drawn from; ``unedited`` has -inf at each edited token, whose
-    ``values`` [num_edits] stand apart, with the ``rows`` that they are of.
-    """
-
-    logits: torch.Tensor
-    unedited: torch.Tensor
-    rows: torch.Tensor | None = None
-    values: torch.Tensor | None = None
-
-    def of_rows(self, chosen: torch.Tensor | slice) -> Edited:
-        """Return some of the rows, in the order of their indices; a slice means all."""
-        if isinstance(chosen, slice):
-            return self
-        logits, unedited = self.logits[chosen], self.unedited
-        unedited = logits if unedited is self.logits else unedited[chosen]
-        if self.rows is None or self.values is None:
-            return Edited(logits, unedited)
-        place = torch.full((len(self.logits),), -1, device=chosen.device)
-        place[chosen] = torch.arange(len(chosen), device=chosen.device)
-        rows = place[self.rows]
-        return Edited(logits, unedited, rows[rows >= 0], self.values[rows >= 0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +62,11 @@ def sample_reference(  # noqa: PLR0913 (the operator's own arguments)
     results = list(_nothing(count, width, raw.device))
     if count == 0:
         return tuple(results)
-    edited = Edited(raw, raw)
+    edited = raw
     if mask is not None or edit_starts is not None:
         edited = _edit(raw, settings, mask, edit_starts, edit_tokens, edit_counts, edit_biases)
-    tops, tokens = edited.logits.max(dim=-1)
-    errors = _errors(tops if edited.logits is raw else raw.amax(dim=-1), tops)
+    tops, tokens = edited.max(dim=-1)
+    errors = _errors(tops if edited is raw else raw.amax(dim=-1), tops)
     fine = [row for row, error in enumerate(errors) if not error]
     if len(fine) == count:
         results[0], results[2] = tokens.int(), tops.clone()
@@ -112,7 +84,7 @@ def sample_reference(  # noqa: PLR0913 (the operator's own arguments)
             any(heat[row][1] < 1 for row in drawing),
             any(heat[row][2] > -math.inf for row in drawing),
         )
-        found = _draw(edited.of_rows(rows), tops[rows], settings[rows], keys[rows], cuts)
+        found = _draw(edited[rows], tops[rows], settings[rows], keys[rows], cuts)
         _put((results[0], results[2]), drawing, found)
     reported = [row for row in fine if wanted[row][1] >= 0]
     if reported:
@@ -164,7 +136,7 @@ def _edit(
     tokens: torch.Tensor | None,
     counts: torch.Tensor | None,
     biases: torch.Tensor | None,
-) -> Edited:
+) -> torch.Tensor:
     """Apply a mask, then a bias, then the repetition, frequency and presence penalties."""
     lowest = float("-inf")
     if mask is not None:
@@ -173,7 +145,7 @@ def _edit(
         allowed = allowed[:, : raw.shape[1]]
     masked = raw if mask is None else raw.masked_fill(~allowed, lowest)
     if starts is None or tokens is None or counts is None or biases is None or not len(tokens):
-        return Edited(masked, masked)
+        return masked
     index = torch.arange(len(raw), device=raw.device)
     rows = index.repeat_interleave(starts.diff().long(), output_size=len(tokens))
     columns = tokens.long()
@@ -183,23 +155,21 @@ def _edit(
     x = torch.where(counts > 0, x - frequency * counts - presence, x)
     if mask is not None:
         x = x.masked_fill(~allowed[rows, columns], lowest)
-    unedited = masked.index_put((rows, columns), x.new_tensor(lowest))
-    return Edited(unedited.index_put((rows, columns), x), unedited, rows, x)
+    return masked.index_put((rows, columns), x)
 
 
 def _draw(
-    edited: Edited, tops: torch.Tensor, settings: torch.Tensor, keys: torch.Tensor, cuts: Cuts
+    logits: torch.Tensor, tops: torch.Tensor, settings: torch.Tensor, keys: torch.Tensor, cuts: Cuts
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a token and the smallest logit that might have been drawn, for each row."""
-    logits, top = edited.logits, tops.unsqueeze(1)
+    top = tops.unsqueeze(1)
     temperature, top_p, log_min_p = settings[:, :3].unbind(1)
     scale = torch.div(temperature.new_tensor(_LOG2E), temperature.clamp(max=1e30)).unsqueeze(1)
     weight = None
     cutoff, short = _cut_count(logits, keys[:, 2], cuts)
     if short is not None and cuts.by_mass:
         weight = weights(logits, top, scale)
-        total = _total(edited, weight, top, scale)
-        cutoff, short = _cut_mass(logits, weight, total, top_p, keys[:, 2], cutoff, short)
+        cutoff, short = _cut_mass(logits, weight, top_p, keys[:, 2], cutoff, short)
     if cuts.by_share:
         cutoff = torch.maximum(cutoff, tops + temperature * log_min_p)
     least = cutoff.unsqueeze(1)
@@ -232,7 +202,6 @@ def _cut_count(
 def _cut_mass(
     logits: torch.Tensor,
     weight: torch.Tensor,
-    total: torch.Tensor,
     top_p: torch.Tensor,
     top_k: torch.Tensor,
     cutoff: torch.Tensor,
@@ -241,6 +210,7 @@ def _cut_mass(
     """Return the least logit that top-p leaves of what top-k left, and the largest logits."""
     by_count, least = (top_k > 0) & (top_k < logits.shape[1]), cutoff.unsqueeze(1)
     mass = masses(weight)
+    total = mass.sum(-1)
     if by_count.any():
         left = mass.masked_fill(logits < least, 0).sum(-1)
         total = torch.where(by_count, left, total)
@@ -257,19 +227,6 @@ def _cut_mass(
     nucleus = short.values.gather(1, last).squeeze(1)
     reached = (top_p < 1) & (through[:, -1] >= limit)
     return torch.where(reached, nucleus, cutoff), short
-
-
-def _total(
-    edited: Edited, weight: torch.Tensor, top: torch.Tensor, scale: torch.Tensor
-) -> torch.Tensor:
-    """Return the mass of each row: int64 [num_rows]. Edited tokens count one by one."""
-    if edited.rows is None or edited.values is None:
-        return row_mass(weight)
-    total = row_mass(weights(edited.unedited, top, scale))
-    values = edited.values.unsqueeze(1)
-    own = masses(weights(values, top[edited.rows], scale[edited.rows]))
-    own.masked_fill_(values < _LOWEST, 0)
-    return total.index_add_(0, edited.rows, own.squeeze(1))
 
 
 def _race(

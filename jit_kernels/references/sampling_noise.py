@@ -45,16 +45,6 @@ def masses(weight: torch.Tensor) -> torch.Tensor:
     return weight.mul(2.0**40).long()
 
 
-def row_mass(weight: torch.Tensor) -> torch.Tensor:
-    """Return the mass of rows of weights [num_rows, size]: int64 [num_rows], eight at a time."""
-    size = weight.shape[-1]
-    if size % 8:
-        weight = torch.nn.functional.pad(weight, (0, 8 - size % 8))
-    for _ in range(3):
-        weight = weight[..., 0::2] + weight[..., 1::2]
-    return masses(weight).sum(-1)
-
-
 def row_states(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return what all random numbers of a row start from: int64, of the shape of ``seeds``."""
     return _mix(_mix(seeds + _GAMMA).add_(positions).add_(_GAMMA))

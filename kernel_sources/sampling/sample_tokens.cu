@@ -28,12 +28,27 @@
 namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
-// A mass of the first pass is nearer than 2^-19 of it: a power, its unit's sum, the power of the
-// largest logit, and the weight that it stands for are off by 2^-22 each, smaller things by as much
-// together. Differences of float32 logits are rounded besides: an exponent of 20 is off by 2^-20.
 constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;
 constexpr uint32_t kGrain = 1u << kFreeBits<LOGITS_T>;  // of a bound's key
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
+
+// A mass that is off by no more than `error`.
+struct Nearly {
+  uint64_t mass, error;
+
+  // Of the first pass: nearer than 2^-19 of it. A power, its unit's sum, the power of the largest
+  // logit, and the weight that it stands for are off by 2^-22 each, smaller things by as much
+  // together. Differences of float32 logits are rounded besides: an exponent of 20 is off by 2^-20.
+  // And each weight is rounded down to a step.
+  KILN_FN static Nearly of(uint64_t mass, int vocab) {
+    return {mass, (mass >> kFastBits) + uint64_t(vocab)};
+  }
+  // This, the list's and that of edits, which are exact. But what the list left of its units was
+  // rounded by itself, to 2^-23 of the power of two next to their largest weights.
+  KILN_FN Nearly and_exact(uint64_t listed, uint64_t edited) const {
+    return {mass + listed + edited, error + (listed >> 23)};
+  }
+};
 
 // What is wrong with a row that has a NaN or +inf, or whose largest logit is not finite.
 KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
@@ -47,11 +62,39 @@ KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
 
 // List the largest logits, `wanted` of them if there are so many and a few more.
 KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top, int wanted,
-                          SamplerShared& s) {
+                          float scale, SamplerShared& s) {
   uint32_t bound = lowest_key();
   if (row.vocab + row.edits.last - row.edits.first > kCandidates)
     bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain, s.bound_counts);
-  list_from(row, peaks, bound, s);
+  list_from(row, peaks, bound, top, scale, s);
+}
+
+// The mass of the edited tokens, and of those that are not in the list.
+KILN_FN Sums sums_of_edits(const Logits& row, Weights weights, SamplerShared& s) {
+  Sums sums = {0, 0};
+  if (row.edits.first == row.edits.last) return sums;
+  row.each_edit([&](int, float x) {
+    const uint64_t own = weights.mass(x);
+    sums.a += own, sums.b += x < value_of(s.bound) ? own : 0;
+  });
+  return sums_of(sums, s.row);
+}
+
+// What the first pass has counted of what is in the list.
+KILN_FN uint64_t listed_mass(float top, float scale, const SamplerShared& s) {
+  uint64_t steps = 0;
+#pragma unroll 1
+  for (int w = 0; w < int(blockDim.x) / 32; ++w) steps += s.listed_mass.of[w];
+  return TopWeight(top, scale).mass(double(steps), 0);
+}
+
+// The largest key in the list below another; 0: there is none.
+KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
+  uint64_t next = 0;
+  each_listed(s, [&](int, float x) {
+    if (key_of(x) < key) next = max(next, uint64_t(key_of(x)));
+  });
+  return uint32_t(largest_of(next, s.next));
 }
 
 // The least key that may be drawn by top-k and top-p, after gather.
@@ -67,30 +110,48 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   }
   if (!want.cuts_mass) return least;
   // Of what top-k left; or of the row, nearly: that is enough unless a cut is just where it counts.
-  uint64_t mass, error = 0;
+  Nearly all = {0, 0};
+  Sums edited = {0, 0};
+  bool list_helps = false;
   if (want.cuts_count) {
-    mass = s.kept;
+    all.mass = s.kept;
+  } else if (row_mass) {
+    edited = sums_of_edits(row, weights, s);
+    all = Nearly::of(row_mass, row.vocab);
+    all.mass += edited.a;
+    list_helps = in_list;
   } else {
-    mass = row_mass ? row_mass : sum_of_row(row, peaks, weights, s);
-    error = row_mass >> kFastBits;
+    all.mass = sum_of_row(row, peaks, weights, s);
   }
   // Tokens of less than an even share of half of what top-p leaves out are cut, however many.
   const float rest = 1.0f - want.top_p;
   uint32_t base = lowest_key();
   if (rest > 0x1p-16f) {
-    const float share = rest * float(mass) / float(row.vocab + row.edits.last - row.edits.first);
+    const int tokens = row.vocab + row.edits.last - row.edits.first;
+    const float share = rest * float(all.mass) / float(tokens);
     base = max(base, key_of(weights.logit_below(log2_fast(share) - 41.0f)));
   }
   for (;;) {
-    const uint64_t low = share_of(want.top_p, mass - error);
-    const uint64_t high = share_of(want.top_p, mass + error);
+    const bool exact = all.error == 0;
+    const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
-    if (in_list && !complete && s.total < low) {  // the list is too short
-      in_list = false;
-    } else if (s.kept < high && error) {
-      mass = sum_of_row(row, peaks, weights, s), error = 0;
-    } else {
-      return max(least, found);
+    if (in_list && !complete && s.total < low) {
+      in_list = list_helps = false;  // it is too short
+      continue;
+    }
+    auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
+    if (exact || enough(s.kept)) return max(least, found);
+    if (list_helps) {  // its own mass is known by now: only the rest of the row is not
+      const uint64_t rest = row_mass - min(row_mass, listed_mass(weights.top, want.plan.scale, s));
+      all = complete ? Nearly{s.total, 0} : Nearly::of(rest, row.vocab).and_exact(s.total, edited.b);
+      list_helps = false;
+      if (enough(s.kept)) return max(least, found);
+    }
+    if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // and so perhaps too many
+      all = {sum_of_row(row, peaks, weights, s), 0};
+    } else if (in_list) {
+      const uint32_t next = next_listed(found, s);
+      if (next && enough(s.kept + weights.mass(value_of(next)))) return max(least, next);
     }
   }
 }
@@ -108,7 +169,8 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
     const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 320 : 1;
-    gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
+    const float scale = want.cuts_mass && !want.cuts_count ? want.plan.scale : 0.0f;
+    gather(row, peaks, seen.value, top, max(wanted, want.num_top), seen.mass ? scale : 0.0f, s);
     cutoff = value_of(cut(row, peaks, want, weights, seen.mass, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
   }
@@ -249,7 +311,7 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   // What was listed for the draw may do.
   const int likely = max(want.num_top, 1);
   if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
-    gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, s);
+    gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, 0.0f, s);
   report(raw, peaks, drawn.token, seen, want.num_top, width, out_logprobs + r, out_ranks + r,
          out_top_tokens + r * width, out_top_logprobs + r * width, s);
 }

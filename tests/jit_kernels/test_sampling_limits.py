@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kiln.jit_kernels.ops.sampling import sample_tokens
+from kiln.jit_kernels.ops.sampling import Edits, _on_the_edge, sample_tokens
 
 sampler = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("test_sampling.py"))))
 
@@ -41,3 +41,36 @@ def test_logits_of_any_size_and_any_temperature(size):
     for name in ("tokens", "cutoffs", "ranks", "top_tokens", "errors"):
         assert torch.equal(getattr(samples, name), getattr(wanted, name)), name
     torch.testing.assert_close(samples.logprobs, wanted.logprobs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(dtype):
+    """Where the first pass, which knows a row's mass nearly, cannot tell what is kept."""
+    rows, vocab, edited = 28, 3000, 50
+    logits = (torch.randn(rows, vocab) * 3).to(dtype)
+    tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(rows)]).int()
+    biases = torch.randn(edited * rows) * 4
+    starts = torch.arange(rows + 1, dtype=torch.int32) * edited
+    edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
+    of_rows = torch.arange(rows).repeat_interleave(edited)
+    full = logits.float().index_put((of_rows, tokens.long()), biases, accumulate=True)
+    settings, keys = sampler.rows_of([sampler.Asked(0.8)] * rows, list(range(rows)))
+    settings[:, 1] = torch.tensor([_on_the_edge(full[row], 0.8, row) for row in range(rows)])
+    samples, wanted = (
+        run(logits, settings, keys, edits=edits) for run in (sampler.kernel(), sample_tokens)
+    )
+    assert torch.equal(samples.cutoffs, wanted.cutoffs)
+    assert torch.equal(samples.tokens, wanted.tokens)
+
+
+def test_edits_count_where_so_many_tokens_are_kept_that_the_row_decides():
+    vocab, edited = 3000, 50
+    logits = torch.randn(4, vocab) * 0.05
+    starts = torch.arange(5, dtype=torch.int32) * edited
+    tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(4)]).int()
+    counts, biases = torch.full_like(tokens, -1), 1 + torch.rand(4 * edited)
+    edits = Edits(starts, tokens, counts, biases)
+    rows = sampler.rows_of([sampler.Asked(1.0, 0, top_p) for top_p in (0.5, 0.8, 0.9, 0.99)])
+    samples, wanted = (run(logits, *rows, edits=edits) for run in (sampler.kernel(), sample_tokens))
+    assert torch.equal(samples.cutoffs, wanted.cutoffs)
+    assert torch.equal(samples.tokens, wanted.tokens)

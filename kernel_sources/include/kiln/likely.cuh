@@ -12,14 +12,10 @@ KILN_NOINLINE uint64_t sum_of_row(const Row<T>& row, Peaks peaks, Weights weight
   const uint32_t nothing = weights.key_of_nothing();
   auto wanted = [&](int i) { return peaks.reaches(i, nothing); };
   row.each_unit(wanted, [&](const float (&x)[kUnit]) {
-    float w[kUnit];
 #pragma unroll
-    for (int k = 0; k < kUnit; ++k) w[k] = weights(x[k]);
-    mass += mass_of(sum_of(w)) + mass_of(sum_of(w + 8));
+    for (int k = 0; k < kUnit; ++k) mass += weights.mass(x[k]);
   });
-  row.each_edit([&](int, float x) {
-    if (x >= value_of(lowest_key())) mass += weights.mass(x);
-  });
+  row.each_edit([&](int, float x) { mass += weights.mass(x); });
   return sums_of({mass, 0}, s.row).a;
 }
 

@@ -1,7 +1,7 @@
 // The largest logits of a row in a list, and the cut of a distribution: exact by integers.
 #pragma once
+#include "kiln/mass.cuh"
 #include "kiln/peaks.cuh"
-#include "kiln/ptx_warp.cuh"
 
 namespace kiln {
 
@@ -9,49 +9,9 @@ constexpr int kCandidates = 1024, kBuckets = 1024, kUnits = 3 * kBuckets, kSorte
 constexpr int kLows = 112;  // of a warp: enough for 300 thousand tokens
 constexpr int kFew = 128;  // a list that is sorted as a whole
 
-struct alignas(16) Sums {
-  uint64_t a, b;
-};
-
-// What a reduction leaves in shared memory: of each its own, so that none waits for readers. A
-// barrier stands between two uses of one.
-template <class T> struct Partial {
-  T of[32];
-};
-
-// The largest over the block, in every thread.
-KILN_FN uint64_t largest_in_warp(uint64_t x) {
-  const uint32_t high = warp_largest(uint32_t(x >> 32));
-  return uint64_t(high) << 32 | warp_largest(uint32_t(x >> 32) == high ? uint32_t(x) : 0);
-}
-KILN_NOINLINE uint64_t largest_of(uint64_t x, Partial<uint64_t>& partial) {
-  x = largest_in_warp(x);
-  if (threadIdx.x % 32 == 0) partial.of[threadIdx.x / 32] = x;
-  __syncthreads();
-  return largest_in_warp(threadIdx.x % 32 < blockDim.x / 32 ? partial.of[threadIdx.x % 32] : 0);
-}
-
-// Two sums over the block, in every thread: of integers, so that they have no order.
-KILN_NOINLINE Sums sums_of(Sums x, Partial<Sums>& partial) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int stage = 0;; ++stage) {  // over a warp, then over the warps
-#pragma unroll 1
-    for (int m = 16; m; m >>= 1) {
-      x.a += __shfl_xor_sync(0xffffffffu, x.a, m);
-      x.b += __shfl_xor_sync(0xffffffffu, x.b, m);
-    }
-    if (stage == 1) return x;
-    if (lane == 0) partial.of[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = {0, 0};
-    if (lane < int(blockDim.x) / 32) x = partial.of[lane];
-  }
-}
-
 struct SamplerShared {
   uint32_t warp_count[32];
-  Partial<uint64_t> warp_mass, best, soonest, arrival, next;
+  Partial<uint64_t> warp_mass, listed_mass, best, soonest, arrival, next;
   Partial<Sums> survey, row;
   uint64_t list[kCandidates], mass, total, kept;
   union {
@@ -71,11 +31,6 @@ struct SamplerShared {
   uint32_t num_units, bound, listed, bucket, tally, num_sorted, lows_lost;
   uint32_t bound_counts[3];
 };
-
-KILN_FN float sum_of(const float* w) {  // eight
-  const float left = add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3]));
-  return add_rn(left, add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7])));
-}
 
 KILN_FN float infinity() { return as_float(0x7f800000u); }
 KILN_FN uint32_t lowest_key() { return key_of(minus_infinity()) + 1; }  // of a finite number
@@ -135,9 +90,15 @@ KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, uint32_t grai
 }
 
 // List in s.list the logits whose key is at least a bound: s.listed of them, or too many for it.
+// Where there is a scale, s.listed_mass is theirs as the first pass has counted it, by warps, in
+// steps of 2^-40 of the power of two that TopWeight has; of edited tokens that pass counts none.
 template <class T>
-KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, SamplerShared& s) {
+KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, float top,
+                             float scale, SamplerShared& s) {
   const float least = value_of(bound);
+  const float lowest = scale > 0.0f ? UnitWeights::lowest_of(scale) : 0.0f;
+  const uint32_t exponent = TopWeight(top, scale).exponent;
+  uint64_t mass = 0;
   __syncthreads();
   if (threadIdx.x == 0) s.listed = s.num_units = 0, s.bound = bound;
   __syncthreads();
@@ -152,9 +113,25 @@ KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, Sam
   const int queued = min(s.num_units, uint32_t(kUnits));
   if (s.num_units > kUnits && threadIdx.x == 0) atomicAdd(&s.listed, kCandidates + 1u);
 #pragma unroll 1
-  for (int q = threadIdx.x; q < queued; q += blockDim.x)
-    if (int(s.units[q]) < row.num_units())
-      row.each_where(s.units[q], [&](int, float x) { return x >= least; }, list);
+  for (int q = threadIdx.x; q < queued; q += blockDim.x) {
+    const int u = s.units[q];
+    if (u >= row.num_units()) continue;
+    float x[kUnit];
+    row.fetch(u, x);
+    const uint32_t some = chosen(x, [&](float y) { return y >= least; });
+    if (scale > 0.0f && some) {
+      UnitWeights weights(x, largest(x), scale, lowest);
+      const uint32_t steps = weights.steps_of(some), below = exponent - weights.exponent;
+      mass += (uint64_t(steps) << 17) >> min(below, 63u);
+    }
+    row.each_of(u, some, list);
+  }
+  if (scale > 0.0f) {
+    __syncwarp();
+#pragma unroll
+    for (int m = 16; m; m >>= 1) mass += __shfl_xor_sync(0xffffffffu, mass, m);
+    if (threadIdx.x % 32 == 0) s.listed_mass.of[threadIdx.x / 32] = mass;
+  }
   __syncthreads();
 }
 
@@ -188,7 +165,7 @@ KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint3
   __syncthreads();
 #pragma unroll 4
   for (int w = 0; w < int(threadIdx.x) / 32; ++w) c += s.warp_count[w], m += s.warp_mass.of[w];
-  if (threadIdx.x == blockDim.x - 1) s.total = mass + m;
+  if (threadIdx.x == blockDim.x - 1) s.total = max(s.total, mass + m);
   c += count - own_count, m += mass - own_mass;
 #pragma unroll 1
   for (int b = highest; b > highest - share && b >= 0; --b) {
@@ -236,8 +213,9 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
     __syncthreads();
 #pragma unroll 1
     for (int b = threadIdx.x; b < buckets; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
+    if (prefix == 0 && threadIdx.x == 0) s.total = 0;
     __syncthreads();
-    auto inside = [&](int, float x) {
+    auto inside = [&](float x) {
       const uint32_t key = key_of(x);
       return key >= base && uint64_t((key - base) ^ prefix) >> from == 0;
     };
@@ -252,7 +230,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
 #pragma unroll 1
     for (int j = threadIdx.x; j < singles; j += blockDim.x) {
       const float x = in_list ? value_of_entry(s.list[j]) : row.edited(row.edits.first + j);
-      if (inside(0, x)) tally(0, x);
+      if (inside(x)) tally(0, x);
     }
     __syncthreads();
     if (limits.adds_up && one_value) {

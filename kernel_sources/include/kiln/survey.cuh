@@ -4,58 +4,6 @@
 
 namespace kiln {
 
-// A mass of which nobody knows yet how large it will be: of integers below 2^27 times powers of
-// two. The highest twenty exponents so far have a sum, and the next twenty, and the next; what is
-// below is left out: of a unit less than 2^-36. All are integers: the same in whatever order.
-struct RunningMass {
-  static constexpr uint32_t kBlock = 20;
-  static constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: a sum is an integer, in its low bits
-  uint32_t block;
-  uint64_t high, middle, low;
-
-  // The weights of a unit whose largest logit is m, and return them. They are powers of two near
-  // that of m, so that roundings hardly count; `lowest` is far below what counts.
-  KILN_FN float add_unit(const float (&x)[kUnit], float m, float scale, float lowest) {
-    const float shifted = fma_rn(fmaxf(m, lowest), scale, kRounds);
-    const float whole = sub_rn(shifted, kRounds);
-    float w[kUnit];
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) w[k] = exp2_fast(fma_rn(x[k], scale, -whole));
-    const float all = sum_of(w) + sum_of(w + 8);
-    add(as_uint(shifted), uint32_t(to_int_rn(all * 0x1p22f)));
-    return all;
-  }
-  KILN_FN void add(uint32_t exponent, uint32_t mass) {
-    const uint32_t own = exponent / kBlock;
-    if (own > block) {
-      const uint32_t up = own - block;
-      low = up == 1 ? middle : up == 2 ? high : 0;
-      middle = up == 1 ? high : 0;
-      high = 0, block = own;
-    }
-    const uint64_t shifted = uint64_t(mass) << exponent % kBlock;
-    if (own == block) high += shifted;
-    if (own + 1 == block) middle += shifted;
-    if (own + 2 == block) low += shifted;
-  }
-  // In two parts, a step of the second is 2^40 of the first; as if `top` were the block.
-  KILN_FN Sums sums(uint32_t top) const {
-    const uint32_t up = top - block;
-    const uint64_t c = up == 0 ? high : 0, b = up == 0 ? middle : up == 1 ? high : 0;
-    const uint64_t a = up == 0 ? low : up == 1 ? middle : up == 2 ? high : 0;
-    return {a + ((b & ((1u << kBlock) - 1)) << kBlock), c + (b >> kBlock)};
-  }
-  // Of the block's threads together, in steps of 2^-40 of the weight of the row's largest logit.
-  KILN_FN uint64_t of_row(float top, float scale, SamplerShared& s) const {
-    const float shifted = fma_rn(top, scale, kRounds);
-    const uint32_t exponent = as_uint(shifted), steps = exponent % kBlock;
-    const Sums all = sums_of(sums(exponent / kBlock), s.survey);
-    const float rest = fma_rn(top, scale, kRounds - shifted);
-    const float unit = as_float((127 - 22 - steps) << 23) * exp2_fast(-rest);
-    return uint64_t((double(all.b) * 0x1p40 + double(all.a)) * double(unit));
-  }
-};
-
 // Whether any is NaN or +inf. Smaller ones add up to neither.
 KILN_FN bool is_broken(const float (&x)[kUnit]) {
   float some[4];
@@ -102,7 +50,7 @@ struct Asked {
 
 struct Seen {
   uint64_t first;  // the entry of the row's largest logit; all ones if any was NaN or +inf
-  uint64_t mass;   // of the row, in steps of 2^-40 of the largest, nearly; 0: not known
+  uint64_t mass;   // in steps of 2^-40 of the largest, nearly, but of edited tokens; 0: not known
   float value;     // the largest logit of this thread, and its token
   int token;       // this one, and that of `first`: if nothing is hidden, the first of its unit
 };
@@ -154,7 +102,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
   __syncthreads();
   const bool hides = row.hidden != nullptr;
   const Plan plan = want.plan;
-  const float lowest = plan.scale > 0.0f ? div_rn(-0x1p20f, plan.scale) : 0.0f;
+  const float lowest = plan.scale > 0.0f ? UnitWeights::lowest_of(plan.scale) : 0.0f;
   if (plan.races) find_lows(Noise::of(plan.seed, plan.position), vocab, s);
   float best = minus_infinity();
   int unit = 0;
@@ -168,7 +116,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
     for (int j = 0; j < kDeep; ++j) {
       if (u >= units) break;
       float x[kUnit];
-      if (hides || u >= whole) row.fetch(u, x);
+      if (u >= whole || (hides && row.hides(u))) row.fetch(u, x);
       else ahead[j].unpack(x);
       if (u + kDeep * step < whole) ahead[j] = Unit<T>::load(data + (u + kDeep * step) * kUnit);
       const float m = largest(x);
@@ -177,7 +125,11 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
       else peaks.put(i, m);
       slot += step;
       float all = infinity();
-      if (plan.scale > 0.0f) all = mass.add_unit(x, m, plan.scale, lowest);
+      if (plan.scale > 0.0f) {
+        const UnitWeights weights(x, m, plan.scale, lowest);
+        all = weights.sum();
+        mass.add(weights.exponent, UnitWeights::steps(all));
+      }
       if (!(all < infinity())) broken |= is_broken(x);
       ++i, u += step;
     }
@@ -189,8 +141,8 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
   const uint64_t first = largest_of(broken ? ~uint64_t(0) : entry_of(best, token), s.best);
   const float top = value_of_entry(first);
   uint64_t all = 0;
-  if (plan.scale > 0.0f && fabsf(top * plan.scale) < 0x1p20f && row.edits.first == row.edits.last)
-    all = mass.of_row(top, plan.scale, s);
+  if (plan.scale > 0.0f && fabsf(top * plan.scale) < 0x1p20f)
+    all = mass_of_row(mass, top, plan.scale, s.survey);
   return {first, all, best, token};
 }
 

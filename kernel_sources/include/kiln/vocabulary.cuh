@@ -80,6 +80,14 @@ KILN_FN float largest(const float (&x)[kUnit]) {
   return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
 }
 
+// The logits of a unit for which has(logit), a bit each.
+template <class P> KILN_FN uint32_t chosen(const float (&x)[kUnit], P has) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int k = 0; k < kUnit; ++k) bits |= uint32_t(has(x[k])) << k;
+  return bits;
+}
+
 template <class T> struct Row {
   const T* data;
   int vocab;
@@ -120,18 +128,19 @@ template <class T> struct Row {
     }
   }
 
-  // f(token, logit): of one unit, the tokens for which has(its place, its logit). The few of many.
-  template <class P, class F> KILN_FN void each_where(int u, P has, F f) const {
-    float x[kUnit];
-    fetch(u, x);
-    uint32_t chosen = 0;
-#pragma unroll
-    for (int k = 0; k < kUnit; ++k) chosen |= uint32_t(has(k, x[k])) << k;
+  // f(token, logit): of one unit, the tokens that are chosen, a bit each. The few of many.
+  template <class F> KILN_FN void each_of(int u, uint32_t chosen, F f) const {
 #pragma unroll 1
     for (; chosen; chosen &= chosen - 1) {
       const int token = u * kUnit + 31 - __clz(int(chosen & (0 - chosen)));
       f(token, shown(token));
     }
+  }
+  // f(token, logit): of one unit, the tokens for which has(logit).
+  template <class P, class F> KILN_FN void each_where(int u, P has, F f) const {
+    float x[kUnit];
+    fetch(u, x);
+    each_of(u, chosen(x, has), f);
   }
   // f(token, logit): every token, over the block's threads. Compact, not fast.
   template <class F> KILN_FN void each_token(F f) const {

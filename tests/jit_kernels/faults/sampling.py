@@ -2,12 +2,13 @@
 
 DRAW, ROW, LIKELY = "kiln/draw.cuh", "kiln/vocabulary.cuh", "kiln/likely.cuh"
 LIST, RACE, SURVEY = "kiln/shortlist.cuh", "kiln/race.cuh", "kiln/survey.cuh"
+MASS = "kiln/mass.cuh"
 
 # name, header (empty: the template), what is replaced, by what
 _PLANTED = [
     (
         "dropped barrier before partial results are read",
-        LIST,
+        MASS,
         "/ 32] = x;\n  __syncthreads();",
         "/ 32] = x;",
     ),
@@ -26,8 +27,8 @@ _PLANTED = [
     (
         "dropped barrier before a histogram",
         LIST,
-        "= s.high[b] = 0;\n    __syncthreads();",
-        "= s.high[b] = 0;",
+        "s.total = 0;\n    __syncthreads();",
+        "s.total = 0;",
     ),
     (
         "dropped barrier before low numbers run",
@@ -48,8 +49,8 @@ _PLANTED = [
     (
         "top-p of the row where top-k left less",
         "",
-        "mass = s.kept;",
-        "mass = s.total;",
+        "all.mass = s.kept;",
+        "all.mass = s.total;",
     ),
     (
         "the list is too short and nobody looks",
@@ -57,14 +58,34 @@ _PLANTED = [
         "in_list && !complete && s.total < low",
         "false",
     ),
-    ("a mass that is nearly known taken for exact", "", "s.kept < high && error", "false"),
+    (
+        "a mass that is nearly known taken for exact",
+        "",
+        "all = {sum_of_row(row, peaks, weights, s), 0};",
+        "return max(least, found);",
+    ),
+    (
+        "the rest of the row taken for exact",
+        "",
+        "(mass >> kFastBits) + uint64_t(vocab)",
+        "0",
+    ),
+    ("what is listed counted twice", "", "steps += s.listed_mass.of[w];", ";"),
+    ("the next key taken for the same", "", "if (key_of(x) < key)", "if (key_of(x) <= key)"),
+    (
+        "edited tokens counted with the list and the rest",
+        "",
+        "x < value_of(s.bound) ? own",
+        "true ? own",
+    ),
+    ("the total of the last digits", LIST, "max(s.total, mass + m)", "mass + m"),
     (
         "a fast power of another scale",
-        SURVEY,
+        MASS,
         "(x[k], scale, -whole)",
         "(x[k], 0.9f * scale, -whole)",
     ),
-    ("a block of exponents left out", SURVEY, "if (own + 1 == block) middle += shifted;", ""),
+    ("a block of exponents left out", MASS, "if (own + 1 == block) middle += shifted;", ""),
     ("the list overflows", LIST, "if (slot < kCandidates) s.list[slot]", "s.list[slot]"),
     (
         "min-p ignored",
@@ -97,7 +118,12 @@ _PLANTED = [
         "  row.each_edit([&](int edited, float x) { race.run(edited, x); });\n",
         "",
     ),
-    ("the first pass sees the hidden", SURVEY, "if (hides || u >= whole)", "if (u >= whole)"),
+    (
+        "the first pass sees the hidden",
+        SURVEY,
+        "if (u >= whole || (hides && row.hides(u)))",
+        "if (u >= whole)",
+    ),
     ("a sum of the hidden too", ROW, "u < num_whole_units(), hides(u)", "u < num_whole_units(), 0"),
     ("mask ignored by edited tokens", ROW, "out = allowed != nullptr &&", "out = false &&"),
     ("edited tokens drawn twice", "", "1u << row.edits.tokens[e] % 32);", "0u);"),
