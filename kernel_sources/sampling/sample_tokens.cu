@@ -62,11 +62,11 @@ KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
 
 // List the largest logits, `wanted` of them if there are so many and a few more.
 KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top, int wanted,
-                          float scale, SamplerShared& s) {
+                          SamplerShared& s) {
   uint32_t bound = lowest_key();
   if (row.vocab + row.edits.last - row.edits.first > kCandidates)
     bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain, s.bound_counts);
-  list_from(row, peaks, bound, top, scale, s);
+  list_from(row, peaks, bound, top, 0.0f, s);
 }
 
 // The mass of the edited tokens, and of those that are not in the list.
@@ -80,8 +80,10 @@ KILN_FN Sums sums_of_edits(const Logits& row, Weights weights, SamplerShared& s)
   return sums_of(sums, s.row);
 }
 
-// What the first pass has counted of what is in the list.
-KILN_FN uint64_t listed_mass(float top, float scale, const SamplerShared& s) {
+// What the first pass has counted of what is in the list, which is made once more.
+KILN_FN uint64_t listed_mass(const Logits& row, Peaks peaks, float top, float scale,
+                             SamplerShared& s) {
+  list_from(row, peaks, s.bound, top, scale, s);
   uint64_t steps = 0;
 #pragma unroll 1
   for (int w = 0; w < int(blockDim.x) / 32; ++w) steps += s.listed_mass.of[w];
@@ -142,7 +144,8 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (exact || enough(s.kept)) return max(least, found);
     if (list_helps) {  // its own mass is known by now: only the rest of the row is not
-      const uint64_t rest = row_mass - min(row_mass, listed_mass(weights.top, want.plan.scale, s));
+      const uint64_t own = listed_mass(row, peaks, weights.top, want.plan.scale, s);
+      const uint64_t rest = row_mass - min(row_mass, own);
       all = complete ? Nearly{s.total, 0} : Nearly::of(rest, row.vocab).and_exact(s.total, edited.b);
       list_helps = false;
       if (enough(s.kept)) return max(least, found);
@@ -169,8 +172,7 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
     const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 320 : 1;
-    const float scale = want.cuts_mass && !want.cuts_count ? want.plan.scale : 0.0f;
-    gather(row, peaks, seen.value, top, max(wanted, want.num_top), seen.mass ? scale : 0.0f, s);
+    gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
     cutoff = value_of(cut(row, peaks, want, weights, seen.mass, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
   }
@@ -311,7 +313,7 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   // What was listed for the draw may do.
   const int likely = max(want.num_top, 1);
   if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
-    gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, 0.0f, s);
+    gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, s);
   report(raw, peaks, drawn.token, seen, want.num_top, width, out_logprobs + r, out_ranks + r,
          out_top_tokens + r * width, out_top_logprobs + r * width, s);
 }
