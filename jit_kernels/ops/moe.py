@@ -28,6 +28,7 @@ _CAPACITIES = ("256", "512")  # experts that a program of route_tokens has regis
 # Routers compute in float32 or bf16, whatever the model's dtype; others are made float32.
 _LOGITS = ("float", "kiln::bf16")
 _WARPS = 4
+_ALIGN_PAIRS, _MOST_ALIGN_BLOCKS = 2048, 16  # pairs of a block
 _ALIGN_THREADS = 512
 
 
@@ -302,11 +303,16 @@ def _align_bind(
     outs = (out_sorted_token_ids, out_expert_ids, out_num_tokens_post_padded, out_expert_ends)
     counts = (ids.numel(), out_expert_ends.numel(), block_size)
     rooms = (out_sorted_token_ids.numel(), out_expert_ids.numel())
-    return Bound({}, {}, (*outs, ids, *counts, *rooms))
+    tokens, top_k = ids.shape
+    sizes = {"tokens": tokens, "top_k": top_k, "experts": out_expert_ends.numel()}
+    return Bound({}, sizes, (*outs, ids, *counts, *rooms))
 
 
 def _align_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    return LaunchGeometry((1, 1, 1), (_ALIGN_THREADS, 1, 1))  # one block, whatever the sizes
+    """Return a block, and with many pairs more, which have different experts."""
+    wanted = -(-sizes["tokens"] * sizes["top_k"] // _ALIGN_PAIRS)
+    blocks = max(1, min(wanted, _MOST_ALIGN_BLOCKS, sizes["experts"]))
+    return LaunchGeometry((blocks, 1, 1), (_ALIGN_THREADS, 1, 1))
 
 
 def _align_cost(variant: Variant, sizes: Sizes) -> Cost:

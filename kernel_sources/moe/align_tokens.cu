@@ -3,8 +3,9 @@
 //   expert of block b; expert_ends[e] = where e's run ends; num_post_padded = where the last ends
 //
 // ids: [pairs] int32, what is outside 0 .. experts-1 is left out. sorted_ids: [capacity] with room
-// for all runs, the rest of it is filled with `pairs`; expert_ids: [blocks], the rest -1. One block
-// of 512 threads, at most 512 experts; stable: the same on every run.
+// for all runs, the rest of it is filled with `pairs`; expert_ids: [blocks], the rest -1. Blocks of
+// 512 threads, at most 512 experts; stable: the same on every run.
+// Each block counts all pairs, and places those of its own experts: so blocks need not meet.
 // Compile-time parameters: none.
 #include "kiln/ptx.cuh"
 #include "kiln/ptx_launch.cuh"
@@ -76,6 +77,8 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
   __shared__ int first_block[kMaxExperts], end_block[kMaxExperts], filled[kMaxExperts];
   __shared__ int partial[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
+  const int share = (experts + int(gridDim.x) - 1) / int(gridDim.x);
+  const int first_own = blockIdx.x * share, end_own = min(first_own + share, experts);
   for (int i = thread; i < kWarps * experts; i += blockDim.x) places[i] = 0;
   __syncthreads();
 
@@ -109,15 +112,16 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
     first_block[thread] = run_end - run_blocks;
     filled[thread] = (run_end - run_blocks) * block_size + count;
     end_block[thread] = run_end;
-    expert_ends[thread] = run_end * block_size;
-    if (thread == experts - 1) *num_post_padded = run_end * block_size;
+    if (thread >= first_own && thread < end_own) expert_ends[thread] = run_end * block_size;
+    if (thread == experts - 1 && blockIdx.x == 0) *num_post_padded = run_end * block_size;
   }
   __syncthreads();
 
 #pragma unroll 1
   for (int first = begin; first < end; first += 32) {
     const int expert = placed.next(first);
-    const bool valid = expert >= 0 && expert < experts;
+    const bool valid = expert >= first_own && expert < end_own;
+    if (!__any_sync(kAll, valid)) continue;
     const uint32_t peers = peers_of(expert, valid);
     const int before = valid ? mine[expert] : 0;
     __syncwarp();
@@ -127,13 +131,15 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
     if (valid) sorted_ids[first_block[expert] * block_size + rank] = first + lane;
   }
   const int own = lane * kWarps + warp;  // most experts have no pairs, where those are few
-  uint32_t used = __ballot_sync(kAll, own < experts && first_block[own] < end_block[own]);
+  const bool mine_too = own >= first_own && own < end_own;
+  uint32_t used = __ballot_sync(kAll, mine_too && first_block[own] < end_block[own]);
   for (; used; used &= used - 1) {
     const int expert = (__ffs(used) - 1) * kWarps + warp, last = end_block[expert];
     for (int at = filled[expert] + lane; at < last * block_size; at += 32) sorted_ids[at] = pairs;
     for (int b = first_block[expert] + lane; b < last; b += 32) expert_ids[b] = expert;
   }
-  const int all = end_block[experts - 1];
-  for (int at = all * block_size + thread; at < capacity; at += blockDim.x) sorted_ids[at] = pairs;
-  for (int b = all + thread; b < blocks; b += blockDim.x) expert_ids[b] = -1;
+  const int all = end_block[experts - 1], place = blockIdx.x * blockDim.x + thread;
+  const int step = gridDim.x * blockDim.x;
+  for (int at = all * block_size + place; at < capacity; at += step) sorted_ids[at] = pairs;
+  for (int b = all + place; b < blocks; b += step) expert_ids[b] = -1;
 }

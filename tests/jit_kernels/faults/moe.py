@@ -179,8 +179,18 @@ FAULTS = [
     },
     _ALIGN | {
         "name": "the rest filled past its end",
-        "old": "for (int b = all + thread; b < blocks;",
-        "new": "for (int b = all + thread; b <= blocks;",
+        "old": "for (int b = all + place; b < blocks;",
+        "new": "for (int b = all + place; b <= blocks;",
+    },
+    _ALIGN | {
+        "name": "an expert of two blocks",
+        "old": "min(first_own + share, experts)",
+        "new": "min(first_own + share + 1, experts)",
+    },
+    _ALIGN | {
+        "name": "experts that no block has",
+        "old": "(experts + int(gridDim.x) - 1) / int(gridDim.x)",
+        "new": "experts / int(gridDim.x) - 1 + (gridDim.x == 1)",
     },
     _ALIGN | {
         "name": "runs not padded",
