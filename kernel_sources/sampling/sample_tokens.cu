@@ -66,7 +66,7 @@ KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top,
   uint32_t bound = lowest_key();
   if (row.vocab + row.edits.last - row.edits.first > kCandidates)
     bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain, s.bound_counts);
-  list_from(row, peaks, bound, top, 0.0f, s);
+  list_from(row, peaks, bound, s);
 }
 
 // The mass of the edited tokens, and of those that are not in the list.
@@ -78,16 +78,6 @@ KILN_FN Sums sums_of_edits(const Logits& row, Weights weights, SamplerShared& s)
     sums.a += own, sums.b += x < value_of(s.bound) ? own : 0;
   });
   return sums_of(sums, s.row);
-}
-
-// What the first pass has counted of what is in the list, which is made once more.
-KILN_FN uint64_t listed_mass(const Logits& row, Peaks peaks, float top, float scale,
-                             SamplerShared& s) {
-  list_from(row, peaks, s.bound, top, scale, s);
-  uint64_t steps = 0;
-#pragma unroll 1
-  for (int w = 0; w < int(blockDim.x) / 32; ++w) steps += s.listed_mass.of[w];
-  return TopWeight(top, scale).mass(double(steps), 0);
 }
 
 // The largest key in the list below another; 0: there is none.

@@ -118,7 +118,7 @@ KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, i
     // By then arrives nobody of less weight whose number is not low: -log(1 - u) > u.
     const float least = -8.0f - log2_fast(as_float(uint32_t(soonest >> 32)));
     race.cutoff = fmaxf(race.cutoff, race.weights.logit_below(least));
-    list_from(row, peaks, key_of(race.cutoff), 0.0f, 0.0f, s);
+    list_from(row, peaks, key_of(race.cutoff), s);
     if (s.listed <= kCandidates) return race_of_list(race, s);
   }
   row.each_token([&](int any, float x) { race.run(any, x); });  // too many are left

@@ -11,7 +11,7 @@ constexpr int kFew = 128;  // a list that is sorted as a whole
 
 struct SamplerShared {
   uint32_t warp_count[32];
-  Partial<uint64_t> warp_mass, listed_mass, best, soonest, arrival, next;
+  Partial<uint64_t> warp_mass, best, soonest, arrival, next;
   Partial<Sums> survey, row;
   uint64_t list[kCandidates], mass, total, kept;
   union {
@@ -90,15 +90,9 @@ KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, uint32_t grai
 }
 
 // List in s.list the logits whose key is at least a bound: s.listed of them, or too many for it.
-// Where there is a scale, s.listed_mass is theirs as the first pass has counted it, by warps, in
-// steps of 2^-40 of the power of two that TopWeight has; of edited tokens that pass counts none.
 template <class T>
-KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, float top,
-                             float scale, SamplerShared& s) {
+KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, SamplerShared& s) {
   const float least = value_of(bound);
-  const float lowest = scale > 0.0f ? UnitWeights::lowest_of(scale) : 0.0f;
-  const uint32_t exponent = TopWeight(top, scale).exponent;
-  uint64_t mass = 0;
   __syncthreads();
   if (threadIdx.x == 0) s.listed = s.num_units = 0, s.bound = bound;
   __syncthreads();
@@ -113,26 +107,35 @@ KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, flo
   const int queued = min(s.num_units, uint32_t(kUnits));
   if (s.num_units > kUnits && threadIdx.x == 0) atomicAdd(&s.listed, kCandidates + 1u);
 #pragma unroll 1
-  for (int q = threadIdx.x; q < queued; q += blockDim.x) {
-    const int u = s.units[q];
-    if (u >= row.num_units()) continue;
-    float x[kUnit];
-    row.fetch(u, x);
-    const uint32_t some = chosen(x, [&](float y) { return y >= least; });
-    if (scale > 0.0f && some) {
-      UnitWeights weights(x, largest(x), scale, lowest);
-      const uint32_t steps = weights.steps_of(some), below = exponent - weights.exponent;
-      mass += (uint64_t(steps) << 17) >> min(below, 63u);
-    }
-    row.each_of(u, some, list);
-  }
-  if (scale > 0.0f) {
-    __syncwarp();
-#pragma unroll
-    for (int m = 16; m; m >>= 1) mass += __shfl_xor_sync(0xffffffffu, mass, m);
-    if (threadIdx.x % 32 == 0) s.listed_mass.of[threadIdx.x / 32] = mass;
-  }
+  for (int q = threadIdx.x; q < queued; q += blockDim.x)
+    if (int(s.units[q]) < row.num_units())
+      row.each_where(s.units[q], [&](float x) { return x >= least; }, list);
   __syncthreads();
+}
+
+// The mass of what is in the list, but of edited tokens, as the first pass has counted it; `top` is
+// the largest logit.
+template <class T>
+KILN_NOINLINE uint64_t listed_mass(const Row<T>& row, Peaks peaks, float top, float scale,
+                                   SamplerShared& s) {
+  const float least = value_of(s.bound), lowest = UnitWeights::lowest_of(scale);
+  const TopWeight by(top, scale);
+  __syncthreads();
+  if (threadIdx.x == 0) s.num_units = 0;
+  __syncthreads();
+  list_above(peaks, s.bound, row.num_units(), s.units, &s.num_units, kUnits);
+  __syncthreads();
+  uint64_t mass = 0;
+#pragma unroll 1
+  for (int q = threadIdx.x; q < int(s.num_units); q += blockDim.x) {
+    if (int(s.units[q]) >= row.num_units()) continue;
+    float x[kUnit];
+    row.fetch(s.units[q], x);
+    UnitWeights weights(x, largest(x), scale, lowest);
+    const uint32_t steps = weights.steps_of(chosen(x, [&](float y) { return y >= least; }));
+    mass += (uint64_t(steps) << 17) >> min(by.exponent - weights.exponent, 63u);
+  }
+  return by.mass(double(sums_of({mass, 0}, s.survey).a), 0);
 }
 
 // f(token, logit): the list, over the block's threads.

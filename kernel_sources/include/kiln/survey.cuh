@@ -116,7 +116,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
     for (int j = 0; j < kDeep; ++j) {
       if (u >= units) break;
       float x[kUnit];
-      if (u >= whole || (hides && row.hides(u))) row.fetch(u, x);
+      if (hides || u >= whole) row.fetch(u, x);
       else ahead[j].unpack(x);
       if (u + kDeep * step < whole) ahead[j] = Unit<T>::load(data + (u + kDeep * step) * kUnit);
       const float m = largest(x);

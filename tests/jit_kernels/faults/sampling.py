@@ -70,7 +70,12 @@ _PLANTED = [
         "(mass >> kFastBits) + uint64_t(vocab)",
         "0",
     ),
-    ("what is listed counted twice", "", "steps += s.listed_mass.of[w];", ";"),
+    (
+        "what is listed counted twice",
+        LIST,
+        "mass += (uint64_t(steps)",
+        "mass = 0 * (uint64_t(steps)",
+    ),
     ("the next key taken for the same", "", "if (key_of(x) < key)", "if (key_of(x) <= key)"),
     (
         "edited tokens counted with the list and the rest",
@@ -121,7 +126,7 @@ _PLANTED = [
     (
         "the first pass sees the hidden",
         SURVEY,
-        "if (u >= whole || (hides && row.hides(u)))",
+        "if (hides || u >= whole)",
         "if (u >= whole)",
     ),
     ("a sum of the hidden too", ROW, "u < num_whole_units(), hides(u)", "u < num_whole_units(), 0"),
