@@ -131,8 +131,8 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
     if (valid) sorted_ids[first_block[expert] * block_size + rank] = first + lane;
   }
   const int own = lane * kWarps + warp;  // most experts have no pairs, where those are few
-  const bool mine_too = own >= first_own && own < end_own;
-  uint32_t used = __ballot_sync(kAll, mine_too && first_block[own] < end_block[own]);
+  const bool of_block = own >= first_own && own < end_own;
+  uint32_t used = __ballot_sync(kAll, of_block && first_block[own] < end_block[own]);
   for (; used; used &= used - 1) {
     const int expert = (__ffs(used) - 1) * kWarps + warp, last = end_block[expert];
     for (int at = filled[expert] + lane; at < last * block_size; at += 32) sorted_ids[at] = pairs;

@@ -216,6 +216,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
     __syncthreads();
 #pragma unroll 1
     for (int b = threadIdx.x; b < buckets; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
+    // The first level sees all keys, and those after it no more.
     if (prefix == 0 && threadIdx.x == 0) s.total = 0;
     __syncthreads();
     auto inside = [&](float x) {

@@ -128,19 +128,15 @@ template <class T> struct Row {
     }
   }
 
-  // f(token, logit): of one unit, the tokens that are chosen, a bit each. The few of many.
-  template <class F> KILN_FN void each_of(int u, uint32_t chosen, F f) const {
-#pragma unroll 1
-    for (; chosen; chosen &= chosen - 1) {
-      const int token = u * kUnit + 31 - __clz(int(chosen & (0 - chosen)));
-      f(token, shown(token));
-    }
-  }
-  // f(token, logit): of one unit, the tokens for which has(logit).
+  // f(token, logit): of one unit, the tokens for which has(logit). The few of many.
   template <class P, class F> KILN_FN void each_where(int u, P has, F f) const {
     float x[kUnit];
     fetch(u, x);
-    each_of(u, chosen(x, has), f);
+#pragma unroll 1
+    for (uint32_t left = chosen(x, has); left; left &= left - 1) {
+      const int token = u * kUnit + 31 - __clz(int(left & (0 - left)));
+      f(token, shown(token));
+    }
   }
   // f(token, logit): every token, over the block's threads. Compact, not fast.
   template <class F> KILN_FN void each_token(F f) const {
