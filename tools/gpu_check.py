@@ -4,9 +4,9 @@
 From a bare checkout: python3 tools/gpu_check.py --output benchmarks [--bundle FILE]
 After a change of some: python3 tools/gpu_check.py --output FOLDER --kernels NAME [NAME ..]
 Needs torch, cuda-bindings, NVRTC, Triton and transformers; no server package. Each section runs in
-a process of its own, with a time limit, so that none can stop the others: not even one that leaves
-the GPU's context broken. What cannot run is written as "not measured" with the reason. Exits 1
-when a row fails, 3 without a GPU.
+processes of its own, with a time limit, so that none can stop the others: not even one that leaves
+the GPU's context broken. Those that time nothing run at once, then the others alone. What cannot
+run is written as "not measured" with the reason. Exits 1 when a row fails, 3 without a GPU.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
-import tempfile
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -27,30 +24,11 @@ sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
 import torch  # noqa: E402 - after the path, as all below
 from gpu import report  # noqa: E402
-from gpu.pace import NotMeasured  # noqa: E402
+from gpu.children import run_all  # noqa: E402
+from gpu.pace import NotMeasured, share_of  # noqa: E402
+from gpu.sections import BY_KERNEL, SECTIONS  # noqa: E402
 
 from kiln.jit_kernels.registry import all_specs  # noqa: E402
-
-SECTIONS = {  # name -> module, function, and the seconds after which it is ended
-    "kernel_builds": ("gpu.builds", "builds", 60),
-    "kernel_loading": ("gpu.loading", "loading", 60),
-    "late_load": ("gpu.loading", "late_load", 30),
-    "kernel_parity": ("gpu.kernels", "parity", 200),
-    "kernel_launch": ("gpu.kernels", "launch_overhead", 60),
-    "kernel_timing": ("gpu.kernels", "timing", 200),
-    "decode_beside_copy": ("gpu.beside_copy", "decode_beside_copy", 60),
-    "against_compile": ("gpu.compiled", "against_compile", 450),
-    "host_equals_gpu": ("gpu.agreement", "host_equals_gpu", 90),
-    "batch_invariance": ("gpu.invariance", "batch_invariance", 90),
-    "sealed_bundle": ("gpu.sealed", "sealed_bundle", 100),
-    "greedy_parity": ("gpu.greedy", "parity", 60),
-}
-# The sections that go kernel by kernel: what --kernels keeps to some of.
-_BY_KERNEL = (
-    "kernel_builds", "kernel_parity", "kernel_launch", "kernel_timing", "against_compile",
-    "host_equals_gpu", "batch_invariance",
-)  # fmt: skip
-_WHOLE = 900  # seconds of all sections, 780 on an H200; one that finds none left is not measured
 
 
 def main() -> int:
@@ -59,8 +37,8 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := sorted({*args.kernels} - {*all_specs()}):
         parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
-    sections = args.only or [name for name in SECTIONS if name in _BY_KERNEL or not args.kernels]
-    if whole := sorted({*sections} - {*_BY_KERNEL}) if args.kernels else []:
+    sections = args.only or [name for name in SECTIONS if name in BY_KERNEL or not args.kernels]
+    if whole := sorted({*sections} - {*BY_KERNEL}) if args.kernels else []:
         parser.error(f"{', '.join(whole)} cannot keep to some kernels: leave --kernels out")
     if args.section:
         return _child(args)
@@ -70,16 +48,14 @@ def main() -> int:
         "sections": {},
     }
     args.output.mkdir(parents=True, exist_ok=True)
-    path, failed, begun = args.output / "gpu_check.json", False, time.perf_counter()
-    for name in sections:
-        print(f"== {name}", flush=True)
-        start = time.perf_counter()
-        section = _run(name, args, _WHOLE - (start - begun))
-        section["seconds"] = round(time.perf_counter() - start, 1)
-        result["sections"][name] = section
+    path, failed = args.output / "gpu_check.json", False
+    found: dict[str, Any] = {}
+    for name, section in run_all(sections, args):
+        found[name] = section
         failed |= section["status"] == "failed"
         report.show(name, section)
         # After each section: a machine that is taken away leaves what it measured.
+        result["sections"] = {name: found[name] for name in SECTIONS if name in found}
         path.write_text(json.dumps(result, indent=1) + "\n")
     report.write_tables(result, args.output)
     print(f"wrote {path}")
@@ -101,44 +77,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="these alone, in what goes kernel by kernel",
     )
+    # What it calls itself with: a section, which items of it, and whether to compile them alone.
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=share_of, default=(0, 1), help=argparse.SUPPRESS)
+    parser.add_argument("--ahead", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
-def _run(name: str, args: argparse.Namespace, seconds_left: float) -> dict[str, Any]:
-    """Run one section in a process; whatever becomes of that, there is a result."""
-    if not torch.cuda.is_available():
-        return {"status": "not measured", "reason": "no CUDA device", "rows": []}
-    if seconds_left < 5:
-        reason = f"the {_WHOLE} s of the whole run were used up"
-        return {"status": "not measured", "reason": reason, "rows": []}
-    limit = min(SECTIONS[name][2], seconds_left)
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "section.json"
-        command = [sys.executable, __file__, "--section", name, "--result", str(written)]
-        command += ["--quick"] * args.quick
-        command += ["--bundle", str(args.bundle)] if args.bundle else []
-        command += ["--kernels", *args.kernels] if args.kernels else []
-        try:
-            done = subprocess.run(command, timeout=limit, check=False)
-            ended = f"its process ended with {done.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"not done after {limit:.0f} s"
-        if not written.exists():
-            return {"status": "failed", "reason": ended, "rows": []}
-        section: dict[str, Any] = json.loads(written.read_text())
-        if section.get("reason") == "ended before it was done":
-            section["reason"] = ended
-        return section
-
-
 def _child(args: argparse.Namespace) -> int:
     """Run one section in this process and write its result to the file that the parent reads."""
-    module, function, _ = SECTIONS[args.section]
+    what = SECTIONS[args.section]
     section: dict[str, Any]
     try:
-        rows = getattr(importlib.import_module(module), function)(args)
+        rows = getattr(importlib.import_module(what.module), what.function)(args)
         wrong = [row for row in rows if row.get("ok") is False]
         section = {"status": "failed" if wrong else "passed", "rows": rows}
     except NotMeasured as reason:

@@ -52,7 +52,7 @@ def bench_kernel(
     bound, gb_s, tflop_s, floor_us, share_of_floor, and times_ours, by which Kiln's own kernel is
     faster. Any other status says why there is no number. ``tell`` hears what is done next.
     """
-    spec = _without_scales(spec)
+    spec = without_scales(spec)
     variant = next(spec.variants(spec.bench_needs), None)
     if variant is None:
         yield _row(spec, {}, {}, OWN[wanted.device]) | {"status": f"no {dict(spec.bench_needs)}"}
@@ -71,7 +71,7 @@ def bench_kernel(
         yield from _bench_case(spec, variant, sizes, forms, ceilings, wanted.device)
 
 
-def _without_scales(spec: KernelSpec) -> KernelSpec:
+def without_scales(spec: KernelSpec) -> KernelSpec:
     """Return a spec whose inputs have the scales of a pool that is not quantised: others lack them.
 
     They are multiplied in anyway, and take no time of a kernel's own.

@@ -222,7 +222,7 @@ def test_nothing_of_a_peer_is_imported_with_the_benchmark():
     ],
 )
 def test_torchs_own_attention_is_a_fair_stand_in(name, sizes):
-    spec = measure._without_scales(find_spec(name))
+    spec = measure.without_scales(find_spec(name))
     variant = next(spec.variants(spec.bench_needs))
     sizes = {"most": 9, "split": 2, **sizes}
     assert measure._flaw(spec, variant, sizes, sdpa_form(spec), "cpu") is None
@@ -269,7 +269,7 @@ def fake_flashinfer(log):
 )
 def test_flashinfer_gets_the_block_table_in_its_own_form(name, sizes):
     log = []
-    spec = measure._without_scales(find_spec(name))
+    spec = measure.without_scales(find_spec(name))
     variant = next(spec.variants(spec.bench_needs))
     sizes = {"kv_heads": 2, "group": 4, "most": 9, "split": 2, **sizes}
     form = flashinfer_form(spec, fake_flashinfer(log))

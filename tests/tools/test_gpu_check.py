@@ -11,8 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu import agreement, beside_copy, builds, greedy, invariance, kernels, report
-from gpu.pace import NotMeasured, Pace, chosen
+from gpu import (
+    agreement,
+    beside_copy,
+    builds,
+    children,
+    greedy,
+    invariance,
+    kernels,
+    report,
+    sampling_steps,
+)
+from gpu.pace import NotMeasured, Pace, chosen, share_of
 from gpu.sealed import sealed_bundle
 
 from kiln.jit_kernels.bench.ceilings import Ceilings
@@ -87,7 +97,7 @@ def test_some_kernels_ask_for_the_sections_that_go_kernel_by_kernel(tmp_path):
     assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 3
     sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
     assert "kernel_parity" in sections
-    others = {"greedy_parity", "sealed_bundle", "kernel_loading", "late_load", "decode_beside_copy"}
+    others = {"greedy_parity", "sealed_bundle", "late_load", "decode_beside_copy", "sampling_steps"}
     assert not others & {*sections}
 
 
@@ -128,6 +138,87 @@ def test_what_finds_no_time_left_says_so_and_is_no_failure():
     assert rows == [
         {"kernel": "a", "status": "not measured: the section's 0 s were used up"},
     ]
+
+
+def test_shares_of_a_section_have_every_item_once():
+    every = list(range(11))
+    seen = []
+    for text in ("0/3", "1/3", "2/3"):
+        args = argparse.Namespace(quick=False, share=share_of(text))
+        rows = Pace(args, seconds=60).rows(every, str, lambda item: [{"kernel": item}])
+        seen += [row["kernel"] for row in rows]
+    assert sorted(seen) == every
+    assert seen[:4] == [0, 3, 6, 9]
+
+
+STAND_IN = """
+import json, os, sys, time
+told = [word for word in sys.argv[1:] if word != "--ahead"]
+flags = dict(zip(told[::2], told[1::2]))
+section, share = flags["--section"], flags.get("--share", "").split("/")[0]
+print(section, share, *sys.argv[1:], file=open(os.environ["SAID"], "a"))
+if section == "kernel_parity" and share == "3":
+    os._exit(7)
+if section == "late_load":
+    time.sleep(60)
+row = {"kernel": f"{section} {'dcba'[int(share)]}", "ok": section != "greedy_parity"}
+status = "failed" if section == "greedy_parity" else "passed"
+open(flags["--result"], "w").write(json.dumps({"status": status, "rows": [row]}))
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """The processes of sections, without a GPU; what they were called with is in a file."""
+    script, said = tmp_path / "stand_in.py", tmp_path / "said"
+    script.write_text(STAND_IN)
+    monkeypatch.setattr(children, "_SCRIPT", script)
+    monkeypatch.setattr(children.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("SAID", str(said))
+    short = children.SECTIONS["late_load"].__class__("", "", seconds=1, beside_others=True)
+    monkeypatch.setitem(children.SECTIONS, "late_load", short)
+    return said
+
+
+ASKED = argparse.Namespace(quick=False, bundle=None, kernels=[])
+
+
+def test_what_times_nothing_runs_at_once_and_nobody_stops_the_others(stand_in):
+    names = ["kernel_loading", "late_load", "kernel_parity", "greedy_parity", "batch_invariance"]
+    found = dict(children.run_all(names, ASKED))
+    assert [*found][-1] == "kernel_loading", "what is timed comes when the others are done"
+    assert found["kernel_loading"]["status"] == found["batch_invariance"]["status"] == "passed"
+    assert found["greedy_parity"]["status"] == "failed"
+    assert "not done after 1 s" in found["late_load"]["reason"]
+    parity = found["kernel_parity"]
+    assert parity["status"] == "failed"
+    assert parity["reason"] == "its process ended with 7"
+    assert [row["kernel"] for row in parity["rows"]] == [f"kernel_parity {c}" for c in "bcd"]
+    assert found["late_load"]["seconds"] >= 1
+
+
+def test_what_is_timed_beside_torch_compile_is_compiled_before(stand_in):
+    (found,) = dict(children.run_all(["against_compile"], ASKED)).values()
+    assert found["status"] == "passed"
+    said = stand_in.read_text().splitlines()
+    ahead = [line for line in said if "--ahead" in line]
+    assert len(ahead) == len(said) - 1 == children.SECTIONS["against_compile"].ahead
+    assert "--ahead" not in said[-1]
+
+
+def test_a_section_for_which_no_time_is_left_is_not_measured(stand_in):
+    found = children.run_section("kernel_loading", ASKED, 3.0)
+    assert found["status"] == "not measured"
+    assert "used up" in found["reason"]
+    assert not stand_in.exists()
+
+
+def test_times_of_many_batches_are_told_by_their_quantiles():
+    row = sampling_steps.quantiles([30.0, *[20.0 + i / 10 for i in range(19)]])
+    assert row == {
+        "batches": 20, "median_us": 20.95, "nine_of_ten_us": 21.7, "slowest_us": 30.0,
+        "over_the_bar": 1,
+    }  # fmt: skip
 
 
 def test_the_greedy_section_holds_on_a_cpu():

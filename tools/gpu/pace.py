@@ -15,11 +15,18 @@ from kiln.jit_kernels.spec import KernelSpec
 _Item = TypeVar("_Item")
 Row = dict[str, Any]
 Rows = Iterable[Row]
+Share = tuple[int, int]  # every so-manieth item from which on
 
 
 def chosen(args: argparse.Namespace, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
     """Return those of some specs that ``--kernels`` names, all of them where it names none."""
     return [spec for spec in specs if not args.kernels or spec.name in args.kernels]
+
+
+def share_of(text: str) -> Share:
+    """Return the share that "1/4" names: the second of four."""
+    own, of = text.split("/")
+    return int(own), int(of)
 
 
 class NotMeasured(Exception):
@@ -34,6 +41,8 @@ class Pace:
         self._begun = time.perf_counter()
         self._kept = self._begun
         self._result: Path | None = getattr(args, "result", None)
+        self._section: str = getattr(args, "section", None) or ""
+        self._share: Share = getattr(args, "share", (0, 1))
 
     def used(self) -> float:
         """Return the part of the time that is used up; above 1 there is none left."""
@@ -42,14 +51,19 @@ class Pace:
     def rows(
         self, items: Iterable[_Item], name: Callable[[_Item], str], work: Callable[[_Item], Rows]
     ) -> list[Row]:
-        """Return the rows of all items, printing the name of each; one that fails has a row too."""
+        """Return the rows of this process's share of items, printing the name of each.
+
+        One that fails has a row too.
+        """
         rows: list[Row] = []
-        for item in items:
+        first, step = self._share
+        for item in [*items][first::step]:
             if self.used() >= 1:
                 reason = f"not measured: the section's {self._seconds:.0f} s were used up"
                 rows.append({"kernel": name(item), "status": reason})
                 continue
-            print(f"  {time.perf_counter() - self._begun:6.1f} s  {name(item)}", flush=True)
+            seconds = time.perf_counter() - self._begun
+            print(f"  {seconds:6.1f} s  {self._section:18s} {name(item)}", flush=True)
             try:
                 for row in work(item):
                     rows.append(row)

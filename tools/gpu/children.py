@@ -1,0 +1,103 @@
+"""The processes in which gpu_check's sections run: whatever becomes of one, there is a result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu.sections import SECTIONS, WHOLE
+
+_SCRIPT = Path(__file__).resolve().parents[1] / "gpu_check.py"
+_LEAST_SECONDS = 5  # that a section is begun with
+Result = dict[str, Any]
+
+
+def run_all(names: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[str, Result]]:
+    """Yield each section's name and result as it ends: first those that may run at once."""
+    begun = time.perf_counter()
+
+    def run(name: str) -> Result:
+        start = time.perf_counter()
+        print(f"== {name}", flush=True)
+        result = run_section(name, args, WHOLE - (start - begun))
+        return result | {"seconds": round(time.perf_counter() - start, 1)}
+
+    together = [name for name in names if SECTIONS[name].beside_others]
+    with ThreadPoolExecutor(max(len(together), 1)) as pool:
+        running = {pool.submit(run, name): name for name in together}
+        for done in as_completed(running):
+            yield running[done], done.result()
+    for name in names:
+        if name not in together:
+            yield name, run(name)
+
+
+def run_section(name: str, args: argparse.Namespace, seconds_left: float) -> Result:
+    """Run one section in its processes; return status, rows and, if it has not passed, the reason.
+
+    ``seconds_left``: what the whole run has left.
+    """
+    if not torch.cuda.is_available():
+        return {"status": "not measured", "reason": "no CUDA device", "rows": []}
+    if seconds_left < _LEAST_SECONDS:
+        reason = f"the {WHOLE} s of the whole run were used up"
+        return {"status": "not measured", "reason": reason, "rows": []}
+    section = SECTIONS[name]
+    end = time.perf_counter() + min(section.seconds, seconds_left)
+    if section.ahead:
+        _run_shares(name, args, section.ahead, end, "--ahead")
+    return together([*_run_shares(name, args, section.shares, end)])
+
+
+def together(parts: Sequence[Result]) -> Result:
+    """Return the result of a section from those of its shares."""
+    if len(parts) == 1:
+        return parts[0]
+    statuses = [part["status"] for part in parts]
+    worst = next(one for one in ("failed", "passed", "not measured") if one in statuses)
+    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: row["kernel"])
+    reasons = dict.fromkeys(part["reason"] for part in parts if "reason" in part)
+    return {"status": worst, "rows": rows} | ({"reason": "\n".join(reasons)} if reasons else {})
+
+
+def _run_shares(
+    name: str, args: argparse.Namespace, shares: int, end: float, *more: str
+) -> list[Result]:
+    command = [sys.executable, str(_SCRIPT), "--section", name, *more]
+    command += ["--quick"] * args.quick
+    command += ["--bundle", str(args.bundle)] if args.bundle else []
+    command += ["--kernels", *args.kernels] if args.kernels else []
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{share}.json" for share in range(shares)]
+        running = [
+            subprocess.Popen([*command, "--share", f"{share}/{shares}", "--result", str(file)])
+            for share, file in enumerate(files)
+        ]
+        return [_result(child, file, end) for child, file in zip(running, files, strict=True)]
+
+
+def _result(child: subprocess.Popen[bytes], written: Path, end: float) -> Result:
+    """Wait for a process, no longer than to ``end``; return what it has written, or its end."""
+    begun = time.perf_counter()
+    try:
+        ended = f"its process ended with {child.wait(timeout=max(end - begun, 0))}"
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        ended = f"not done after {end - begun:.0f} s more"
+    if not written.exists():
+        return {"status": "failed", "reason": ended, "rows": []}
+    result: Result = json.loads(written.read_text())
+    if result.get("reason") == "ended before it was done":
+        result["reason"] = ended
+    return result

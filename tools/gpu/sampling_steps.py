@@ -1,0 +1,64 @@
+"""Sampling steps on many random batches: a few rows decide how long a step takes.
+
+Where a row's cut is too close to call at once, its block goes on alone, and the step with it. A
+benchmark of one batch shows that or does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gpu.pace import Pace, Row
+from kiln.jit_kernels.bench.copies import copies_of
+from kiln.jit_kernels.launch import launch, load_kernels
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant
+from kiln.jit_kernels.timing import GpuWork, time_side_by_side
+
+_BATCHES = 40
+_COPIES = 4  # of a batch's 32 MiB of logits, in turn: more than caches hold
+_ROUNDS = 5
+_BAR = 25.0  # microseconds
+_TITLES = ("", "greedy", "temperature", "top-p", "top-k and top-p", "20 likely tokens")
+
+
+def sampling_steps(args: argparse.Namespace) -> list[Row]:
+    """Return a row a setting of the benchmarks, at their largest size: quantiles over batches."""
+    spec = find_spec("sample_tokens")
+    variant = next(spec.variants(spec.bench_needs))
+    load_kernels([spec], torch.device("cuda"), variant)
+    rows = max(sizes["rows"] for sizes in spec.bench_sizes)
+    cases = [sizes for sizes in spec.bench_sizes if sizes["rows"] == rows]
+    batches = _BATCHES // 10 if args.quick else _BATCHES
+
+    def rows_of(sizes: Sizes) -> list[Row]:
+        times = [_step_us(spec, variant, sizes, seed) for seed in range(batches)]
+        row = {"kernel": spec.name, "setting": _TITLES[sizes["serve"]], "rows": rows}
+        return [row | quantiles(times)]
+
+    return Pace(args, seconds=80).rows(cases, lambda sizes: _TITLES[sizes["serve"]], rows_of)
+
+
+def quantiles(times: Sequence[float]) -> dict[str, Any]:
+    """Return what a row says of the microseconds of some batches."""
+    return {
+        "batches": len(times),
+        "median_us": round(statistics.median(times), 2),
+        "nine_of_ten_us": round(sorted(times)[math.ceil(0.9 * len(times)) - 1], 2),
+        "slowest_us": round(max(times), 2),
+        "over_the_bar": sum(us > _BAR for us in times),
+    }
+
+
+def _step_us(spec: KernelSpec, variant: Variant, sizes: Sizes, seed: int) -> float:
+    torch.manual_seed(seed)
+    copies = copies_of(spec.make_inputs(variant, sizes, "cuda"), _COPIES)
+    work = GpuWork([lambda one=one: launch(spec, one) for one in copies])
+    times = time_side_by_side({"step": work}, min_rounds=_ROUNDS, max_rounds=_ROUNDS)
+    return times["step"].median_us

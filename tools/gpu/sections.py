@@ -1,0 +1,45 @@
+"""The sections of gpu_check: what they run, how long, and whether beside others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A function from the arguments to rows, in a process of its own that is ended in time.
+
+    ``seconds``: after which it is ended. ``beside_others``: it times nothing, so it runs while
+    others of its kind do. ``shares``: processes that each take every so-manieth item.
+    ``ahead``: processes that first compile, all at once, what it will time.
+    """
+
+    module: str
+    function: str
+    seconds: int
+    beside_others: bool = False
+    shares: int = 1
+    ahead: int = 0
+
+
+SECTIONS = {
+    "kernel_parity": Section("gpu.kernels", "parity", 200, beside_others=True, shares=4),
+    "host_equals_gpu": Section("gpu.agreement", "host_equals_gpu", 90, beside_others=True),
+    "batch_invariance": Section("gpu.invariance", "batch_invariance", 90, beside_others=True),
+    "sealed_bundle": Section("gpu.sealed", "sealed_bundle", 100, beside_others=True),
+    "greedy_parity": Section("gpu.greedy", "parity", 90, beside_others=True),
+    "late_load": Section("gpu.loading", "late_load", 60, beside_others=True),
+    "kernel_builds": Section("gpu.builds", "builds", 60),
+    "kernel_loading": Section("gpu.loading", "loading", 60),
+    "kernel_launch": Section("gpu.kernels", "launch_overhead", 60),
+    "kernel_timing": Section("gpu.kernels", "timing", 200),
+    "decode_beside_copy": Section("gpu.beside_copy", "decode_beside_copy", 60),
+    "sampling_steps": Section("gpu.sampling_steps", "sampling_steps", 60),
+    "against_compile": Section("gpu.compiled", "against_compile", 360, ahead=8),
+}
+# Those that go kernel by kernel: what --kernels keeps to some of.
+BY_KERNEL = (
+    "kernel_builds", "kernel_parity", "kernel_launch", "kernel_timing", "against_compile",
+    "host_equals_gpu", "batch_invariance",
+)  # fmt: skip
+WHOLE = 560  # seconds of all sections; one that finds none left is not measured
