@@ -28,7 +28,7 @@
 namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
-constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;
+constexpr uint32_t kRoundings = kFreeBits<LOGITS_T> ? 5 : 16;  // of 2^-22, in a nearly known mass
 constexpr uint32_t kGrain = 1u << kFreeBits<LOGITS_T>;  // of a bound's key
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
@@ -36,12 +36,12 @@ enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 struct Nearly {
   uint64_t mass, error;
 
-  // Of the first pass: nearer than 2^-19 of it. A power, its unit's sum, the power of the largest
-  // logit, and the weight that it stands for are off by 2^-22 each, smaller things by as much
-  // together. Differences of float32 logits are rounded besides: an exponent of 20 is off by 2^-20.
-  // And each weight is rounded down to a step.
+  // Of the first pass. A power, its unit's sum, the power of the largest logit, and the weight that
+  // it stands for are off by 2^-22 each, smaller things by as much together. Differences of float32
+  // logits are rounded besides: an exponent of 20 is off by 2^-20. And each weight is rounded down
+  // to a step.
   KILN_FN static Nearly of(uint64_t mass, int vocab) {
-    return {mass, (mass >> kFastBits) + uint64_t(vocab)};
+    return {mass, (mass >> 22) * kRoundings + uint64_t(vocab + int(kRoundings))};
   }
   // This, the list's and that of edits, which are exact. But what the list left of its units was
   // rounded by itself, to 2^-23 of the power of two next to their largest weights.
@@ -134,7 +134,7 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (exact || enough(s.kept)) return max(least, found);
     if (list_helps) {  // its own mass is known by now: only the rest of the row is not
-      const uint64_t own = listed_mass(row, peaks, weights.top, want.plan.scale, s);
+      const uint64_t own = listed_mass(row, weights.top, want.plan.scale, s);
       const uint64_t rest = row_mass - min(row_mass, own);
       all = complete ? Nearly{s.total, 0} : Nearly::of(rest, row.vocab).and_exact(s.total, edited.b);
       list_helps = false;

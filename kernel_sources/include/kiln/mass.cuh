@@ -28,22 +28,23 @@ KILN_NOINLINE uint64_t largest_of(uint64_t x, Partial<uint64_t>& partial) {
   return largest_in_warp(threadIdx.x % 32 < blockDim.x / 32 ? partial.of[threadIdx.x % 32] : 0);
 }
 
-// Two sums over the block, in every thread: of integers, so that they have no order.
+// Two sums over the block, in every thread: of integers, so that they have no order. Over a warp by
+// parts of 26 bits, whose sums have 31.
+KILN_FN uint64_t sum_in_warp(uint64_t x) {
+  constexpr int kPart = 26, kLow = (1 << kPart) - 1;
+  const uint64_t low = uint32_t(warp_total(int(x) & kLow));
+  const uint64_t middle = uint32_t(warp_total(int(x >> kPart) & kLow));
+  return low + (middle << kPart) + (uint64_t(warp_total(int(x >> 2 * kPart))) << 2 * kPart);
+}
 KILN_NOINLINE Sums sums_of(Sums x, Partial<Sums>& partial) {
   const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int stage = 0;; ++stage) {  // over a warp, then over the warps
-#pragma unroll 1
-    for (int m = 16; m; m >>= 1) {
-      x.a += __shfl_xor_sync(0xffffffffu, x.a, m);
-      x.b += __shfl_xor_sync(0xffffffffu, x.b, m);
-    }
-    if (stage == 1) return x;
-    if (lane == 0) partial.of[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = {0, 0};
-    if (lane < int(blockDim.x) / 32) x = partial.of[lane];
-  }
+  __syncwarp();  // tells the compiler that all lanes are here
+  x = {sum_in_warp(x.a), sum_in_warp(x.b)};
+  if (lane == 0) partial.of[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = {0, 0};
+  if (lane < int(blockDim.x) / 32) x = partial.of[lane];
+  return {sum_in_warp(x.a), sum_in_warp(x.b)};
 }
 
 KILN_FN float sum_of(const float* w) {  // eight

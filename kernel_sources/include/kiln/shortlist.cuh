@@ -113,36 +113,30 @@ KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, Sam
   __syncthreads();
 }
 
-// The mass of what is in the list, but of edited tokens, as the first pass has counted it; `top` is
-// the largest logit.
-template <class T>
-KILN_NOINLINE uint64_t listed_mass(const Row<T>& row, Peaks peaks, float top, float scale,
-                                   SamplerShared& s) {
-  const float least = value_of(s.bound), lowest = UnitWeights::lowest_of(scale);
-  const TopWeight by(top, scale);
-  __syncthreads();
-  if (threadIdx.x == 0) s.num_units = 0;
-  __syncthreads();
-  list_above(peaks, s.bound, row.num_units(), s.units, &s.num_units, kUnits);
-  __syncthreads();
-  uint64_t mass = 0;
-#pragma unroll 1
-  for (int q = threadIdx.x; q < int(s.num_units); q += blockDim.x) {
-    if (int(s.units[q]) >= row.num_units()) continue;
-    float x[kUnit];
-    row.fetch(s.units[q], x);
-    UnitWeights weights(x, largest(x), scale, lowest);
-    const uint32_t steps = weights.steps_of(chosen(x, [&](float y) { return y >= least; }));
-    mass += (uint64_t(steps) << 17) >> min(by.exponent - weights.exponent, 63u);
-  }
-  return by.mass(double(sums_of({mass, 0}, s.survey).a), 0);
-}
-
 // f(token, logit): the list, over the block's threads.
 template <class F> KILN_FN void each_listed(const SamplerShared& s, F f) {
 #pragma unroll 1
   for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x)
     f(token_of_entry(s.list[j]), value_of_entry(s.list[j]));
+}
+
+// The mass of what is in the list, but of edited tokens, as the first pass has counted it; `top` is
+// the largest logit.
+template <class T>
+KILN_NOINLINE uint64_t listed_mass(const Row<T>& row, float top, float scale, SamplerShared& s) {
+  const float least = value_of(s.bound), lowest = UnitWeights::lowest_of(scale);
+  const TopWeight by(top, scale);
+  uint64_t mass = 0;
+  each_listed(s, [&](int token, float) {
+    float x[kUnit];
+    row.fetch(token / kUnit, x);
+    const uint32_t listed = chosen(x, [&](float y) { return y >= least; });
+    const uint32_t own = 1u << token % kUnit;  // a unit counts with the first of its tokens
+    if ((listed & (2 * own - 1)) != own) return;
+    UnitWeights weights(x, largest(x), scale, lowest);
+    mass += (uint64_t(weights.steps_of(listed)) << 17) >> min(by.exponent - weights.exponent, 63u);
+  });
+  return by.mass(double(sums_of({mass, 0}, s.survey).a), 0);
 }
 
 // The lowest bucket before which count and mass stay below their limits, from the top down, into

@@ -67,15 +67,22 @@ _PLANTED = [
     (
         "the rest of the row taken for exact",
         "",
-        "(mass >> kFastBits) + uint64_t(vocab)",
+        "(mass >> 22) * kRoundings + uint64_t(vocab + int(kRoundings))",
         "0",
     ),
     (
         "what is listed counted twice",
         LIST,
-        "mass += (uint64_t(steps)",
-        "mass = 0 * (uint64_t(steps)",
+        "mass += (uint64_t(weights",
+        "mass = 0 * (uint64_t(weights",
     ),
+    (
+        "a unit of the list counted with each of its tokens",
+        LIST,
+        "if ((listed & (2 * own - 1)) != own) return;",
+        "",
+    ),
+    ("parts of a sum that overflow", MASS, "kPart = 26", "kPart = 30"),
     ("the next key taken for the same", "", "if (key_of(x) < key)", "if (key_of(x) <= key)"),
     (
         "edited tokens counted with the list and the rest",
