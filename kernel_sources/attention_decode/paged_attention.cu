@@ -12,8 +12,9 @@
 // ended, and fill their stages while the others are at their last.
 // A row's parts are added up as a binary tree, node by node, by whichever warp arrives last of
 // those that hold them. Or, where no block has two items, by the block of a node's last part, or
-// the cluster of its last two: the others, blocks before it, send it theirs. A row's bits depend on
-// its own request, not on the batch, the grid or the schedule.
+// the cluster of its last two: the others, blocks before it, send it theirs. Where it is many, each
+// cluster adds up two halves or quarters of a split first. A row's bits depend on its own request,
+// not on the batch, the grid or the schedule.
 // Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
 #include "kiln/attention_attend.cuh"
 #include "kiln/ptx_launch.cuh"
@@ -37,6 +38,7 @@ constexpr int kWarps = Shape::kWarps, kThreads = Shape::kThreads;
 constexpr int kHalves = Shape::kHalves, kAhead = Shape::kAhead;
 
 using Rows = kiln::QueryRows<Shape, SCALAR_T>;
+using Inbox = kiln::Inbox<Shape>;
 template <int N> struct Eights { static constexpr int kCount = N; };  // of rows
 
 }  // namespace
@@ -89,6 +91,10 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows / 2;
   if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
   const WorkItem& first_item = own_items[warp][0];
+  if (kiln::kClusters && first < num_items && kiln::is_paired(first_item, one_each)) {
+    Inbox::clear(queries);
+    kiln::cluster_arrive();
+  }
   const kiln::Early early =
       kiln::Early::of(first < num_items ? fetch.begin(first_item) : 0, first_item, num_items);
   const Rows rows(first_item, from, heads, head_dim);
@@ -140,12 +146,17 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       const Rows next_rows(next_item, from, heads, head_dim);
       next_rows.copy(queries, next_rows.chunk(threadIdx.x));
     }
-    end.merge_warps(results, warp_scales);
+    if (kiln::kClusters && place.paired) {
+      kiln::cluster_wait();  // the other block can be sent to
+      end.merge_blocks(results, &warp_scales[0][0], Inbox::of(queries));
+    } else {
+      end.merge_warps(results, &warp_scales[0][0]);
+    }
     __syncthreads();  // the results have been read
     if (more)
 #pragma unroll 1
       for (int i = kAhead; i < kHalves; ++i) fetch.first(next_item, i);
-    end.merge_parts(now - end.part, second_sums);
+    end.merge_parts(now, second_sums);
     if (!more) break;
   }
 }

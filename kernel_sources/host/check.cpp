@@ -108,6 +108,7 @@ static void visit(Word& word, const Access& a, bool shared) {
       continue;
     }
     const bool atomic = old.scope >= 0 && a.scope >= 0;
+    if (atomic && !a.write) old.seen = true;
     if (!atomic || !covers(Scope(old.scope), old.id, a.id) || !covers(Scope(a.scope), a.id, old.id))
       report_once(std::min(a.place(), old.place()), std::max(a.place(), old.place()),
                   format("data race on %s memory: ", shared ? "shared" : "global") + describe(a) +
@@ -131,7 +132,7 @@ bool check(const void* address, size_t bytes, Kind kind, int scope, const void* 
     const auto mask = uint8_t(((1u << size) - 1) << offset);
     if (shared && kind != Kind::write && (word->written & mask) != mask)
       report_once(pc, nullptr, "read of uninitialised shared memory by " + where(*current, pc));
-    visit(*word, {current->id, current->epoch, uintptr_t(pc), mask, scope, write}, shared);
+    visit(*word, {current->id, current->epoch, uintptr_t(pc), mask, scope, write, false}, shared);
     if (write) word->written |= mask;
     p += size;
   }

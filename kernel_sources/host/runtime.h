@@ -37,8 +37,8 @@ enum class Kind { read, write, update };
 struct Access {  // epoch 0: an empty slot; scope -1: not atomic; 16 bytes, for there are many
   uint32_t id, epoch;
   uint64_t pc : 48, mask : 8;
-  int64_t scope : 7;
-  uint64_t write : 1;
+  int64_t scope : 6;
+  uint64_t write : 1, seen : 1;  // seen: what was written, by an atomic read
   const void* place() const { return reinterpret_cast<const void*>(pc); }
 };
 static_assert(sizeof(Access) == 16);

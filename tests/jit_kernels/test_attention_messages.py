@@ -61,12 +61,21 @@ def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
     assert all(out.isposinf().all() for out in results)
 
 
-def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch):
-    sizes = {**QUARTERS, "requests": 1, "steep": 6}
-    *sent, items = result(monkeypatch, LARGE, "64", sizes)
-    *written, _ = result(monkeypatch, HOST_GPU, "64", sizes)
-    *whole, splits = result(monkeypatch, HOST_GPU, "64", {**sizes, "most": 8})
-    assert (items, splits) == (32, 8)
+@pytest.mark.parametrize("before", [0, 1], ids=["in-pairs", "across-pairs"])
+@pytest.mark.parametrize(
+    ("tile", "group"), [("64", 1), ("64", 2), ("64", 7), ("64", 8), ("256", 7)]
+)
+def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch, tile, group, before):
+    """Of head_dim 256 a block has two warps: halves. A cluster adds up two of them by itself."""
+    parts, context = {"64": (4, 4096), "256": (2, 1024)}[tile]
+    sizes = {**QUARTERS, "requests": 1, "steep": 6, "group": group, "most": 34}
+    sizes |= {"context": context, "split": context // 128}
+    if before:  # another request's only part comes first
+        sizes["long"] = 5
+    *sent, items = result(monkeypatch, LARGE, tile, sizes)
+    *written, _ = result(monkeypatch, HOST_GPU, tile, sizes)
+    *whole, splits = result(monkeypatch, HOST_GPU, tile, {**sizes, "most": 8 + before})
+    assert (items, splits) == (8 * parts + before, 8 + before)
     assert all(map(torch.equal, sent, written))
     assert all(map(torch.equal, sent, whole))
 

@@ -150,6 +150,48 @@ def test_only_what_came_before_the_arrival_is_known_after_the_wait():
         assert "shared memory" in report
 
 
+WORDS = """
+extern "C" __global__ void KILN_CLUSTER(2, 1, 1) k(uint32_t* x) {
+  alignas(16) __shared__ uint32_t inbox[4];
+  if (threadIdx.x < 4) inbox[threadIdx.x] = ~0u;
+  cluster_arrive();
+  cluster_wait();  // both are ready
+  if (threadIdx.x) return;
+  const uint32_t mine[4] = {x[4 * blockIdx.x], x[4 * blockIdx.x + 1], x[4 * blockIdx.x + 2], 7};
+  store_words_cluster(map_shared(inbox, 1 - cluster_rank()), mine);
+  uint32_t w[4];
+  do load_words_cluster(w, inbox);
+  while (w[0] == ~0u || w[1] == ~0u || w[2] == ~0u || w[3] == ~0u);
+  for (int i = 0; i < 4; i++) x[4 * blockIdx.x + i] = w[i];
+}
+"""
+MISUSE_OF_WORDS = {
+    "nobody is ready": ("cluster_wait();  // both are ready", "", "data race on shared memory"),
+    "nobody looks": ("do load_words_cluster(w, inbox);", "for (uint32_t& i : w) i = 1; do;",
+                     "may exit before its shared memory is reached"),
+    "a plain store": ("store_words_cluster(map_shared(inbox, 1 - cluster_rank()), mine);",
+                      "map_shared(inbox, 1 - cluster_rank())[0] = mine[0];",
+                      "data race on shared memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_finds_the_words_of_a_peer_knows_that_they_came(seed):
+    x = torch.arange(32, dtype=torch.int32)
+    wanted = x.view(4, 2, 4).flip(1).clone()
+    wanted[..., 3] = 7
+    launch(WORDS, x, seed=seed)
+    assert torch.equal(x, wanted.flatten())
+
+
+@pytest.mark.parametrize("name", MISUSE_OF_WORDS)
+def test_misuse_of_words_for_a_peer_is_reported(name):
+    old, new, category = MISUSE_OF_WORDS[name]
+    x = torch.arange(32, dtype=torch.int32)
+    reports = [fault(change(WORDS, old, new), x, seed=seed) for seed in range(3)]
+    assert any(category in report for report in reports)
+
+
 def test_threads_that_have_exited_do_not_count_at_a_clusters_barrier():
     source = change(SUM, "cluster_sync();  // all have read", "if (i < 8) return; cluster_sync();")
     source = change(source, "(cluster_rank() + 1) % CLUSTER)", "cluster_rank())")

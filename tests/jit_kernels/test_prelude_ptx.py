@@ -124,6 +124,11 @@ PINNED = {
         "p[0] = exp2_fast(p[0]); p[1] = log2_fast(p[1]);",
         ["ex2.approx.ftz.f32", "lg2.approx.ftz.f32"],
     ),
+    "cluster words": (
+        "alignas(16) __shared__ uint32_t s[4]; uint32_t w[4] = {q[0], q[1], q[2], q[3]}; "
+        "store_words_cluster(map_shared(s, 1), w); load_words_cluster(w, s); q[4] = w[0] + w[3];",
+        ["mapa.u64", "st.relaxed.cluster.v4.u32", "ld.relaxed.cluster.v4.u32"],
+    ),
     "conversions": (
         "p[0] = to_float(h[0]) + to_float(b[0]); from_float(p[1], h[1]); from_float(p[1], b[1]);",
         ["cvt.f32.f16", "cvt.rn.f16.f32", "cvt.rn.bf16.f32"],

@@ -1,6 +1,6 @@
 // The end of a work item of decode attention: its warps' results become a row of out, or a partial
 // result, which is added up by those who are sent a request's parts, or by who comes last of those
-// that hold them.
+// that hold them. Two halves or quarters of a split that one cluster has become one part before.
 #pragma once
 #include "kiln/attention_fetch.cuh"
 #include "kiln/attention_merge.cuh"
@@ -28,6 +28,35 @@ template <class T> struct Results {
   float v_scale;
 };
 
+// Whether an item's result is sent, where it is one of many. one_each: no block has two items.
+KILN_FN bool is_mailed(const WorkItem& item, bool one_each) {
+  return one_each && item.num_parts() <= kFanIn << node_bits_of(item.kind());
+}
+// Whether the cluster's two items, halves or quarters of a split, become one part before that: it
+// is worth it where who adds up the parts has many.
+KILN_FN bool is_paired(const WorkItem& item, bool one_each) {
+  return kClusters && is_mailed(item, one_each) && halvings_of(item.kind()) > 0 &&
+         item.num_parts() > 8 && (int(blockIdx.y) - item.part()) % 2 == 0;
+}
+
+// Paired blocks send each other every second row: to shared memory, where the queries beside those
+// that are multiplied would be. There a row lies with its scale, kUnsent until it has come.
+template <class Shape> struct Inbox {
+  static constexpr int kRow = Shape::kHeadTile + 4;  // floats
+  static constexpr int kRows = kTileRows / 4;        // half of a tile of eight
+  static_assert(kRows * kRow * 4 <= kTileRows / 2 * Shape::Tile::kQueryStep);
+
+  KILN_FN static float* of(unsigned char* queries) {
+    return reinterpret_cast<float*>(queries + kTileRows / 2 * Shape::Tile::kQueryStep);
+  }
+  KILN_FN static void clear(unsigned char* queries) {
+    const float unsent = as_float(kUnsent);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * kRow / 4; i += Shape::kThreads)
+      store_vector(of(queries) + i * 4, Float4{unsent, unsent, unsent, unsent});
+  }
+};
+
 // What the end of an item starts from. It takes long to find out, so one thread does while the
 // item's queries are on their way.
 struct ItemPlace {
@@ -35,8 +64,9 @@ struct ItemPlace {
   float* place;  // of the item's result of the first row
   int64_t row_step, part_step;
   int64_t sum_step;  // from what a part sends to the sum of a node's, in its first child's place
-  int num_parts, tile, part, num_rows, node_bits;
+  int num_parts, tile, part, num_rows, node_bits, halvings;
   bool mailed;
+  bool paired;  // the cluster's two items are one part, of which each block has every second row
 
   // one_each: no block has two items.
   template <class T>
@@ -44,8 +74,8 @@ struct ItemPlace {
                               bool one_each) {
     ItemPlace y;
     y.num_parts = item.num_parts(), y.tile = item.tile(), y.part = item.part();
-    y.node_bits = node_bits_of(item.kind());
-    y.mailed = one_each && y.num_parts <= kFanIn << y.node_bits;
+    y.node_bits = node_bits_of(item.kind()), y.halvings = halvings_of(item.kind());
+    y.mailed = is_mailed(item, one_each);
     const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
     y.num_rows = min(kTileRows, flat_rows - y.tile * kTileRows);
     y.row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
@@ -53,6 +83,8 @@ struct ItemPlace {
     y.parts = (y.mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
               (item.row_start + y.tile * kTileRows) * y.row_step;
     y.sum_step = y.mailed ? x.mail_rows * y.row_step : 0;
+    y.paired = is_paired(item, one_each);
+    if (y.paired) y.num_parts /= 2, y.part /= 2, --y.node_bits, --y.halvings;
     // Whether it is the last part and has its node for itself: then it is that node's sum.
     const bool first_of_node = (y.part & ((1 << y.node_bits) - 1)) == 0;
     const bool alone = y.part > 0 && first_of_node && y.part + 1 == y.num_parts;
@@ -90,80 +122,150 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     store_row(to.out, y, end_row(to.lse, to.sink, whole, x.v_scale));
   }
 
-  // Merge the warps' results of all rows, as a binary tree.
-  KILN_FN void merge_warps(const float* results, const Scale (&scales)[kWarps][kTileRows]) const {
-    float* to = place + me.warp * row_step;
-#pragma unroll 1
-    for (int row = me.warp; row < num_rows; row += kWarps, to += kWarps * row_step)
-      merge_row(row, to, results, scales);
-  }
-  KILN_FN void merge_row(int row, float* to, const float* results,
-                         const Scale (&scales)[kWarps][kTileRows]) const {
-    constexpr int kPasses = (Shape::kHeadTile + 127) / 128;
-    Scale own[kWarps];
-    Fold folds[kWarps];
-    Float4 y[kPasses][kWarps];
-    auto add_up = [](auto add) {
+  // Of a row four columns a pass, and its scale.
+  struct RowSum {
+    static constexpr int kPasses = (Shape::kHeadTile + 127) / 128;
+    Scale scale;
+    Float4 y[kPasses];
+
+    KILN_FN void add(const RowSum& next) {
+      const Fold f = Fold::onto(scale.top, next.scale.top);
+      scale.sum = f(scale.sum, next.scale.sum);
 #pragma unroll
-      for (int step = 1; step < kWarps; step *= 2)
-#pragma unroll
-        for (int w = step; w < kWarps; w += 2 * step) add(w - step, w);
-    };
+      for (int pass = 0; pass < kPasses; ++pass) y[pass] = f(y[pass], next.y[pass]);
+    }
+  };
+  // Of a block's warps, as a binary tree.
+  KILN_FN RowSum sum_of_warps(int row, const float* results, const Scale* scales) const {
+    RowSum own[kWarps];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {  // all at once: nothing waits for the scales first
-      own[w] = scales[w][row];
+      own[w].scale = scales[w * kTileRows + row];
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass)
-        y[pass][w] = load_vector<Float4>(results + w * (Shape::kWarpBytes / 4) +
-                                         row * Shape::Tile::kPitch + pass * 128 +
-                                         me.lane * 4 % Shape::kHeadTile);
+      for (int pass = 0; pass < RowSum::kPasses; ++pass)
+        own[w].y[pass] = load_vector<Float4>(results + w * (Shape::kWarpBytes / 4) +
+                                             row * Shape::Tile::kPitch + pass * 128 +
+                                             me.lane * 4 % Shape::kHeadTile);
     }
-    add_up([&](int to, int w) {
-      folds[w] = Fold::onto(own[to].top, own[w].top);
-      own[to].sum = folds[w](own[to].sum, own[w].sum);
-    });
-    if (num_parts > 1) send_scale(to + x.head_dim, own[0], me.lane);
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
+    for (int step = 1; step < kWarps; step *= 2)
+#pragma unroll
+      for (int w = 0; w < kWarps; w += 2 * step) own[w].add(own[w + step]);
+    return own[0];
+  }
+  KILN_FN void send_row(float* to, const RowSum& sum) const {
+    send_scale(to + x.head_dim, sum.scale, me.lane);
+#pragma unroll
+    for (int pass = 0; pass < RowSum::kPasses; ++pass) {
       const int column = pass * 128 + me.lane * 4;
-      add_up([&](int to, int w) { y[pass][to] = folds[w](y[pass][to], y[pass][w]); });
-      if (column >= x.head_dim) continue;
-      if (num_parts > 1)
-        send(to + column, y[pass][0]);
-      else  // as were it merged with nothing: a zero loses its sign
-        finish(row_end(row, column),
-               Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, y[pass][0]), own[0]);
+      if (column < x.head_dim) send(to + column, sum.y[pass]);
     }
+  }
+  KILN_FN void finish_row(int row, const RowSum& sum) const {
+#pragma unroll
+    for (int pass = 0; pass < RowSum::kPasses; ++pass) {
+      const int column = pass * 128 + me.lane * 4;
+      if (column >= x.head_dim) continue;
+      // As were it merged with nothing: a zero loses its sign.
+      finish(row_end(row, column),
+             Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, sum.y[pass]), sum.scale);
+    }
+  }
+
+  // Merge the warps' results of all rows.
+  KILN_FN void merge_warps(const float* results, const Scale* scales) const {
+    float* to = place + me.warp * row_step;
+#pragma unroll 1
+    for (int row = me.warp; row < num_rows; row += kWarps, to += kWarps * row_step) {
+      const RowSum sum = sum_of_warps(row, results, scales);
+      if (num_parts > 1) send_row(to, sum);
+      else finish_row(row, sum);
+    }
+  }
+  // The same where blocks are paired: send the other block its rows, and merge what it sends.
+  KILN_FN void merge_blocks(const float* results, const Scale* scales, float* inbox) const {
+    const int own = int(blockIdx.y % 2);
+    float* const others = map_shared(inbox, 1 - own);
+#pragma unroll 1
+    for (int n = 2 * me.warp; n / 2 * 2 < num_rows; n += n % 2 ? 2 * kWarps - 1 : 1) {
+      const bool other = n % 2 == 0;  // first a row of the other block's, then this one's beside it
+      const int row = n / 2 * 2 + (other ? 1 - own : own), at = n / 2 * Inbox<Shape>::kRow;
+      if (row >= num_rows) continue;
+      RowSum sum = sum_of_warps(row, results, scales), next;
+      if (other) {
+        hand_over(others + at, sum);
+        continue;
+      }
+      take_over(next, inbox + at);
+      if (own == 0) {
+        sum.add(next);
+      } else {  // the other block's part comes first
+        next.add(sum);
+        sum = next;
+      }
+      send_row(place + row * row_step, sum);
+    }
+  }
+  KILN_FN void hand_over(float* to, const RowSum& sum) const {
+    if (me.lane == 0) {
+      const uint32_t scale[4] = {as_uint(sum.scale.top), as_uint(sum.scale.sum), 0, 0};
+      store_words_cluster(to + Shape::kHeadTile, scale);
+    }
+#pragma unroll
+    for (int pass = 0; pass < RowSum::kPasses; ++pass) {
+      const int column = pass * 128 + me.lane * 4;
+      const Float4& y = sum.y[pass];
+      const uint32_t words[4] = {as_uint(y.x), as_uint(y.y), as_uint(y.z), as_uint(y.w)};
+      if (column < x.head_dim) store_words_cluster(to + column, words);
+    }
+  }
+  KILN_FN void take_over(RowSum& sum, const float* from) const {
+    bool sent;
+    do {
+      Float4 scale;
+      load_words_cluster(reinterpret_cast<uint32_t(&)[4]>(scale), from + Shape::kHeadTile);
+      sent = is_sent(scale), sum.scale = {scale.x, scale.y};
+#pragma unroll
+      for (int pass = 0; pass < RowSum::kPasses; ++pass) {
+        const int column = min(pass * 128 + me.lane * 4, x.head_dim - 4);
+        load_words_cluster(reinterpret_cast<uint32_t(&)[4]>(sum.y[pass]), from + column);
+        sent &= is_sent(sum.y[pass]);
+      }
+    } while (!__all_sync(kWarp, sent));
   }
 
   // Merge the parts as a tree of nodes, of 32 children above the first, in their first children's
   // places: a warp's rows of a node by the last of its children to arrive. Of what was sent, by the
   // block of the node's last part: all others come before it. Or by it and the other block of its
-  // cluster, where that has the part before: those two run together. first_item: of the tile's, in
-  // the table; `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
-  KILN_FN void merge_parts(int64_t first_item, float* room) const {
+  // cluster, where that has the same part or the one before: those two run together. now: the item
+  // in the table; `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
+  KILN_FN void merge_parts(int now, float* room) const {
     const int last = num_parts - 1;
-    Children all = {parts, part_step, 0, halvings_of(item.kind()), mailed};
+    const int64_t first_item = now - item.part();  // of the tile's
+    Children all = {parts, part_step, 0, halvings, mailed};
 #pragma unroll 1
     for (int level = 0, bits = node_bits; 1 << level < num_parts; level += bits, bits = kFanBits) {
       const int node = part >> (level + bits) << (level + bits);
       const int end = min(last, node + (1 << (level + bits)) - 1);
-      const bool paired = kClusters && mailed && end > node && (first_item + end) % 2 == 1;
-      if (mailed ? part < end - int(paired) : me.warp >= num_rows) return;
+      // Of parts that are not paired: whether the cluster has the last two.
+      const bool before =
+          kClusters && mailed && !paired && end > node && (first_item + end) % 2 == 1;
+      if (mailed ? part < end - int(before) : me.warp >= num_rows) return;
       if (level > 0) all.halvings = 0;
       all.count = ((end - node) >> level) + 1, all.stride = part_step << level;
       if (all.count == 1) continue;  // its state is in place already
       if (!mailed && !is_last(first_item + node + (1 << level), all.count)) return;
       all.rows = parts + node * part_step + (level > 0 ? sum_step : 0);
       const bool root = node == 0 && end == last;
-      merge_rows(all, root, paired ? part % 2 : 0, paired ? 2 : 1, room);
+      const bool two = paired || before;
+      merge_rows(all, root, two ? int(blockIdx.y % 2) : 0, two ? 2 : 1, room);
     }
   }
 
   // Rows `start`, start + step and so on, each by a warp; or by two, where more than eight parts of
   // it were sent.
   KILN_FN void merge_rows(Children all, bool root, int start, int step, float* room) const {
-    const bool halved = all.sent && all.count > kAtOnce;
+    const bool halved = all.sent && all.count > kAtOnce && num_rows <= kWarps / 2 * step;
     const int warps = halved ? kWarps / 2 : kWarps;  // that have different rows
     const int half = halved ? (all.count > 2 * kAtOnce ? 2 : 1) * kAtOnce : all.count;
     const int own = me.warp % warps, begin = me.warp / warps * half;

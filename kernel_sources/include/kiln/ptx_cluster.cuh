@@ -39,6 +39,16 @@ template <class T> KILN_FN T* map_shared(T* p, uint32_t rank) {
   asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(p), "r"(rank));
   return reinterpret_cast<T*>(r);
 }
+// Four words that a block of the cluster leaves in another's shared memory, and that one looks for:
+// each is there or is not, and no order holds between them. Who has found one knows that it came.
+KILN_FN void store_words_cluster(void* p, const uint32_t (&w)[4]) {
+  asm volatile("st.relaxed.cluster.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+KILN_FN void load_words_cluster(uint32_t (&w)[4], const void* p) {
+  asm volatile("ld.relaxed.cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+}
 #else  // ---- host ------------------------------------------------------------------------------
 constexpr bool kClusters = true;
 #define KILN_CLUSTER(x, y, z)  // the host toolchain reads it in the kernel's text
@@ -52,6 +62,17 @@ __forceinline__ void cluster_sync(CUDA_HOST_SITE) {
 }
 template <class T> __forceinline__ T* map_shared(T* p, uint32_t rank, CUDA_HOST_SITE) {
   return static_cast<T*>(cuda_host::map_shared(p, rank, site));
+}
+__forceinline__ void store_words_cluster(void* p, const uint32_t (&w)[4], CUDA_HOST_SITE) {
+  for (int i = 0; i < 4; ++i)
+    cuda_host::atomic(cuda_host::store, static_cast<uint32_t*>(p) + i, 4, w[i], 0,
+                      cuda_host::relaxed, cuda_host::gpu, site);
+}
+__forceinline__ void load_words_cluster(uint32_t (&w)[4], const void* p, CUDA_HOST_SITE) {
+  for (int i = 0; i < 4; ++i)
+    w[i] = uint32_t(cuda_host::atomic(cuda_host::load,
+                                      const_cast<uint32_t*>(static_cast<const uint32_t*>(p)) + i, 4,
+                                      0, 0, cuda_host::relaxed, cuda_host::gpu, site));
 }
 #endif
 }  // namespace kiln

@@ -21,10 +21,11 @@ _HALVES = {**_UNITS, "most": 4, "steep": 40}  # or two
 _QUARTERS = {**_UNITS, "most": 6, "steep": 40}  # or one
 _TWO_ROUNDS = {**_UNITS, "requests": 4, "context": 777, "long": 300, "most": 33}
 _TWO_ROUNDS.pop("batch")  # quarters of a split in a block's second item and others' first
-_SENT = {**_LONG, "context": 16 * 32, "group": 5, "most": 32, "split": 1}  # of a block each
+_SENT = {**_LONG, "context": 16 * 32, "group": 4, "most": 32, "split": 1}  # of a block each
 _SENT_TWICE = {**_SENT, "context": 16 * 33, "most": 33, "few": 33}  # a node's sum, and a part
 _FEWER = {**_SENT, "context": 16 * 10}
 _NOT_PAIRED = {**_FEWER, "long": 10}  # the last two are of different clusters
+_PAIRED = {**_LONG, "context": 1536, "group": 3, "most": 16, "split": 32, "few": 3}  # 12 quarters
 _CROWDED = {**_LONG, "requests": 4, "context": 100, "group": 16, "most": 2, "split": 2}
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
@@ -53,6 +54,7 @@ _HALF = "copy_wait<kHalves - 1>();\n    "
 _SHORT = _HALF.replace("kHalves - 1", "kHalves")
 _QUERIES = "kiln::copy_wait<kHalves - kAhead>();"
 _FP8 = {**_ROWS, "needs": {"scalar_t": "kiln::bf16", "head_tile": "64", "kv_t": "kiln::e4m3"}}
+_WIDE = {"needs": {"scalar_t": "kiln::bf16", "head_tile": "256", "kv_t": "SCALAR_T"}}
 _KEYS, _VALUES = "__syncwarp();  // the keys are", "__syncwarp();  // the values are"
 _FIRST, _NEXT = "__syncwarp();  // the item", "__syncwarp();  // every lane"
 _ATTENTION = [
@@ -89,11 +91,22 @@ _ATTENTION = [
     ("a scale not sent", "lane < kScaleRoom / 4) store", "lane > 40) store", _QUARTERS, _MERGE),
     ("messages left behind", "forget(place);", "", _QUARTERS, _MERGE),
     ("scales left behind", "forget(scale + i);", ";", _QUARTERS, _MERGE),
-    ("messages for a block that comes before", "mailed ? part < end - int(paired)",
+    ("messages for a block that comes before", "mailed ? part < end - int(before)",
      "mailed ? part > 0", _QUARTERS, _PARTS),
     ("a pair of two clusters", "(first_item + end) % 2 == 1", "true", _NOT_PAIRED, _MANY_BLOCKS),
-    ("both of a pair at the same rows", "paired ? part % 2 : 0", "0", _SENT, _MANY_BLOCKS),
-    ("rows of a pair left out", "paired ? 2 : 1, room", "2, room", _NOT_PAIRED, _MANY_BLOCKS),
+    ("both of a pair at the same rows", "two ? int(blockIdx.y % 2) : 0", "0", _SENT, _MANY_BLOCKS),
+    ("rows of a pair left out", "two ? 2 : 1, room", "2, room", _NOT_PAIRED, _MANY_BLOCKS),
+    ("who is sent to is not ready", "kiln::cluster_wait();  // the other block can", "// the other",
+     _PAIRED, {"multiprocessors": 17, **_SEEDS}),
+    ("what lay there taken for sent", "Inbox::clear(queries);", "", _PAIRED,
+     {"multiprocessors": 17}),
+    ("no wait for the other block's row", "while (!__all_sync(kWarp, sent));", "while (false);",
+     _PAIRED, {**_MANY_BLOCKS, **_SEEDS}),
+    ("the other block's rows kept", "hand_over(others + at, sum);", ";", _PAIRED, _MANY_BLOCKS),
+    ("a row left out for want of another", "n / 2 * 2 < num_rows", "n < num_rows", _PAIRED,
+     _MANY_BLOCKS),
+    ("two clusters' items paired", "(int(blockIdx.y) - item.part()) % 2 == 0", "true",
+     {**_PAIRED, "long": 10}, _MANY_BLOCKS),
     ("a node's sum in the place of a part", "sum_step + column", "column", _SENT_TWICE,
      _MORE_BLOCKS),
     ("parts taken for the sums of nodes", "level > 0 ? sum_step : 0", "0", _SENT_TWICE,
@@ -104,8 +117,8 @@ _ATTENTION = [
     ("more than a warp's half", "min(all.count, begin + half)", "all.count", _SENT, _MANY_BLOCKS),
     ("second sums read too early", "__syncthreads();  // the second sums are", ";  //", _SENT,
      {**_MANY_BLOCKS, **_SEEDS}),
-    ("second sums replaced too early", "__syncthreads();  // the second sums were", ";  //", _SENT,
-     {**_MANY_BLOCKS, **_MORE_SEEDS}),
+    ("second sums replaced too early", "__syncthreads();  // the second sums were", ";  //",
+     {**_SENT, "group": 2}, {**_MANY_BLOCKS, **_MORE_SEEDS, **_WIDE}),
     ("second sums of another row", "room + own * 128", "room", _SENT, {**_MANY_BLOCKS, **_SEEDS}),
     ("the first eight parts left out", "before = add(before, y), y = eight", "y = eight", _TREE,
      _MERGE),
@@ -154,7 +167,7 @@ _ATTENTION = [
      _CUT),
     ("units of halves counted as of quarters", "own << (2 * warp_bits - halvings)",
      "own << warp_bits", _HALVES, _CUT),
-    ("a step of the tree without its weight", "folds[w](y[pass][to],", "folds[1](y[pass][to],",
+    ("a step of the tree without its weight", "= f(y[pass], next", "= f(next.y[pass], next",
      {**_LONG, "steep": 40}, _PARTS),
     ("halves not weighed", "tree.factors[step] = factor;", "", _HALVES, _MERGE),
     ("pairs of quarters not weighed", "if (step >= halvings) continue;", "if (step) continue;",
