@@ -108,7 +108,7 @@ def test_a_kernel_is_timed_beside_a_copy_of_as_many_bytes():
     def run(spec, arguments):
         host.run(spec, arguments, env=settings())
 
-    named = {**sizes, "requests": 3, "context": 1024, "kv_heads": 1, "kv_bytes": 1}
+    named = {**sizes, "requests": 3, "context": 1024, "kv_heads": 1, "kv_bytes": 1, "group": 8}
     variant = next(spec.variants(spec.bench_needs))
     row = beside_copy.beside_copy(spec, variant, named, ceilings, "cpu", run, 2**30)
     cost = spec.cost(variant, sizes)

@@ -32,6 +32,7 @@ _FEWER_HEADS = [  # KV heads, that one GPU of two, four or eight has, requests, 
     *[(2, 1, 65536), (2, 4, 65536), (2, 16, 32768)],
     *[(1, 1, 131072), (1, 4, 65536), (1, 16, 65536), (1, 64, 8192)],
 ]
+_LARGER_GROUPS = [(1, 8192), (8, 1024), (1, 16384), (2, 8192)]  # 8 KV heads with 8 heads each
 _OF_BYTES = [  # requests, keys of each, of 8 KV heads, in pools of fp8: 32 MiB, 64, 128 and more
     *[(2, 8192), (8, 2048), (1, 32768), (2, 16384)],
     *[(64, 1024), (8, 8192), (64, 2048), (64, 8192)],
@@ -42,11 +43,12 @@ _TIMES_L2 = 16  # bytes of all copies, in caches
 def decode_beside_copy(args: argparse.Namespace) -> list[Row]:
     """Return a row a size, heads of 128: microseconds, and shares of rates.
 
-    Of 8 KV heads with 4 heads each, and of fewer with 8 each.
+    Of 8 KV heads with 4 heads each, or 8, and of fewer with 8 each.
     """
     spec, ceilings = find_spec("paged_attention"), measure_ceilings("cuda")
     sizes = [
         *[_sizes(2, 8, *one) for one in _SIZES],
+        *[{**_sizes(2, 8, *one), "group": 8} for one in _LARGER_GROUPS],
         *[_sizes(2, *one) for one in _FEWER_HEADS],
         *[_sizes(1, 8, *one) for one in _OF_BYTES],
     ]
@@ -78,6 +80,7 @@ def _sizes(kv_bytes: int, kv_heads: int, requests: int, context: int) -> Sizes:
 def _name(sizes: Sizes) -> str:
     heads = sizes["kv_heads"]
     of = "" if heads == 8 else f" of {heads} KV head{'s' * (heads > 1)}"
+    of += ", groups of 8" * (heads == 8 and sizes["group"] == 8)
     return f"{sizes['requests']} x {sizes['context']}{of}{' in fp8' * (sizes['kv_bytes'] == 1)}"
 
 
