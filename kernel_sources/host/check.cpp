@@ -132,7 +132,7 @@ bool check(const void* address, size_t bytes, Kind kind, int scope, const void* 
     const auto mask = uint8_t(((1u << size) - 1) << offset);
     if (shared && kind != Kind::write && (word->written & mask) != mask)
       report_once(pc, nullptr, "read of uninitialised shared memory by " + where(*current, pc));
-    visit(*word, {current->id, current->epoch, uintptr_t(pc), mask, scope, write, false}, shared);
+    visit(*word, {current->id, current->epoch, uintptr_t(pc), mask, scope, write, 0}, shared);
     if (write) word->written |= mask;
     p += size;
   }

@@ -85,8 +85,8 @@ void cluster_wait(Site site) {
   else learn(f, *f.block->met);
 }
 
-// Shared memory ends with its block: a peer's access must come before. What an atomic read has found
-// has come.
+// Shared memory ends with its block: a peer's access must come before. What an atomic read has
+// found has come.
 static void check_peers_are_done(const Block& block) {
   Clock known = *block.fibers[0].clock;
   const Clock* last = nullptr;

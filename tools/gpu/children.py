@@ -28,17 +28,17 @@ def run_all(names: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[st
 
     def run(name: str) -> Result:
         start = time.perf_counter()
-        print(f"== {name}", flush=True)
+        print(f"== {name}\n", end="", flush=True)  # in one piece: others print too
         result = run_section(name, args, WHOLE - (start - begun))
         return result | {"seconds": round(time.perf_counter() - start, 1)}
 
-    together = [name for name in names if SECTIONS[name].beside_others]
-    with ThreadPoolExecutor(max(len(together), 1)) as pool:
-        running = {pool.submit(run, name): name for name in together}
+    at_once = [name for name in names if SECTIONS[name].beside_others]
+    with ThreadPoolExecutor(max(len(at_once), 1)) as pool:
+        running = {pool.submit(run, name): name for name in at_once}
         for done in as_completed(running):
             yield running[done], done.result()
     for name in names:
-        if name not in together:
+        if name not in at_once:
             yield name, run(name)
 
 
