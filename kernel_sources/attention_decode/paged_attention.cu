@@ -91,7 +91,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows / 2;
   if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
   const WorkItem& first_item = own_items[warp][0];
-  if (kiln::kClusters && first < num_items && kiln::is_paired(first_item, one_each)) {
+  if (kiln::kPairs<Shape> && first < num_items && kiln::is_paired<Shape>(first_item, one_each)) {
     Inbox::clear(queries);
     kiln::cluster_arrive();
   }
@@ -118,7 +118,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   for (int now = first, next, side = 0;; now = next, side ^= 1) {
     next = now + gridDim.y;
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
-    if (threadIdx.x == 0) item_place = kiln::ItemPlace::of(to, heads, item, one_each);
+    if (threadIdx.x == 0) item_place = kiln::ItemPlace::of<Shape>(to, heads, item, one_each);
     const kiln::Sight sight = kiln::Sight::of(item, heads, fetch.num_keys, window);
     auto ready = [&] {
       kiln::copy_wait<kHalves - kAhead>();
@@ -146,7 +146,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       const Rows next_rows(next_item, from, heads, head_dim);
       next_rows.copy(queries, next_rows.chunk(threadIdx.x));
     }
-    if (kiln::kClusters && place.paired) {
+    if (kiln::kPairs<Shape> && place.paired) {
       kiln::cluster_wait();  // the other block can be sent to
       end.merge_blocks(results, &warp_scales[0][0], Inbox::of(queries));
     } else {

@@ -66,7 +66,7 @@ def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
     ("tile", "group"), [("64", 1), ("64", 2), ("64", 7), ("64", 8), ("256", 7)]
 )
 def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch, tile, group, before):
-    """Of head_dim 256 a block has two warps: halves. A cluster adds up two of them by itself."""
+    """Of head_dim 256 a block has two warps: halves. Of four, a cluster adds up two by itself."""
     parts, context = {"64": (4, 4096), "256": (2, 1024)}[tile]
     sizes = {**QUARTERS, "requests": 1, "steep": 6, "group": group, "most": 34}
     sizes |= {"context": context, "split": context // 128}

@@ -32,10 +32,11 @@ template <class T> struct Results {
 KILN_FN bool is_mailed(const WorkItem& item, bool one_each) {
   return one_each && item.num_parts() <= kFanIn << node_bits_of(item.kind());
 }
-// Whether the cluster's two items, halves or quarters of a split, become one part before that: it
-// is worth it where who adds up the parts has many.
-KILN_FN bool is_paired(const WorkItem& item, bool one_each) {
-  return kClusters && is_mailed(item, one_each) && halvings_of(item.kind()) > 0 &&
+// Whether the cluster's two items, halves or quarters of a split, become one part before that. It
+// is worth it where who adds up the parts has many, and worth its code where a block has four warps.
+template <class Shape> constexpr bool kPairs = kClusters && Shape::kWarps == 4;
+template <class Shape> KILN_FN bool is_paired(const WorkItem& item, bool one_each) {
+  return kPairs<Shape> && is_mailed(item, one_each) && halvings_of(item.kind()) > 0 &&
          item.num_parts() > 8 && (int(blockIdx.y) - item.part()) % 2 == 0;
 }
 
@@ -69,7 +70,7 @@ struct ItemPlace {
   bool paired;  // the cluster's two items are one part, of which each block has every second row
 
   // one_each: no block has two items.
-  template <class T>
+  template <class Shape, class T>
   KILN_FN static ItemPlace of(const Results<T>& x, const HeadRows& heads, const WorkItem& item,
                               bool one_each) {
     ItemPlace y;
@@ -83,7 +84,7 @@ struct ItemPlace {
     y.parts = (y.mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
               (item.row_start + y.tile * kTileRows) * y.row_step;
     y.sum_step = y.mailed ? x.mail_rows * y.row_step : 0;
-    y.paired = is_paired(item, one_each);
+    y.paired = is_paired<Shape>(item, one_each);
     if (y.paired) y.num_parts /= 2, y.part /= 2, --y.node_bits, --y.halvings;
     // Whether it is the last part and has its node for itself: then it is that node's sum.
     const bool first_of_node = (y.part & ((1 << y.node_bits) - 1)) == 0;
