@@ -33,7 +33,7 @@ KILN_FN bool is_mailed(const WorkItem& item, bool one_each) {
   return one_each && item.num_parts() <= kFanIn << node_bits_of(item.kind());
 }
 // Whether the cluster's two items, halves or quarters of a split, become one part before that. It
-// is worth it where who adds up the parts has many, and worth its code where a block has four warps.
+// is worth it where who adds up the parts has many, and its code where a block has four warps.
 template <class Shape> constexpr bool kPairs = kClusters && Shape::kWarps == 4;
 template <class Shape> KILN_FN bool is_paired(const WorkItem& item, bool one_each) {
   return kPairs<Shape> && is_mailed(item, one_each) && halvings_of(item.kind()) > 0 &&
@@ -239,7 +239,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
   // places: a warp's rows of a node by the last of its children to arrive. Of what was sent, by the
   // block of the node's last part: all others come before it. Or by it and the other block of its
   // cluster, where that has the same part or the one before: those two run together. now: the item
-  // in the table; `room`: shared memory that nobody else uses, where messages take 128 floats a warp.
+  // in the table; `room`: shared memory of nobody else, where messages take 128 floats a warp.
   KILN_FN void merge_parts(int now, float* room) const {
     const int last = num_parts - 1;
     const int64_t first_item = now - item.part();  // of the tile's
