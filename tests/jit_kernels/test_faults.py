@@ -94,7 +94,10 @@ def check(fault, unit_of=None, first_only=False):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request):
-    """Compile ahead of the tests that are selected, two at a time."""
+    """Compile ahead of the tests that are selected, two at a time.
+
+    Most are run once: without optimization a compile takes two thirds of the time.
+    """
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     wanted = [call["fault"] for call in calls if isinstance(call.get("fault"), Fault)]
 
@@ -103,7 +106,10 @@ def _compiled(request):
         unit = with_fault(spec, variant)
         host.build(unit, spec.entry, spec.arguments, name=fault.id, checked=True, env=settings())
 
-    with ThreadPoolExecutor(2) as pool:
+    unoptimized = tuple("-O0" if flag == "-Og" else flag for flag in host._CHECKED)
+    assert unoptimized != host._CHECKED
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(host, "_CHECKED", unoptimized)
         futures = [pool.submit(build, fault) for fault in wanted]
         yield
         for future in futures:
