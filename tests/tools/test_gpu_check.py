@@ -113,6 +113,8 @@ def test_a_kernel_is_timed_beside_a_copy_of_as_many_bytes():
     row = beside_copy.beside_copy(spec, variant, named, ceilings, "cpu", run, 2**30)
     cost = spec.cost(variant, sizes)
     assert row["sizes"] == "3 x 1024 of 1 KV head in fp8"
+    assert beside_copy._name({**named, "kv_heads": 8}) == "3 x 1024, groups of 8 in fp8"
+    assert beside_copy._name({**named, "kv_heads": 8, "group": 4}) == "3 x 1024 in fp8"
     assert row["kernel_us"] > row["copy_us"] > 0, "the host's norm takes milliseconds"
     assert row["of_such_a_copy"] == pytest.approx(row["copy_us"] / row["kernel_us"], abs=2e-3)
     assert row["such_a_copy_of_that_rate"] == pytest.approx(
@@ -175,7 +177,7 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setattr(children, "_SCRIPT", script)
     monkeypatch.setattr(children.torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("SAID", str(said))
-    short = children.SECTIONS["late_load"].__class__("", "", seconds=1, beside_others=True)
+    short = replace(children.SECTIONS["late_load"], seconds=1)
     monkeypatch.setitem(children.SECTIONS, "late_load", short)
     return said
 
@@ -217,7 +219,7 @@ def test_times_of_many_batches_are_told_by_their_quantiles():
     row = sampling_steps.quantiles([30.0, *[20.0 + i / 10 for i in range(19)]])
     assert row == {
         "batches": 20, "median_us": 20.95, "nine_of_ten_us": 21.7, "slowest_us": 30.0,
-        "over_the_bar": 1,
+        "over_25_us": 1,
     }  # fmt: skip
 
 

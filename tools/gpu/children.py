@@ -19,6 +19,7 @@ from gpu.sections import SECTIONS, WHOLE
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "gpu_check.py"
 _LEAST_SECONDS = 5  # that a section is begun with
+_LATE = "not done in time"
 Result = dict[str, Any]
 
 
@@ -53,10 +54,15 @@ def run_section(name: str, args: argparse.Namespace, seconds_left: float) -> Res
         reason = f"the {WHOLE} s of the whole run were used up"
         return {"status": "not measured", "reason": reason, "rows": []}
     section = SECTIONS[name]
-    end = time.perf_counter() + min(section.seconds, seconds_left)
+    limit = min(section.seconds, seconds_left)
+    end = time.perf_counter() + limit
     if section.ahead:
         _run_shares(name, args, section.ahead, end, "--ahead")
-    return together([*_run_shares(name, args, section.shares, end)])
+    parts = _run_shares(name, args, section.shares, end)
+    for part in parts:
+        if part.get("reason") == _LATE:
+            part["reason"] = f"not done after {limit:.0f} s"
+    return together(parts)
 
 
 def together(parts: Sequence[Result]) -> Result:
@@ -79,22 +85,27 @@ def _run_shares(
     command += ["--kernels", *args.kernels] if args.kernels else []
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{share}.json" for share in range(shares)]
-        running = [
-            subprocess.Popen([*command, "--share", f"{share}/{shares}", "--result", str(file)])
-            for share, file in enumerate(files)
-        ]
-        return [_result(child, file, end) for child, file in zip(running, files, strict=True)]
+        running = []
+        try:
+            for share, file in enumerate(files):
+                own = ["--share", f"{share}/{shares}", "--result", str(file)]
+                running.append(subprocess.Popen([*command, *own]))
+            return [_result(child, file, end) for child, file in zip(running, files, strict=True)]
+        finally:
+            for child in running:
+                child.kill()  # nothing to one that has ended
+                child.wait()
 
 
 def _result(child: subprocess.Popen[bytes], written: Path, end: float) -> Result:
     """Wait for a process, no longer than to ``end``; return what it has written, or its end."""
-    begun = time.perf_counter()
     try:
-        ended = f"its process ended with {child.wait(timeout=max(end - begun, 0))}"
+        code = child.wait(timeout=max(end - time.perf_counter(), 0))
+        ended = f"its process ended with {code}"
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-        ended = f"not done after {end - begun:.0f} s more"
+        ended = _LATE
     if not written.exists():
         return {"status": "failed", "reason": ended, "rows": []}
     result: Result = json.loads(written.read_text())

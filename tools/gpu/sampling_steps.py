@@ -24,7 +24,7 @@ from kiln.jit_kernels.timing import GpuWork, time_side_by_side
 _BATCHES = 40
 _COPIES = 4  # of a batch's 32 MiB of logits, in turn: more than caches hold
 _ROUNDS = 5
-_BAR = 25.0  # microseconds
+_BAR = 25  # microseconds that a step of 128 rows is allowed
 _TITLES = ("", "greedy", "temperature", "top-p", "top-k and top-p", "20 likely tokens")
 
 
@@ -42,7 +42,7 @@ def sampling_steps(args: argparse.Namespace) -> list[Row]:
         row = {"kernel": spec.name, "setting": _TITLES[sizes["serve"]], "rows": rows}
         return [row | quantiles(times)]
 
-    return Pace(args, seconds=80).rows(cases, lambda sizes: _TITLES[sizes["serve"]], rows_of)
+    return Pace(args, seconds=50).rows(cases, lambda sizes: _TITLES[sizes["serve"]], rows_of)
 
 
 def quantiles(times: Sequence[float]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def quantiles(times: Sequence[float]) -> dict[str, Any]:
         "median_us": round(statistics.median(times), 2),
         "nine_of_ten_us": round(sorted(times)[math.ceil(0.9 * len(times)) - 1], 2),
         "slowest_us": round(max(times), 2),
-        "over_the_bar": sum(us > _BAR for us in times),
+        f"over_{_BAR}_us": sum(us > _BAR for us in times),
     }
 
 

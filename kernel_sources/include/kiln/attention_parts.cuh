@@ -264,7 +264,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
   }
 
   // Rows `start`, start + step and so on, each by a warp; or by two, where more than eight parts of
-  // it were sent.
+  // it were sent and the warps do for all rows: another round costs more than a second half.
   KILN_FN void merge_rows(Children all, bool root, int start, int step, float* room) const {
     const bool halved = all.sent && all.count > kAtOnce && num_rows <= kWarps / 2 * step;
     const int warps = halved ? kWarps / 2 : kWarps;  // that have different rows

@@ -130,12 +130,7 @@ _PLANTED = [
         "  row.each_edit([&](int edited, float x) { race.run(edited, x); });\n",
         "",
     ),
-    (
-        "the first pass sees the hidden",
-        SURVEY,
-        "if (hides || u >= whole)",
-        "if (u >= whole)",
-    ),
+    ("the first pass sees the hidden", SURVEY, "if (hides || u >= whole)", "if (u >= whole)"),
     ("a sum of the hidden too", ROW, "u < num_whole_units(), hides(u)", "u < num_whole_units(), 0"),
     ("mask ignored by edited tokens", ROW, "out = allowed != nullptr &&", "out = false &&"),
     ("edited tokens drawn twice", "", "1u << row.edits.tokens[e] % 32);", "0u);"),
