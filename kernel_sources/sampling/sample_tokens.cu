@@ -28,7 +28,7 @@
 namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
-constexpr uint32_t kRoundings = kFreeBits<LOGITS_T> ? 5 : 16;  // of 2^-22, in a nearly known mass
+constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // of a nearly known mass that hold
 constexpr uint32_t kGrain = 1u << kFreeBits<LOGITS_T>;  // of a bound's key
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
@@ -36,12 +36,13 @@ enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 struct Nearly {
   uint64_t mass, error;
 
-  // Of the first pass. A power, its unit's sum, the power of the largest logit, and the weight that
-  // it stands for are off by 2^-22 each, smaller things by as much together. Differences of float32
-  // logits are rounded besides: an exponent of 20 is off by 2^-20. And each weight is rounded down
-  // to a step.
+  // Of the first pass: nearer than 2^-19 of it. A power, its unit's sum, and the power of the largest
+  // logit are off by 2^-22 each, smaller things by as much together. The weight that it stands for
+  // is off by up to four times that: where few are large and many small, the differences of logits
+  // are rounded alike. Twice as much is allowed for float32. And each weight is rounded down to a
+  // step.
   KILN_FN static Nearly of(uint64_t mass, int vocab) {
-    return {mass, (mass >> 22) * kRoundings + uint64_t(vocab + int(kRoundings))};
+    return {mass, (mass >> kFastBits) + uint64_t(vocab)};
   }
   // This, the list's and that of edits, which are exact. But what the list left of its units was
   // rounded by itself, to 2^-23 of the power of two next to their largest weights.

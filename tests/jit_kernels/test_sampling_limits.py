@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from kiln.jit_kernels.ops.sampling import Edits, _on_the_edge, sample_tokens
+from kiln.jit_kernels.references.sampling_noise import masses, weights
 
 sampler = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("test_sampling.py"))))
 
@@ -74,3 +76,19 @@ def test_edits_count_where_so_many_tokens_are_kept_that_the_row_decides():
     samples, wanted = (run(logits, *rows, edits=edits) for run in (sampler.kernel(), sample_tokens))
     assert torch.equal(samples.cutoffs, wanted.cutoffs)
     assert torch.equal(samples.tokens, wanted.tokens)
+
+
+def test_how_far_a_rows_mass_is_from_its_powers():
+    """The kernel counts on four roundings of 2^-22 at most; one weight alone is off by one."""
+    worst = 0.0
+    for top, exponent, small, step in itertools.product(
+        (16.0, 17.0, 33.0, 65.0), (11, 13, 15, 17), range(-28, -11), (1.0, 1.75, -1.25)
+    ):
+        scale = torch.tensor(exponent / top)
+        pair = torch.tensor([top, step * 2.0**small])  # exact in bf16; the second many times over
+        own, others = masses(weights(pair, torch.tensor(top), scale)).double() * 2.0**-40
+        many = 2.0 ** float(scale * (top - pair[1]))  # as much together as the largest
+        power = 2.0 ** (float(scale) * (float(pair[1]) - top))
+        for count in (many, 8 * many):
+            worst = max(worst, float(abs((own + count * others) / (1 + count * power) - 1)))
+    assert 2.0**-22 < worst < 4 * 2.0**-22

@@ -67,7 +67,7 @@ _PLANTED = [
     (
         "the rest of the row taken for exact",
         "",
-        "(mass >> 22) * kRoundings + uint64_t(vocab + int(kRoundings))",
+        "(mass >> kFastBits) + uint64_t(vocab)",
         "0",
     ),
     (
