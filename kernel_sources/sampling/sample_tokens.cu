@@ -29,7 +29,6 @@ namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
 constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // of a nearly known mass that hold
-constexpr uint32_t kGrain = 1u << kFreeBits<LOGITS_T>;  // of a bound's key
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
 // A mass that is off by no more than `error`.
@@ -66,7 +65,7 @@ KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top,
                           SamplerShared& s) {
   uint32_t bound = lowest_key();
   if (row.vocab + row.edits.last - row.edits.first > kCandidates)
-    bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), kGrain, s.bound_counts);
+    bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), s);
   list_from(row, peaks, bound, s);
 }
 
@@ -162,7 +161,7 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   const Weights weights{top, want.temperature};
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
-    const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 320 : 1;
+    const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 288 : 1;
     gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
     cutoff = value_of(cut(row, peaks, want, weights, seen.mass, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
@@ -206,7 +205,7 @@ KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen&
   if (usable) {
     uint32_t from = s.bound;
     if (s.listed > kFew && num_top <= int(blockDim.x) / 2)
-      from = max(from, bound_of(seen.value, top, max(num_top, 1), kGrain, s.bound_counts));
+      from = max(from, bound_of(seen.value, top, max(num_top, 1), s));
     listed = sort_from(from, s);
   }
   const bool sorted = listed <= kSorted;

@@ -53,14 +53,16 @@ KILN_FN uint32_t zero_bytes(uint64_t x) {
 // whose number is low: mostly there is none. Of those behind it a byte of an output each tells
 // the same. The rest of u is an output of the token's own.
 constexpr int kGroup = 32;
-KILN_FN constexpr uint32_t next_low(uint32_t bound) { return bound - (bound >> 8); }
-constexpr uint32_t kFirstIsLow = 0xff000000u;  // from here on the first of a group
-KILN_FN constexpr uint32_t lowest_low() {
-  uint32_t bound = kFirstIsLow;
-  for (int k = 1; k < kGroup; ++k) bound = next_low(bound);
-  return bound;
+// The greatest output that tells that none of a group's first k is low.
+KILN_FN constexpr uint32_t none_low_of(int k) {
+  if (k == 0) return ~0u;
+  uint32_t bound = 0xff000000u;
+#pragma unroll 1
+  for (int i = 1; i < k; ++i) bound -= bound >> 8;
+  return bound - 1;
 }
-constexpr uint32_t kNoneIsLow = lowest_low();  // below
+constexpr uint32_t kNoneLow = none_low_of(kGroup);
+using NoneLow = uint32_t[kGroup + 1];  // of k, each
 struct Noise {
   uint64_t row;
   KILN_FN static Noise of(int64_t seed, int64_t position) {
@@ -79,14 +81,6 @@ struct Noise {
   }
 };
 
-// Of 32 tokens whose group has some output, the place of the first whose number is low.
-KILN_FN int first_low(uint32_t of_all) {
-  int first = 0;
-#pragma unroll 1
-  for (uint32_t bound = kFirstIsLow; of_all < bound; bound = next_low(bound)) ++first;
-  return first;
-}
-
 // Of tokens 32 * g .. 32 * g + 31, a bit each: those whose number is low; `first` is.
 KILN_FN uint32_t lows_from(Noise noise, int g, int first) {
   uint32_t low = 0;
@@ -96,10 +90,11 @@ KILN_FN uint32_t lows_from(Noise noise, int g, int first) {
 }
 
 // Whether the number of a token is low.
-KILN_FN bool is_low(Noise noise, int token) {
+KILN_FN bool is_low(Noise noise, int token, const NoneLow& none_low) {
   const uint32_t of_all = noise.group(token / kGroup);
-  return of_all >= kNoneIsLow &&
-         lows_from(noise, token / kGroup, first_low(of_all)) >> token % kGroup & 1;
+  if (of_all <= none_low[token % kGroup + 1]) return false;
+  if (of_all <= none_low[token % kGroup]) return true;  // the first
+  return zero_bytes(noise.bytes(token / 8)) >> token % 8 & 1;
 }
 
 // -log(1 - u) with u = (bits + 1/2) / 2^52: an exponential variate, accurate near 0 where races are

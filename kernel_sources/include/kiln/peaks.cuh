@@ -32,18 +32,19 @@ struct Peaks {
 
 // Append to a list the units, or groups of units, that may hold a logit with at least a key;
 // `listed` counts them all, what there is no room for too. Each thread looks at eight slots at
-// once, of any thread: a barrier precedes.
-KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int units, uint32_t* list,
+// once, of any thread: a barrier precedes. Whole warps go on together, for an addition a lane to one
+// word of shared memory takes as long as all else here.
+KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int slots_used, uint32_t* list,
                               uint32_t* listed, uint32_t room) {
   const unsigned char* slots = dynamic_shared() + peaks.start;
-  const int step = blockDim.x, wide = step << peaks.shift, end = (units + wide - 1) / wide * step;
+  const int step = blockDim.x, wide = step << peaks.shift, lane = threadIdx.x % 32;
   const uint32_t least = key & 0xffff0000u;
 #pragma unroll 1
-  for (int first = 8 * threadIdx.x; first < end; first += 16 * step) {
+  for (int first = 8 * threadIdx.x; first - 8 * lane < slots_used; first += 16 * step) {
     uint32_t reach = 0;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      if (first + 8 * n * step >= end) break;
+      if (first + 8 * n * step >= slots_used) break;
       const auto eight = load_vector<Chunk<float>>(slots + 2 * (first + 8 * n * step));
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -51,7 +52,6 @@ KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int units, uint32_t* li
         reach |= uint32_t(eight.word[k] >= least) << (8 * n + 2 * k + 1);
       }
     }
-    if (reach == 0) continue;
     uint32_t slot = atomicAdd(listed, uint32_t(__popc(reach)) << peaks.shift);
 #pragma unroll 1
     for (; reach; reach &= reach - 1) {

@@ -19,16 +19,13 @@ KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
   const int lane = threadIdx.x % 32, groups = (vocab + kGroup - 1) / kGroup;
   uint32_t* queue = s.units + threadIdx.x / 32 * kQueue;
   auto& own = s.lows[threadIdx.x / 32];
-  uint32_t bound = kFirstIsLow;  // below it the first low one is behind this lane's
-#pragma unroll 1
-  for (int k = lane; k; --k) bound = next_low(bound);
   int queued = 0, found = 0;
 #pragma unroll 1
   for (int at = threadIdx.x - lane; at < groups;) {
     // Groups with a low number wait in a queue until there are enough for a warp.
 #pragma unroll 2
     for (int n = 0; n < kStep; n += 32, at += blockDim.x) {
-      const bool has = at + lane < groups && noise.group(at + lane) >= kNoneIsLow;
+      const bool has = at + lane < groups && noise.group(at + lane) > kNoneLow;
       push(has, at + lane, queue, queued, kQueue);
     }
     if (queued < 32 && at < groups) continue;
@@ -39,7 +36,7 @@ KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
       int first = 0;
 #pragma unroll
       for (int half = 16; half; half /= 2)
-        if (of_all < __shfl_sync(0xffffffffu, bound, first + half - 1)) first += half;
+        if (of_all <= s.none_low[first + half]) first += half;
       uint32_t low = q + lane < queued ? lows_from(noise, g, first) : 0;
       while (__any_sync(0xffffffffu, low != 0)) {
         const int token = int(g) * kGroup + 31 - __clz(int(low & (0 - low)));
@@ -63,8 +60,9 @@ KILN_FN uint64_t arrival_of(float clock, Weights weights, int token, float x) {
   return uint64_t(as_uint(div_rn(clock, weights(x)))) << 32 | uint32_t(token);
 }
 // Of a token whose number is not low; or may be.
-KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, bool high) {
-  const bool low = !high && is_low(noise, token);
+KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, bool high,
+                                  const NoneLow& none_low) {
+  const bool low = !high && is_low(noise, token, none_low);
   return arrival_of(exponential(noise.bits(token, low)), weights, token, x);
 }
 
@@ -77,8 +75,9 @@ struct Race {
   uint64_t first;
 
   // A token whose number is low arrives sooner than if it were not: no harm where it runs twice.
-  KILN_FN void run(int token, float x) {
-    if (x >= cutoff) first = min(first, arrival_of(noise, weights, token, x, lows_run));
+  KILN_FN void run(int token, float x, const SamplerShared& s) {
+    if (x >= cutoff)
+      first = min(first, arrival_of(noise, weights, token, x, lows_run, s.none_low));
   }
 };
 
@@ -98,7 +97,7 @@ KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Race race, const SamplerS
 
 // Over the list.
 KILN_NOINLINE uint64_t race_of_list(Race race, const SamplerShared& s) {
-  each_listed(s, [&](int token, float x) { race.run(token, x); });
+  each_listed(s, [&](int token, float x) { race.run(token, x, s); });
   return race.first;
 }
 
@@ -111,8 +110,8 @@ KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, i
   const bool lost = s.lows_lost != 0;
   race.lows_run = !lost && row.edits.first == row.edits.last;
   if (!lost) race.first = race_of_lows(row, race, s);
-  race.run(token, best);
-  row.each_edit([&](int edited, float x) { race.run(edited, x); });
+  race.run(token, best, s);
+  row.each_edit([&](int edited, float x) { race.run(edited, x, s); });
   if (!lost) {
     const uint64_t soonest = ~largest_of(~race.first, s.soonest);
     // By then arrives nobody of less weight whose number is not low: -log(1 - u) > u.
@@ -121,7 +120,7 @@ KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, i
     list_from(row, peaks, key_of(race.cutoff), s);
     if (s.listed <= kCandidates) return race_of_list(race, s);
   }
-  row.each_token([&](int any, float x) { race.run(any, x); });  // too many are left
+  row.each_token([&](int any, float x) { race.run(any, x, s); });  // too many are left
   return race.first;
 }
 

@@ -28,8 +28,8 @@ struct SamplerShared {
     float clocks[kLows];
     int count;
   } lows[16];
-  uint32_t num_units, bound, listed, bucket, tally, num_sorted, lows_lost;
-  uint32_t bound_counts[3];
+  NoneLow none_low;
+  uint32_t slots_used, num_units, bound, listed, bucket, tally, num_sorted, lows_lost;
 };
 
 KILN_FN float infinity() { return as_float(0x7f800000u); }
@@ -59,34 +59,69 @@ KILN_FN uint64_t share_of(float p, uint64_t mass) {
   return share ? share : 1;
 }
 
-// A key not above the `wanted`-th largest of the threads' best logits, and close to it; the lowest
-// where fewer threads have a finite one. Keys closer than `grain` are taken for one.
-KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, uint32_t grain,
-                                uint32_t* counts) {
-  const uint32_t own = key_of(best), first = key_of(top);
-  uint32_t low = lowest_key(), high = first + 1, step = 64u << 16, middle = high - 2 * step;
-  if (high - low <= 4 * step) step = max((high - low) / 4, 1u), middle = low + (high - low) / 2;
-  if (threadIdx.x == 0) counts[0] = 0;
-  __syncthreads();
-  int turn = 0;
-  // Count what reaches the middle, a step more and a step less: 10 bits each.
+// The lowest bucket before which count and mass stay below their limits, from the top down, into
+// s.bucket, s.tally and s.mass, with what precedes it; s.kept is with it, s.total of all.
+KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint32_t max_count,
+                               uint64_t max_mass, SamplerShared& s) {
+  const int lane = threadIdx.x % 32;
+  int share = 1;
 #pragma unroll 1
-  for (; high - low > grain; turn = turn == 2 ? 0 : turn + 1) {
-    const uint32_t here = __popc(__ballot_sync(0xffffffffu, own >= middle));
-    const uint32_t above = __popc(__ballot_sync(0xffffffffu, own >= middle + step));
-    const uint32_t below = __popc(__ballot_sync(0xffffffffu, own >= middle - step));
-    if (threadIdx.x % 32 == 0) atomicAdd(&counts[turn], below << 20 | here << 10 | above);
-    if (threadIdx.x == 0) counts[turn == 2 ? 0 : turn + 1] = 0;
-    __syncthreads();
-    const uint32_t all = counts[turn];
-    uint32_t at = middle + step, n = all & 1023;
-    if (int(n) < wanted) high = at, at = middle, n = all >> 10 & 1023;
-    if (int(n) < wanted) high = at, at = middle - step, n = all >> 20;
-    if (int(n) < wanted) high = at;
-    else if (low = at; int(n) <= wanted + wanted / 8) break;
-    step = max((high - low) / 4, 1u), middle = low + (high - low) / 2;
+  while (share * int(blockDim.x) < buckets) ++share;
+  const int highest = buckets - 1 - int(threadIdx.x) * share;  // of this thread's share
+  auto mass_in = [&](int b) { return uint64_t(s.high[b]) << 32 | s.low[b]; };
+  uint32_t c = 0;
+  uint64_t m = 0;
+#pragma unroll 1
+  for (int b = highest; b > highest - share && b >= 0; --b) c += s.count[b], m += mass_in(b);
+  const uint32_t own_count = c;
+  const uint64_t own_mass = m;
+#pragma unroll 1
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t other_count = __shfl_up_sync(0xffffffffu, c, d);
+    const uint64_t other_mass = __shfl_up_sync(0xffffffffu, m, d);
+    if (lane >= d) c += other_count, m += other_mass;
   }
-  return low;
+  if (lane == 31) s.warp_count[threadIdx.x / 32] = c, s.warp_mass.of[threadIdx.x / 32] = m;
+  __syncthreads();
+  const bool before = lane < int(threadIdx.x) / 32;
+  c += warp_total(before ? s.warp_count[lane] : 0);
+  m += sum_in_warp(before ? s.warp_mass.of[lane] : 0);
+  if (threadIdx.x == blockDim.x - 1) s.total = max(s.total, mass + m);
+  c += count - own_count, m += mass - own_mass;
+#pragma unroll 1
+  for (int b = highest; b > highest - share && b >= 0; --b) {
+    const uint32_t next_count = c + s.count[b];
+    const uint64_t next_mass = m + mass_in(b);
+    const bool here = c < max_count && m < max_mass;
+    if (here && (b == 0 || !(next_count < max_count && next_mass < max_mass)))
+      s.bucket = b, s.tally = c, s.mass = m, s.kept = next_mass;
+    c = next_count, m = next_mass;
+  }
+}
+
+// A key not above the `wanted`-th largest of the threads' best logits, and less than a step of bf16
+// from it; the lowest where fewer threads have a finite one. By histograms of 512: of the keys next
+// to the largest, mostly; else of all, and then of one of these buckets.
+KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, SamplerShared& s) {
+  constexpr int kBins = 512;
+  const uint32_t own = key_of(best);
+  uint32_t base = ((max(key_of(top) >> 16, kBins - 1u)) - (kBins - 1)) << 16, count = 0;
+#pragma unroll 1
+  for (int shift = 16;;) {
+    __syncthreads();  // earlier readers are done
+#pragma unroll 1
+    for (int b = threadIdx.x; b < kBins; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
+    if (threadIdx.x == 0) s.total = 0;
+    __syncthreads();
+    if (own >= base && (own - base) >> shift < kBins) atomicAdd(&s.count[(own - base) >> shift], 1u);
+    __syncthreads();
+    find_bucket(kBins, count, 0, wanted, ~uint64_t(0), s);
+    __syncthreads();
+    const uint32_t bound = base + (s.bucket << shift);
+    const bool enough = int(s.tally + s.count[s.bucket]) >= wanted;
+    if (shift < 23 && (enough || shift < 16)) return max(bound, lowest_key());
+    count = shift == 16 ? 0 : s.tally, base = shift == 16 ? 0 : bound, shift = shift == 16 ? 23 : 14;
+  }
 }
 
 // List in s.list the logits whose key is at least a bound: s.listed of them, or too many for it.
@@ -96,20 +131,24 @@ KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, Sam
   __syncthreads();
   if (threadIdx.x == 0) s.listed = s.num_units = 0, s.bound = bound;
   __syncthreads();
-  list_above(peaks, bound, row.num_units(), s.units, &s.num_units, kUnits);
-  auto list = [&](int token, float x) {
-    if (!(x >= least)) return;
-    const uint32_t slot = atomicAdd(&s.listed, 1u);
+  list_above(peaks, bound, s.slots_used, s.units, &s.num_units, kUnits);
+  auto list = [&](uint32_t slot, int token, float x) {
     if (slot < kCandidates) s.list[slot] = entry_of(x, token);
   };
-  row.each_edit(list);
+  row.each_edit([&](int token, float x) {
+    if (x >= least) list(atomicAdd(&s.listed, 1u), token, x);
+  });
   __syncthreads();
-  const int queued = min(s.num_units, uint32_t(kUnits));
+  const int queued = min(s.num_units, uint32_t(kUnits)), lane = threadIdx.x % 32;
   if (s.num_units > kUnits && threadIdx.x == 0) atomicAdd(&s.listed, kCandidates + 1u);
 #pragma unroll 1
-  for (int q = threadIdx.x; q < queued; q += blockDim.x)
-    if (int(s.units[q]) < row.num_units())
-      row.each_where(s.units[q], [&](float x) { return x >= least; }, list);
+  for (int q = threadIdx.x; q - lane < queued; q += blockDim.x) {  // whole warps, for the addition
+    const int u = q < queued ? int(s.units[q]) : row.num_units();
+    uint32_t above = 0;
+    if (u < row.num_units()) above = row.chosen_of(u, [&](float x) { return x >= least; });
+    uint32_t slot = atomicAdd(&s.listed, uint32_t(__popc(above)));
+    row.each_chosen(u, above, [&](int token, float x) { list(slot++, token, x); });
+  }
   __syncthreads();
 }
 
@@ -137,42 +176,6 @@ KILN_NOINLINE uint64_t listed_mass(const Row<T>& row, float top, float scale, Sa
     mass += (uint64_t(weights.steps_of(listed)) << 17) >> min(by.exponent - weights.exponent, 63u);
   });
   return by.mass(double(sums_of({mass, 0}, s.survey).a), 0);
-}
-
-// The lowest bucket before which count and mass stay below their limits, from the top down, into
-// s.bucket, s.tally and s.mass, with what precedes it; s.kept is with it, s.total of all.
-KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint32_t max_count,
-                               uint64_t max_mass, SamplerShared& s) {
-  const int share = (buckets + int(blockDim.x) - 1) / int(blockDim.x), lane = threadIdx.x % 32;
-  const int highest = buckets - 1 - int(threadIdx.x) * share;  // of this thread's share
-  auto mass_in = [&](int b) { return uint64_t(s.high[b]) << 32 | s.low[b]; };
-  uint32_t c = 0;
-  uint64_t m = 0;
-#pragma unroll 1
-  for (int b = highest; b > highest - share && b >= 0; --b) c += s.count[b], m += mass_in(b);
-  const uint32_t own_count = c;
-  const uint64_t own_mass = m;
-#pragma unroll 1
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t other_count = __shfl_up_sync(0xffffffffu, c, d);
-    const uint64_t other_mass = __shfl_up_sync(0xffffffffu, m, d);
-    if (lane >= d) c += other_count, m += other_mass;
-  }
-  if (lane == 31) s.warp_count[threadIdx.x / 32] = c, s.warp_mass.of[threadIdx.x / 32] = m;
-  __syncthreads();
-#pragma unroll 4
-  for (int w = 0; w < int(threadIdx.x) / 32; ++w) c += s.warp_count[w], m += s.warp_mass.of[w];
-  if (threadIdx.x == blockDim.x - 1) s.total = max(s.total, mass + m);
-  c += count - own_count, m += mass - own_mass;
-#pragma unroll 1
-  for (int b = highest; b > highest - share && b >= 0; --b) {
-    const uint32_t next_count = c + s.count[b];
-    const uint64_t next_mass = m + mass_in(b);
-    const bool here = c < max_count && m < max_mass;
-    if (here && (b == 0 || !(next_count < max_count && next_mass < max_mass)))
-      s.bucket = b, s.tally = c, s.mass = m, s.kept = next_mass;
-    c = next_count, m = next_mass;
-  }
 }
 
 KILN_NOINLINE void add_to_bucket(int b, Weights weights, float x, SamplerShared& s) {
@@ -224,7 +227,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
     };
 #pragma unroll 1
     for (int i = 0, u = threadIdx.x; u < units; ++i, u += blockDim.x)
-      if (peaks.reaches(i, base + prefix)) row.each_where(u, inside, tally);
+      if (peaks.reaches(i, base + prefix)) row.each_chosen(u, row.chosen_of(u, inside), tally);
 #pragma unroll 1
     for (int j = threadIdx.x; j < singles; j += blockDim.x) {
       const float x = in_list ? value_of_entry(s.list[j]) : row.edited(row.edits.first + j);

@@ -98,6 +98,13 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
     want = asked.settings(vocab, vocab + row.edits.last - row.edits.first, width);
     if (again) want.plan.scale = kPlainScale, want.plan.races = false;
     else s.listed = s.lows_lost = 0;
+    const int wide = step << peaks.shift;
+    s.slots_used = (units + wide - 1) / wide * step;
+  }
+  if (threadIdx.x >= blockDim.x - kGroup) {
+    const int k = kGroup - int(blockDim.x - threadIdx.x);
+    s.none_low[k + 1] = none_low_of(k + 1);
+    if (k == 0) s.none_low[0] = none_low_of(0);
   }
   __syncthreads();
   const bool hides = row.hidden != nullptr;

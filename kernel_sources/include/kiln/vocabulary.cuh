@@ -128,12 +128,16 @@ template <class T> struct Row {
     }
   }
 
-  // f(token, logit): of one unit, the tokens for which has(logit). The few of many.
-  template <class P, class F> KILN_FN void each_where(int u, P has, F f) const {
+  // Of one unit, the tokens for which has(logit), a bit each.
+  template <class P> KILN_FN uint32_t chosen_of(int u, P has) const {
     float x[kUnit];
     fetch(u, x);
+    return chosen(x, has);
+  }
+  // f(token, logit): of one unit, the tokens with a bit. The few of many.
+  template <class F> KILN_FN void each_chosen(int u, uint32_t left, F f) const {
 #pragma unroll 1
-    for (uint32_t left = chosen(x, has); left; left &= left - 1) {
+    for (; left; left &= left - 1) {
       const int token = u * kUnit + 31 - __clz(int(left & (0 - left)));
       f(token, shown(token));
     }

@@ -15,8 +15,8 @@ _PLANTED = [
     (
         "dropped barrier before the units near the bound are read",
         LIST,
-        "row.each_edit(list);\n  __syncthreads();",
-        "row.each_edit(list);",
+        "token, x);\n  });\n  __syncthreads();\n  const int queued",
+        "token, x);\n  });\n  const int queued",
     ),
     (
         "dropped barrier before the list is sorted",
@@ -27,8 +27,8 @@ _PLANTED = [
     (
         "dropped barrier before a histogram",
         LIST,
-        "s.total = 0;\n    __syncthreads();",
-        "s.total = 0;",
+        "s.total = 0;\n    __syncthreads();\n    auto",
+        "s.total = 0;\n    auto",
     ),
     (
         "dropped barrier before low numbers run",
@@ -123,11 +123,26 @@ _PLANTED = [
     ("a wrong logarithm", DRAW, "0.69314718f", "0.4f"),
     ("a winner passed over", RACE, "least = -8.0f -", "least = 2.0f -"),
     ("what top-p leaves cut", "", "- 41.0f)", "- 33.0f)"),
-    ("groups with a low number passed over", RACE, ">= kNoneIsLow;", ">= 0xf8000000u;"),
+    ("groups with a low number passed over", RACE, "> kNoneLow;", ">= 0xf8000000u;"),
+    (
+        "the first low number taken for the one before",
+        DRAW,
+        "none_low[token % kGroup]) return true",
+        "none_low[token % kGroup]) return false",
+    ),
+    ("a low number's byte for another token", DRAW, ">> token % 8 & 1", ">> (token + 1) % 8 & 1"),
+    (
+        "dropped barrier before a bound's histogram is read",
+        LIST,
+        "(own - base) >> shift], 1u);\n    __syncthreads();",
+        "(own - base) >> shift], 1u);",
+    ),
+    ("a bound of the keys next to the largest alone", LIST, "(enough || shift < 16)", "true"),
+    ("counts of the warps after added too", LIST, "lane < int(threadIdx.x) / 32", "lane < 16"),
     (
         "edits left out of the race",
         RACE,
-        "  row.each_edit([&](int edited, float x) { race.run(edited, x); });\n",
+        "  row.each_edit([&](int edited, float x) { race.run(edited, x, s); });\n",
         "",
     ),
     ("the first pass sees the hidden", SURVEY, "if (hides || u >= whole)", "if (u >= whole)"),
