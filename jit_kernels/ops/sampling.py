@@ -239,6 +239,7 @@ _SERVED = {  # what a benchmark asks for
     3: (0.7, 0, 0.95, 0.0, -1),
     4: (0.7, 50, 0.95, 0.0, -1),
     5: (0.7, 50, 0.95, 0.0, 20),
+    6: (1.0, 0, 0.95, 0.0, -1),  # of thousands of tokens: more than a list takes
 }
 _SPREADS = (3.0, 0.05, 8.0, 0.0, 1.0)  # of the logits: peaked, flat, very peaked, all equal
 
@@ -335,7 +336,7 @@ _SAMPLE = KernelSpec(
     sizes=_SIZES,
     bench_sizes=[
         {"rows": rows, "vocab": 131072, "width": 20, "hides": 0, "edits": 0, "serve": serve}
-        for serve in (1, 2, 3, 4, 5)
+        for serve in _SERVED
         for rows in (1, 8, 32, 128)
     ],
     bench_needs={"logits_t": "kiln::bf16"},

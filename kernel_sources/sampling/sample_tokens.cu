@@ -83,9 +83,9 @@ KILN_FN Sums sums_of_edits(const Logits& row, Weights weights, SamplerShared& s)
 // The largest key in the list below another; 0: there is none.
 KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
   uint64_t next = 0;
-  each_listed(s, [&](int, float x) {
-    if (key_of(x) < key) next = max(next, uint64_t(key_of(x)));
-  });
+#pragma unroll 1
+  for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x)
+    if (uint32_t(s.list[j] >> 32) < key) next = max(next, s.list[j] >> 32);
   return uint32_t(largest_of(next, s.next));
 }
 
@@ -127,16 +127,16 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     const bool exact = all.error == 0;
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
-    if (in_list && !complete && s.total < low) {
+    if (in_list && !complete && s.kept < low) {
       in_list = list_helps = false;  // it is too short
       continue;
     }
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (exact || enough(s.kept)) return max(least, found);
     if (list_helps) {  // its own mass is known by now: only the rest of the row is not
-      const uint64_t own = listed_mass(row, weights.top, want.plan.scale, s);
-      const uint64_t rest = row_mass - min(row_mass, own);
-      all = complete ? Nearly{s.total, 0} : Nearly::of(rest, row.vocab).and_exact(s.total, edited.b);
+      const Sums own = listed_mass(row, weights, want.plan.scale, s);
+      const uint64_t rest = row_mass - min(row_mass, own.a);
+      all = complete ? Nearly{own.b, 0} : Nearly::of(rest, row.vocab).and_exact(own.b, edited.b);
       list_helps = false;
       if (enough(s.kept)) return max(least, found);
     }
@@ -168,8 +168,12 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   }
   cutoff = fmaxf(cutoff, add_rn(top, mul_rn(want.temperature, want.log_min_p)));
   const Noise noise = Noise::of(want.plan.seed, want.plan.position);
-  const Race race{noise, weights, cutoff, false, ~uint64_t(0)};
+  const Visitor race{Visit::race, cutoff, weights, noise.row};
   uint64_t arrival;
+  if (cutoff < listed_from && !want.plan.races && s.kept_count <= kCandidates) {
+    list_from(row, peaks, key_of(cutoff), s);
+    if (s.listed <= kCandidates) listed_from = cutoff;
+  }
   if (cutoff >= listed_from) {
     arrival = race_of_list(race, s);
   } else {
@@ -192,13 +196,17 @@ KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen&
   const bool usable = s.listed <= kCandidates && complete;
   const uint64_t mass = seen.mass ? seen.mass : sum_of_row(raw, peaks, {top, 1.0f}, s);
   const float log_mass = 0.69314718f * (log2_fast(float(mass)) - 40.0f);
+  const bool in_list = usable && x >= value_of(s.bound);
+  const Weights plain{top, 1.0f};
   int larger = 0;
-  if (usable && x >= value_of(s.bound)) {
+  if (in_list) {
 #pragma unroll 1
     for (int j = threadIdx.x; j - int(threadIdx.x) < int(s.listed); j += blockDim.x)
       larger += __syncthreads_count(j < int(s.listed) && value_of_entry(s.list[j]) > x);
   } else {
-    larger = num_larger(raw, peaks, x, s);
+    const float above = value_of(key_of(x) + 1);
+    const uint64_t own = visit(raw, peaks, false, {Visit::count, above, plain}, s);
+    larger = int(sums_of({own, 0}, s.survey).a);  // of s.row the mass may still be read
   }
   if (threadIdx.x == 0) *logprob = x - top - log_mass, *rank = larger + 1;
   int listed = kSorted + 1;
@@ -213,7 +221,7 @@ KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen&
 #pragma unroll 1
   for (int j = sorted ? int(threadIdx.x) : 0; j < width; j += sorted ? int(blockDim.x) : 1) {
     if (sorted) entry = j < listed ? s.sorted[j] : 0;
-    else if (j < num_top) entry = next_largest(raw, entry, s);
+    else if (j < num_top) entry = next_largest(raw, peaks, plain, entry, s);
     if (!sorted && threadIdx.x != 0) continue;
     const bool there = j < num_top && entry;
     top_tokens[j] = there ? token_of_entry(entry) : -1;

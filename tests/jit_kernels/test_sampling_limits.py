@@ -78,6 +78,30 @@ def test_edits_count_where_so_many_tokens_are_kept_that_the_row_decides():
     assert torch.equal(samples.tokens, wanted.tokens)
 
 
+@pytest.mark.parametrize("edited", [0, 200], ids="{}-edits".format)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_cut_among_thousands_of_tokens_wherever_zero_lies(dtype, edited):
+    """More than the list takes: keys of numbers next to zero lie far apart, and some are equal."""
+    base = torch.randn(6, 3000)
+    logits = [base[0] * 2, base[1] - 20, base[2].clamp(min=0), base[3] - base[3].max() + 0.01]
+    logits = torch.stack([*logits, base[4] * 0.01, (base[5] * 4).round() / 4]).to(dtype)
+    rows = len(logits)
+    edits = None
+    if edited:
+        tokens = torch.cat([torch.randperm(3000)[:edited] for _ in range(rows)]).int()
+        starts = torch.arange(rows + 1, dtype=torch.int32) * edited
+        biases = torch.randn(len(tokens)) * 0.5
+        edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
+    asked = [(1500, 1.0), (2900, 1.0), (0, 0.8), (0, 0.999), (2000, 0.9), (2900, 0.9999)]
+    for top_k, top_p in asked:
+        how = sampler.rows_of([sampler.Asked(1.0, top_k, top_p)] * rows, list(range(rows)))
+        samples, wanted = (
+            run(logits, *how, edits=edits) for run in (sampler.kernel(), sample_tokens)
+        )
+        assert torch.equal(samples.cutoffs, wanted.cutoffs), (top_k, top_p)
+        assert torch.equal(samples.tokens, wanted.tokens), (top_k, top_p)
+
+
 def test_how_far_a_rows_mass_is_from_its_powers():
     """The kernel counts on four roundings of 2^-22 at most; one weight alone is off by one."""
     worst = 0.0

@@ -25,7 +25,14 @@ _BATCHES = 40
 _COPIES = 4  # of a batch's 32 MiB of logits, in turn: more than caches hold
 _ROUNDS = 5
 _BAR = 25  # microseconds that a step of 128 rows is allowed
-_TITLES = ("", "greedy", "temperature", "top-p", "top-k and top-p", "20 likely tokens")
+_TITLES = {
+    1: "greedy",
+    2: "temperature",
+    3: "top-p",
+    4: "top-k and top-p",
+    5: "20 likely tokens",
+    6: "top-p of thousands of tokens",
+}
 
 
 def sampling_steps(args: argparse.Namespace) -> list[Row]:
@@ -42,7 +49,7 @@ def sampling_steps(args: argparse.Namespace) -> list[Row]:
         row = {"kernel": spec.name, "setting": _TITLES[sizes["serve"]], "rows": rows}
         return [row | quantiles(times)]
 
-    return Pace(args, seconds=50).rows(cases, lambda sizes: _TITLES[sizes["serve"]], rows_of)
+    return Pace(args, seconds=60).rows(cases, lambda sizes: _TITLES[sizes["serve"]], rows_of)
 
 
 def quantiles(times: Sequence[float]) -> dict[str, Any]:

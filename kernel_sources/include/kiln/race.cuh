@@ -1,6 +1,6 @@
 // The race that draws a token: over a list, or over a row without most of its noise.
 #pragma once
-#include "kiln/shortlist.cuh"
+#include "kiln/visit.cuh"
 
 namespace kiln {
 
@@ -54,74 +54,55 @@ KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
     own.clocks[q] = exponential(noise.bits(own.tokens[q], true));
 }
 
-// When a token arrives: the first of all is drawn, with a probability proportional to its weight.
-// As one number with the token, which decides between equal times.
-KILN_FN uint64_t arrival_of(float clock, Weights weights, int token, float x) {
-  return uint64_t(as_uint(div_rn(clock, weights(x)))) << 32 | uint32_t(token);
-}
-// Of a token whose number is not low; or may be.
-KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, bool high,
-                                  const NoneLow& none_low) {
-  const bool low = !high && is_low(noise, token, none_low);
-  return arrival_of(exponential(noise.bits(token, low)), weights, token, x);
-}
-
-// What runs: tokens that are at least the cutoff. Each thread keeps the first of its own.
-struct Race {
-  Noise noise;
-  Weights weights;
-  float cutoff;
-  bool lows_run;  // all of them, of their own
-  uint64_t first;
-
-  // A token whose number is low arrives sooner than if it were not: no harm where it runs twice.
-  KILN_FN void run(int token, float x, const SamplerShared& s) {
-    if (x >= cutoff)
-      first = min(first, arrival_of(noise, weights, token, x, lows_run, s.none_low));
-  }
-};
-
 // The tokens whose number is low. Each thread reads what it wrote itself.
 template <class T>
-KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Race race, const SamplerShared& s) {
+KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Weights weights, float cutoff,
+                                    const SamplerShared& s) {
   const auto& own = s.lows[threadIdx.x / 32];
+  uint64_t first = ~uint64_t(0);
 #pragma unroll 1
   for (int q = threadIdx.x % 32; q < own.count; q += 32) {
     const int token = own.tokens[q];
     const float x = row.shown(token);
-    if (x < race.cutoff) continue;
-    race.first = min(race.first, arrival_of(own.clocks[q], race.weights, token, x));
+    if (x >= cutoff) first = min(first, arrival_of(own.clocks[q], weights, token, x));
   }
-  return race.first;
+  return first;
 }
 
 // Over the list.
-KILN_NOINLINE uint64_t race_of_list(Race race, const SamplerShared& s) {
-  each_listed(s, [&](int token, float x) { race.run(token, x, s); });
-  return race.first;
+KILN_NOINLINE uint64_t race_of_list(Visitor race, const SamplerShared& s) {
+  uint64_t first = ~uint64_t(0);
+#pragma unroll 1
+  for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x) {
+    const float x = value_of_entry(s.list[j]);
+    if (x < race.least) continue;
+    first = min(first, arrival_of(Noise{race.state}, race.weights, token_of_entry(s.list[j]), x,
+                                  race.high, s.none_low));
+  }
+  return first;
 }
 
 // Over all tokens of a row after find_lows; a thread knows the logit and id of one, `best` of
 // `token`. First run those and the edited, beside those whose number is low: one in 256. Then those
-// who may still win.
+// who may still win. A token whose number is low arrives sooner than if it were not: no harm where
+// it runs twice.
 template <class T>
-KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token, Race race,
-                                   SamplerShared& s) {
+KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token,
+                                   Visitor race, SamplerShared& s) {
   const bool lost = s.lows_lost != 0;
-  race.lows_run = !lost && row.edits.first == row.edits.last;
-  if (!lost) race.first = race_of_lows(row, race, s);
-  race.run(token, best, s);
-  row.each_edit([&](int edited, float x) { race.run(edited, x, s); });
+  race.high = !lost && row.edits.first == row.edits.last;  // the low ones run of their own
+  uint64_t first = visit(row, peaks, true, race, s);
+  if (best >= race.least) first = race.visit(first, token, best, s);
   if (!lost) {
-    const uint64_t soonest = ~largest_of(~race.first, s.soonest);
+    first = min(first, race_of_lows(row, race.weights, race.least, s));
+    const uint64_t soonest = ~largest_of(~first, s.soonest);
     // By then arrives nobody of less weight whose number is not low: -log(1 - u) > u.
     const float least = -8.0f - log2_fast(as_float(uint32_t(soonest >> 32)));
-    race.cutoff = fmaxf(race.cutoff, race.weights.logit_below(least));
-    list_from(row, peaks, key_of(race.cutoff), s);
-    if (s.listed <= kCandidates) return race_of_list(race, s);
+    race.least = fmaxf(race.least, race.weights.logit_below(least));
+    list_from(row, peaks, key_of(race.least), s);
+    if (s.listed <= kCandidates) return min(first, race_of_list(race, s));
   }
-  row.each_token([&](int any, float x) { race.run(any, x, s); });  // too many are left
-  return race.first;
+  return min(first, visit(row, peaks, false, race, s));  // too many are left
 }
 
 }  // namespace kiln

@@ -97,7 +97,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
   if (threadIdx.x == 0) {  // logits are on their way
     want = asked.settings(vocab, vocab + row.edits.last - row.edits.first, width);
     if (again) want.plan.scale = kPlainScale, want.plan.races = false;
-    else s.listed = s.lows_lost = 0;
+    else s.listed = s.lows_lost = s.kept_count = 0;
     const int wide = step << peaks.shift;
     s.slots_used = (units + wide - 1) / wide * step;
   }

@@ -88,6 +88,21 @@ template <class P> KILN_FN uint32_t chosen(const float (&x)[kUnit], P has) {
   return bits;
 }
 
+// x[k]; not by an index, for what has one is in memory.
+KILN_FN float select(bool second, float a, float b) { return second ? b : a; }
+template <int N> KILN_FN float pick(const float (&x)[N], int k) {
+  if constexpr (N == 1) {
+    return x[0];
+  } else {
+    float y[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) y[i] = select(k & N / 2, x[i], x[i + N / 2]);
+    return pick(y, k);
+  }
+}
+// The place of the lowest bit.
+KILN_FN int first_of(uint32_t bits) { return 31 - __clz(int(bits & (0 - bits))); }
+
 template <class T> struct Row {
   const T* data;
   int vocab;
@@ -115,38 +130,6 @@ template <class T> struct Row {
     for (int k = 0; k < kUnit; ++k) x[k] = unit.x[k];
   }
 
-  // f(its logits): the units for which wanted(i), a thread's i-th, over the block's threads.
-  // Compact, not fast.
-  template <class P, class F> KILN_FN void each_unit(P wanted, F f) const {
-    const Row row{data, vocab, aligned, nullptr, hidden, {}};  // out of shared memory
-#pragma unroll 1
-    for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
-      if (!wanted(i)) continue;
-      float x[kUnit];
-      row.fetch(u, x);
-      f(x);
-    }
-  }
-
-  // Of one unit, the tokens for which has(logit), a bit each.
-  template <class P> KILN_FN uint32_t chosen_of(int u, P has) const {
-    float x[kUnit];
-    fetch(u, x);
-    return chosen(x, has);
-  }
-  // f(token, logit): of one unit, the tokens with a bit. The few of many.
-  template <class F> KILN_FN void each_chosen(int u, uint32_t left, F f) const {
-#pragma unroll 1
-    for (; left; left &= left - 1) {
-      const int token = u * kUnit + 31 - __clz(int(left & (0 - left)));
-      f(token, shown(token));
-    }
-  }
-  // f(token, logit): every token, over the block's threads. Compact, not fast.
-  template <class F> KILN_FN void each_token(F f) const {
-#pragma unroll 1
-    for (int token = threadIdx.x; token < vocab; token += blockDim.x) f(token, shown(token));
-  }
   // f(token, logit): the edited tokens, over the block's threads.
   template <class F> KILN_FN void each_edit(F f) const {
 #pragma unroll 1

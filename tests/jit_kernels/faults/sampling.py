@@ -2,7 +2,7 @@
 
 DRAW, ROW, LIKELY = "kiln/draw.cuh", "kiln/vocabulary.cuh", "kiln/likely.cuh"
 LIST, RACE, SURVEY = "kiln/shortlist.cuh", "kiln/race.cuh", "kiln/survey.cuh"
-MASS = "kiln/mass.cuh"
+MASS, CUT, BINS = "kiln/mass.cuh", "kiln/cut.cuh", "kiln/bins.cuh"
 
 # name, header (empty: the template), what is replaced, by what
 _PLANTED = [
@@ -26,9 +26,9 @@ _PLANTED = [
     ),
     (
         "dropped barrier before a histogram",
-        LIST,
-        "s.total = 0;\n    __syncthreads();\n    auto",
-        "s.total = 0;\n    auto",
+        CUT,
+        "s.bins = bins;\n    __syncthreads();",
+        "s.bins = bins;",
     ),
     (
         "dropped barrier before low numbers run",
@@ -42,20 +42,25 @@ _PLANTED = [
         ": ~row.allowed[w];\n  __syncthreads();",
         ": ~row.allowed[w];",
     ),
-    ("counts without atomics", LIST, "atomicAdd(&s.count[b], 1u);", "s.count[b] += 1;"),
-    ("a carry lost", LIST, "uint32_t(own >> 32) + (old + low < old)", "uint32_t(own >> 32)"),
+    (
+        "counts without atomics",
+        LIST,
+        "atomicAdd(&bucket, uint32_t(blockDim.x != 0));",
+        "bucket += 1;",
+    ),
+    ("a carry lost", CUT, "uint32_t(mass >> 32) + (old + low < old)", "uint32_t(mass >> 32)"),
     ("a mass as a float", DRAW, "mul_rn(weight, 0x1p40f)", "mul_rn(weight, 0x1p20f)"),
     ("top-k counts one more", "", "limits{uint32_t(want.top_k),", "limits{want.top_k + 1u,"),
     (
         "top-p of the row where top-k left less",
         "",
         "all.mass = s.kept;",
-        "all.mass = s.total;",
+        "all.mass = row_mass;",
     ),
     (
         "the list is too short and nobody looks",
         "",
-        "in_list && !complete && s.total < low",
+        "in_list && !complete && s.kept < low",
         "false",
     ),
     (
@@ -72,25 +77,66 @@ _PLANTED = [
     ),
     (
         "what is listed counted twice",
-        LIST,
-        "mass += (uint64_t(weights",
-        "mass = 0 * (uint64_t(weights",
+        CUT,
+        "sums.a += (uint64_t(unit",
+        "sums.a = 0 * (uint64_t(unit",
     ),
     (
         "a unit of the list counted with each of its tokens",
-        LIST,
-        "if ((listed & (2 * own - 1)) != own) return;",
+        CUT,
+        "if ((listed & (2 * own - 1)) != own) continue;",
         "",
     ),
     ("parts of a sum that overflow", MASS, "kPart = 26", "kPart = 30"),
-    ("the next key taken for the same", "", "if (key_of(x) < key)", "if (key_of(x) <= key)"),
+    (
+        "the next key taken for the same",
+        "",
+        "(s.list[j] >> 32) < key)",
+        "(s.list[j] >> 32) <= key)",
+    ),
     (
         "edited tokens counted with the list and the rest",
         "",
         "x < value_of(s.bound) ? own",
         "true ? own",
     ),
-    ("the total of the last digits", LIST, "max(s.total, mass + m)", "mass + m"),
+    (
+        "buckets below zero from the wrong end",
+        BINS,
+        "((lower - key) >> shift)",
+        "((key - first) >> shift)",
+    ),
+    (
+        "what lies beyond a window begins anew",
+        CUT,
+        "count = s.kept_count, mass = s.kept,",
+        "count = 0, mass = 0,",
+    ),
+    ("numbers close to zero taken for one", CUT, "if (b == bins.middle) continue;", ""),
+    (
+        "a cut close to zero taken for found",
+        CUT,
+        "first = max(first, bins.lower + 1), last = bins.upper - 1;\n      continue;",
+        "first = bins.upper;\n      break;",
+    ),
+    (
+        "edits beside a row without mass",
+        CUT,
+        "tally(bins, key_of(x), last, weights, true, s)",
+        "tally(bins, key_of(x), last, weights, false, s)",
+    ),
+    (
+        "edits taken for their bucket's number",
+        CUT,
+        "end = kFree && !edited ? kFree : 0;",
+        "end = kFree;",
+    ),
+    (
+        "a unit's logits in each other's place",
+        ROW,
+        "select(k & N / 2, x[i], x[i + N / 2])",
+        "select(k & N / 2, x[i + N / 2], x[i])",
+    ),
     (
         "a fast power of another scale",
         MASS,
@@ -134,16 +180,16 @@ _PLANTED = [
     (
         "dropped barrier before a bound's histogram is read",
         LIST,
-        "(own - base) >> shift], 1u);\n    __syncthreads();",
-        "(own - base) >> shift], 1u);",
+        "count_in(s.count[(own - base) >> shift]);\n    __syncthreads();",
+        "count_in(s.count[(own - base) >> shift]);",
     ),
     ("a bound of the keys next to the largest alone", LIST, "(enough || shift < 16)", "true"),
     ("counts of the warps after added too", LIST, "lane < int(threadIdx.x) / 32", "lane < 16"),
     (
         "edits left out of the race",
         RACE,
-        "  row.each_edit([&](int edited, float x) { race.run(edited, x, s); });\n",
-        "",
+        "first = visit(row, peaks, true, race, s);",
+        "first = ~uint64_t(0);",
     ),
     ("the first pass sees the hidden", SURVEY, "if (hides || u >= whole)", "if (u >= whole)"),
     ("a sum of the hidden too", ROW, "u < num_whole_units(), hides(u)", "u < num_whole_units(), 0"),

@@ -1,0 +1,147 @@
+// The cut of a distribution: exact by integers.
+#pragma once
+#include "kiln/visit.cuh"
+
+namespace kiln {
+
+// The mass of what is in the list: but of edited tokens as the first pass has counted it, and
+// exactly. `top` is the largest logit.
+template <class T>
+KILN_NOINLINE Sums listed_mass(const Row<T>& row, Weights weights, float scale, SamplerShared& s) {
+  const float least = value_of(s.bound), lowest = UnitWeights::lowest_of(scale);
+  const TopWeight by(weights.top, scale);
+  Sums sums = {0, 0};
+#pragma unroll 1
+  for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x) {
+    const int token = token_of_entry(s.list[j]);
+    sums.b += weights.mass(value_of_entry(s.list[j]));
+    float x[kUnit];
+    row.fetch(token / kUnit, x);
+    const uint32_t listed = chosen(x, [&](float y) { return y >= least; });
+    const uint32_t own = 1u << token % kUnit;  // a unit counts with the first of its tokens
+    if ((listed & (2 * own - 1)) != own) continue;
+    UnitWeights unit(x, largest(x), scale, lowest);
+    sums.a += (uint64_t(unit.steps_of(listed)) << 17) >> min(by.exponent - unit.exponent, 63u);
+  }
+  sums = sums_of(sums, s.survey);
+  return {by.mass(double(sums.a), 0), sums.b};
+}
+
+// What a cut leaves: the smallest key c with count(keys > c) < count and mass(keys > c) < mass.
+struct Limits {
+  uint32_t count;
+  uint64_t mass;
+  uint32_t base;  // c is not below
+  bool adds_up;   // masses matter
+};
+
+KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
+  const uint32_t low = uint32_t(mass);  // shared memory has no fast 64-bit addition
+  const uint32_t old = low ? atomicAdd(&s.low[b], low) : 0;
+  const uint32_t high = uint32_t(mass >> 32) + (old + low < old);
+  if (high) atomicAdd(&s.high[b], high);
+}
+
+// Count a logit of a key in its bucket, and add up masses, if `weighs` or of the middle: there.
+KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights, bool weighs,
+                   SamplerShared& s) {
+  if (key - bins.first > last - bins.first) return;
+  const int b = bins.bucket_of(key);
+  count_in(s.count[b]);
+  if (weighs || b == bins.middle) add_to_bucket(b, weights.mass(value_of(key)), s);
+}
+
+// The logits of a row, but edited ones.
+template <class T>
+KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weights weights,
+                             bool weighs, SamplerShared& s) {
+  const Bins bins = s.bins;
+  const bool simple = !weighs && bins.middle < 0;
+#pragma unroll 1
+  for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
+    if (!peaks.reaches(i, bins.first)) continue;
+    float x[kUnit];
+    row.fetch(u, x);
+#pragma unroll 1
+    for (int at = 0; simple && at < kUnit / 4; ++at)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float four[] = {x[k], x[k + 4], x[k + 8], x[k + 12]};
+        const uint32_t from = key_of(pick(four, at)) - bins.upper;
+        if (from <= last - bins.upper) count_in(s.count[from >> bins.shift]);
+      }
+#pragma unroll 1
+    for (int k = 0; !simple && k < kUnit; ++k) tally(bins, key_of(pick(x, k)), last, weights, weighs, s);
+  }
+}
+
+// The cut: that key, or the base where everything together stays below both: of the list, or of the
+// row. By histograms, from the largest keys down, and closer where a bucket has keys of several
+// numbers. s.kept is the mass of the keys from c on, s.kept_count their number.
+template <class T>
+KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
+                               Limits limits, SamplerShared& s) {
+  constexpr int kFree = kFreeBits<T>;
+  const bool edited = row.edits.first != row.edits.last;
+  const bool rounded = kFree && !(in_list && edited);  // all but the edited
+  const int end = kFree && !edited ? kFree : 0;
+  uint32_t first = (in_list ? s.bound : limits.base) & ~0u << kFree, last = key_of(weights.top);
+  uint32_t count = 0;  // of the keys above `last`, as the mass
+  uint64_t mass = 0;
+  bool past_zero = false;
+#pragma unroll 1
+  for (;;) {
+    // A bucket has keys of one number; but for edits, which are told apart where it is the last.
+    const bool one_value = rounded && (!edited || last - first >= 1u << kFree);
+    const Bins bins = Bins::of(first, last, one_value ? kFree : end, past_zero);
+    const int buckets = bins.count(last);
+    __syncthreads();
+#pragma unroll 1
+    for (int b = threadIdx.x; b < buckets; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
+    if (threadIdx.x == 0) s.bins = bins;
+    __syncthreads();
+    const bool weighs = limits.adds_up && !(one_value && bins.shift == kFree);
+    if (in_list) {
+#pragma unroll 1
+      for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x)
+        tally(bins, uint32_t(s.list[j] >> 32), last, weights, weighs, s);
+    } else {
+      tally_row(row, peaks, last, weights, weighs, s);
+    }
+    __syncthreads();
+    if (limits.adds_up && !weighs) {
+#pragma unroll 1
+      for (int b = threadIdx.x; b < buckets; b += blockDim.x) {
+        if (b == bins.middle) continue;
+        const uint32_t key = bins.key_of_bucket(b);
+        const float x = value_of(key >> 31 ? key : key | ((1u << kFree) - 1));
+        const uint64_t all = s.count[b] * weights.mass(x);
+        s.low[b] = uint32_t(all), s.high[b] = uint32_t(all >> 32);
+      }
+      __syncthreads();
+    }
+    if (edited && !in_list) {
+      row.each_edit([&](int, float x) { tally(bins, key_of(x), last, weights, true, s); });
+      __syncthreads();
+    }
+    find_bucket(buckets, count, mass, limits.count, limits.mass, s);
+    __syncthreads();
+    if (s.kept_count < limits.count && s.kept < limits.mass) {  // all that counted: no cut yet
+      if (bins.first == first) break;
+      count = s.kept_count, mass = s.kept, last = bins.first - 1, past_zero = true;
+      continue;
+    }
+    count = s.tally, mass = s.mass;
+    if (int(s.bucket) == bins.middle) {
+      first = max(first, bins.lower + 1), last = bins.upper - 1;
+      continue;
+    }
+    const uint32_t key = bins.key_of_bucket(s.bucket), own = (1u << bins.shift) - 1;
+    last = min(last, key + own), first = max(first, key);
+    if (bins.shift == end) break;
+  }
+  if (end && !(first >> 31)) first |= (1u << end) - 1;  // of a negative number: all ones
+  return max(first, lowest_key());
+}
+
+}  // namespace kiln
