@@ -181,7 +181,7 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
       find_lows(noise, row.vocab, s);
       __syncthreads();
     }
-    arrival = race_of_row(row, peaks, seen.value, find(row, seen.value, seen.token), race, s);
+    arrival = race_of_row(row, peaks, seen.value, seen.own_token(row), race, s);
   }
   return {int(uint32_t(~largest_of(~arrival, s.arrival))), cutoff};
 }
@@ -239,19 +239,6 @@ KILN_FN void report_nothing(int width, float* logprob, int* rank, int* top_token
   }
 }
 
-// Mark in shared memory, by a bit a token, what the mask forbids, and what is edited and then runs
-// beside the row.
-KILN_NOINLINE void hide(const Logits& row, uint32_t* hidden) {
-#pragma unroll 1
-  for (int w = threadIdx.x; w < (row.vocab + 31) / 32; w += blockDim.x)
-    hidden[w] = row.allowed == nullptr ? 0 : ~row.allowed[w];
-  __syncthreads();
-#pragma unroll 1
-  for (int e = row.edits.first + int(threadIdx.x); e < row.edits.last; e += blockDim.x)
-    atomicOr(&hidden[row.edits.tokens[e] / 32], 1u << row.edits.tokens[e] % 32);
-  __syncthreads();
-}
-
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -280,10 +267,6 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
     raw = {data, vocab, is_vector_aligned(data), nullptr, nullptr, {}};
     row = {data, vocab, is_vector_aligned(data), allowed, hidden, edits};
   }
-  if (hides) {
-    __syncthreads();
-    hide(row, reinterpret_cast<uint32_t*>(hidden));
-  }
   const bool may_hide = mask != nullptr || edit_starts != nullptr;
   const Peaks peaks((vocab + kUnit - 1) / kUnit, may_hide ? 4 * words : 0);
 
@@ -292,12 +275,13 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   const Logits* from = &row;
 #pragma unroll 1
   for (bool again = false;; again = true) {
-    seen = survey(data, vocab, *from, peaks, settings + 6 * r, keys + 4 * r, width, again, want, s);
+    seen = survey(data, vocab, *from, peaks, settings + 6 * r, keys + 4 * r, width, hides, again,
+                  want, s);
     if (again) break;
     const float top = value_of_entry(seen.first);
     const bool fine = top > minus_infinity() && top < infinity();
     const int error = fine ? 0 : error_of(row, seen.first == ~uint64_t(0), top);
-    if (fine && want.greedy) drawn = {find(row, top, token_of_entry(seen.first)), top};
+    if (fine && want.greedy) drawn = {seen.first_token(row), top};
     else if (fine) drawn = draw(row, peaks, want, seen, s);
     if (t == 0)
       out_tokens[r] = drawn.token, out_errors[r] = error, out_cutoffs[r] = drawn.cutoff;

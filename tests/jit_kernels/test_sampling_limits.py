@@ -102,6 +102,25 @@ def test_a_cut_among_thousands_of_tokens_wherever_zero_lies(dtype, edited):
         assert torch.equal(samples.tokens, wanted.tokens), (top_k, top_p)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("vocab", [40, 3000])
+def test_where_fewer_tokens_are_left_than_top_k_the_cutoff_is_the_lowest_number(vocab, dtype):
+    logits = torch.full((4, vocab), -torch.inf)
+    logits[:, :5] = torch.randn(4, 5)
+    logits = logits.to(dtype)
+    tokens = torch.tensor([1, 3] * 4).int()
+    starts = torch.arange(5, dtype=torch.int32) * 2
+    biases = torch.tensor([0.3, -torch.inf] * 4)
+    edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
+    rows = sampler.rows_of([sampler.Asked(1.0, 20, p) for p in (1.0, 0.9, 1.0, 0.5)])
+    for some in (None, edits):
+        samples, wanted = (
+            run(logits, *rows, edits=some) for run in (sampler.kernel(), sample_tokens)
+        )
+        assert torch.equal(samples.cutoffs, wanted.cutoffs)
+        assert torch.equal(samples.tokens, wanted.tokens)
+
+
 def test_how_far_a_rows_mass_is_from_its_powers():
     """The kernel counts on four roundings of 2^-22 at most; one weight alone is off by one."""
     worst = 0.0

@@ -42,16 +42,31 @@ KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
   if (high) atomicAdd(&s.high[b], high);
 }
 
+// Whether a key is of a number of the type, not of an edited one between two.
+template <class T> KILN_FN bool is_round(uint32_t key) {
+  constexpr uint32_t kLow = (1u << kFreeBits<T>) - 1;
+  return (key & kLow) == (key >> 31 ? 0 : kLow);
+}
+
 // Count a logit of a key in its bucket, and add up masses, if `weighs` or of the middle: there.
-KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights, bool weighs,
-                   SamplerShared& s) {
+KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights,
+                   bool weighs, SamplerShared& s) {
   if (key - bins.first > last - bins.first) return;
   const int b = bins.bucket_of(key);
-  count_in(s.count[b]);
+  atomicAdd(&s.count[b], 1u);
   if (weighs || b == bins.middle) add_to_bucket(b, weights.mass(value_of(key)), s);
 }
 
-// The logits of a row, but edited ones.
+// An edited one. Where it is between two numbers of the type, its bucket is marked.
+template <class T>
+KILN_FN void tally_edited(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights,
+                         SamplerShared& s) {
+  if (key - bins.first > last - bins.first) return;
+  tally(bins, key, last, weights, true, s);
+  if (!is_round<T>(key)) atomicOr(&s.high[bins.bucket_of(key)], kMixed);
+}
+
+// All logits of a row, but edited ones.
 template <class T>
 KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weights weights,
                              bool weighs, SamplerShared& s) {
@@ -68,48 +83,50 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
       for (int k = 0; k < 4; ++k) {
         const float four[] = {x[k], x[k + 4], x[k + 8], x[k + 12]};
         const uint32_t from = key_of(pick(four, at)) - bins.upper;
-        if (from <= last - bins.upper) count_in(s.count[from >> bins.shift]);
+        if (from <= last - bins.upper) atomicAdd(&s.count[from >> bins.shift], 1u);
       }
 #pragma unroll 1
-    for (int k = 0; !simple && k < kUnit; ++k) tally(bins, key_of(pick(x, k)), last, weights, weighs, s);
+    for (int k = 0; !simple && k < kUnit; ++k)
+      tally(bins, key_of(pick(x, k)), last, weights, weighs, s);
   }
 }
 
 // The cut: that key, or the base where everything together stays below both: of the list, or of the
 // row. By histograms, from the largest keys down, and closer where a bucket has keys of several
-// numbers. s.kept is the mass of the keys from c on, s.kept_count their number.
+// numbers; else its mass is one number's times a count, and only few words of shared memory are
+// added to. s.kept is the mass of the keys from c on, s.kept_count their number.
 template <class T>
 KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
                                Limits limits, SamplerShared& s) {
   constexpr int kFree = kFreeBits<T>;
   const bool edited = row.edits.first != row.edits.last;
-  const bool rounded = kFree && !(in_list && edited);  // all but the edited
-  const int end = kFree && !edited ? kFree : 0;
-  uint32_t first = (in_list ? s.bound : limits.base) & ~0u << kFree, last = key_of(weights.top);
+  const uint32_t base = max(in_list ? s.bound : limits.base, lowest_key());
+  uint32_t first = base & ~0u << kFree, last = key_of(weights.top);
   uint32_t count = 0;  // of the keys above `last`, as the mass
   uint64_t mass = 0;
+  int end = kFree;  // 2^end keys are of one number
   bool past_zero = false;
 #pragma unroll 1
   for (;;) {
-    // A bucket has keys of one number; but for edits, which are told apart where it is the last.
-    const bool one_value = rounded && (!edited || last - first >= 1u << kFree);
-    const Bins bins = Bins::of(first, last, one_value ? kFree : end, past_zero);
+    const Bins bins = Bins::of(first, last, end, past_zero);
     const int buckets = bins.count(last);
+    const bool by_count = kFree && bins.shift == kFree;  // a mass is that of one, so often
     __syncthreads();
 #pragma unroll 1
     for (int b = threadIdx.x; b < buckets; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
     if (threadIdx.x == 0) s.bins = bins;
     __syncthreads();
-    const bool weighs = limits.adds_up && !(one_value && bins.shift == kFree);
-    if (in_list) {
+    // First those of the type's own numbers; then, each by itself, what lies between.
+    const bool weighs = limits.adds_up && !by_count;
+    const int singles = in_list ? int(s.listed) : 0;
 #pragma unroll 1
-      for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x)
-        tally(bins, uint32_t(s.list[j] >> 32), last, weights, weighs, s);
-    } else {
-      tally_row(row, peaks, last, weights, weighs, s);
+    for (int j = threadIdx.x; j < singles; j += blockDim.x) {
+      const uint32_t key = uint32_t(s.list[j] >> 32);
+      if (!by_count || is_round<T>(key)) tally(bins, key, last, weights, weighs, s);
     }
+    if (!in_list) tally_row(row, peaks, last, weights, weighs, s);
     __syncthreads();
-    if (limits.adds_up && !weighs) {
+    if (limits.adds_up && by_count) {
 #pragma unroll 1
       for (int b = threadIdx.x; b < buckets; b += blockDim.x) {
         if (b == bins.middle) continue;
@@ -120,14 +137,20 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
       }
       __syncthreads();
     }
-    if (edited && !in_list) {
-      row.each_edit([&](int, float x) { tally(bins, key_of(x), last, weights, true, s); });
+    if (edited) {
+#pragma unroll 1
+      for (int j = threadIdx.x; by_count && j < singles; j += blockDim.x) {
+        const uint32_t key = uint32_t(s.list[j] >> 32);
+        if (!is_round<T>(key)) tally_edited<T>(bins, key, last, weights, s);
+      }
+      if (!in_list)
+        row.each_edit([&](int, float x) { tally_edited<T>(bins, key_of(x), last, weights, s); });
       __syncthreads();
     }
     find_bucket(buckets, count, mass, limits.count, limits.mass, s);
     __syncthreads();
     if (s.kept_count < limits.count && s.kept < limits.mass) {  // all that counted: no cut yet
-      if (bins.first == first) break;
+      if (bins.first == first) return base;
       count = s.kept_count, mass = s.kept, last = bins.first - 1, past_zero = true;
       continue;
     }
@@ -136,9 +159,11 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
       first = max(first, bins.lower + 1), last = bins.upper - 1;
       continue;
     }
+    const bool mixed = by_count && s.high[s.bucket] & kMixed;
     const uint32_t key = bins.key_of_bucket(s.bucket), own = (1u << bins.shift) - 1;
     last = min(last, key + own), first = max(first, key);
-    if (bins.shift == end) break;
+    if (bins.shift == end && !mixed) break;
+    if (mixed) end = 0;
   }
   if (end && !(first >> 31)) first |= (1u << end) - 1;  // of a negative number: all ones
   return max(first, lowest_key());

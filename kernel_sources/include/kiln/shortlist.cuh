@@ -6,6 +6,8 @@
 
 namespace kiln {
 
+// In the upper half of a bucket's mass: not all its keys are of one number.
+constexpr uint32_t kMixed = 1u << 31;
 constexpr int kCandidates = 1024, kUnits = 3 * kBuckets, kSorted = 512;
 constexpr int kLows = 112;  // of a warp: enough for 300 thousand tokens
 constexpr int kFew = 128;  // a list that is sorted as a whole
@@ -61,10 +63,6 @@ KILN_FN uint64_t share_of(float p, uint64_t mass) {
   return share ? share : 1;
 }
 
-// One more in a bucket. Not by a constant 1: that instruction takes the addresses of a warp one by
-// one, other additions take lanes of different addresses together.
-KILN_FN void count_in(uint32_t& bucket) { atomicAdd(&bucket, uint32_t(blockDim.x != 0)); }
-
 // The lowest bucket before which count and mass stay below their limits, from the top down, into
 // s.bucket, s.tally and s.mass, with what precedes it; s.kept and s.kept_count are with it.
 KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint32_t max_count,
@@ -74,7 +72,7 @@ KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint3
 #pragma unroll 1
   while (share * int(blockDim.x) < buckets) ++share;
   const int highest = buckets - 1 - int(threadIdx.x) * share;  // of this thread's share
-  auto mass_in = [&](int b) { return uint64_t(s.high[b]) << 32 | s.low[b]; };
+  auto mass_in = [&](int b) { return uint64_t(s.high[b] & ~kMixed) << 32 | s.low[b]; };
   uint32_t c = 0;
   uint64_t m = 0;
 #pragma unroll 1
@@ -110,14 +108,14 @@ KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint3
 KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, SamplerShared& s) {
   constexpr int kBins = 512;
   const uint32_t own = key_of(best);
-  uint32_t base = ((max(key_of(top) >> 16, kBins - 1u)) - (kBins - 1)) << 16, count = 0;
+  uint32_t base = (max(key_of(top) >> 16, kBins - 1u) - (kBins - 1)) << 16, count = 0;
 #pragma unroll 1
   for (int shift = 16;;) {
     __syncthreads();  // earlier readers are done
 #pragma unroll 1
     for (int b = threadIdx.x; b < kBins; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
     __syncthreads();
-    if (own >= base && (own - base) >> shift < kBins) count_in(s.count[(own - base) >> shift]);
+    if (own >= base && (own - base) >> shift < kBins) atomicAdd(&s.count[(own - base) >> shift], 1u);
     __syncthreads();
     find_bucket(kBins, count, 0, wanted, ~uint64_t(0), s);
     __syncthreads();

@@ -48,16 +48,8 @@ struct Asked {
   }
 };
 
-struct Seen {
-  uint64_t first;  // the entry of the row's largest logit; all ones if any was NaN or +inf
-  uint64_t mass;   // in steps of 2^-40 of the largest, nearly, but of edited tokens; 0: not known
-  float value;     // the largest logit of this thread, and its token
-  int token;       // this one, and that of `first`: if nothing is hidden, the first of its unit
-};
-
-// The first token of a unit with a value, where nothing is hidden; else the token itself.
+// The first token of a unit with a value; `token` is the first of the unit.
 template <class T> KILN_NOINLINE int find(const Row<T>& row, float value, int token) {
-  if (row.hidden != nullptr || value == minus_infinity()) return token;
   float x[kUnit];
   row.fetch(token / kUnit, x);
   int place = 0;
@@ -66,24 +58,50 @@ template <class T> KILN_NOINLINE int find(const Row<T>& row, float value, int to
   return token + place;
 }
 
+struct Seen {
+  uint64_t first;  // the entry of the row's largest logit; all ones if any was NaN or +inf
+  uint64_t mass;   // in steps of 2^-40 of the largest, nearly, but of edited tokens; 0: not known
+  float value;     // the largest logit of this thread, and its token
+  int token;       // this one, and that of `first`: if nothing is hidden, the first of its unit
+
+  // The token of this thread's largest logit, or of the row's.
+  template <class T> KILN_FN int own_token(const Row<T>& row) const {
+    return row.hidden == nullptr && value > minus_infinity() ? find(row, value, token) : token;
+  }
+  template <class T> KILN_FN int first_token(const Row<T>& row) const {
+    const int unit = token_of_entry(first);
+    return row.hidden == nullptr ? find(row, value_of_entry(first), unit) : unit;
+  }
+};
+
 // Where some are hidden: the token of a thread's largest logit, `token` the first of its unit, and
 // the edited that are larger.
 template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, int& token) {
-  const int first = token;
-#pragma unroll 1
-  for (int k = min(kUnit, row.vocab - first) - 1; k >= 0; --k)
-    if (row.shown(first + k) == best) token = first + k;
+  token = find(row, best, token);
   row.each_edit([&](int e, float x) {
     if (x > best || (x == best && e < token)) best = x, token = e;
   });
+}
+
+// Mark in shared memory, by a bit a token, what the mask forbids, and what is edited and then runs
+// beside the row.
+template <class T> KILN_FN void hide(const Row<T>& row) {
+  uint32_t* hidden = reinterpret_cast<uint32_t*>(dynamic_shared());
+#pragma unroll 4
+  for (int w = threadIdx.x; w < (row.vocab + 31) / 32; w += blockDim.x)
+    hidden[w] = row.allowed == nullptr ? 0 : ~row.allowed[w];
+  __syncthreads();
+#pragma unroll 1
+  for (int e = row.edits.first + int(threadIdx.x); e < row.edits.last; e += blockDim.x)
+    atomicOr(&hidden[row.edits.tokens[e] / 32], 1u << row.edits.tokens[e] % 32);
 }
 
 // The first pass; `again` for the row as it came, after one with edits or of another temperature.
 // `row` and `want` are in shared memory: thread 0 has just written the first, and writes the other.
 template <class T>
 KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks peaks,
-                          const float* settings, const int64_t* keys, int width, bool again,
-                          Settings& want, SamplerShared& s) {
+                          const float* settings, const int64_t* keys, int width, bool hides,
+                          bool again,                          Settings& want, SamplerShared& s) {
   constexpr int kDeep = 4 / sizeof(T);  // units on their way
   const int step = blockDim.x, units = (vocab + kUnit - 1) / kUnit;
   const int whole = is_vector_aligned(data) ? vocab / kUnit : 0;
@@ -94,7 +112,11 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
   for (int j = 0; j < kDeep; ++j)
     if (int(threadIdx.x) + j * step < whole)
       ahead[j] = Unit<T>::load(data + (threadIdx.x + j * step) * kUnit);
-  if (threadIdx.x == 0) {  // logits are on their way
+  if (hides && !again) {  // logits are on their way
+    __syncthreads();
+    hide(row);
+  }
+  if (threadIdx.x == 0) {
     want = asked.settings(vocab, vocab + row.edits.last - row.edits.first, width);
     if (again) want.plan.scale = kPlainScale, want.plan.races = false;
     else s.listed = s.lows_lost = s.kept_count = 0;
@@ -107,7 +129,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
     if (k == 0) s.none_low[0] = none_low_of(0);
   }
   __syncthreads();
-  const bool hides = row.hidden != nullptr;
+  hides = row.hidden != nullptr;
   const Plan plan = want.plan;
   const float lowest = plan.scale > 0.0f ? UnitWeights::lowest_of(plan.scale) : 0.0f;
   if (plan.races) find_lows(Noise::of(plan.seed, plan.position), vocab, s);
@@ -123,8 +145,12 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
     for (int j = 0; j < kDeep; ++j) {
       if (u >= units) break;
       float x[kUnit];
-      if (hides || u >= whole) row.fetch(u, x);
-      else ahead[j].unpack(x);
+      if (u >= whole) {
+        row.fetch(u, x);
+      } else {
+        ahead[j].unpack(x);
+        if (hides) hide(x, row.hides(u));
+      }
       if (u + kDeep * step < whole) ahead[j] = Unit<T>::load(data + (u + kDeep * step) * kUnit);
       const float m = largest(x);
       if (m > best) best = m, unit = u;

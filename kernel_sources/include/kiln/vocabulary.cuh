@@ -49,6 +49,12 @@ template <class T> struct Unit {
   }
 };
 
+// -inf for what has a bit.
+KILN_FN void hide(float (&x)[kUnit], uint32_t hidden) {
+#pragma unroll
+  for (int k = 0; k < kUnit; ++k) x[k] = hidden >> k & 1 ? minus_infinity() : x[k];
+}
+
 struct Logits16 {
   float x[kUnit];
 };
@@ -63,8 +69,7 @@ KILN_NOINLINE Logits16 fetch(const T* p, int size, bool whole, uint32_t hidden) 
 #pragma unroll
     for (int k = 0; k < kUnit; ++k) unit.x[k] = k < size ? to_float(p[k]) : minus_infinity();
   }
-#pragma unroll
-  for (int k = 0; k < kUnit; ++k) unit.x[k] = hidden >> k & 1 ? minus_infinity() : unit.x[k];
+  hide(unit.x, hidden);
   return unit;
 }
 
