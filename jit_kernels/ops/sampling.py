@@ -241,6 +241,13 @@ _SERVED = {  # what a benchmark asks for
     5: (0.7, 50, 0.95, 0.0, 20),
     6: (1.0, 0, 0.95, 0.0, -1),  # of thousands of tokens: more than a list takes
 }
+_BENCHED = (  # setting, whether a mask hides tokens, edits a row; rows
+    *((serve, 0, 0, (1, 8, 32, 128)) for serve in range(1, 6)),
+    *(
+        (serve, hides, edits, (1, 128))
+        for serve, hides, edits in ((6, 0, 0), (3, 1, 0), (3, 1, 64))
+    ),
+)
 _SPREADS = (3.0, 0.05, 8.0, 0.0, 1.0)  # of the logits: peaked, flat, very peaked, all equal
 
 
@@ -335,9 +342,9 @@ _SAMPLE = KernelSpec(
     make_inputs=_inputs,
     sizes=_SIZES,
     bench_sizes=[
-        {"rows": rows, "vocab": 131072, "width": 20, "hides": 0, "edits": 0, "serve": serve}
-        for serve in _SERVED
-        for rows in (1, 8, 32, 128)
+        {"rows": rows, "vocab": 131072, "width": 20, "hides": hides, "edits": edits, "serve": serve}
+        for serve, hides, edits, counts in _BENCHED
+        for rows in counts
     ],
     bench_needs={"logits_t": "kiln::bf16"},
     tolerance=1e-5,

@@ -25,13 +25,15 @@ _BATCHES = 40
 _COPIES = 4  # of a batch's 32 MiB of logits, in turn: more than caches hold
 _ROUNDS = 5
 _BAR = 25  # microseconds that a step of 128 rows is allowed
-_TITLES = {
-    1: "greedy",
-    2: "temperature",
-    3: "top-p",
-    4: "top-k and top-p",
-    5: "20 likely tokens",
-    6: "top-p of thousands of tokens",
+_TITLES = {  # by setting, whether a mask hides tokens, and edits a row
+    (1, 0, 0): "greedy",
+    (2, 0, 0): "temperature",
+    (3, 0, 0): "top-p",
+    (4, 0, 0): "top-k and top-p",
+    (5, 0, 0): "20 likely tokens",
+    (6, 0, 0): "top-p of thousands of tokens",
+    (3, 1, 0): "top-p under a mask",
+    (3, 1, 64): "top-p under a mask, 64 tokens edited",
 }
 
 
@@ -46,10 +48,10 @@ def sampling_steps(args: argparse.Namespace) -> list[Row]:
 
     def rows_of(sizes: Sizes) -> list[Row]:
         times = [_step_us(spec, variant, sizes, seed) for seed in range(batches)]
-        row = {"kernel": spec.name, "setting": _TITLES[sizes["serve"]], "rows": rows}
+        row = {"kernel": spec.name, "setting": _title(sizes), "rows": rows}
         return [row | quantiles(times)]
 
-    return Pace(args, seconds=60).rows(cases, lambda sizes: _TITLES[sizes["serve"]], rows_of)
+    return Pace(args, seconds=60).rows(cases, _title, rows_of)
 
 
 def quantiles(times: Sequence[float]) -> dict[str, Any]:
@@ -61,6 +63,10 @@ def quantiles(times: Sequence[float]) -> dict[str, Any]:
         "slowest_us": round(max(times), 2),
         f"over_{_BAR}_us": sum(us > _BAR for us in times),
     }
+
+
+def _title(sizes: Sizes) -> str:
+    return _TITLES[sizes["serve"], sizes["hides"], sizes["edits"]]
 
 
 def _step_us(spec: KernelSpec, variant: Variant, sizes: Sizes, seed: int) -> float:
