@@ -29,6 +29,7 @@ namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
 constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // of a nearly known mass that hold
+constexpr int kLikely = 288;  // logits that mostly hold a top-p: some 450 are listed
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
 // A mass that is off by no more than `error`.
@@ -161,7 +162,7 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   const Weights weights{top, want.temperature};
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
-    const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? 288 : 1;
+    const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? kLikely : 1;
     gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
     cutoff = value_of(cut(row, peaks, want, weights, seen.mass, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);

@@ -16,11 +16,13 @@ struct Bins {
   int shift;       // 2^shift keys are in any other
   int middle;      // -1: there is none, and none before it
 
-  // For keys from `first` to `last`; a bucket has 2^least_shift of them or more.
+  // For keys from `first` to `last`; a bucket has 2^least_shift of them or more. past_zero: those at
+  // the top have been looked at, and buckets may lie on both sides of 0.
   KILN_FN static Bins of(uint32_t first, uint32_t last, int least_shift, bool past_zero) {
     constexpr int kCoarse = 16, kHalf = kBuckets / 2;
     const int bits = 32 - __clz(int(last - first));
-    if (bits <= kBucketBits + kCoarse) return {first, first, 0, max(bits - kBucketBits, least_shift), -1};
+    if (bits <= kBucketBits + kCoarse)
+      return {first, first, 0, max(bits - kBucketBits, least_shift), -1};
     const uint32_t top = last >> kCoarse, upper = (top - (kHalf - 2)) << kCoarse;
     if (past_zero && last >> 31 && upper > 0x80000000u) {
       const uint32_t lower = ~upper, room = (kHalf << kCoarse) - 1;

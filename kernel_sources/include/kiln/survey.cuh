@@ -86,10 +86,20 @@ template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, 
 // Mark in shared memory, by a bit a token, what the mask forbids, and what is edited and then runs
 // beside the row.
 template <class T> KILN_FN void hide(const Row<T>& row) {
+  constexpr int kAtOnce = 8;
   uint32_t* hidden = reinterpret_cast<uint32_t*>(dynamic_shared());
-#pragma unroll 4
-  for (int w = threadIdx.x; w < (row.vocab + 31) / 32; w += blockDim.x)
-    hidden[w] = row.allowed == nullptr ? 0 : ~row.allowed[w];
+  const uint32_t* allowed = row.allowed;
+  const int words = (row.vocab + 31) / 32, step = blockDim.x;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < words; first += kAtOnce * step) {
+    uint32_t bits[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k)
+      bits[k] = allowed != nullptr && first + k * step < words ? ~allowed[first + k * step] : 0;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k)
+      if (first + k * step < words) hidden[first + k * step] = bits[k];
+  }
   __syncthreads();
 #pragma unroll 1
   for (int e = row.edits.first + int(threadIdx.x); e < row.edits.last; e += blockDim.x)
@@ -97,11 +107,12 @@ template <class T> KILN_FN void hide(const Row<T>& row) {
 }
 
 // The first pass; `again` for the row as it came, after one with edits or of another temperature.
-// `row` and `want` are in shared memory: thread 0 has just written the first, and writes the other.
+// `hides`: some tokens are hidden the first time. `row` and `want` are in shared memory: thread 0
+// has just written the one, and writes the other.
 template <class T>
 KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks peaks,
                           const float* settings, const int64_t* keys, int width, bool hides,
-                          bool again,                          Settings& want, SamplerShared& s) {
+                          bool again, Settings& want, SamplerShared& s) {
   constexpr int kDeep = 4 / sizeof(T);  // units on their way
   const int step = blockDim.x, units = (vocab + kUnit - 1) / kUnit;
   const int whole = is_vector_aligned(data) ? vocab / kUnit : 0;

@@ -39,8 +39,8 @@ _PLANTED = [
     (
         "dropped barrier before the hidden are marked",
         SURVEY,
-        ": ~row.allowed[w];\n  __syncthreads();",
-        ": ~row.allowed[w];",
+        "= bits[k];\n  }\n  __syncthreads();",
+        "= bits[k];\n  }",
     ),
     ("counts without atomics", CUT, "atomicAdd(&s.count[b], 1u);", "s.count[b] += 1;"),
     (
