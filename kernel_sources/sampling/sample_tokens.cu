@@ -70,15 +70,13 @@ KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top,
   list_from(row, peaks, bound, s);
 }
 
-// The mass of the edited tokens, and of those that are not in the list.
-KILN_FN Sums sums_of_edits(const Logits& row, Weights weights, SamplerShared& s) {
-  Sums sums = {0, 0};
-  if (row.edits.first == row.edits.last) return sums;
-  row.each_edit([&](int, float x) {
-    const uint64_t own = weights.mass(x);
-    sums.a += own, sums.b += x < value_of(s.bound) ? own : 0;
-  });
-  return sums_of(sums, s.row);
+// The mass of the edited tokens, but for those from some logit on.
+KILN_NOINLINE uint64_t mass_of_edits(const Logits& row, Weights weights, float below,
+                                     SamplerShared& s) {
+  uint64_t mass = 0;
+  if (row.edits.first == row.edits.last) return mass;
+  row.each_edit([&](int, float x) { mass += x < below ? weights.mass(x) : 0; });
+  return sums_of({mass, 0}, s.row).a;
 }
 
 // The largest key in the list below another; 0: there is none.
@@ -104,15 +102,13 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   if (!want.cuts_mass) return least;
   // Of what top-k left; or of the row, nearly: that is enough unless a cut is just where it counts.
   Nearly all = {0, 0};
-  Sums edited = {0, 0};
-  bool list_helps = false;
+  bool nearly = false;
   if (want.cuts_count) {
     all.mass = s.kept;
   } else if (row_mass) {
-    edited = sums_of_edits(row, weights, s);
     all = Nearly::of(row_mass, row.vocab);
-    all.mass += edited.a;
-    list_helps = in_list;
+    all.mass += mass_of_edits(row, weights, infinity(), s);
+    nearly = true;
   } else {
     all.mass = sum_of_row(row, peaks, weights, s);
   }
@@ -129,16 +125,18 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
     if (in_list && !complete && s.kept < low) {
-      in_list = list_helps = false;  // it is too short
+      in_list = false;  // it is too short
       continue;
     }
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (exact || enough(s.kept)) return max(least, found);
-    if (list_helps) {  // its own mass is known by now: only the rest of the row is not
-      const Sums own = listed_mass(row, weights, want.plan.scale, s);
-      const uint64_t rest = row_mass - min(row_mass, own.a);
-      all = complete ? Nearly{own.b, 0} : Nearly::of(rest, row.vocab).and_exact(own.b, edited.b);
-      list_helps = false;
+    if (nearly) {  // most of it is known by now: only the rest of the row is not
+      const uint32_t from = in_list ? max(s.total_from, s.bound) : s.total_from;
+      const uint64_t seen = seen_from(row, peaks, from, weights.top, want.plan.scale, s);
+      const uint64_t edits = mass_of_edits(row, weights, value_of(from), s);
+      all = Nearly::of(row_mass - min(row_mass, seen), row.vocab).and_exact(s.total, edits);
+      if (from <= lowest_key()) all = {s.total, 0};
+      nearly = false;
       if (enough(s.kept)) return max(least, found);
     }
     if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // and so perhaps too many

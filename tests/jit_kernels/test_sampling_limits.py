@@ -45,13 +45,14 @@ def test_logits_of_any_size_and_any_temperature(size):
     torch.testing.assert_close(samples.logprobs, wanted.logprobs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("spread", [3, 0.4], ids="{}-spread".format)  # 0.4: more than the list has
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(dtype):
+def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(dtype, spread):
     """Where the first pass, which knows a row's mass nearly, cannot tell what is kept."""
     rows, vocab, edited = 28, 3000, 50
-    logits = (torch.randn(rows, vocab) * 3).to(dtype)
+    logits = (torch.randn(rows, vocab) * spread).to(dtype)
     tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(rows)]).int()
-    biases = torch.randn(edited * rows) * 4
+    biases = torch.randn(edited * rows) * (spread + 1)
     starts = torch.arange(rows + 1, dtype=torch.int32) * edited
     edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
     of_rows = torch.arange(rows).repeat_interleave(edited)

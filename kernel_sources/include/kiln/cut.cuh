@@ -4,27 +4,24 @@
 
 namespace kiln {
 
-// The mass of what is in the list: but of edited tokens as the first pass has counted it, and
-// exactly. `top` is the largest logit.
+// The mass of the logits from a key on, but of edited ones, as the first pass has counted it.
 template <class T>
-KILN_NOINLINE Sums listed_mass(const Row<T>& row, Weights weights, float scale, SamplerShared& s) {
-  const float least = value_of(s.bound), lowest = UnitWeights::lowest_of(scale);
-  const TopWeight by(weights.top, scale);
-  Sums sums = {0, 0};
+KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, float top,
+                                 float scale, SamplerShared& s) {
+  const float least = value_of(key), lowest = UnitWeights::lowest_of(scale);
+  const TopWeight by(top, scale);
+  uint64_t mass = 0;
 #pragma unroll 1
-  for (int j = threadIdx.x; j < int(s.listed); j += blockDim.x) {
-    const int token = token_of_entry(s.list[j]);
-    sums.b += weights.mass(value_of_entry(s.list[j]));
+  for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
+    if (!peaks.reaches(i, key)) continue;
     float x[kUnit];
-    row.fetch(token / kUnit, x);
-    const uint32_t listed = chosen(x, [&](float y) { return y >= least; });
-    const uint32_t own = 1u << token % kUnit;  // a unit counts with the first of its tokens
-    if ((listed & (2 * own - 1)) != own) continue;
+    row.fetch(u, x);
+    const uint32_t there = chosen(x, [&](float y) { return y >= least; });
+    if (!there) continue;
     UnitWeights unit(x, largest(x), scale, lowest);
-    sums.a += (uint64_t(unit.steps_of(listed)) << 17) >> min(by.exponent - unit.exponent, 63u);
+    mass += (uint64_t(unit.steps_of(there)) << 17) >> min(by.exponent - unit.exponent, 63u);
   }
-  sums = sums_of(sums, s.survey);
-  return {by.mass(double(sums.a), 0), sums.b};
+  return by.mass(double(sums_of({mass, 0}, s.survey).a), 0);
 }
 
 // What a cut leaves: the smallest key c with count(keys > c) < count and mass(keys > c) < mass.
@@ -94,7 +91,7 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
 // The cut: that key, or the base where everything together stays below both: of the list, or of the
 // row. By histograms, from the largest keys down, and closer where a bucket has keys of several
 // numbers; else its mass is one number's times a count, and only few words of shared memory are
-// added to. s.kept is the mass of the keys from c on, s.kept_count their number.
+// added to. s.total is the mass of the keys from s.total_from on, where masses matter. s.kept is the mass of the keys from c on, s.kept_count their number.
 template <class T>
 KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
                                Limits limits, SamplerShared& s) {
@@ -105,7 +102,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
   uint32_t count = 0;  // of the keys above `last`, as the mass
   uint64_t mass = 0;
   int end = kFree;  // 2^end keys are of one number
-  bool past_zero = false;
+  bool past_zero = false, whole = true;  // all keys from one on are looked at
 #pragma unroll 1
   for (;;) {
     const Bins bins = Bins::of(first, last, end, past_zero);
@@ -147,14 +144,14 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
         row.each_edit([&](int, float x) { tally_edited<T>(bins, key_of(x), last, weights, s); });
       __syncthreads();
     }
-    find_bucket(buckets, count, mass, limits.count, limits.mass, s);
+    find_bucket(buckets, count, mass, limits.count, limits.mass, whole, s);
     __syncthreads();
     if (s.kept_count < limits.count && s.kept < limits.mass) {  // all that counted: no cut yet
       if (bins.first == first) return base;
       count = s.kept_count, mass = s.kept, last = bins.first - 1, past_zero = true;
       continue;
     }
-    count = s.tally, mass = s.mass;
+    count = s.tally, mass = s.mass, whole = false;
     if (int(s.bucket) == bins.middle) {
       first = max(first, bins.lower + 1), last = bins.upper - 1;
       continue;

@@ -16,7 +16,7 @@ struct SamplerShared {
   uint32_t warp_count[32];
   Partial<uint64_t> warp_mass, best, soonest, arrival, next;
   Partial<Sums> survey, row;
-  uint64_t list[kCandidates], mass, kept;
+  uint64_t list[kCandidates], mass, kept, total;
   Bins bins;
   union {
     uint32_t units[kUnits];  // what is to be looked at closely
@@ -33,7 +33,7 @@ struct SamplerShared {
     int count;
   } lows[16];
   NoneLow none_low;
-  uint32_t slots_used, num_units, bound, listed, bucket, tally, kept_count, num_sorted, lows_lost;
+  uint32_t slots_used, num_units, bound, total_from, listed, bucket, tally, kept_count, num_sorted, lows_lost;
 };
 
 KILN_FN float infinity() { return as_float(0x7f800000u); }
@@ -64,9 +64,10 @@ KILN_FN uint64_t share_of(float p, uint64_t mass) {
 }
 
 // The lowest bucket before which count and mass stay below their limits, from the top down, into
-// s.bucket, s.tally and s.mass, with what precedes it; s.kept and s.kept_count are with it.
+// s.bucket, s.tally and s.mass, with what precedes it; s.kept and s.kept_count are with it. Where
+// buckets hold all keys from one on, `whole`, their mass is s.total.
 KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint32_t max_count,
-                               uint64_t max_mass, SamplerShared& s) {
+                               uint64_t max_mass, bool whole, SamplerShared& s) {
   const int lane = threadIdx.x % 32;
   int share = 1;
 #pragma unroll 1
@@ -90,6 +91,7 @@ KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint3
   const bool before = lane < int(threadIdx.x) / 32;
   c += warp_total(before ? s.warp_count[lane] : 0);
   m += sum_in_warp(before ? s.warp_mass.of[lane] : 0);
+  if (whole && threadIdx.x == blockDim.x - 1) s.total = mass + m, s.total_from = s.bins.first;
   c += count - own_count, m += mass - own_mass;
 #pragma unroll 1
   for (int b = highest; b > highest - share && b >= 0; --b) {
@@ -117,7 +119,7 @@ KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, SamplerShared
     __syncthreads();
     if (own >= base && (own - base) >> shift < kBins) atomicAdd(&s.count[(own - base) >> shift], 1u);
     __syncthreads();
-    find_bucket(kBins, count, 0, wanted, ~uint64_t(0), s);
+    find_bucket(kBins, count, 0, wanted, ~uint64_t(0), false, s);
     __syncthreads();
     const uint32_t bound = base + (s.bucket << shift);
     const bool enough = int(s.kept_count) >= wanted;

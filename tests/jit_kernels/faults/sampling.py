@@ -88,14 +88,20 @@ _PLANTED = [
     (
         "what is listed counted twice",
         CUT,
-        "sums.a += (uint64_t(unit",
-        "sums.a = 0 * (uint64_t(unit",
+        "mass += (uint64_t(unit",
+        "mass = 0 * (uint64_t(unit",
     ),
     (
-        "a unit of the list counted with each of its tokens",
+        "all of a unit taken for what counted in it",
         CUT,
-        "if ((listed & (2 * own - 1)) != own) continue;",
-        "",
+        "unit.steps_of(there)",
+        "unit.steps_of(0xffffu)",
+    ),
+    (
+        "a narrower range's mass taken for all's",
+        CUT,
+        "mass = s.mass, whole = false;",
+        "mass = s.mass;",
     ),
     ("parts of a sum that overflow", MASS, "kPart = 26", "kPart = 30"),
     (
@@ -107,8 +113,8 @@ _PLANTED = [
     (
         "edited tokens counted with the list and the rest",
         "",
-        "x < value_of(s.bound) ? own",
-        "true ? own",
+        "x < below ? weights",
+        "true ? weights",
     ),
     (
         "buckets below zero from the wrong end",
