@@ -11,8 +11,8 @@
 // 2. The m-th largest of the threads' bounds the m-th largest logit from below: what reaches the
 //    bound, a few more than m, is listed.
 // 3. Histograms of the list decide top-k, and top-p with the mass of the row: nearly known is
-//    enough, as long as no cut could lie elsewhere. Where the list does not reach far enough,
-//    histograms of the row decide.
+//    enough, as long as no cut could lie elsewhere; else what the histogram has counted exactly is
+//    told from the rest. Where the list does not reach far enough, histograms of the row decide.
 // 4. What is left runs a race; the first to arrive is the token. Over a whole row few tokens draw
 //    a number: see race.cuh.
 // Masses are integers and a race has one winner, so no step can tell how the work was cut up:
@@ -44,10 +44,10 @@ struct Nearly {
   KILN_FN static Nearly of(uint64_t mass, int vocab) {
     return {mass, (mass >> kFastBits) + uint64_t(vocab)};
   }
-  // This, the list's and that of edits, which are exact. But what the list left of its units was
-  // rounded by itself, to 2^-23 of the power of two next to their largest weights.
-  KILN_FN Nearly and_exact(uint64_t listed, uint64_t edited) const {
-    return {mass + listed + edited, error + (listed >> 23)};
+  // This, the rest of a row, and what was counted and edited, exactly. But the rest of units that
+  // counted was rounded by itself, to 2^-23 of the power of two next to their largest weights.
+  KILN_FN Nearly and_exact(uint64_t counted, uint64_t edited) const {
+    return {mass + counted + edited, error + (counted >> 23)};
   }
 };
 

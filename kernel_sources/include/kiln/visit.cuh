@@ -1,5 +1,5 @@
-// What the sampler does with single logits of a whole row, all in one routine: what is done for each
-// row has its own, and these would each be as long.
+// What the sampler rarely does with single logits of a whole row, all in one routine: what is done
+// for each row has a routine of its own, and these would each be as long.
 #pragma once
 #include "kiln/shortlist.cuh"
 
@@ -17,6 +17,7 @@ KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float
   return arrival_of(exponential(noise.bits(token, low)), weights, token, x);
 }
 
+// What a thread does with its part of a row, and returns.
 enum class Visit {
   mass,     // the sum of their masses
   count,    // how many they are
