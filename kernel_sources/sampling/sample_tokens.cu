@@ -70,6 +70,9 @@ KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top,
   list_from(row, peaks, bound, s);
 }
 
+// Whether no token is below what is listed.
+KILN_FN bool lists_all(const SamplerShared& s) { return s.bound == lowest_key(); }
+
 // The mass of the edited tokens, but for those from some logit on.
 KILN_NOINLINE uint64_t mass_of_edits(const Logits& row, Weights weights, float below,
                                      SamplerShared& s) {
@@ -91,8 +94,7 @@ KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
 // The least key that may be drawn by top-k and top-p, after gather.
 KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
                            uint64_t row_mass, SamplerShared& s) {
-  const bool complete = s.bound == lowest_key();
-  const bool reaches = complete || !want.cuts_count || int(s.listed) >= want.top_k;
+  const bool reaches = lists_all(s) || !want.cuts_count || int(s.listed) >= want.top_k;
   bool in_list = s.listed <= kCandidates && reaches;
   uint32_t least = lowest_key();
   if (want.cuts_count) {
@@ -124,7 +126,7 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     const bool exact = all.error == 0;
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
-    if (in_list && !complete && s.kept < low) {
+    if (in_list && !lists_all(s) && s.kept < low) {
       in_list = false;  // it is too short
       continue;
     }
@@ -133,8 +135,8 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     if (nearly) {  // most of it is known by now: only the rest of the row is not
       const uint32_t from = in_list ? max(s.total_from, s.bound) : s.total_from;
       const uint64_t seen = seen_from(row, peaks, from, weights.top, want.plan.scale, s);
-      const uint64_t edits = mass_of_edits(row, weights, value_of(from), s);
-      all = Nearly::of(row_mass - min(row_mass, seen), row.vocab).and_exact(s.total, edits);
+      all = Nearly::of(row_mass - min(row_mass, seen), row.vocab);
+      all = all.and_exact(s.total, mass_of_edits(row, weights, value_of(from), s));
       if (from <= lowest_key()) all = {s.total, 0};
       nearly = false;
       if (enough(s.kept)) return max(least, found);
@@ -191,8 +193,7 @@ KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen&
                           int width, float* logprob, int* rank, int* top_tokens,
                           float* top_logprobs, SamplerShared& s) {
   const float x = raw.at(token), top = value_of_entry(seen.first);
-  const bool complete = s.bound == lowest_key() || int(s.listed) >= num_top;
-  const bool usable = s.listed <= kCandidates && complete;
+  const bool usable = s.listed <= kCandidates && (lists_all(s) || int(s.listed) >= num_top);
   const uint64_t mass = seen.mass ? seen.mass : sum_of_row(raw, peaks, {top, 1.0f}, s);
   const float log_mass = 0.69314718f * (log2_fast(float(mass)) - 40.0f);
   const bool in_list = usable && x >= value_of(s.bound);

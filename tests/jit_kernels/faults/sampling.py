@@ -70,7 +70,7 @@ _PLANTED = [
     (
         "the list is too short and nobody looks",
         "",
-        "in_list && !complete && s.kept < low",
+        "in_list && !lists_all(s) && s.kept < low",
         "false",
     ),
     (
