@@ -91,7 +91,8 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
 // The cut: that key, or the base where everything together stays below both: of the list, or of the
 // row. By histograms, from the largest keys down, and closer where a bucket has keys of several
 // numbers; else its mass is one number's times a count, and only few words of shared memory are
-// added to. s.total is the mass of the keys from s.total_from on, where masses matter. s.kept is the mass of the keys from c on, s.kept_count their number.
+// added to. s.kept is the mass of the keys from c on, s.kept_count their number; where masses
+// matter, s.total is that of the keys from s.total_from on.
 template <class T>
 KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
                                Limits limits, SamplerShared& s) {

@@ -55,7 +55,7 @@ KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int slots_used, uint32_
     uint32_t slot = atomicAdd(listed, uint32_t(__popc(reach)) << peaks.shift);
 #pragma unroll 1
     for (; reach; reach &= reach - 1) {
-      const int bit = 31 - __clz(int(reach & (0 - reach)));
+      const int bit = first_of(reach);
       const int q = first + bit / 8 * 8 * step + bit % 8;
       int u = peaks.shift ? q + q / step * (wide - step) : q;
 #pragma unroll 1

@@ -93,8 +93,8 @@ template <class P> KILN_FN uint32_t chosen(const float (&x)[kUnit], P has) {
   return bits;
 }
 
-// x[k]; not by an index, for what has one is in memory.
 KILN_FN float select(bool second, float a, float b) { return second ? b : a; }
+// x[k]; not by an index, for what has one is in memory.
 template <int N> KILN_FN float pick(const float (&x)[N], int k) {
   if constexpr (N == 1) {
     return x[0];
@@ -113,13 +113,13 @@ template <class T> struct Row {
   int vocab;
   bool aligned;
   const uint32_t* allowed;  // a bit a token, or null: all are
-  const uint8_t* hidden;    // shared: a bit a token that each_unit shows as -inf; null: none
+  const uint8_t* hidden;    // shared: a bit a token that fetch shows as -inf; null: none
   Edits edits;              // of tokens that are hidden
 
   KILN_FN int num_units() const { return (vocab + kUnit - 1) / kUnit; }
   KILN_FN int num_whole_units() const { return aligned ? vocab / kUnit : 0; }
   KILN_FN float at(int token) const { return to_float(data[token]); }
-  KILN_FN float shown(int token) const {  // as each_unit shows it
+  KILN_FN float shown(int token) const {  // as fetch shows it
     return hides(token / kUnit) >> token % kUnit & 1 ? minus_infinity() : at(token);
   }
 
