@@ -30,6 +30,7 @@ using namespace kiln;
 using Logits = Row<LOGITS_T>;
 constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // of a nearly known mass that hold
 constexpr int kLikely = 288;  // logits that mostly hold a top-p: some 450 are listed
+constexpr int kLonger = 384;  // where these do not: some 700
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
 // A mass that is off by no more than `error`.
@@ -77,7 +78,7 @@ KILN_FN bool lists_all(const SamplerShared& s) { return s.bound == lowest_key();
 KILN_NOINLINE uint64_t mass_of_edits(const Logits& row, Weights weights, float below,
                                      SamplerShared& s) {
   uint64_t mass = 0;
-  if (row.edits.first == row.edits.last) return mass;
+  if (!row.has_edits()) return mass;
   row.each_edit([&](int, float x) { mass += x < below ? weights.mass(x) : 0; });
   return sums_of({mass, 0}, s.row).a;
 }
@@ -93,7 +94,7 @@ KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
 
 // The least key that may be drawn by top-k and top-p, after gather.
 KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
-                           uint64_t row_mass, SamplerShared& s) {
+                           const Seen& seen, SamplerShared& s) {
   const bool reaches = lists_all(s) || !want.cuts_count || int(s.listed) >= want.top_k;
   bool in_list = s.listed <= kCandidates && reaches;
   uint32_t least = lowest_key();
@@ -104,11 +105,11 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   if (!want.cuts_mass) return least;
   // Of what top-k left; or of the row, nearly: that is enough unless a cut is just where it counts.
   Nearly all = {0, 0};
-  bool nearly = false;
+  bool nearly = false, longer = false;
   if (want.cuts_count) {
     all.mass = s.kept;
-  } else if (row_mass) {
-    all = Nearly::of(row_mass, row.vocab);
+  } else if (seen.mass) {
+    all = Nearly::of(seen.mass, row.vocab);
     all.mass += mass_of_edits(row, weights, infinity(), s);
     nearly = true;
   } else {
@@ -126,16 +127,18 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     const bool exact = all.error == 0;
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
-    if (in_list && !lists_all(s) && s.kept < low) {
-      in_list = false;  // it is too short
+    if (in_list && !lists_all(s) && s.kept < low) {  // it is too short
+      const bool by_little = !longer && blockDim.x >= kLonger / 3 * 4 && s.kept > low - low / 8;
+      if (by_little) gather(row, peaks, seen.value, weights.top, kLonger, s);
+      in_list = by_little && s.listed <= kCandidates, longer = true;
       continue;
     }
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (exact || enough(s.kept)) return max(least, found);
     if (nearly) {  // most of it is known by now: only the rest of the row is not
       const uint32_t from = in_list ? max(s.total_from, s.bound) : s.total_from;
-      const uint64_t seen = seen_from(row, peaks, from, weights.top, want.plan.scale, s);
-      all = Nearly::of(row_mass - min(row_mass, seen), row.vocab);
+      const uint64_t known = seen_from(row, peaks, from, in_list, weights.top, want.plan.scale, s);
+      all = Nearly::of(seen.mass - min(seen.mass, known), row.vocab);
       all = all.and_exact(s.total, mass_of_edits(row, weights, value_of(from), s));
       if (from <= lowest_key()) all = {s.total, 0};
       nearly = false;
@@ -143,7 +146,9 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     }
     if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // and so perhaps too many
       all = {sum_of_row(row, peaks, weights, s), 0};
-    } else if (in_list) {
+      if (enough(s.kept)) return max(least, found);
+    }
+    if (in_list) {
       const uint32_t next = next_listed(found, s);
       if (next && enough(s.kept + weights.mass(value_of(next)))) return max(least, next);
     }
@@ -164,7 +169,7 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   if (want.lists) {
     const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? kLikely : 1;
     gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
-    cutoff = value_of(cut(row, peaks, want, weights, seen.mass, s));
+    cutoff = value_of(cut(row, peaks, want, weights, seen, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
   }
   cutoff = fmaxf(cutoff, add_rn(top, mul_rn(want.temperature, want.log_min_p)));

@@ -66,6 +66,29 @@ def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(d
     assert torch.equal(samples.tokens, wanted.tokens)
 
 
+@pytest.mark.parametrize("full", [16, 64], ids="{}-threads-full".format)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_list_that_is_too_short_by_little_is_made_anew(dtype, full):
+    """300 of 512 threads have one of the largest logits, and 288 tell what is listed first.
+
+    384 tell what is listed then: with 64 threads full of large ones, more than there is room for.
+    """
+    logits = torch.full((6, 16384), -20.0)
+    for row in logits:
+        units = torch.randperm(512)[:, None] * 16
+        row[units[:300]] = 2 + torch.rand(300, 1) / 8
+        row[units[300 : 300 + full] + torch.arange(16)] = 1.5 + torch.rand(full, 16) / 8
+        row[units[300 + full :]] = 1.2 + torch.rand(212 - full, 1) / 16
+    mass = torch.softmax(logits, 1).where(logits >= 2, 0).sum(1)
+    rows = sampler.rows_of(
+        [sampler.Asked(1.0, 0, 1.02 * p + 0.01 * p * i) for i, p in enumerate(mass.tolist())]
+    )
+    logits = logits.to(dtype)
+    samples, wanted = (run(logits, *rows) for run in (sampler.kernel(), sample_tokens))
+    assert torch.equal(samples.cutoffs, wanted.cutoffs)
+    assert torch.equal(samples.tokens, wanted.tokens)
+
+
 def test_edits_count_where_so_many_tokens_are_kept_that_the_row_decides():
     vocab, edited = 3000, 50
     logits = torch.randn(4, vocab) * 0.05

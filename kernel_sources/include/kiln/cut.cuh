@@ -4,16 +4,25 @@
 
 namespace kiln {
 
-// The mass of the logits from a key on, but of edited ones, as the first pass has counted it.
+// The mass of the logits from a key on, but of edited ones, as the first pass has counted it. Where
+// they are `few`, few threads would have all of them, one after the other: then all threads share.
 template <class T>
-KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, float top,
+KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, bool few, float top,
                                  float scale, SamplerShared& s) {
   const float least = value_of(key), lowest = UnitWeights::lowest_of(scale);
   const TopWeight by(top, scale);
   uint64_t mass = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) s.num_units = 0;
+  __syncthreads();
+  if (few) list_above(peaks, key, s.slots_used, s.units, &s.num_units, kUnits);
+  __syncthreads();
+  const int units = few ? min(s.num_units, uint32_t(kUnits)) : row.num_units();
 #pragma unroll 1
-  for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
-    if (!peaks.reaches(i, key)) continue;
+  for (int i = 0, q = threadIdx.x; q < units; ++i, q += blockDim.x) {
+    if (!few && !peaks.reaches(i, key)) continue;
+    const int u = few ? int(s.units[q]) : q;
+    if (u >= row.num_units()) continue;
     float x[kUnit];
     row.fetch(u, x);
     const uint32_t there = chosen(x, [&](float y) { return y >= least; });
@@ -97,7 +106,7 @@ template <class T>
 KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
                                Limits limits, SamplerShared& s) {
   constexpr int kFree = kFreeBits<T>;
-  const bool edited = row.edits.first != row.edits.last;
+  const bool edited = row.has_edits();
   const uint32_t base = max(in_list ? s.bound : limits.base, lowest_key());
   uint32_t first = base & ~0u << kFree, last = key_of(weights.top);
   uint32_t count = 0;  // of the keys above `last`, as the mass

@@ -90,7 +90,7 @@ template <class T>
 KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token,
                                    Visitor race, SamplerShared& s) {
   const bool lost = s.lows_lost != 0;
-  race.high = !lost && row.edits.first == row.edits.last;  // the low ones run of their own
+  race.high = !lost && !row.has_edits();  // the low ones run of their own
   uint64_t first = visit(row, peaks, true, race, s);
   if (best >= race.least) first = race.visit(first, token, best, s);
   if (!lost) {

@@ -62,19 +62,19 @@ struct Seen {
   uint64_t first;  // the entry of the row's largest logit; all ones if any was NaN or +inf
   uint64_t mass;   // in steps of 2^-40 of the largest, nearly, but of edited tokens; 0: not known
   float value;     // the largest logit of this thread, and its token
-  int token;       // this one, and that of `first`: if nothing is hidden, the first of its unit
+  int token;       // this one, and that of `first`: if nothing is edited, the first of its unit
 
   // The token of this thread's largest logit, or of the row's.
   template <class T> KILN_FN int own_token(const Row<T>& row) const {
-    return row.hidden == nullptr && value > minus_infinity() ? find(row, value, token) : token;
+    return !row.has_edits() && value > minus_infinity() ? find(row, value, token) : token;
   }
   template <class T> KILN_FN int first_token(const Row<T>& row) const {
     const int unit = token_of_entry(first);
-    return row.hidden == nullptr ? find(row, value_of_entry(first), unit) : unit;
+    return !row.has_edits() ? find(row, value_of_entry(first), unit) : unit;
   }
 };
 
-// Where some are hidden: the token of a thread's largest logit, `token` the first of its unit, and
+// Where some are edited: the token of a thread's largest logit, `token` the first of its unit, and
 // the edited that are larger.
 template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, int& token) {
   token = find(row, best, token);
@@ -181,7 +181,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
 #pragma unroll 1
   for (; i * step < units; ++i) peaks.put(i, minus_infinity());
   int token = unit * kUnit;
-  if (hides) find_with_edits(row, best, token);
+  if (row.has_edits()) find_with_edits(row, best, token);
   const uint64_t first = largest_of(broken ? ~uint64_t(0) : entry_of(best, token), s.best);
   const float top = value_of_entry(first);
   uint64_t all = 0;

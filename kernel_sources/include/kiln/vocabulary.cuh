@@ -116,6 +116,7 @@ template <class T> struct Row {
   const uint8_t* hidden;    // shared: a bit a token that fetch shows as -inf; null: none
   Edits edits;              // of tokens that are hidden
 
+  KILN_FN bool has_edits() const { return edits.first != edits.last; }
   KILN_FN int num_units() const { return (vocab + kUnit - 1) / kUnit; }
   KILN_FN int num_whole_units() const { return aligned ? vocab / kUnit : 0; }
   KILN_FN float at(int token) const { return to_float(data[token]); }

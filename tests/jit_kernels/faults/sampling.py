@@ -65,7 +65,7 @@ _PLANTED = [
         "top-p of the row where top-k left less",
         "",
         "all.mass = s.kept;",
-        "all.mass = row_mass;",
+        "all.mass = seen.mass;",
     ),
     (
         "the list is too short and nobody looks",
@@ -84,6 +84,18 @@ _PLANTED = [
         "",
         "(mass >> kFastBits) + uint64_t(vocab)",
         "0",
+    ),
+    (
+        "a longer list than there is room for",
+        "",
+        "by_little && s.listed <= kCandidates",
+        "by_little",
+    ),
+    (
+        "units of others counted for the listed",
+        CUT,
+        "few ? int(s.units[q]) : q",
+        "q",
     ),
     (
         "what is listed counted twice",
