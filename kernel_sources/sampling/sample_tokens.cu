@@ -30,7 +30,6 @@ using namespace kiln;
 using Logits = Row<LOGITS_T>;
 constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // of a nearly known mass that hold
 constexpr int kLikely = 288;  // logits that mostly hold a top-p: some 450 are listed
-constexpr int kLonger = 384;  // where these do not: some 700
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
 // A mass that is off by no more than `error`.
@@ -62,12 +61,17 @@ KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
   return top == minus_infinity() ? kNothing : kInfinite;
 }
 
+// So many threads' largest bound a list at the most: of 384, some 700 logits.
+KILN_FN int most_wanted() { return int(blockDim.x) * 3 / 4; }
+
 // List the largest logits, `wanted` of them if there are so many and a few more.
 KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top, int wanted,
                           SamplerShared& s) {
   uint32_t bound = lowest_key();
-  if (row.vocab + row.edits.last - row.edits.first > kCandidates)
-    bound = bound_of(best, top, min(wanted, int(blockDim.x) * 3 / 4), s);
+  if (row.vocab + row.edits.last - row.edits.first > kCandidates) {
+    bound = bound_of(best, top, min(wanted, most_wanted()), s);
+    if (threadIdx.x == 0) s.wanted = wanted;
+  }
   list_from(row, peaks, bound, s);
 }
 
@@ -92,20 +96,30 @@ KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
   return uint32_t(largest_of(next, s.next));
 }
 
+// A key that top-p does not go below, of a row of some mass: tokens of less than an even share of
+// half of what it leaves out are cut, however many.
+KILN_NOINLINE uint32_t base_of(const Logits& row, float top_p, Weights weights, uint64_t mass) {
+  const float rest = 1.0f - top_p;
+  if (!(rest > 0x1p-16f)) return lowest_key();
+  const int tokens = row.vocab + row.edits.last - row.edits.first;
+  const float share = rest * float(mass) / float(tokens);
+  return max(lowest_key(), key_of(weights.logit_below(log2_fast(share) - 41.0f)));
+}
+
 // The least key that may be drawn by top-k and top-p, after gather.
 KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
                            const Seen& seen, SamplerShared& s) {
   const bool reaches = lists_all(s) || !want.cuts_count || int(s.listed) >= want.top_k;
   bool in_list = s.listed <= kCandidates && reaches;
-  uint32_t least = lowest_key();
+  uint32_t found = lowest_key();
   if (want.cuts_count) {
-    const Limits limits{uint32_t(want.top_k), ~uint64_t(0), least, want.cuts_mass};
-    least = descend(row, peaks, in_list, weights, limits, s);
+    const Limits limits{uint32_t(want.top_k), ~uint64_t(0), found, want.cuts_mass};
+    found = descend(row, peaks, in_list, weights, limits, s);
   }
-  if (!want.cuts_mass) return least;
+  if (!want.cuts_mass) return found;
   // Of what top-k left; or of the row, nearly: that is enough unless a cut is just where it counts.
   Nearly all = {0, 0};
-  bool nearly = false, longer = false;
+  bool nearly = false;
   if (want.cuts_count) {
     all.mass = s.kept;
   } else if (seen.mass) {
@@ -115,42 +129,34 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   } else {
     all.mass = sum_of_row(row, peaks, weights, s);
   }
-  // Tokens of less than an even share of half of what top-p leaves out are cut, however many.
-  const float rest = 1.0f - want.top_p;
-  uint32_t base = lowest_key();
-  if (rest > 0x1p-16f) {
-    const int tokens = row.vocab + row.edits.last - row.edits.first;
-    const float share = rest * float(all.mass) / float(tokens);
-    base = max(base, key_of(weights.logit_below(log2_fast(share) - 41.0f)));
-  }
   for (;;) {
-    const bool exact = all.error == 0;
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
-    const uint32_t found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
+    const uint32_t base = in_list ? 0 : base_of(row, want.top_p, weights, all.mass);
+    found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
     if (in_list && !lists_all(s) && s.kept < low) {  // it is too short
-      const bool by_little = !longer && blockDim.x >= kLonger / 3 * 4 && s.kept > low - low / 8;
-      if (by_little) gather(row, peaks, seen.value, weights.top, kLonger, s);
-      in_list = by_little && s.listed <= kCandidates, longer = true;
+      in_list = s.wanted < most_wanted() && s.kept > low - low / 8;  // by little
+      if (in_list) gather(row, peaks, seen.value, weights.top, most_wanted(), s);
+      in_list &= s.listed <= kCandidates;
       continue;
     }
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
-    if (exact || enough(s.kept)) return max(least, found);
+    if (all.error == 0 || enough(s.kept)) return found;
     if (nearly) {  // most of it is known by now: only the rest of the row is not
       const uint32_t from = in_list ? max(s.total_from, s.bound) : s.total_from;
-      const uint64_t known = seen_from(row, peaks, from, in_list, weights.top, want.plan.scale, s);
+      const uint64_t known = seen_from(row, peaks, from, weights.top, want.plan.scale, s);
       all = Nearly::of(seen.mass - min(seen.mass, known), row.vocab);
       all = all.and_exact(s.total, mass_of_edits(row, weights, value_of(from), s));
       if (from <= lowest_key()) all = {s.total, 0};
       nearly = false;
-      if (enough(s.kept)) return max(least, found);
+      if (enough(s.kept)) return found;
     }
     if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // and so perhaps too many
       all = {sum_of_row(row, peaks, weights, s), 0};
-      if (enough(s.kept)) return max(least, found);
+      if (enough(s.kept)) return found;
     }
     if (in_list) {
       const uint32_t next = next_listed(found, s);
-      if (next && enough(s.kept + weights.mass(value_of(next)))) return max(least, next);
+      if (next && enough(s.kept + weights.mass(value_of(next)))) return next;
     }
   }
 }

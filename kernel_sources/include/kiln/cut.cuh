@@ -4,24 +4,24 @@
 
 namespace kiln {
 
-// The mass of the logits from a key on, but of edited ones, as the first pass has counted it. Where
-// they are `few`, few threads would have all of them, one after the other: then all threads share.
+// The mass of the logits from a key on, but of edited ones, as the first pass has counted it. All
+// threads share the units that reach the key: where these are few, few threads would have them.
 template <class T>
-KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, bool few, float top,
+KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, float top,
                                  float scale, SamplerShared& s) {
-  const float least = value_of(key), lowest = UnitWeights::lowest_of(scale);
-  const TopWeight by(top, scale);
-  uint64_t mass = 0;
   __syncthreads();
   if (threadIdx.x == 0) s.num_units = 0;
   __syncthreads();
-  if (few) list_above(peaks, key, s.slots_used, s.units, &s.num_units, kUnits);
+  list_above(peaks, key, s.slots_used, s.units, &s.num_units, kUnits);
   __syncthreads();
-  const int units = few ? min(s.num_units, uint32_t(kUnits)) : row.num_units();
+  const bool all = s.num_units > kUnits;
+  const int units = all ? row.num_units() : int(s.num_units);
+  const float least = value_of(key), lowest = UnitWeights::lowest_of(scale);
+  const TopWeight by(top, scale);
+  uint64_t mass = 0;
 #pragma unroll 1
-  for (int i = 0, q = threadIdx.x; q < units; ++i, q += blockDim.x) {
-    if (!few && !peaks.reaches(i, key)) continue;
-    const int u = few ? int(s.units[q]) : q;
+  for (int q = threadIdx.x; q < units; q += blockDim.x) {
+    const int u = all ? q : int(s.units[q]);
     if (u >= row.num_units()) continue;
     float x[kUnit];
     row.fetch(u, x);

@@ -33,7 +33,9 @@ struct SamplerShared {
     int count;
   } lows[16];
   NoneLow none_low;
-  uint32_t slots_used, num_units, bound, total_from, listed, bucket, tally, kept_count, num_sorted, lows_lost;
+  uint32_t slots_used, num_units, bound, listed, bucket, tally, kept_count, total_from, num_sorted;
+  uint32_t lows_lost;
+  int wanted;
 };
 
 KILN_FN float infinity() { return as_float(0x7f800000u); }

@@ -77,7 +77,7 @@ _PLANTED = [
         "a mass that is nearly known taken for exact",
         "",
         "all = {sum_of_row(row, peaks, weights, s), 0};",
-        "return max(least, found);",
+        "return found;",
     ),
     (
         "the rest of the row taken for exact",
@@ -88,13 +88,13 @@ _PLANTED = [
     (
         "a longer list than there is room for",
         "",
-        "by_little && s.listed <= kCandidates",
-        "by_little",
+        "in_list &= s.listed <= kCandidates;",
+        "",
     ),
     (
         "units of others counted for the listed",
         CUT,
-        "few ? int(s.units[q]) : q",
+        "all ? q : int(s.units[q])",
         "q",
     ),
     (
