@@ -12,7 +12,8 @@
 //    bound, a few more than m, is listed.
 // 3. Histograms of the list decide top-k, and top-p with the mass of the row: nearly known is
 //    enough, as long as no cut could lie elsewhere; else what the histogram has counted exactly is
-//    told from the rest. Where the list does not reach far enough, histograms of the row decide.
+//    told from the rest. Where the list does not reach far enough, a longer one or histograms of
+//    the row decide.
 // 4. What is left runs a race; the first to arrive is the token. Over a whole row few tokens draw
 //    a number: see race.cuh.
 // Masses are integers and a race has one winner, so no step can tell how the work was cut up:
