@@ -45,11 +45,17 @@ def test_logits_of_any_size_and_any_temperature(size):
     torch.testing.assert_close(samples.logprobs, wanted.logprobs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spread", [3, 0.4], ids="{}-spread".format)  # 0.4: more than the list has
+@pytest.mark.parametrize(
+    ("spread", "vocab"),
+    [(3, 3000), (0.4, 3000), (0.4, 60_000)],
+    ids=["in-the-list", "more-than-the-list-has", "in-more-units-than-there-is-room-for"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(dtype, spread):
+def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(
+    dtype, spread, vocab
+):
     """Where the first pass, which knows a row's mass nearly, cannot tell what is kept."""
-    rows, vocab, edited = 28, 3000, 50
+    rows, edited = 28, 50
     logits = (torch.randn(rows, vocab) * spread).to(dtype)
     tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(rows)]).int()
     biases = torch.randn(edited * rows) * (spread + 1)
