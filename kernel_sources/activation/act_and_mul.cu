@@ -3,8 +3,8 @@
 // Any row count, any d, any alignment. A block takes blockDim.y rows and blockDim.x * kPieces
 // pieces of each; gridDim.x covers a row, gridDim.y and gridDim.z together all rows.
 // Compile-time parameters (jit_kernels/ops/activation.py): SCALAR_T, ACTIVATION.
-#include "kiln/gated.cuh"
-#include "kiln/ptx_launch.cuh"
+#include "kiln/rows/gated.cuh"
+#include "kiln/ptx/launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

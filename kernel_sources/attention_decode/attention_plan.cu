@@ -1,4 +1,4 @@
-// items[1..] = for r, tile, split: what a block must know to begin (kiln/attention_split.cuh)
+// items[1..] = for r, tile, split: what a block must know to begin (kiln/attention/split.cuh)
 //
 // items: [1 + capacity] of 64 bytes, of which nothing past capacity is written; items[0] counts.
 // block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q: [num_requests + 1].
@@ -6,9 +6,9 @@
 // looks at all where they are few; the one after the last request writes the header. Of divisible
 // requests quarters of the splits are items if no more than max_splits items come of it in all, else
 // halves, else the splits. No compile-time parameters.
-#include "kiln/attention_split.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/ptx_warp.cuh"
+#include "kiln/attention/split.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/warp.cuh"
 
 namespace {
 

@@ -16,8 +16,8 @@
 // cluster adds up two halves or quarters of a split first. A row's bits depend on its own request,
 // not on the batch, the grid or the schedule.
 // Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
-#include "kiln/attention_attend.cuh"
-#include "kiln/ptx_launch.cuh"
+#include "attention_decode/attend.cuh"
+#include "kiln/ptx/launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -10,8 +10,8 @@
 // where registers are short), and goes over the keys in tiles of 64 that all warps share, while the
 // next one is on its way. Blocks take items as they come free, heaviest first: the bits of a row do
 // not depend on which block computed it, nor on any other request.
-#include "kiln/attention_prefill.cuh"
-#include "kiln/ptx_fp8.cuh"
+#include "attention_prefill/prefill.cuh"
+#include "kiln/ptx/fp8.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -9,8 +9,8 @@
 // A block takes 128 rows (token, head of the group) of one request at a time, two groups of four
 // warps 64 each, and goes over the keys in tiles of 128. Tensor cores multiply the next tile's keys
 // and this one's values while the threads copy the tiles after and find the next one's weights.
-#include "kiln/attention_prefill.cuh"
-#include "kiln/ptx_wgmma.cuh"
+#include "attention_prefill/prefill.cuh"
+#include "kiln/ptx/wgmma.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -6,9 +6,9 @@
 // order of their requests. Where a range begins in a request is a formula, and a lane finds the
 // tile of its record by prefix sums: no loop goes over tiles one by one. Nothing is written past
 // capacity. Compile-time parameters: none.
-#include "kiln/attention_tiles.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/reduce.cuh"
+#include "attention_prefill/tiles.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/math/reduce.cuh"
 
 namespace {
 

@@ -1,6 +1,6 @@
-// CUDA C++ on a CPU: the language surface. A template that reaches this header through kiln/ptx.cuh
-// compiles with g++ or clang++ and runs on the fibers of this folder. No toolkit header, and no C++
-// standard header: every kernel pays for what is included here on every compile.
+// CUDA C++ on a CPU: the language surface. A template that reaches this header through
+// kiln/ptx/ptx.cuh compiles with g++ or clang++ and runs on the fibers of this folder. No toolkit
+// header, and no C++ standard header: every kernel compiles whatever is included here.
 #pragma once
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // libstdc++: the C math.h alone; <cmath> costs 0.1 s
 #include <math.h>

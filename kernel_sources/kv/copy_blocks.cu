@@ -4,8 +4,8 @@
 // pairs: [num_pairs, 2] int64: source, destination. No block is the destination of one pair and in
 // another pair too. A pair with a negative source is padding. The grid: pieces of a block, pools,
 // pairs. No compile-time parameters.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/ptx_store.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/store.cuh"
 
 namespace {
 

@@ -9,9 +9,9 @@
 // copy give. A head has a team of threads, a power of two, each with two chunks of 8 elements: the
 // two of a rotation, or of what is not rotated two neighbours. threadIdx.y is the head: nothing is
 // divided. Compile-time parameters (jit_kernels/ops/kv.py): SCALAR_T, KV_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rotate.cuh"
-#include "kiln/vec.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rotate.cuh"
+#include "kiln/rows/vec.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

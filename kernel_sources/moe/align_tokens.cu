@@ -7,8 +7,8 @@
 // 512 threads, at most 512 experts; stable: the same on every run.
 // Each block counts all pairs, and places those of its own experts: so blocks need not meet.
 // Compile-time parameters: none.
-#include "kiln/ptx.cuh"
-#include "kiln/ptx_launch.cuh"
+#include "kiln/ptx/ptx.cuh"
+#include "kiln/ptx/launch.cuh"
 
 namespace {
 

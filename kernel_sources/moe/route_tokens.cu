@@ -9,10 +9,10 @@
 // expert at -inf weighs 0. Without bias and groups the logits themselves are compared: nothing is
 // rounded. One warp a token, in exactly rounded float32: the same bits anywhere.
 // Compile-time parameters (jit_kernels/ops/moe.py): LOGITS_T, MAX_EXPERTS.
-#include "kiln/math.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/ptx_warp.cuh"
-#include "kiln/reduce.cuh"
+#include "kiln/math/exact.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/warp.cuh"
+#include "kiln/math/reduce.cuh"
 
 #ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
 #define LOGITS_T kiln::bf16

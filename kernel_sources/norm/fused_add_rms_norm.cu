@@ -3,8 +3,8 @@
 // x, residual: [rows, d], both in place, rows may be strided; weight: [d]. A team of threads a row;
 // any d, any alignment. The sum is rounded to SCALAR_T before the norm reads it: bit for bit what
 // add then norm gives. Compile-time parameters (jit_kernels/ops/norm.py): SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rms.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -5,9 +5,9 @@
 // divides d; or for all, out_scale [1]: the one given, or that of the largest of the maxima
 // [num_maxima], a multiple of 4, 16-byte aligned.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/plain.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
+#include "quantization/plain.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

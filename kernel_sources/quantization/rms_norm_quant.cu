@@ -4,9 +4,9 @@
 // threads a row, which is read once: each thread has four chunks, as there is much to do for a row
 // that takes as long for one chunk as for four.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
-#include "kiln/rms.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
+#include "kiln/rows/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

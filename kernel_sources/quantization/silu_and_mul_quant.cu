@@ -3,9 +3,9 @@
 // x: [rows, 2d], out: [rows, d], rows may be strided; scales as in quantize.cu. A team of threads a
 // row, which is read once.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/gated_rows.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
+#include "quantization/gated_rows.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

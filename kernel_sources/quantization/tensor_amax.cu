@@ -3,8 +3,8 @@
 // x: [rows, d], rows may be strided; any d, any alignment. A block a part; the largest of all parts
 // is the tensor's, whatever the order, and a NaN stays one.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -8,9 +8,9 @@
 // 16-byte aligned a thread turns one vector of each half of a head, or of two heads; threadIdx.y is
 // the head, so that nothing is divided. Compile-time parameters (jit_kernels/ops/rotary.py):
 // SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rotate.cuh"
-#include "kiln/vec.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rotate.cuh"
+#include "kiln/rows/vec.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

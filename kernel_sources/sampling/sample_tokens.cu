@@ -18,9 +18,9 @@
 //    a number: see race.cuh.
 // Masses are integers and a race has one winner, so no step can tell how the work was cut up:
 // block size, schedule and neighbours leave every bit of the result alone.
-#include "kiln/likely.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/survey.cuh"
+#include "sampling/likely.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "sampling/survey.cuh"
 
 #ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
 #define LOGITS_T kiln::bf16
