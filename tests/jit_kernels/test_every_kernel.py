@@ -57,7 +57,7 @@ def test_compiled_within_its_bound_on_a_quiet_machine(spec, variant, arch, every
     if row is None:
         pytest.skip("not timed yet: python tools/bench_compile.py")
     assert row["cpu_seconds"] <= spec.max_cpu_seconds
-    if ON_RECORD["machine"]["packages"]["nvidia-cuda-nvrtc"].startswith(nvrtc.version()):
+    if ON_RECORD["versions"]["nvidia-cuda-nvrtc"].startswith(nvrtc.version()):
         grown = len(everything[job].built.cubin) / row["cubin_bytes"]
         assert grown <= 1.1, "its time no longer counts: python tools/bench_compile.py"
 

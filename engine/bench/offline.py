@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from kiln.engine.bench.report import Row
+from kiln.engine.bench.serving import throughput
 from kiln.engine.config import DType
 from kiln.engine.llm import LLM
 from kiln.engine.sampling_params import SamplingParams
@@ -24,7 +25,7 @@ def measure(
     dtype: DType | None,
     device: str | None,
     concurrency: int,
-) -> dict[str, Any]:
+) -> Row:
     """Return one row: ``LLM.generate`` with ``concurrency`` requests running at once."""
     llm = LLM(str(folder), dtype=dtype or "auto", device=device or "auto", max_num_seqs=concurrency)
 
@@ -39,23 +40,16 @@ def measure(
     begun = time.perf_counter()
     made = run(len(prompts), output_tokens)
     seconds = time.perf_counter() - begun
-    return {
-        "name": f"kiln LLM.generate in process, {concurrency} at once",
-        "threads": threads,
-        "requests": len(prompts),
-        "seconds": seconds,
-        "prompt_tokens": sum(map(len, prompts)),
-        "output_tokens": made,
-        "output_tokens_per_s": made / seconds,
-        "requests_per_s": len(prompts) / seconds,
-    }
+    numbers = throughput(len(prompts), sum(map(len, prompts)), made, seconds)
+    name = f"kiln LLM.generate in process, {concurrency} at once"
+    return {"name": name, "threads": threads, **numbers}
 
 
 def fastest_threads(trial: Callable[[], object]) -> int:
     """Set torch to the number of threads at which a trial is fastest, and return it.
 
-    All cores, or all but one: which is better depends on the model's size, and a comparison must
-    not hang on it.
+    All cores, all but one, or one: which is best depends on the model's size, and a comparison
+    must not depend on that choice.
     """
     cores = len(os.sched_getaffinity(0))
     best, best_seconds = cores, float("inf")

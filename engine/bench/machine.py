@@ -6,28 +6,31 @@ import importlib.metadata
 import os
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import kiln
+
+_PACKAGES = (
+    "torch", "transformers", "triton", "cuda-bindings", "nvidia-cuda-nvrtc", "cupy-cuda13x",
+)  # fmt: skip
 
 
 def hardware() -> dict[str, Any]:
     """Return the CPU's name, the cores that this process may use, and the GPU's name or "none"."""
     import torch
 
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "gpu": gpu}
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of Kiln, Python and some packages; "absent" where one is not there."""
+def versions() -> dict[str, str]:
+    """Return the versions of Kiln, Python, and the packages that are installed of those it uses."""
     found = {"kiln": kiln.__version__, "python": platform.python_version()}
-    for name in packages:
-        try:
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
     return found
 
 

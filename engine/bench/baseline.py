@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from kiln.engine.cli.bench_offline import fastest_threads
+from kiln.engine.bench.offline import fastest_threads
+from kiln.engine.bench.report import Row
+from kiln.engine.bench.serving import throughput
 from kiln.engine.config import DType
 from kiln.engine.runner.device import resolve_device, resolve_dtype
 
@@ -23,7 +25,7 @@ def measure(
     dtype: DType | None,
     device: str | None,
     batch_size: int,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return two rows: one request after another, and static batches of ``batch_size``.
 
     Answers have exactly ``output_tokens`` tokens and are greedy, as in the load on the server; the
@@ -44,19 +46,9 @@ def measure(
             made += _generate(model, prompts[start : start + size], output_tokens)
             print(f"  {name}: {start + size}/{len(prompts)}", file=sys.stderr, flush=True)
         seconds = time.perf_counter() - begun
-        rows.append(
-            {
-                "name": name,
-                "threads": threads,
-                "dtype": str(model.dtype).removeprefix("torch."),
-                "requests": len(prompts),
-                "seconds": seconds,
-                "prompt_tokens": sum(map(len, prompts)),
-                "output_tokens": made,
-                "output_tokens_per_s": made / seconds,
-                "requests_per_s": len(prompts) / seconds,
-            }
-        )
+        numbers = throughput(len(prompts), sum(map(len, prompts)), made, seconds)
+        ran_in = str(model.dtype).removeprefix("torch.")
+        rows.append({"name": name, "threads": threads, "dtype": ran_in, **numbers})
     return rows
 
 

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from kiln.jit_kernels.bench.table import MEASURED, names_in
+from kiln.engine.bench.report import Row
+from kiln.jit_kernels.bench.table import names_in
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _COLOURS = ("#c2410c", "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d")
 _MARKERS = "os^DvP*X"
 _STEP = 1.22  # sideways between two implementations of one intensity, which would cover each other
 
 
-def draw_roofline(rows: Sequence[Row], ceilings: dict[str, float], where: str, path: Path) -> bool:
-    """Draw the measured rows of one family; return False where there are none.
+def draw_roofline(
+    rows: Sequence[Row], ceilings: Mapping[str, float], where: str, figure: Figure
+) -> None:
+    """Draw the measured rows of one family.
 
     One panel a kernel: operations a byte on x, operations a second on y, the copy bandwidth and
     the matrix product's rate as roofs, a point for each implementation and size. The points of
     one size stand side by side, Kiln's own at its true place and the others to the right of it.
-    ``where`` names the machine. Needs matplotlib: raises ImportError.
+    ``where`` names the machine.
     """
-    from matplotlib.figure import Figure
-
-    rows = [row for row in rows if row["status"] == MEASURED]
-    if not rows:
-        return False
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     columns = min(3, len(kernels))
     lines = -(-len(kernels) // columns)
-    figure = Figure(figsize=(1.2 + 4.3 * columns, 1.6 + 4.4 * lines), layout="constrained")
+    figure.set_size_inches(1.2 + 4.3 * columns, 1.6 + 4.4 * lines)
     panels = list(figure.subplots(lines, columns, squeeze=False).flat)
     names = names_in(rows)
     for kernel, panel in zip(kernels, panels, strict=False):
@@ -52,8 +51,6 @@ def draw_roofline(rows: Sequence[Row], ceilings: dict[str, float], where: str, p
         "place",
         fontsize=9,
     )
-    figure.savefig(path, dpi=110)
-    return True
 
 
 def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[str]) -> None:
@@ -88,7 +85,7 @@ def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
         there.append((up, left))
 
 
-def _draw_roofs(panel: Any, ceilings: dict[str, float]) -> None:
+def _draw_roofs(panel: Any, ceilings: Mapping[str, float]) -> None:
     """Draw both roofs over a panel's points, whole with the ridge between them."""
     copy, matmul = ceilings["copy_bytes_s"] / 1e12, ceilings["matmul_flops_s"] / 1e12
     points = [point for line in panel.lines for point in line.get_xydata()]
