@@ -1,11 +1,11 @@
 // items[1 + i] = WorkItem of the i-th (request, tile, part), what a block needs to start on it
-// items: [1 + capacity] of 64 bytes (kiln/attention/split.cuh); items past capacity are not written.
-// items[0] is the header. block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q:
-// [num_requests + 1]. No compile-time parameters. Work split: a block writes the items of one
-// request at a time, at an offset that it finds by counting the items of earlier requests. Up to 32
-// requests, each warp counts them all: no barrier. One block more writes the header. Splits of
-// divisible requests become quarters if the batch then has at most max_splits items, else halves if
-// it then has, else stay whole.
+// items: [1 + capacity] of 64 bytes (kiln/attention/split.cuh), items[0] a header; nothing is written
+// past capacity. block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q:
+// [num_requests + 1]. No compile-time parameters.
+// Work split: a block writes the items of one request at a time, and counts the items of earlier
+// requests to find their offset. Up to 32 requests, each warp counts all: no barrier. One more
+// block writes the header. Splits of divisible requests become quarters if the batch then has at
+// most max_splits items, else halves under the same condition, else they stay whole.
 #include "kiln/attention/split.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/warp.cuh"
@@ -13,9 +13,8 @@
 namespace {
 
 constexpr int kThreads = 128;
-// Sums over the requests before one, and (all_*) over all requests. more: items of divisible
-// requests. rows: of partial results if nothing is divided; other_rows, divisible_rows: if
-// divisible ones are.
+// Sums over the requests before one, and (all_*) over all. more: items of divisible requests. rows:
+// of partial results if nothing is divided; other_rows, divisible_rows: if something is.
 struct Counts {
   int items, more, rows, other_rows, divisible_rows, all_items, all_more;
 
