@@ -1,6 +1,6 @@
 // items[1 + i] = WorkItem of the i-th (request, tile, part), what a block needs to start on it
-// items: [1 + capacity] of 64 bytes (kiln/attention/split.cuh), items[0] a header; nothing is written
-// past capacity. block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q:
+// items: [1 + capacity] of 64 bytes (kiln/attention/split.cuh), items[0] the header. Nothing is
+// written past capacity. block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q:
 // [num_requests + 1]. No compile-time parameters.
 // Work split: a block writes the items of one request at a time, and counts the items of earlier
 // requests to find their offset. Up to 32 requests, each warp counts all: no barrier. One more

@@ -1,4 +1,4 @@
-// items[1 + i] = (request, tile, first block, end block), heaviest tile first; items[0] = their number
+// items[1 + i] = (request, tile, first block, end block), heaviest first; items[0] = their number
 // items: [1 + capacity] of 16 bytes, nothing is written past capacity; seq_lens: [num_requests];
 // cu_seqlens_q: [num_requests + 1]. Requests of few query tokens have no tiles. No compile-time
 // parameters.

@@ -1,4 +1,4 @@
-// token[r] ~ softmax(edited logits[r, :] / temperature), cut to what mask, top-k, top-p, min-p leave
+// token[r] ~ softmax(edited logits[r, :] / temperature) within mask, top-k, top-p and min-p
 // logits: [rows, vocab], any row stride and alignment. settings [rows, 6], keys [rows, 4], mask
 // [rows, ceil(vocab / 32)] and the lists of edits are laid out as in jit_kernels/ops/sampling.py; a
 // token is edited at most once. Compile-time parameters: LOGITS_T.
