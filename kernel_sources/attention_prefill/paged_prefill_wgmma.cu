@@ -1,5 +1,5 @@
 // out[t, h, :] = v_scale sum_j softmax_j(scale q[t, h, :] . k_j) v_j, j: keys visible to t
-// out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 tokens of SCALAR_T, rows dense,
+// out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 SCALAR_T tokens, rows dense,
 // any other strides; items: from prefill_plan. scale > 0; no soft_cap. head_dim: a multiple of 16
 // up to HEAD_TILE. Rows of query, pools and out start at multiples of 16 bytes. counter: 0 before
 // and after. Compile-time parameters: SCALAR_T, HEAD_TILE (jit_kernels/ops/attention_prefill.py).

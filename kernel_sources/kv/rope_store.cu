@@ -1,4 +1,4 @@
-// out[t, h, :] = rope(norm(query));  key_pool[slot / B, h, slot % B, :] = rope(norm(key)) / k_scale;
+// out[t, h, :] = rope(norm(query));  key_pool[slot / B, h, slot % B, :] = rope(norm(key)) / k_scale
 // value_pool: value / v_scale.  norm: rms_norm of a head if weights are given; rope: NeoX rotation
 //
 // query, out: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; pools: [blocks,

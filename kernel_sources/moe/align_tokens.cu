@@ -1,5 +1,5 @@
-// sorted_ids = indices of ids [pairs] sorted by expert, each expert's run padded with the value `pairs`
-//   to a multiple of block_size; expert_ids[b] = expert of block b; expert_ends[e] = end of e's run;
+// sorted_ids = indices of ids [pairs] sorted by expert, each expert's run padded with `pairs` to a
+//   multiple of block_size; expert_ids[b] = expert of block b; expert_ends[e] = end of e's run;
 //   num_post_padded = end of the last run
 //
 // ids: [pairs] int32; ids outside 0 .. experts-1 are left out. sorted_ids: [capacity], room for all

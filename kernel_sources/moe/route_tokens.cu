@@ -1,7 +1,7 @@
-// out_ids[t, :] = the top_k experts of largest choice[t, :], in descending order, ties to the lower id
+// out_ids[t, :] = the top_k experts of largest choice[t, :], largest first, ties to the lower id
 // out_weights[t, j] = score[t, out_ids[t, j]] / (renormalise ? their sum + 1e-20 : 1) * factor
-//   score = softmax or sigmoid of logits[t, :]; choice = score + bias. With groups of adjacent experts,
-//   only the top_groups groups, ranked by the sum of their two largest choices, are eligible.
+//   score = softmax or sigmoid of logits[t, :]; choice = score + bias. With groups of experts, only
+//   the top_groups groups, ranked by the sum of their two largest choices, are eligible.
 //
 // logits: [tokens, experts], any row stride; bias: [experts] or null; out_*: [tokens, top_k].
 // experts <= MAX_EXPERTS, divisible by num_groups; top_k <= 32 and <= the experts in the kept

@@ -1,5 +1,5 @@
 // (x[t, head, i], x[t, head, h + i]) = (x_i * c - x_(h+i) * s, x_(h+i) * c + x_i * s), in place
-//   for query and key; h = rotary_dim / 2, i < h, (c, s) = table[positions[t], (i, h + i)]: NeoX style
+//   for query and key; h = rotary_dim / 2, i < h, (c, s) = table[positions[t], (i, h + i)] (NeoX)
 //
 // query: [tokens, query_heads, head_dim], key: [tokens, key_heads, head_dim], last dimension dense;
 // positions: [tokens] int64; table: [max_position, rotary_dim] float32. Dimensions from rotary_dim
