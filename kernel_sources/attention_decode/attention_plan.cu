@@ -14,7 +14,8 @@ namespace {
 
 constexpr int kThreads = 128;
 // Sums over the requests before one, and (all_*) over all. more: items of divisible requests. rows:
-// of partial results if nothing is divided; other_rows, divisible_rows: if something is.
+// of partial results if nothing is divided; else other_rows counts those of requests that are not
+// divisible, divisible_rows the rest.
 struct Counts {
   int items, more, rows, other_rows, divisible_rows, all_items, all_more;
 

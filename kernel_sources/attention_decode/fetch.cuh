@@ -35,9 +35,9 @@ template <class KV> struct Pools {
 struct Thread { int warp, lane, quad; };
 
 // How much a block prefetches before pdl_wait. If many blocks prefetch at once, they delay the last
-// loads and stores of the previous kernel. Then `waits` fetches one half at a time, and one_by_one,
-// for requests of many parts, one KV block at a time (not with one-byte KV: its halves are as small
-// as one KV block of other types).
+// loads and stores of the previous kernel. So with `waits` a warp fetches one half at a time, and
+// with one_by_one (many parts) one KV block at a time; not with one-byte KV, whose halves are as
+// small as KV blocks of other types.
 struct Early {
   int halves;
   bool waits, one_by_one;

@@ -11,9 +11,9 @@
 // Memory: each warp streams two KV blocks at a time through its own pipeline stages, so the main
 // loop has no block barrier. Before pdl_wait a block reads only the plan and KV of earlier steps.
 // The last warp to arrive at a tree node (atomic counter) merges it. If no block has two items, a
-// mailbox replaces the counters (merge.cuh): the block or cluster of a node's last parts merges it,
-// and waits for earlier blocks only. If a request has many parts, each cluster first merges its
-// two.
+// mailbox replaces the counters: global memory where a sentinel value marks words not yet sent
+// (merge.cuh). The block or cluster of a node's last parts then merges it, and waits for earlier
+// blocks only. If a request has many parts, each cluster first merges its own two.
 //
 // Callers: between launches `arrivals` is all 0, and `mail`, of mail_rows rows, all kUnsent.
 #include "attention_decode/attend.cuh"
@@ -102,7 +102,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
 #pragma unroll 1
   for (int i = 0;; ++i) {
     if (i == early.halves) {
-      kiln::pdl_wait();  // until here: only the plan, its inputs, and older keys and values
+      kiln::pdl_wait();  // before: reads only the plan, its inputs, and older KV
       kiln::pdl_launch_dependents();
       if (first >= num_items) return;
       rows.copy(queries, own_chunk);

@@ -1,6 +1,6 @@
 // The end of a decode work item: merges the results of its warps, then stores rows of `out`, or
 // partial results, which it merges with those of the request's other items. A cluster's two items,
-// halves or quarters of one split, may become one part before.
+// halves or quarters of one split, may be merged into one part first.
 #pragma once
 #include "attention_decode/fetch.cuh"
 #include "attention_decode/merge.cuh"
@@ -33,7 +33,7 @@ KILN_FN bool is_mailed(const WorkItem& item, bool one_each) {
   return one_each && item.num_parts() <= kFanIn << node_bits_of(item.kind());
 }
 // Whether the cluster's two items are merged into one part first. That pays if the request has many
-// parts, and its code pays in blocks of four warps.
+// parts; its code is worth its size in blocks of four warps only.
 template <class Shape> constexpr bool kPairs = kClusters && Shape::kWarps == 4;
 template <class Shape> KILN_FN bool is_paired(const WorkItem& item, bool one_each) {
   return kPairs<Shape> && is_mailed(item, one_each) && halvings_of(item.kind()) > 0 &&

@@ -171,7 +171,7 @@ template <class T, class KV, int D> struct AttentionTile {
     }
   };
 
-  // Row address for ldmatrix, one-byte KV: 16 keys by two 16-byte chunks, r[2 * chunk + half].
+  // Row address for ldmatrix, one-byte KV: 16 keys by two 16-byte chunks, into r[2 * chunk + half].
   KILN_FN static const unsigned char* wide_row(const unsigned char* block, int chunk, int lane) {
     return block + lane % 16 * kStep + min(chunk + lane / 16, kChunks - 1) * 16;
   }

@@ -23,8 +23,8 @@ struct Batch {
     if (r >= num_requests) return {0, 0, 0, 0};
     return kiln::PrefillRequest::load(r, seq_lens, cu_seqlens_q, group);
   }
-  // The largest weight of a tile: KV blocks before its end, but no more than a window can reach.
-  // Weights never fall from a tile to the next.
+  // Upper limit of a tile's weight, the number of KV blocks before its end: what a window can
+  // reach. Weights never fall from a tile to the next.
   KILN_FN int most_weight() const {
     return window ? (window + kiln::kPrefillRows / group) / kiln::kKVBlock + 1 : 0x7fffffff;
   }

@@ -86,7 +86,7 @@ void cluster_wait(Site site) {
 }
 
 // Shared memory ends with its block, so accesses by peers must be ordered before the block's exit.
-// An access whose value an atomic read has seen is.
+// A write that an atomic read has seen is ordered.
 static void check_peers_are_done(const Block& block) {
   Clock known = *block.fibers[0].clock;
   const Clock* last = nullptr;

@@ -1,4 +1,4 @@
-// out[r, :] = quantize(silu(x[r, :d]) * x[r, d:]), with its scales; the same bits as the two
+// out[r, :] = quantize(silu(x[r, :d]) * x[r, d:]), with its scales; the same bits as unfused
 //
 // x: [rows, 2d], out: [rows, d], any row stride; scales as in quantize.cu. A team of threads a row,
 // which is read once.

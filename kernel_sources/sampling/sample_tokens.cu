@@ -5,8 +5,8 @@
 //
 // Work split: one block a row, in four steps.
 // 1. survey: one pass over the row finds each thread's largest logit, the row's approximate mass
-// (sum of weights), and in shared memory the largest logit of each 16, by which later steps skip
-// what they do not need. A greedy row ends here.
+// (sum of weights), and in shared memory the largest logit of each unit of 16 tokens, so that later
+// steps can skip units. A greedy row ends here.
 // 2. gather: the m-th largest of the threads' maxima is at most the m-th largest logit. All logits
 // from this bound on, a few more than m, go into a list.
 // 3. cut: histograms of the list decide top-k, and with the row's mass top-p. The approximate mass

@@ -1,10 +1,10 @@
 // Cuts a request's decode attention into work items; the plan and the kernel share this rule. A
 // request is cut into splits, a split into one share for each warp of a block, and a share of a
 // divisible request into as many units again. Their results are merged in a binary tree. Cut and
-// tree depend on the request and on constants of the GPU, never on the batch. Who computes a part
-// may depend on the batch: a block takes a split and each warp a share, or, to fill the GPU, a
+// tree depend on the request and on constants of the GPU, never on the batch. Which block computes
+// what may depend on the batch: a block takes a split and each warp a share, or, to fill the GPU, a
 // block takes half or a quarter of a divisible request's split, and each warp half or a quarter of
-// a share.
+// a share. The result of an item is a part of its request.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 

@@ -50,7 +50,7 @@ template <class T, int N> KILN_FN void load_chunk(Loading<T, N>& one, int v, boo
   if (exists) one.part.chunk[v] = Chunk<T>::load(one.row);
   one.row += team_span<T>();
 }
-// Load chunk after chunk, each of all parts.
+// Load all parts, interleaved chunk by chunk.
 template <class T, int N, class... More>
 KILN_FN void load_parts(uint32_t size, Loading<T, N> first, More... more) {
   uint32_t i = first_chunk<T>();
