@@ -40,7 +40,7 @@ void fiber_main() {
   __builtin_unreachable();  // a finished thread is never resumed
 }
 
-// Threads start ordered after what the launch is; their first epoch is one that no thread knows.
+// Threads inherit the clock of the launch; their first epoch is one that no thread knows.
 static void start_checking(Block& block, const Rank& rank) {
   const unsigned first = block.fibers[0].id;
   const auto from = rank.start->begin() + first;

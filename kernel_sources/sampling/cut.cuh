@@ -48,7 +48,7 @@ KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
   if (high) atomicAdd(&s.high[b], high);
 }
 
-// Whether a key is of a number of type T; an edited logit may be between two.
+// Whether a key belongs to a number of type T; an edited logit may be between two.
 template <class T> KILN_FN bool is_round(uint32_t key) {
   constexpr uint32_t kLow = (1u << kFreeBits<T>) - 1;
   return (key & kLow) == (key >> 31 ? 0 : kLow);

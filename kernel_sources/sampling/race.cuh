@@ -84,7 +84,7 @@ KILN_NOINLINE uint64_t race_of_list(Visitor race, const SamplerShared& s) {
 
 // Race over all tokens of a row, after find_lows. `best` and `token`: one logit of each thread.
 // These, the edited tokens, and those with a low number (one in 256) race first. Then only tokens
-// that can still win do. A token with a low number may race again as if it had none: it then
+// that can still win race. A token with a low number may race again as if it had none: it then
 // arrives later, so the result is the same.
 template <class T>
 KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token,

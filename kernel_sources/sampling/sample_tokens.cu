@@ -37,8 +37,8 @@ struct Nearly {
 
   // The first pass errs by at most 2^-19 of the mass. Exponentials, unit sums and the exponential
   // of the largest logit err by 2^-22 each, all else together by as much. The exact weights err by
-  // up to four times that: with few large and many small logits, differences are rounded alike.
-  // float32 is allowed twice as much. Each weight is also rounded down to a step.
+  // up to 2^-20, if many small logits all round alike. float32 is allowed twice as much. Each
+  // weight is also rounded down to a step of the mass.
   KILN_FN static Nearly of(uint64_t mass, int vocab) {
     return {mass, (mass >> kFastBits) + uint64_t(vocab)};
   }

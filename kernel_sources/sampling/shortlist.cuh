@@ -6,7 +6,7 @@
 
 namespace kiln {
 
-// Flag in the upper half of a bucket's mass: its keys are of more than one number.
+// Flag in the upper half of a bucket's mass: its keys belong to more than one number.
 constexpr uint32_t kMixed = 1u << 31;
 constexpr int kCandidates = 1024, kUnits = 3 * kBuckets, kSorted = 512;
 constexpr int kLows = 112;  // for each warp: enough for 300 thousand tokens

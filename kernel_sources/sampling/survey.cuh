@@ -17,7 +17,7 @@ constexpr float kPlainScale = 1.44269504f;  // log2(e), for plain log-probabilit
 // What the first pass computes besides the largest logit.
 struct Plan {
   int64_t seed, position;
-  float scale;  // of the weights' exponents; 0: no mass is needed
+  float scale;  // weight = 2^(scale * logit); 0: no mass is needed
   bool races;   // find the low random numbers: all tokens will race
 };
 

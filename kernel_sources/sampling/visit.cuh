@@ -5,8 +5,8 @@
 
 namespace kiln {
 
-// Arrival time of a token, clock / weight. The first of all is drawn, so the probability of a token
-// is proportional to its weight. The token id in the low bits breaks ties.
+// Arrival time of a token, clock / weight. The earliest token is drawn, so the probability of a
+// token is proportional to its weight. The token id in the low bits breaks ties.
 KILN_FN uint64_t arrival_of(float clock, Weights weights, int token, float x) {
   return uint64_t(as_uint(div_rn(clock, weights(x)))) << 32 | uint32_t(token);
 }

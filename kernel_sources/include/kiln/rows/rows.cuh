@@ -18,8 +18,8 @@
 // narrow, loaded), which reduces that row; and row(index, size), which reduces a general row. The
 // held row's values() returns the thread's part, the general row's value_at(i) any element. narrow:
 // no thread has more than one chunk, so work on others may be skipped. A Sink has write(index,
-// size, row). All threads of a block call both once. Both have misalignment(): 0 modulo 16 if any
-// row may be held.
+// size, row). All threads of a block call both once. Both have misalignment(): 0 modulo 16 if all
+// rows are aligned for the held path.
 #pragma once
 #include "kiln/rows/chunk.cuh"
 #include "kiln/ptx/memory.cuh"
