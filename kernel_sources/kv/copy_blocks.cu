@@ -1,5 +1,4 @@
 // pool[p, pairs[i, 1], :] = pool[p, pairs[i, 0], :]      for every pool p and pair i, in bytes
-//
 // pool: [pools, blocks, block_bytes], blocks dense, 16-byte aligned, in multiples of 16 bytes;
 // pairs: [num_pairs, 2] int64: source, destination. The destination of a pair is in no other pair.
 // A negative source marks padding. Grid: pieces of a block, pools, pairs. No compile-time

@@ -69,8 +69,7 @@ struct Place {
     first = rotated ? thread : 2 * thread;
     second = rotated ? thread + pieces : 2 * thread + 1;
   }
-  // Exchange sums so that x and y are those of chunks i and i + team of thread i, the order of
-  // rms_norm.
+  // Exchange the chunks' sums: thread i gets those of chunks i and i + team, as in rms_norm.
   KILN_FN void in_order(float& x, float& y) const {
     const float low = of(x, y, thread), high = of(x, y, thread + team);
     x = low, y = high;

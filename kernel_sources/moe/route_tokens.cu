@@ -38,7 +38,7 @@ KILN_FN float exp_of(float x) { return kiln::exp2_exact(kiln::mul_rn(x, kLog2e))
 
 KILN_FN float cleaned(float x) { return x == x ? fminf(x, kLargest) : kiln::minus_infinity(); }
 
-// Numerator of a logit's score: e^-|x| for a sigmoid, else e^(x - largest).
+// The exponential in a logit's score: e^-|x| for a sigmoid, else e^(x - largest).
 KILN_FN float exponential_of(float x, bool sigmoid, float largest) {
   const float e = exp_of(sigmoid ? (x < 0.0f ? x : -x) : kiln::sub_rn(x, largest));
   return x == kiln::minus_infinity() ? 0.0f : e;

@@ -1,5 +1,4 @@
 // residual[r, i] += x[r, i];  out[r, :] = quantize(rms_norm(residual[r, :])), with its scales
-//
 // x, residual, out: [rows, d], any row stride; weight: [d]; scales as in quantize.cu. A team of
 // threads a row, which is read once; the same bits as add, norm and quantize.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.

@@ -1,5 +1,4 @@
 // out[r, i] = QUANT_T(x[r, i] / scale), scale = max |x| / (e4m3: 448, int8: 127) of its elements
-//
 // x, out: [rows, d], any row stride, any d, any alignment. Scales are shared by a row: out_scale
 // [rows, 1]; or, if group is 128, by 128 elements of a row: out_scale [rows, d / 128], 128 divides
 // d; or by all: out_scale [1], the given scale, or that of the largest of the maxima [num_maxima],

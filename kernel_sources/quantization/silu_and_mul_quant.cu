@@ -1,5 +1,4 @@
 // out[r, :] = quantize(silu(x[r, :d]) * x[r, d:]), with its scales; the same bits as unfused
-//
 // x: [rows, 2d], out: [rows, d], any row stride; scales as in quantize.cu. A team of threads a row,
 // which is read once.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.

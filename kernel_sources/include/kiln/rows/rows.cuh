@@ -1,7 +1,7 @@
 // A row processed by a team of threads, each holding a part of it in registers.
 //
-// A team is the blockDim.x threads of one threadIdx.y: 16, 32, or a multiple of 128, then one team
-// a block. Its size depends on the row's width and type only, and each thread has the same elements
+// A team is the blockDim.x threads of one threadIdx.y: 16, 32, or a multiple of 128 with one team a
+// block. Its size depends on the row's width and type only, and each thread has the same elements
 // in the same order on both paths below. So a row's bits do not depend on the number of rows, its
 // index, its alignment or the grid. A kernel with much work for a row may run half of the threads,
 // each doing the work of two; see double_team_sum.
