@@ -13,7 +13,7 @@
 // The last warp to arrive at a tree node (atomic counter) merges it. If no block has two items, a
 // mailbox replaces the counters: global memory where a sentinel value marks words not yet sent
 // (merge.cuh). The block or cluster of a node's last parts then merges it, and waits for earlier
-// blocks only. If a request has many parts, each cluster first merges its own two.
+// blocks only. If a request has many parts, each cluster first merges its own two parts.
 //
 // Callers: between launches `arrivals` is all 0, and `mail`, of mail_rows rows, all kUnsent.
 #include "attention_decode/attend.cuh"

@@ -122,7 +122,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     store_row(to.out, y, end_row(to.lse, to.sink, whole, x.v_scale));
   }
 
-  // A lane's columns of one row, four a pass, and the row's scale.
+  // A lane's columns of one row, four per pass, and the row's scale.
   struct RowSum {
     static constexpr int kPasses = (Shape::kHeadTile + 127) / 128;
     Scale scale;
@@ -234,12 +234,12 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     } while (!__all_sync(kWarp, sent));
   }
 
-  // Merge parts node by node: 2^node_bits parts, then 32 children a node. A node's sum takes the
+  // Merge parts node by node: 2^node_bits parts, then 32 children per node. A node's sum takes the
   // place of its first child (+ sum_step). Counters: each warp counts its rows, the last to arrive
   // merges them. Mailbox: the block of the node's last part merges, or both blocks of its cluster
   // if it also holds the part before. They wait for earlier blocks only, or for each other: all of
-  // them are running. now: index of the item. room: shared memory, 128 floats a warp, that nothing
-  // else uses.
+  // them are running. now: index of the item. room: shared memory that nothing else uses, 128
+  // floats per warp.
   KILN_FN void merge_parts(int now, float* room) const {
     const int last = num_parts - 1;
     const int64_t first_item = now - item.part();  // of the tile's
@@ -263,7 +263,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     }
   }
 
-  // Merge rows start, start + step, .., one warp a row. Two warps share a row if more than eight
+  // Merge rows start, start + step, .., one warp per row. Two warps share a row if more than eight
   // parts were sent and half of the warps suffice for all rows: a second round of loads costs more.
   KILN_FN void merge_rows(Children all, bool root, int start, int step, float* room) const {
     const bool halved = all.sent && all.count > kAtOnce && num_rows <= kWarps / 2 * step;

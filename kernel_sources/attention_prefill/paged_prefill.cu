@@ -7,7 +7,7 @@
 // time, each warp 32 of them (16 if registers are short). Blocks take items from an atomic counter,
 // heaviest first. A row's bits depend neither on its block nor on other requests.
 // Memory: all warps share tiles of 64 keys. cp.async copies the next tile while one is multiplied;
-// two block barriers a tile separate its copies from its reads.
+// two block barriers per tile separate its copies from its reads.
 #include "attention_prefill/prefill.cuh"
 #include "kiln/ptx/fp8.cuh"
 

@@ -7,7 +7,7 @@
 // keys.
 // Memory: two tiles of keys and two of values, filled by cp.async. wgmma multiplies the keys of
 // tile i and the values of tile i - 1 while the threads copy the next tiles and compute the weights
-// of tile i. The one block barrier a tile is in next_tiles.
+// of tile i. The one block barrier per tile is in next_tiles.
 #include "attention_prefill/prefill.cuh"
 #include "kiln/ptx/wgmma.cuh"
 

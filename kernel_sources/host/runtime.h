@@ -118,7 +118,7 @@ struct Block {
   std::vector<char> shared, dynamic;    // `shared`: static variables while other blocks run
   Region regions[2];                    // static, dynamic
   Publications publications;            // in shared memory
-  std::vector<unsigned> waiting_lanes;  // one mask a warp
+  std::vector<unsigned> waiting_lanes;  // one mask per warp
   unsigned live, arrived = 0;
   int votes = 0, result = 0;
   bool lets_in = false;          // has let the next launch start

@@ -8,7 +8,7 @@
 // groups. A NaN logit counts as -inf and +inf as the largest float, so ids are distinct and in
 // range; an expert at -inf has weight 0. Without bias and groups, logits are compared directly,
 // without rounding. Compile-time parameters (jit_kernels/ops/moe.py): LOGITS_T, MAX_EXPERTS.
-// Work split: one warp a token, in exactly rounded float32: the same bits on every GPU.
+// Work split: one warp per token, in exactly rounded float32: the same bits on every GPU.
 #include "kiln/math/exact.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/warp.cuh"

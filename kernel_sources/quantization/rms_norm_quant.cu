@@ -1,7 +1,7 @@
 // out[r, :] = quantize(rms_norm(x[r, :])), with its scales; the same bits as norm, then quantize
 // x, out: [rows, d], any row stride; weight: [d]; scales as in quantize.cu. Half a team of threads
-// a row, which is read once. A thread has four chunks, because much of the work for a row takes as
-// long for one chunk as for four.
+// per row, which is read once. A thread has four chunks, because much of the work for a row takes
+// as long for one chunk as for four.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
 #include "kiln/ptx/launch.cuh"
 #include "quantization/quantize.cuh"

@@ -41,7 +41,7 @@ KILN_FN uint64_t mix(uint64_t z) {
   return z ^ z >> 31;
 }
 
-// Which bytes of x are 0: one bit a byte, the lowest first.
+// Which bytes of x are 0: one bit per byte, the lowest first.
 KILN_FN uint32_t zero_bytes(uint64_t x) {
   constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7fu;
   const uint64_t high = ~(((x & kLow) + kLow) | x | kLow);

@@ -32,7 +32,7 @@ struct Peaks {
 
 // Append the units, or groups of units, that may hold a logit from `key` on to a list. `listed`
 // also counts what does not fit. Each thread checks eight slots at once, of any thread: a barrier
-// must precede. Warps stay whole, because an addition a lane to one shared word would take as long
+// must precede. Warps stay whole: separate additions of lanes to one shared word would take as long
 // as everything else here.
 KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int slots_used, uint32_t* list,
                               uint32_t* listed, uint32_t room) {

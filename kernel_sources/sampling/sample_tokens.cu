@@ -3,7 +3,7 @@
 // [rows, ceil(vocab / 32)] and the lists of edits are laid out as in jit_kernels/ops/sampling.py; a
 // token is edited at most once. Compile-time parameters: LOGITS_T.
 //
-// Work split: one block a row, in four steps.
+// Work split: one block per row, in four steps.
 // 1. survey: one pass over the row finds each thread's largest logit, the row's approximate mass
 // (sum of weights), and in shared memory the largest logit of each unit of 16 tokens, so that later
 // steps can skip units. A greedy row ends here.

@@ -83,7 +83,7 @@ template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, 
   });
 }
 
-// Mark in shared memory, one bit a token, what the mask forbids and what is edited. Edited tokens
+// Mark in shared memory, one bit per token, what the mask forbids and what is edited. Edited tokens
 // are processed separately.
 template <class T> KILN_FN void hide(const Row<T>& row) {
   constexpr int kAtOnce = 8;

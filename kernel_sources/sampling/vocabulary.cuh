@@ -114,8 +114,8 @@ template <class T> struct Row {
   const T* data;
   int vocab;
   bool aligned;
-  const uint32_t* allowed;  // one bit a token; null: all are allowed
-  const uint8_t* hidden;    // in shared memory, a bit a token: fetch returns -inf; null: none
+  const uint32_t* allowed;  // one bit per token; null: all are allowed
+  const uint8_t* hidden;    // in shared memory, one bit per token: fetch returns -inf; null: none
   Edits edits;              // their tokens are hidden
 
   KILN_FN bool has_edits() const { return edits.first != edits.last; }

@@ -35,7 +35,7 @@ KILN_FN uint32_t swap_middle_bytes(uint32_t four) {
 
 // Convert four e4m3 to pairs of T, exactly: bytes 0 and 1 in lo, 2 and 3 in hi. NaN becomes 0x7fff.
 template <class T> KILN_FN void unpack_e4m3(uint32_t four, uint32_t& lo, uint32_t& hi);
-// Whether that takes more than one instruction a pair. Loops over it are then best not unrolled.
+// Whether that takes more than one instruction per pair. Loops over it are then best not unrolled.
 #if defined(KILN_ON_GPU) && __CUDA_ARCH__ < 890
 constexpr bool kLongUnpack = true;
 #else
