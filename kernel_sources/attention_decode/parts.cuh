@@ -237,9 +237,9 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
   // Merge parts node by node: 2^node_bits parts, then 32 children per node. A node's sum takes the
   // place of its first child (+ sum_step). Counters: each warp counts its rows, the last to arrive
   // merges them. Mailbox: the block of the node's last part merges, or both blocks of its cluster
-  // if it also holds the part before. They wait for earlier blocks only, or for each other: all of
-  // them are running. now: index of the item. room: shared memory that nothing else uses, 128
-  // floats per warp.
+  // if the other block holds the same part or the one before. They wait for earlier blocks only, or
+  // for each other: all of them are running. now: index of the item. room: shared memory that
+  // nothing else uses, 128 floats per warp.
   KILN_FN void merge_parts(int now, float* room) const {
     const int last = num_parts - 1;
     const int64_t first_item = now - item.part();  // of the tile's
