@@ -1,17 +1,17 @@
-// A warp's attention of a tile's rows to its part of a work item's keys.
+// Attention of one warp: the rows of a tile over the warp's share of a work item's keys.
 #pragma once
 #include "attention_decode/parts.cuh"
 #include "kiln/rows/vec.cuh"
 
 namespace kiln {
 
-// Where a step's queries lie: [num_tokens, num_heads, head_dim], rows dense.
+// The step's queries: [num_tokens, num_heads, head_dim], rows dense.
 template <class T> struct Queries {
   const T* first;
   int64_t token_step, head_step;
 };
 
-// The queries of an item, in chunks of 16 bytes.
+// Queries of one item, addressed as chunks of 16 bytes.
 template <class Shape, class T> struct QueryRows {
   static constexpr int kRow = Shape::kHeadTile / 8;  // chunks
   const Queries<T>& from;
@@ -30,10 +30,10 @@ template <class Shape, class T> struct QueryRows {
     return from.first + (first_token + token) * from.token_step + h * from.head_step +
            i % kRow * 8;
   }
-  // Copy them, and zeros for what is multiplied beside them; a group of copies. own: the thread's
+  // Copy the rows and zero the padding rows, in one commit group. own: address of this thread's
   // first chunk.
   KILN_FN void copy(unsigned char* to, const T* own) const {
-    const int padded = (rows > 8 ? kTileRows : 8) * kRow;  // as many as are multiplied
+    const int padded = (rows > 8 ? kTileRows : 8) * kRow;  // rows that the mma reads
 #pragma unroll 1
     for (int i = threadIdx.x; i < padded; i += Shape::kThreads) {
       const int row = i / kRow, chunk = i % kRow;
@@ -43,9 +43,9 @@ template <class Shape, class T> struct QueryRows {
     }
     copy_commit();
   }
-  // Let each row of the queries beside bytes be fp16, times the power of two by which its greatest
-  // element has the exponent 14; scales gets the inverses. A thread turns what it has copied itself,
-  // and that is there: so the barrier may follow.
+  // For one-byte KV: convert each row to fp16, scaled by a power of two so that its largest element
+  // has exponent 14. scales gets the inverses. Each thread converts the chunks that it copied
+  // itself, so no barrier is needed before.
   KILN_FN void narrow(unsigned char* queries, float (&scales)[kTileRows]) const {
     const int padded = (rows > 8 ? kTileRows : 8) * kRow;
 #pragma unroll 1
@@ -69,11 +69,12 @@ template <class Shape, class T> struct QueryRows {
   }
 };
 
-// Logits are in log2 units: scale and the cap c (0: none) come times log2(e), steepness is 2 / c.
+// Logits are in log2 units: scale and cap c (0: none) are multiplied by log2(e); steepness = 2 / c.
 struct Softmax { float scale, cap, steepness; };
 
-// What the rows of a tile see, each `window` keys before it (0: all). Positions count from the
-// warp's first key: every row sees all of [all_begin, all_limit), so no key there need be asked.
+// Causal and sliding window masks of a tile's rows. window: visible keys of a row, 0: all.
+// Positions count from the warp's first key. Keys in [all_begin, all_limit) are visible to every
+// row: no mask.
 struct Sight {
   int first_row, last_row, before, all_begin, all_limit, window;
 
@@ -90,7 +91,7 @@ struct Sight {
   }
 };
 
-// A logit of each row and key: scaled, capped, and -infinity where the row does not see the key.
+// Scale and cap the logits, and set masked ones to -infinity.
 template <int N>
 KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
                      const float (&scale)[N][2], const int (&limit)[N][2], int key, int quad) {
@@ -113,18 +114,18 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
     });
 }
 
-// Shared memory of a block: the item's queries and where it ends, then the warps' results.
+// Shared memory of a block: the item's queries, its ItemPlace, then the results of the warps.
 template <class Shape> struct Room {
   unsigned char* queries;
-  float (&query_scales)[kTileRows];  // beside bytes: powers of two that queries were divided by
+  float (&query_scales)[kTileRows];  // one-byte KV: inverse scales of the queries
   const ItemPlace& place;
   float* results;
   Scale (&scales)[Shape::kWarps][kTileRows];
 };
 
-// N: eights of rows. Of units, of which a warp has one, two or four, each is added up by itself, and
-// they as a binary tree. `ready` waits for the queries, after all that is done without them. Return
-// a copy of the item's place.
+// N: groups of 8 rows. A warp has one, two or four units of keys. It accumulates each unit
+// separately and merges them as a binary tree. ready() waits for the queries; it runs after all
+// independent work. Returns a copy of room.place.
 template <int N, class T, class Shape, class Ready>
 KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
                          const Softmax& how, const Sight& sight, const Room<Shape>& room,
@@ -133,7 +134,7 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
   using Rows = AttentionRows<typename Tile::Factor, Shape::kHeadTile, N>;
   constexpr int kHalves = Shape::kHalves, kHalf = Shape::kHalf;
   const int warp = from.me.warp, lane = from.me.lane, quad = from.me.quad;
-  Rows rows, two, share;  // a unit, it and the one before it, and those before the two
+  Rows rows, two, share;  // this unit, this pair of units, the pairs before it
   rows.clear();
   two.clear();
   share.clear();
@@ -164,7 +165,7 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
     const unsigned char* keys = from.stages + 2 * i % kHalves * kHalf;
     const unsigned char* values = from.stages + (2 * i + 1) % kHalves * kHalf;
     copy_wait<kHalves - 1>();
-    __syncwarp();  // the keys are there
+    __syncwarp();  // the keys are loaded
     Logits<N> logit = {};
     Tile::template multiply_keys<N>(logit, kept, room.queries, keys, lane);
     __syncwarp();  // the keys have been read
@@ -172,8 +173,8 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
     prepare<N>(logit, how, sight, scale, limit, i * Shape::kKeys, quad);
     rows.soften(logit);
     copy_wait<kHalves - 1>();
-    __syncwarp();  // the values are there
-// Heads above 128 take all registers.
+    __syncwarp();  // the values are loaded
+// Heads above 128 use all registers: no unrolling.
 #pragma unroll (Tile::kLong || Shape::kWarps < 4 ? 1 : kPairBlocks)
     for (int m = 0; m < kPairBlocks; ++m) {
       uint32_t p[N][2];
@@ -196,11 +197,11 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
   }
   copy_commit();
   copy_wait<0>();
-  __syncwarp();  // every lane is done with the stages, and the next item is there
+  __syncwarp();  // every lane has read the stages, and the next item is loaded
   const int num_rows = sight.last_row - sight.first_row + 1;
   if (in_units) rows = Shape::kWarps == 4 ? share : two;
   else rows.end();
-  const ItemPlace place = room.place;  // before stores that it would wait for
+  const ItemPlace place = room.place;  // load it before stores that it would wait for
   Tile::template spread<N>(room.results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows, lane);
 #pragma unroll
   for (int n = 0; n < N; ++n)

@@ -1,5 +1,5 @@
-// How a warp of decode attention comes by the keys and values of its part of a work item: through
-// stages of its own in shared memory, so that the loop over them has no block barrier.
+// Loads a warp's share of a work item's keys and values into pipeline stages that belong to the
+// warp alone, so the main loop has no block barrier.
 #pragma once
 #include "attention_decode/rows.cuh"
 #include "kiln/ptx/async.cuh"
@@ -8,9 +8,9 @@
 
 namespace kiln {
 
-// What a block has. A stage has two halves, keys and values of a pair of blocks of the pool, that
-// are filled in turn. A warp's result takes the place of its last halves, while keys of the next
-// item fill the first.
+// Shared memory layout of a block. A stage has two halves: the keys and the values of a pair of KV
+// blocks, filled in turn. A warp's result later overwrites its last kResultHalves halves, while
+// keys of the next item fill the first kAhead.
 template <class T, class KV_, int D> struct DecodeShape {
   using KV = KV_;
   using Tile = AttentionTile<T, KV, D>;
@@ -24,7 +24,7 @@ template <class T, class KV_, int D> struct DecodeShape {
   static_assert(kHalves >= 2 && kAhead >= 1);
 };
 
-// The pools, as the launch says: blocks of 16 tokens, rows dense, any other strides.
+// The KV pools: blocks of 16 tokens, rows dense, any other strides (in elements).
 template <class KV> struct Pools {
   const KV *keys, *values;
   const int* table;
@@ -34,19 +34,19 @@ template <class KV> struct Pools {
 
 struct Thread { int warp, lane, quad; };
 
-// What a block fetches before the kernel ahead has ended: this many halves, and in which steps.
-// Where many blocks fetch at a time, what the last of the kernel ahead send and receive would wait
-// behind it: so half after half, or where messages are many, block after block of the pool (of
-// bytes not: a half is as small as a block of others).
+// How much a block prefetches before pdl_wait. If many blocks prefetch at once, they delay the last
+// loads and stores of the previous kernel. So with `waits` a warp fetches one half at a time, and
+// with one_by_one (many parts) one KV block at a time; not with one-byte KV, whose halves are as
+// small as KV blocks of other types.
 struct Early {
   int halves;
   bool waits, one_by_one;
 
-  // possible: halves that hold nothing of the step's own tokens. num_items: of one KV head.
+  // possible: halves without tokens of this step. num_items: of one KV head.
   KILN_FN static Early of(int possible, const WorkItem& item, int num_items) {
     const int places = gridDim.y, to_come = places - blockIdx.y;
     const bool waits = num_items > places / 4;
-    // The last blocks come when the kernel ahead is about to end: they soon ask for their queries.
+    // The last blocks start just before the previous kernel ends, and soon need their queries.
     const int most = to_come <= places / 8 ? 1 : to_come <= places / 4 ? 2 : possible;
     const int halves = min(possible, most);
     return {halves, waits, waits && halves > 1 && item.num_parts() > 8};
@@ -59,16 +59,17 @@ template <class Shape> struct Fetch {
   static constexpr uint32_t kWarp = 0xffffffffu;
   static constexpr int kPair = Shape::kPair, kHeadTile = Shape::kHeadTile;
   static constexpr int kChunks = Tile::kChunks, kAtOnce = 32 / kChunks;  // rows
-  static constexpr int kIds = 32 / kPair;  // pairs whose ids a warp has
-  static_assert(32 % kChunks == 0);  // a lane has the same 16 bytes of all rows that it copies
+  static constexpr int kIds = 32 / kPair;  // pairs whose ids fit in a warp's lanes
+  static_assert(32 % kChunks == 0);  // a lane copies the same 16-byte column of all its rows
 
   const Pools<KV>& x;
   const Thread& me;
   unsigned char* stages;
   int head, own_column;
   bool dense;
-  // `count` pairs of blocks of an item, with num_keys of the request from the first on. A lane has
-  // looked up one of 32 ids, the next come in `ahead`.
+  // The warp's share: `count` pairs of KV blocks, with num_keys keys from its first key to the end
+  // of the request. `ids` holds one of the 32 current block ids in each lane, `ahead` the 32 after
+  // them.
   int num_keys, count, ahead, ids;
   const int* table;
 
@@ -86,7 +87,7 @@ template <class Shape> struct Fetch {
     const int num_pairs = (item.end_block - item.first_block + kPair - 1) / kPair;
     return kiln::unit_begin(unit, num_pairs, Shape::kWarpBits);
   }
-  KILN_FN int unit_end(const WorkItem& item, int unit) const {  // of the warp's, in its own pairs
+  KILN_FN int unit_end(const WorkItem& item, int unit) const {  // in pairs from the warp's first
     const int first = first_unit(item);
     return unit_begin(item, first + unit + 1) - unit_begin(item, first);
   }
@@ -96,7 +97,7 @@ template <class Shape> struct Fetch {
     return int(load_relaxed(reinterpret_cast<const uint32_t*>(table + block)));
   }
 
-  // Return how many of the item's first halves hold nothing of the step's own tokens.
+  // Start on an item. Returns how many of its first halves hold no token of this step.
   KILN_FN int begin(const WorkItem& item) {
     const int unit = first_unit(item), first_pair = unit_begin(item, unit);
     count = unit_begin(item, unit + units_of_warp(item.kind(), Shape::kWarpBits)) - first_pair;
@@ -108,8 +109,8 @@ template <class Shape> struct Fetch {
     return min(Shape::kHalves, max(0, num_keys - item.num_tokens()) / Shape::kKeys * 2);
   }
 
-  // Half i: the keys (i even) or values of pair i / 2, whose blocks have ids in the pool; a group,
-  // or one a block, each after the one before it has come.
+  // Copy half i: the keys (i even) or values (i odd) of pair i / 2, whose pool blocks are `id`. All
+  // in one commit group, or with one_by_one in one for each block, each waiting for the one before.
   KILN_FN void fetch(int i, const int (&id)[kPair], bool one_by_one) const {
     const KV* pool = i % 2 ? x.values + head * x.value_head : x.keys + head * x.key_head;
     const int64_t block = i % 2 ? x.value_block : x.key_block;
@@ -117,7 +118,7 @@ template <class Shape> struct Fetch {
     unsigned char* to = stages + i % Shape::kHalves * Shape::kHalf +
                         me.lane / kChunks * Tile::kStep + me.lane % kChunks * 16;
     const int left = num_keys - i / 2 * Shape::kKeys;
-    if (dense && left >= Shape::kKeys) {  // most often, and in the least code
+    if (dense && left >= Shape::kKeys) {  // the common case, in the least code
 #pragma unroll
       for (int m = 0; m < kPair; ++m) {
         const KV* from = pool + id[m] * block + me.lane / kChunks * kHeadTile + own_column;
@@ -131,7 +132,7 @@ template <class Shape> struct Fetch {
       }
       return;
     }
-    // Rows past it are never read, nor columns past head_dim: there zeros come in their place.
+    // Rows past num_keys and columns past head_dim are never read; they are filled with zeros.
     const int valid = own_column < x.head_dim ? left - me.lane / kChunks : 0;
 #pragma unroll
     for (int m = 0; m < kPair; ++m) {
@@ -141,7 +142,7 @@ template <class Shape> struct Fetch {
         copy_async_16(to + (m * kKVBlock + row) * Tile::kStep, from, m * kKVBlock + row < valid);
     }
   }
-  // Half i, if there is such a pair, whose ids a lane has in `ids`.
+  // Fetch half i, if the share has it. Always commits one group.
   KILN_FN void next(int i) {
     const int pair = i / 2;
     if (i % 2 == 0 && pair % kIds == 0) {
@@ -154,7 +155,7 @@ template <class Shape> struct Fetch {
     if (pair < count) fetch(i, id, false);
     copy_commit();
   }
-  // The same of an item's first halves; the ids of its first pair came with it.
+  // The same for an item's first halves. The item itself holds the ids of the first pair.
   KILN_FN void first(const WorkItem& item, int i, bool one_by_one = false) const {
     int id[kPair];
 #pragma unroll

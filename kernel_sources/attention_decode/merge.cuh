@@ -1,4 +1,4 @@
-// What splitting attention over keys needs: the states of parts, their merge, and the end of a row.
+// States of partial attention results, how to merge them, and how to finish a row.
 #pragma once
 #include "kiln/attention/logits.cuh"
 #include "kiln/math/order.cuh"
@@ -8,24 +8,24 @@
 
 namespace kiln {
 
-// Of a row's unnormalised result, relative to 2^top; top is near the greatest logit, in log2 units.
+// Scale of an unnormalised row, relative to 2^top. top is near the largest logit, in log2 units.
 struct alignas(8) Scale { float top, sum; };
 struct alignas(16) Float4 { float x, y, z, w; };
 struct alignas(8) Words2 { uint32_t x, y; };
 
-// One step of a sum of parts: that of some onto that of those before them. Every way to add up parts
-// takes the very same steps, so that the bits do not tell who added them up.
+// Factors of one merge step. Every merge path uses exactly these operations, so a row's bits do not
+// depend on which path merged it.
 struct Fold {
   float old, added;  // factors
 
-  // Where the parts come one by one. top: of the sum before, and then of the sum with the part.
+  // Running merge: `top` is of the sum before the call, and of the merged sum after it.
   KILN_FN static Fold onto(float& top, float top_of_part) {
     const float greatest = fmaxf(top, top_of_part), zero = finite(greatest);
     const Fold f = {exp2_fast(top - zero), exp2_fast(top_of_part - zero)};
     top = greatest;
     return f;
   }
-  // Where all are known before.
+  // Merge with the largest top known in advance.
   KILN_FN static Fold below(float greatest, float top_of_part) {
     return {1.0f, exp2_fast(top_of_part - finite(greatest))};
   }
@@ -38,17 +38,18 @@ struct Fold {
   }
 };
 
-// A row of partial results: head_dim columns, then its scale, and kUnsent up to 32 bytes: of a part of
-// them the memory has to fetch the rest, and who reads it waits for that.
+// A row of partial results has head_dim columns, then its Scale, then padding up to 32 bytes. A
+// partly written 32-byte sector would make the memory fetch the rest, and delay its readers.
 constexpr int kScaleRoom = 8;
 
-// A row is also a message that needs no counter: it is there once no word of it is kUnsent, which
-// is not the NaN of arithmetic, 0x7fffffff. Who receives it makes it kUnsent for the launch after.
+// Mailbox: a row sent through global memory as sentinel-marked words, without a counter. It has
+// arrived once no word is kUnsent, a NaN that arithmetic never yields. The reader resets it to
+// kUnsent.
 constexpr uint32_t kUnsent = 0xffffffffu;
 KILN_FN void send(float* to, const Float4& x) {
   store_words_relaxed(to, {as_uint(x.x), as_uint(x.y), as_uint(x.z), as_uint(x.w)});
 }
-// Nobody waits for what follows the scale: it may come after who received this made it kUnsent.
+// Readers ignore the padding after the scale: it may arrive after the reader has reset the row.
 KILN_FN void send_scale(float* to, Scale x, int lane) {
   const uint32_t top = lane == 0 ? as_uint(x.top) : kUnsent;
   const uint32_t sum = lane == 0 ? as_uint(x.sum) : kUnsent;
@@ -68,23 +69,23 @@ template <class V> KILN_FN bool is_sent(const V& v) {
   return sent;
 }
 
-// What a row is the sum of: `count` rows, up to 32, `stride` floats apart, each of a part, or of half
-// or a quarter of one.
+// Rows to merge: up to 32, `stride` floats apart. Each is the result of a split, or of a half or
+// quarter of one (halvings 1, 2). sent: they arrive through the mailbox.
 struct Children {
   float* rows;
   int64_t stride;
   int count, halvings;
   bool sent;
 };
-constexpr int kAtOnce = 8;  // children whose rows are under way at a time
+constexpr int kAtOnce = 8;  // children whose loads are in flight at a time
 
-// The tree in which children are added up, two by two, whichever of them there are. Up to a part a
-// sum is relative to its own top, above it to that of all. A lane has what belongs to the child of
-// its number: the factors of three steps; above them there are none.
+// Binary tree over up to 32 children; missing ones count as empty. The first `halvings` steps
+// rebuild a split, each relative to the pair's own top. The next step scales to the top of all
+// children; later steps only add. Lane i holds the factors of child i for the first three steps.
 struct Tree {
   float factors[3];
 
-  // own: of the child of the lane's number, -infinity and 0 where there is none. `whole`: of all.
+  // own: Scale of this lane's child, {-infinity, 0} if it is missing. whole: set to the total's.
   KILN_FN static Tree of(Scale own, int halvings, Scale& whole) {
     constexpr uint32_t kWarp = 0xffffffffu;
     const int lane = threadIdx.x % 32;
@@ -113,7 +114,7 @@ struct Tree {
     return tree;
   }
 
-  // The sum of rows of children from `first` on; zeros where there is none.
+  // Return the sum of children first .. first + 7, whose rows are v; zeros for missing children.
   KILN_FN Float4 sum(Float4 (&v)[kAtOnce], int first) const {
 #pragma unroll
     for (int step = 0; step < 3; ++step)
@@ -127,7 +128,7 @@ struct Tree {
     return v[0];
   }
 };
-// Once all who wait for the scales have them.
+// Reset the scales. Every warp that waits for them must have read them.
 KILN_FN void forget_scales(const Children& sent, int head_dim) {
   float* scale = sent.rows + min(int(threadIdx.x % 32), sent.count - 1) * sent.stride + head_dim;
 #pragma unroll
@@ -135,10 +136,10 @@ KILN_FN void forget_scales(const Children& sent, int head_dim) {
 }
 KILN_FN Float4 add(Float4 a, Float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// Four columns, from `column` on, of the sum of children `begin` to `end`; `whole` becomes the
-// scale of all. Where they were sent, wait for them, and leave no rows for the launch after. Every
-// lane of the warp takes part, for columns 4 lane on from the first one's; past head_dim its result
-// is of no use.
+// Return four columns, from `column` on, of the sum of children begin .. end - 1; `whole` becomes
+// the scale of all children. Rows that were sent are awaited, then reset for the next launch. All
+// lanes take part: lane i passes its own column, 4 i after lane 0's. Results past head_dim are
+// undefined.
 KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int head_dim,
                       int column) {
   constexpr uint32_t kWarp = 0xffffffffu;
@@ -154,7 +155,7 @@ KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int 
     Float4 v[kAtOnce] = {};
     const int left = end - from;
     if (of.sent) {
-      // A place is read twice rather than not: else each load would wait for the one before.
+      // Past the end, reread the last row: a branch would make each load wait for the one before.
       auto each = [&](auto act) {
         float* place = next;
 #pragma unroll
@@ -189,8 +190,8 @@ KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int 
   return add(before, y);
 }
 
-// The end of a row: return what its result is to be multiplied by, that is divided by the sum, to
-// which the sink adds one logit without a value. Without a key 0, and -infinity for lse.
+// Return the factor that turns an unnormalised row into its output: v_scale / sum. A sink adds one
+// logit without a value to the sum. A row without visible keys gets factor 0 and lse -infinity.
 KILN_FN float end_row(float* lse, const float* sink, Scale x, float v_scale) {
   float f = v_scale;
   if (sink) {

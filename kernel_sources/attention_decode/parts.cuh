@@ -1,6 +1,6 @@
-// The end of a work item of decode attention: its warps' results become a row of out, or a partial
-// result, which is added up by those who are sent a request's parts, or by who comes last of those
-// that hold them. Two halves or quarters of a split that one cluster has become one part before.
+// The end of a decode work item: merges the results of its warps, then stores rows of `out`, or
+// partial results, which it merges with those of the request's other items. A cluster's two items,
+// halves or quarters of one split, may be merged into one part first.
 #pragma once
 #include "attention_decode/fetch.cuh"
 #include "attention_decode/merge.cuh"
@@ -16,35 +16,35 @@ struct HeadRows {
   }
 };
 
-// Where results go, and partial ones: [part][row of all tiles][KV head], from a request's own start.
+// Destinations. Partial results: [part][row of all tiles][KV head], from the request's row_start.
 template <class T> struct Results {
   T* out;
   float* lse;
   const float* sinks;
   float *partials, *mail;
-  int mail_rows;  // of parts; behind them as many for sums of parts
+  int mail_rows;  // of parts; as many rows for sums of nodes follow
   uint32_t* arrivals;
   int head_dim;
   float v_scale;
 };
 
-// Whether an item's result is sent, where it is one of many. one_each: no block has two items.
+// Whether partial results go through the mailbox. one_each: no block has two items.
 KILN_FN bool is_mailed(const WorkItem& item, bool one_each) {
   return one_each && item.num_parts() <= kFanIn << node_bits_of(item.kind());
 }
-// Whether the cluster's two items, halves or quarters of a split, become one part before that. It
-// is worth it where who adds up the parts has many, and its code where a block has four warps.
+// Whether the cluster's two items are merged into one part first. That pays if the request has many
+// parts; its code is worth its size in blocks of four warps only.
 template <class Shape> constexpr bool kPairs = kClusters && Shape::kWarps == 4;
 template <class Shape> KILN_FN bool is_paired(const WorkItem& item, bool one_each) {
   return kPairs<Shape> && is_mailed(item, one_each) && halvings_of(item.kind()) > 0 &&
          item.num_parts() > 8 && (int(blockIdx.y) - item.part()) % 2 == 0;
 }
 
-// Paired blocks send each other every second row: to shared memory, where the queries beside those
-// that are multiplied would be. There a row lies with its scale, kUnsent until it has come.
+// Paired blocks exchange every second row through distributed shared memory, in the half of the
+// query tile that items of up to 8 rows leave unused. Words not yet received are kUnsent.
 template <class Shape> struct Inbox {
   static constexpr int kRow = Shape::kHeadTile + 4;  // floats
-  static constexpr int kRows = kTileRows / 4;        // half of a tile of eight
+  static constexpr int kRows = kTileRows / 4;        // half of up to 8 rows
   static_assert(kRows * kRow * 4 <= kTileRows / 2 * Shape::Tile::kQueryStep);
 
   KILN_FN static float* of(unsigned char* queries) {
@@ -58,18 +58,17 @@ template <class Shape> struct Inbox {
   }
 };
 
-// What the end of an item starts from. It takes long to find out, so one thread does while the
-// item's queries are on their way.
+// Where an item's results go, and its place in the tree. It takes long to compute, so thread 0 does
+// so while the item's queries are loading.
 struct ItemPlace {
-  float* parts;  // of the tile's rows
-  float* place;  // of the item's result of the first row
+  float* parts;  // part 0 of the tile's first row
+  float* place;  // this part of the tile's first row
   int64_t row_step, part_step;
-  int64_t sum_step;  // from what a part sends to the sum of a node's, in its first child's place
+  int64_t sum_step;  // from the row of a node's first child to the node's sum
   int num_parts, tile, part, num_rows, node_bits, halvings;
   bool mailed;
-  bool paired;  // the cluster's two items are one part, of which each block has every second row
+  bool paired;  // the cluster's items form one part; each block has every second row
 
-  // one_each: no block has two items.
   template <class Shape, class T>
   KILN_FN static ItemPlace of(const Results<T>& x, const HeadRows& heads, const WorkItem& item,
                               bool one_each) {
@@ -86,7 +85,7 @@ struct ItemPlace {
     y.sum_step = y.mailed ? x.mail_rows * y.row_step : 0;
     y.paired = is_paired<Shape>(item, one_each);
     if (y.paired) y.num_parts /= 2, y.part /= 2, --y.node_bits, --y.halvings;
-    // Whether it is the last part and has its node for itself: then it is that node's sum.
+    // A last part that is alone in its node is that node's sum too.
     const bool first_of_node = (y.part & ((1 << y.node_bits) - 1)) == 0;
     const bool alone = y.part > 0 && first_of_node && y.part + 1 == y.num_parts;
     y.place = y.parts + y.part * y.part_step + (alone ? y.sum_step : 0);
@@ -106,7 +105,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
                   const Thread& me, const ItemPlace& own)
       : ItemPlace(own), x(results), heads(heads), item(item), me(me) {}
 
-  // Where four columns of a row of out go, its lse, and its sink: what can be found out beforehand.
+  // Addresses of four columns of a row of out, its lse and its sink: known before the merge.
   struct RowEnd {
     T* out;
     float* lse;
@@ -123,7 +122,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     store_row(to.out, y, end_row(to.lse, to.sink, whole, x.v_scale));
   }
 
-  // Of a row four columns a pass, and its scale.
+  // A lane's columns of one row, four per pass, and the row's scale.
   struct RowSum {
     static constexpr int kPasses = (Shape::kHeadTile + 127) / 128;
     Scale scale;
@@ -136,11 +135,11 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       for (int pass = 0; pass < kPasses; ++pass) y[pass] = f(y[pass], next.y[pass]);
     }
   };
-  // Of a block's warps, as a binary tree.
+  // Merge one row over the block's warps, as a binary tree.
   KILN_FN RowSum sum_of_warps(int row, const float* results, const Scale* scales) const {
     RowSum own[kWarps];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {  // all at once: nothing waits for the scales first
+    for (int w = 0; w < kWarps; ++w) {  // issue all loads first: none waits for a scale
       own[w].scale = scales[w * kTileRows + row];
 #pragma unroll
       for (int pass = 0; pass < RowSum::kPasses; ++pass)
@@ -167,13 +166,13 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     for (int pass = 0; pass < RowSum::kPasses; ++pass) {
       const int column = pass * 128 + me.lane * 4;
       if (column >= x.head_dim) continue;
-      // As were it merged with nothing: a zero loses its sign.
+      // Add to +0 as other merges do, so that -0 becomes +0.
       finish(row_end(row, column),
              Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, sum.y[pass]), sum.scale);
     }
   }
 
-  // Merge the warps' results of all rows.
+  // Merge the rows over the warps; store or send them.
   KILN_FN void merge_warps(const float* results, const Scale* scales) const {
     float* to = place + me.warp * row_step;
 #pragma unroll 1
@@ -183,13 +182,13 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       else finish_row(row, sum);
     }
   }
-  // The same where blocks are paired: send the other block its rows, and merge what it sends.
+  // The same for paired blocks: send the other block its rows, and merge the rows that it sends.
   KILN_FN void merge_blocks(const float* results, const Scale* scales, float* inbox) const {
     const int own = int(blockIdx.y % 2);
     float* const others = map_shared(inbox, 1 - own);
 #pragma unroll 1
     for (int n = 2 * me.warp; n / 2 * 2 < num_rows; n += n % 2 ? 2 * kWarps - 1 : 1) {
-      const bool other = n % 2 == 0;  // first a row of the other block's, then this one's beside it
+      const bool other = n % 2 == 0;  // the other block's row first, then this block's
       const int row = n / 2 * 2 + (other ? 1 - own : own), at = n / 2 * Inbox<Shape>::kRow;
       if (row >= num_rows) continue;
       RowSum sum = sum_of_warps(row, results, scales), next;
@@ -200,7 +199,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       take_over(next, inbox + at);
       if (own == 0) {
         sum.add(next);
-      } else {  // the other block's part comes first
+      } else {  // the other block's part precedes this one
         next.add(sum);
         sum = next;
       }
@@ -235,11 +234,12 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     } while (!__all_sync(kWarp, sent));
   }
 
-  // Merge the parts as a tree of nodes, of 32 children above the first, in their first children's
-  // places: a warp's rows of a node by the last of its children to arrive. Of what was sent, by the
-  // block of the node's last part: all others come before it. Or by it and the other block of its
-  // cluster, where that has the same part or the one before: those two run together. now: the item
-  // in the table; `room`: shared memory of nobody else, where messages take 128 floats a warp.
+  // Merge parts node by node: 2^node_bits parts, then 32 children per node. A node's sum takes the
+  // place of its first child (+ sum_step). Counters: each warp counts its rows, the last to arrive
+  // merges them. Mailbox: the block of the node's last part merges, or both blocks of its cluster
+  // if the other block holds the same part or the one before. They wait for earlier blocks only, or
+  // for each other: all of them are running. now: index of the item. room: shared memory that
+  // nothing else uses, 128 floats per warp.
   KILN_FN void merge_parts(int now, float* room) const {
     const int last = num_parts - 1;
     const int64_t first_item = now - item.part();  // of the tile's
@@ -248,13 +248,13 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     for (int level = 0, bits = node_bits; 1 << level < num_parts; level += bits, bits = kFanBits) {
       const int node = part >> (level + bits) << (level + bits);
       const int end = min(last, node + (1 << (level + bits)) - 1);
-      // Of parts that are not paired: whether the cluster has the last two.
+      // For parts that are not paired: whether this cluster holds the last two.
       const bool before =
           kClusters && mailed && !paired && end > node && (first_item + end) % 2 == 1;
       if (mailed ? part < end - int(before) : me.warp >= num_rows) return;
       if (level > 0) all.halvings = 0;
       all.count = ((end - node) >> level) + 1, all.stride = part_step << level;
-      if (all.count == 1) continue;  // its state is in place already
+      if (all.count == 1) continue;  // its sum is already in place
       if (!mailed && !is_last(first_item + node + (1 << level), all.count)) return;
       all.rows = parts + node * part_step + (level > 0 ? sum_step : 0);
       const bool root = node == 0 && end == last;
@@ -263,8 +263,8 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     }
   }
 
-  // Rows `start`, start + step and so on, each by a warp; or by two, where more than eight parts of
-  // it were sent and the warps do for all rows: another round costs more than a second half.
+  // Merge rows start, start + step, .., one warp per row. Two warps share a row if more than eight
+  // parts were sent and half of the warps suffice for all rows: a second round of loads costs more.
   KILN_FN void merge_rows(Children all, bool root, int start, int step, float* room) const {
     const bool halved = all.sent && all.count > kAtOnce && num_rows <= kWarps / 2 * step;
     const int warps = halved ? kWarps / 2 : kWarps;  // that have different rows
@@ -281,12 +281,12 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
         const RowEnd to = row_end(row, column);
         Scale whole;
         Float4 y;
-        __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
+        __syncwarp();  // converges the lanes: else the compiler emits each shuffle twice
         if (row < num_rows) {
           y = gather(whole, all, begin, min(all.count, begin + half), x.head_dim, column);
           if (begin > 0) store_vector(other, y);
         }
-        if (halved) __syncthreads();  // the second sums are there, the scales were read
+        if (halved) __syncthreads();  // the second sums are written, the scales were read
         if (row < num_rows && begin == 0) {
           if (halved) y = add(y, load_vector<Float4>(other));
           if (column < x.head_dim) {
@@ -303,7 +303,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     }
   }
 
-  // Whether the others of a node's children have arrived before this warp's.
+  // Return whether all other children of the node arrived before this warp's.
   KILN_FN bool is_last(int64_t arrival, int children) const {
     __syncwarp();  // the warp's rows are written
     uint32_t before = 0;
@@ -312,7 +312,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
                       children - 1);
     before = __shfl_sync(kWarp, before, 0);
     if (int(before) != children - 1) return false;
-    __syncwarp();  // the other children's rows are seen
+    __syncwarp();  // the other children's rows are visible
     return true;
   }
 };

@@ -1,8 +1,8 @@
-// A warp's attention of up to 16 rows to 32 keys at a time: S' = K Q', then O' += V' P'.
+// Attention of one warp: up to 16 rows by 32 keys at a time, S' = K Q', then O' += V' P'.
 //
-// Keys and dimensions lie along the side of 16 of an mma, rows along that of 8: eight rows, of a
-// group of eight heads or fewer, cost half of what sixteen do. As mma leaves them, g = lane / 4 and
-// t = lane % 4, a lane has of keys g and g + 8 of each block rows 2t and 2t + 1 of each eight.
+// Keys and head dimensions are the mma's M side (16), rows its N side (8). So a group of up to
+// eight heads costs half of a 16-row tile. In accumulators, with g = lane / 4 and t = lane % 4, a
+// lane holds keys g and g + 8 of each block and rows 2t and 2t + 1 of each group of 8 rows.
 #pragma once
 #include "attention_decode/merge.cuh"
 #include "kiln/attention/split.cuh"
@@ -10,16 +10,16 @@
 
 namespace kiln {
 
-constexpr float kSlack = 8;  // weights up to 2^8 are no less exact, and few keys rescale anything
+constexpr float kSlack = 8;  // log2 units: weights up to 2^8 stay exact, and rescaling is rare
 
-// What T's tensor cores multiply: bytes come as fp16, which is one instruction a pair.
+// Operand type of the mma: one-byte KV is unpacked to fp16, one instruction for each pair.
 template <class T, class KV> struct Factors { using Type = T; };
 template <class T> struct Factors<T, e4m3> { using Type = fp16; };
 
-// N: eights of rows. logit[block][..][4]: key g rows 2t, 2t + 1, then key g + 8.
+// N: groups of 8 rows. logit[block][..][4]: key g for rows 2t and 2t + 1, then key g + 8.
 template <int N> using Logits = float[kPairBlocks][N][4];
 
-// The running softmax of 8 N rows; o is relative to 2^top.
+// Online softmax state of 8 N rows; o is relative to 2^top.
 template <class T, int D, int N> struct AttentionRows {
   static constexpr int kSteps = D / 16;
   static constexpr uint32_t kWarp = 0xffffffffu;
@@ -36,14 +36,14 @@ template <class T, int D, int N> struct AttentionRows {
     }
   }
 
-  // All keys were seen: let `sum` be over all of them, in every lane.
+  // Call after the last key: reduces `sum` over the lanes that share a row.
   KILN_FN void end() {
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) sum[n][j] = over_keys_sum(sum[n][j]);
   }
-  // Add what comes after it; both have ended.
+  // Merge the state of the keys that follow. end() must have run on both states.
   KILN_FN void fold(const AttentionRows& next) {
 #pragma unroll
     for (int n = 0; n < N; ++n)
@@ -59,7 +59,7 @@ template <class T, int D, int N> struct AttentionRows {
       }
   }
 
-  // Over the lanes that have the same rows.
+  // Reductions over the lanes that share a row.
   KILN_FN static float over_keys_max(float x) {
     for (int m = 4; m < 32; m *= 2) x = fmaxf(x, __shfl_xor_sync(kWarp, x, m));
     return x;
@@ -69,9 +69,9 @@ template <class T, int D, int N> struct AttentionRows {
     return x;
   }
 
-  // Logits in log2 units become weights, 2^(logit - top). A row's top depends on nothing but the
-  // row: it follows the greatest logit with some slack, so that most keys are not compared between
-  // the lanes.
+  // Online softmax update: replaces logits (log2 units) by weights 2^(logit - top). top rises only
+  // when a logit exceeds it by the slack, so most keys need no reduction across lanes. It depends
+  // on the row's own keys alone.
   KILN_FN void soften(Logits<N>& s) {
     float best[N][2];
     bool rises = false;
@@ -111,7 +111,7 @@ template <class T, int D, int N> struct AttentionRows {
       }
   }
 
-  // The weights of the keys of a block as mma takes them.
+  // Convert the weights of one KV block to the mma's B operand.
   KILN_FN static void weights(uint32_t (&p)[N][2], const float (&s)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -124,17 +124,18 @@ template <class T, int D, int N> struct AttentionRows {
 template <class T, class KV, int D> struct AttentionTile {
   using Factor = typename Factors<T, KV>::Type;
   static constexpr bool kWide = sizeof(KV) == 1;            // 16 bytes hold 16 elements, not 8
-  static constexpr bool kLong = kWide && kLongUnpack;       // and unpacking takes much code
+  static constexpr bool kLong = kWide && kLongUnpack;       // unpacking takes much code
   static constexpr int kChunks = D * int(sizeof(KV)) / 16;  // 16-byte chunks of a row of K or V
-  // Rows of shared memory lie an odd number of chunks apart: the eight that ldmatrix reads at once
-  // are in different banks.
+  // The row pitch is an odd number of 16-byte chunks, so the eight rows that ldmatrix reads at once
+  // fall in different banks.
   static constexpr int kStep = (kChunks | 1) * 16, kBytes = kPairBlocks * kKVBlock * kStep;
-  static constexpr int kQueryStep = (D / 8 | 1) * 16;  // bytes from row to row of the queries
-  static constexpr int kPitch = D + 4;  // floats from row to row of a result: rows 2t by 8 banks
+  static constexpr int kQueryStep = (D / 8 | 1) * 16;  // bytes between rows of the queries
+  static constexpr int kPitch = D + 4;  // floats per row of a result: rows 2t are 8 banks apart
   static constexpr int kSteps = D / 16;
 
-  // Queries of eight rows, in registers where there is room, or read each time. With KV of one byte
-  // a lane's dimensions are 4t .. 4t + 3, as ldmatrix yields them of the keys: a sum does not mind.
+  // Query operand of 8 N rows: kept in registers if it fits, else read from shared memory each
+  // time. With one-byte KV a lane holds dimensions 4t .. 4t + 3, the order in which ldmatrix yields
+  // the keys.
   template <int N> struct Queries {
     static constexpr bool kKept = D * N <= (kLong ? 64 : 128);
     uint32_t kept[kKept ? kSteps : 1][N][2];
@@ -170,12 +171,12 @@ template <class T, class KV, int D> struct AttentionTile {
     }
   };
 
-  // A row of 16 one-byte elements of all keys of a block, of two chunks: r[2 * chunk + half].
+  // Row address for ldmatrix, one-byte KV: 16 keys by two 16-byte chunks, into r[2 * chunk + half].
   KILN_FN static const unsigned char* wide_row(const unsigned char* block, int chunk, int lane) {
     return block + lane % 16 * kStep + min(chunk + lane / 16, kChunks - 1) * 16;
   }
 
-  // s = keys times the queries.
+  // s += K Q' for a pair of KV blocks.
   template <int N>
   KILN_FN static void multiply_keys(Logits<N>& s, const Queries<N>& queries,
                                     const unsigned char* rows, const unsigned char* keys,
@@ -208,8 +209,8 @@ template <class T, class KV, int D> struct AttentionTile {
     }
   }
 
-  // o += values of a block times p. o[c] holds 16 dimensions: g and g + 8, or with KV of one byte
-  // 2g and 2g + 1.
+  // o += V' P' for one KV block. o[c] holds 16 dimensions: a lane has g and g + 8, or with one-byte
+  // KV 2g and 2g + 1.
   template <int N>
   KILN_FN static void add_values(float (&o)[kSteps][N][4], const uint32_t (&p)[N][2],
                                  const unsigned char* block, int lane) {
@@ -219,7 +220,7 @@ template <class T, class KV, int D> struct AttentionTile {
       if constexpr (kWide) {
         if (c % 2 == 0) ldmatrix_x4_trans(raw, wide_row(block, c, lane));
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // of two keys and two dimensions: sort by dimension
+        for (int half = 0; half < 2; ++half) {  // 2 keys x 2 dimensions: sort by dimension
           const uint32_t sorted = swap_middle_bytes(raw[c % 2 * 2 + half]);
           unpack_e4m3<Factor>(sorted, a[2 * half], a[2 * half + 1]);
         }
@@ -232,7 +233,7 @@ template <class T, class KV, int D> struct AttentionTile {
     }
   }
 
-  // Move the first rows of a warp's result to shared memory, [rows][kPitch].
+  // Store the first num_rows rows of a warp's result to shared memory, [rows][kPitch] floats.
   template <int N>
   KILN_FN static void spread(float* to, const float (&o)[kSteps][N][4], int num_rows, int lane) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// Prefill attention around its tensor core: items, rows, copies and the end of a row. A block takes
-// kPrefillRows rows (token, head of the group) of one request and KV head at a time, each of its
-// warps 16 Core::kParts of them. What multiplies is a Core, the rest of this file says what it has.
+// Prefill attention except its matrix products: work items, masks, copies, and the end of a row. A
+// block takes kPrefillRows rows (token, head of the group) of one request and KV head at a time,
+// each warp 16 * Core::kParts of them. A Core supplies the products; prefill() lists its members.
 #pragma once
 #include "attention_prefill/softmax.cuh"
 #include "attention_prefill/tiles.cuh"
@@ -12,9 +12,9 @@
 
 namespace kiln {
 
-constexpr int kAheadBlocks = 32;  // blocks of keys of which a warp knows the addresses
+constexpr int kAheadBlocks = 32;  // KV blocks whose addresses a warp holds
 
-// A kernel's parameters.
+// The kernel's parameters.
 template <class T, class KV> struct Prefill {
   T* out;
   float* lse;
@@ -30,14 +30,14 @@ template <class T, class KV> struct Prefill {
   float scale, soft_cap, v_scale;
 };
 
-// What a warp knows of its item, in shared memory: registers are short.
+// A warp's state of its item, in shared memory because registers are short.
 template <class KV, int ROWS> struct Known {
-  const KV *keys[kAheadBlocks], *values[kAheadBlocks];  // blocks of the KV head
-  const KV *key_pool, *value_pool;                      // the KV head of block 0
-  const int* table;                                     // the request's blocks that matter
-  int num_blocks;                                       // of the request, those that matter
-  int num_keys[32];  // too; 0 for a lane that copies columns past head_dim: zeros come instead
-  int work;          // which item of which KV head
+  const KV *keys[kAheadBlocks], *values[kAheadBlocks];  // addresses of blocks, at the KV head
+  const KV *key_pool, *value_pool;                      // address of block 0, at the KV head
+  const int* table;                                     // block ids of the item
+  int num_blocks;                                       // KV blocks of the item
+  int num_keys[32];  // keys of the item; 0: a lane past head_dim, which copies zeros
+  int work;          // item * num_kv_heads + KV head
   int first, last;   // limits of the warp's first and last row
   int limits[ROWS];  // a row sees the keys before it
   float norms[ROWS];
@@ -45,14 +45,14 @@ template <class KV, int ROWS> struct Known {
 
 struct alignas(16) Words4 { uint32_t v[4]; };
 
-// The running softmax of a warp's rows, of which a lane has parts of two in each 16.
+// Online softmax state of a warp's rows; a lane holds parts of two rows in each 16.
 template <int PARTS, int D> struct PrefillRows {
   float o[PARTS][D / 8][4] = {};
   float top[PARTS][2], sum[PARTS][2] = {};
 };
 
-// Normalise a warp's rows and store them by way of the queries' place, of which the warp's rows are
-// those from `base` on. norms: the warp's own.
+// Normalise a warp's rows and store them, through the shared memory of its queries (rows from
+// `base` on). norms: scratch of the warp.
 template <class Core, class T, class KV>
 KILN_FN void finish(const Prefill<T, KV>& x, const WarpRows& rows, unsigned char* queries, int base,
                     float (&norms)[16 * Core::kParts],
@@ -73,14 +73,14 @@ KILN_FN void finish(const Prefill<T, KV>& x, const WarpRows& rows, unsigned char
     }
   if (lane < 16 * kParts) {
     float f = x.v_scale;
-    if (x.sinks && lane < rows.count) {  // one more logit, without a value
+    if (x.sinks && lane < rows.count) {  // a logit without a value
       const float sink = x.sinks[rows.head_of(lane)] * kLog2e, high = fmaxf(best, sink);
       const float less = exp2_fast(best - high);
       all = all * less + exp2_fast(sink - high);
       best = high;
       f *= less;
     }
-    norms[lane] = all > 0 ? div_rn(f, all) : 0.0f;  // without a key: zero, and -infinity
+    norms[lane] = all > 0 ? div_rn(f, all) : 0.0f;  // no visible key: 0, and lse -infinity
     if (x.lse && lane < rows.count)
       x.lse[rows.token_of(lane) * x.num_heads + rows.head_of(lane)] =
           all > 0 ? (best + log2_fast(all)) * kLn2 : best;
@@ -109,14 +109,14 @@ KILN_FN void finish(const Prefill<T, KV>& x, const WarpRows& rows, unsigned char
   }
 }
 
-// Copy a tile of the pool, whose rows lie `token` apart in blocks; past row `valid` nothing is read,
-// and zeros come in its place.
+// Copy a tile from the pool. token: elements between rows of a block. Rows from `valid` on are not
+// read; they become zeros.
 template <class Core, class KV>
 KILN_FN void copy_tile(unsigned char* to, const KV* const* pool, int64_t token, int valid) {
   constexpr int kThreads = Core::kThreads, kBlock = kKVBlock, kBlocks = Core::kKeys / kBlock;
   constexpr int kChunks = Core::kHeadTile * int(sizeof(KV)) / 16, kChunk = 16 / int(sizeof(KV));
   static_assert(kThreads % kChunks == 0 && 32 % kChunks == 0);
-  // A thread has the same 16 bytes of a row in all turns, and its rows lie evenly in the blocks.
+  // A thread copies the same 16-byte column each time, and its rows divide a block evenly.
   if constexpr (kBlock % (kThreads / kChunks) == 0) {
     constexpr int kAtOnce = kThreads / kChunks;
     const int low = threadIdx.x / kChunks, column = threadIdx.x % kChunks;
@@ -141,7 +141,7 @@ KILN_FN void copy_tile(unsigned char* to, const KV* const* pool, int64_t token, 
   }
 }
 
-// Copy a warp's rows of the queries; zeros in place of rows and columns that are not there.
+// Copy a warp's rows of the queries; missing rows and columns become zeros.
 template <class Core, class T, class KV>
 KILN_FN void copy_queries(const Prefill<T, KV>& x, const WarpRows& rows, unsigned char* queries,
                           int base) {
@@ -156,9 +156,9 @@ KILN_FN void copy_queries(const Prefill<T, KV>& x, const WarpRows& rows, unsigne
   }
 }
 
-// The whole kernel. Core has kParts, kThreads, kHeadTile, kKeys of a tile; queries(), their place;
-// query_place(row, chunk) and key_place(row, chunk), where 16 bytes of them and of a tile copied
-// from the pool lie; and attend, which adds up an item's `count` tiles.
+// The kernel. Core has kParts, kThreads, kHeadTile and kKeys (keys of a tile); queries(), their
+// shared memory; query_place(row, chunk) and key_place(row, chunk), byte offsets of a 16-byte chunk
+// in the queries and in a tile; and attend(), which accumulates an item's `count` tiles.
 template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, KV>& x) {
   constexpr int kParts = Core::kParts, kWarps = Core::kThreads / 32;
   constexpr int kBlock = kKVBlock, kBlocks = Core::kKeys / kBlock;
@@ -172,11 +172,11 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
   unsigned char* queries = Core::queries();
   const int within = x.window ? x.window : 0x40000000;  // keys that a row sees
 
-  // A block's first work is its own number. For each piece of work that it does it asks for another
-  // one, so that as many numbers are taken as there is work: then the counter is 0 again.
-  auto num_work = [&] { return x.items[0].request * x.num_kv_heads; };  // anew: registers are short
+  // A block starts with work item blockIdx.x. For each item it takes one more number from the
+  // counter, so blocks take exactly num_work() numbers, and the counter wraps to 0.
+  auto num_work = [&] { return x.items[0].request * x.num_kv_heads; };  // saves registers
   auto take = [&] { return int(gridDim.x + arrive(x.counter, num_work() - 1)); };
-  auto rows_of = [&](int work) {  // asked for twice, likewise
+  auto rows_of = [&](int work) {  // likewise
     const TileItem item = load_vector<TileItem>(x.items + 1 + work / x.num_kv_heads);
     const int token = x.cu_seqlens_q[item.request];
     const int all = x.cu_seqlens_q[item.request + 1] - token;
@@ -192,10 +192,10 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
     const int num_blocks = item.end - item.begin, count = (num_blocks + kBlocks - 1) / kBlocks;
     int ahead = lane < num_blocks ? table[lane] : 0;  // see next_blocks
     auto request = PrefillRequest::load(item.request, x.seq_lens, x.cu_seqlens_q, group);
-    request.seq_len -= item.begin * kBlock;  // from here on keys count from the first that matters
+    request.seq_len -= item.begin * kBlock;  // keys now count from the item's first block
     const WarpRows rows = rows_of(work);
-    // A row sees the keys before its limit, `within` of them at most; limits rise from row to row.
-    // One of padding sees none: then no tile goes without a mask.
+    // A row sees the keys before its limit, at most `within` of them. Limits rise from row to row.
+    // A padding row has limit 0, so that its warp masks every tile.
     if (lane < 16 * kParts) {
       const int limit = lane < rows.count ? request.limit((rows.first + lane) / group) : 0;
       known.limits[lane] = limit;
@@ -212,11 +212,11 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
       known.work = work;
     }
 
-    // A lane looks up one of the next 32 blocks, and those after are on their way in `ahead`.
-    auto next_blocks = [&](int i) {  // before the copies of the keys of tile i
+    // Each lane looks up one of the next 32 blocks; `ahead` prefetches the 32 after them.
+    auto next_blocks = [&](int i) {  // call before copying the keys of tile i
       if (i * kBlocks % kAheadBlocks == 0) {
         const int64_t id = ahead;
-        __syncwarp();  // nobody reads the last ones any more, and the above is known
+        __syncwarp();  // nobody reads the previous addresses, and `known` is set
         known.keys[lane] = known.key_pool + id * x.key_block;
         known.values[lane] = known.value_pool + id * x.value_block;
         const int next = i * kBlocks + kAheadBlocks + lane;
@@ -232,7 +232,7 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
       next_blocks(i);
       fetch(i, to, known.keys, x.key_token);
     };
-    auto fetch_values = [&](int i, unsigned char* to) {  // of the keys fetched last
+    auto fetch_values = [&](int i, unsigned char* to) {  // of the tile whose keys were fetched last
       fetch(i, to, known.values, x.value_token);
     };
 
@@ -244,14 +244,14 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
       if (threadIdx.x == 0) next_work[turn] = take();
     });
 
-    copy_wait<0>();  // without keys the queries are still on their way, to where results go
+    copy_wait<0>();  // no tiles: the queries are still being copied to where results go
     __syncwarp();
     finish<Core>(x, rows_of(known.work), queries, base, known.norms, sums);
-    __syncthreads();  // every warp is done with the tiles, and the next item is known
+    __syncthreads();  // every warp is done with the tiles, and next_work is set
   }
 }
 
-// Hide the keys of a tile that begins at `key` that a warp's rows do not see.
+// Mask the keys of the tile from `key` on that the warp's rows do not see.
 template <int PARTS, int N, class KNOWN>
 KILN_FN void hide_unseen(float (&s)[PARTS][N][4], const KNOWN& known, int key, int within) {
   if (key >= known.last - within && key + N * 8 <= known.first) return;

@@ -1,11 +1,11 @@
-// Softmax over tiles of keys in the registers of a warp, as mma leaves them: of each m of M tiles of
-// 16 rows a lane has parts of two rows, j = 0 and 1: s[m][.][2 * j ..] and o[m][.][2 * j ..].
+// Online softmax over tiles of keys, in the accumulator layout of mma. Of each 16 rows, s[m] and
+// o[m], a lane holds parts of two: s[m][.][2 * j ..] and o[m][.][2 * j ..] for j = 0 and 1.
 #pragma once
 #include "kiln/attention/logits.cuh"
 
 namespace kiln {
 
-constexpr float kSlack = 8;  // weights up to 2^8 are no less exact, and most tiles rescale nothing
+constexpr float kSlack = 8;  // log2 units: weights up to 2^8 stay exact, few tiles rescale
 
 // s = cap tanh(scale s / cap), in log2 units.
 template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, float scale) {
@@ -18,8 +18,8 @@ template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, 
       for (int j = 0; j < 4; ++j) s[m][n][j] = capped(s[m][n][j] * twice, cap * kLog2e);
 }
 
-// Hide the keys that a row does not see; it sees `within` before the key `end`, counted from this
-// lane's first one. j: which of the lane's two rows.
+// Mask the keys outside [end - within, end), counted from this lane's first key. j: which of the
+// lane's two rows.
 template <int N> KILN_FN void hide_keys(float (&s)[N][4], int j, int end, int within) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
@@ -28,8 +28,8 @@ template <int N> KILN_FN void hide_keys(float (&s)[N][4], int j, int end, int wi
       if (n * 8 + i >= end || n * 8 + i < end - within) s[n][2 * j + i] = minus_infinity();
 }
 
-// Let top follow the greatest logit of two rows with some slack, for weights of T, and sum with it;
-// return whether o has to, by the factors f, in any lane. A row's top depends on nothing but the row.
+// Online softmax update of top and sum: top rises only if a logit exceeds it by the slack. Returns
+// whether any lane must rescale o by the factors f. A row's top depends on that row alone.
 template <class T, int N>
 KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], float (&f)[2],
                     float scale) {
@@ -51,7 +51,7 @@ KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], fl
   }
   return true;
 }
-// Logits as weights: s = 2^(s * scale - top), which sum gains.
+// Replace logits by weights s = 2^(s * scale - top), and add them to sum.
 template <int N>
 KILN_FN void weigh(float (&s)[N][4], const float (&top)[2], float (&sum)[2], float scale) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// How a request's prefill attention is cut into tiles of rows: the rule of the plan and the kernel.
-// A tile belongs to one request, and its shape is a constant.
+// Cuts a request's prefill attention into tiles of rows; the plan and the kernel share this rule. A
+// tile belongs to one request, and its shape is a constant.
 #pragma once
 #include "kiln/attention/split.cuh"
 
@@ -7,14 +7,14 @@ namespace kiln {
 
 constexpr int kPrefillRows = 128;  // (token, head of the group) rows of a tile
 
-// One tile's work for one KV head. Tables of them begin with one whose `request` counts the rest.
+// One tile's work for one KV head. items[0] is a header: `request` is the number of items.
 struct alignas(16) TileItem {
   int request, tile;
-  int begin, end;  // blocks of the request's keys, of which some row sees one
+  int begin, end;  // KV blocks of the request that some row sees
 };
 
 struct PrefillRequest {
-  int first_token, num_tokens, seq_len, num_tiles;  // num_tiles 0: there is nothing to do here
+  int first_token, num_tokens, seq_len, num_tiles;  // num_tiles 0: not a prefill request
 
   KILN_FN static PrefillRequest load(int r, const int* seq_lens, const int* cu_seqlens_q,
                                      int group) {
@@ -37,11 +37,11 @@ struct PrefillRequest {
   }
 };
 
-// Which rows a warp has: of a request's rows those from `first` on.
+// Rows of a warp: `count` of the request's rows, from `first` on.
 struct WarpRows {
   int first, count, group;
-  int64_t token;  // of all, the request's first
-  int head;       // of all, the group's first
+  int64_t token;  // in the batch, of the request's first token
+  int head;       // in the batch, of the group's first head
 
   KILN_FN int64_t token_of(int row) const { return token + (first + row) / group; }
   KILN_FN int head_of(int row) const { return head + (first + row) % group; }

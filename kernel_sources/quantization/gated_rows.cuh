@@ -1,11 +1,11 @@
-// The source of rows act(gate) * up, where a row of memory is gate and then up.
+// Source of rows act(gate) * up; a row in memory is gate, then up.
 #pragma once
 #include "kiln/rows/gated.cuh"
 #include "quantization/plain.cuh"
 
 namespace kiln {
 
-template <class T, float (*ACTIVATION)(float)> struct GatedRow {  // in memory
+template <class T, float (*ACTIVATION)(float)> struct GatedRow {  // read from memory
   static constexpr bool kHeld = false;
   const T *gate, *up;
   KILN_FN T value_at(int64_t i) const {

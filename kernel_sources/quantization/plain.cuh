@@ -1,4 +1,4 @@
-// The source of rows as they are in memory.
+// Source of rows that are used as they are in memory.
 #pragma once
 #include "kiln/rows/rows.cuh"
 
@@ -9,7 +9,7 @@ template <class T, int N> struct HeldRow {
   RowPart<T, N> part;
   KILN_FN RowPart<T, N> values() const { return part; }
 };
-template <class T> struct PlainRow {  // in memory
+template <class T> struct PlainRow {  // read from memory
   static constexpr bool kHeld = false;
   const T* x;
   KILN_FN T value_at(int64_t i) const { return x[i]; }

@@ -1,9 +1,9 @@
-// Codes and scales: code = Q(y * (1 / scale)), rounded to nearest even, and saturating; y = code *
-// scale. Every operation is rounded once, so that codes and scales are the same bits everywhere,
-// alone and fused.
+// Codes and scales: code = Q(y * (1 / scale)), rounded to nearest even and saturated; y = code *
+// scale. Every operation is rounded once, so the bits are the same everywhere, in fused kernels
+// too.
 //
-//   scale = largest |y| / largest code, at least 2^-126: a row of zeros gives codes of 0. A NaN or
-//   an infinity among y gives a scale that is not finite: nothing that depends on it looks sound.
+//   scale = largest |y| / largest code, at least 2^-126: a row of zeros gives codes of 0. NaN or
+//   infinity in y gives a scale that is not finite, so results that depend on it are visibly wrong.
 #pragma once
 #include "kiln/ptx/fast.cuh"
 #include "kiln/ptx/fp8.cuh"
@@ -11,7 +11,7 @@
 
 namespace kiln {
 
-constexpr int kGroup = 128;  // elements that share a scale, where it is not a row or all
+constexpr int kGroup = 128;  // elements that share a scale, unless a row or all do
 
 template <class Q> struct Code;
 template <> struct Code<e4m3> {
@@ -31,16 +31,16 @@ template <> struct Code<int8_t> {
     for (int k = 0; k < 4; ++k) r |= uint32_t(one(x[k])) << 8 * k;
     return r;
   }
-  KILN_FN static uint8_t one(float x) {  // a NaN gives 0
+  KILN_FN static uint8_t one(float x) {  // NaN gives 0
     const int32_t code = to_int_rn(x);
     return uint8_t(code < -128 ? -128 : code > 127 ? 127 : code);
   }
 };
 
-// The bits of a magnitude: they order as it does, with NaN above all.
+// Bits of |x|, which have the order of the magnitudes; NaN is the largest.
 KILN_FN uint32_t magnitude(float x) { return as_uint(x) & 0x7fffffff; }
 
-// The larger magnitudes of two words' elements, place by place, with any sign.
+// Elementwise larger magnitude of two words; the sign bits are undefined.
 template <class T> KILN_FN uint32_t larger_word(uint32_t a, uint32_t b) {
   return larger_pair<T>(a, b);
 }
@@ -51,7 +51,7 @@ template <class T> KILN_FN uint32_t larger_words(const Chunk<T>& a) {
   return larger_word<T>(larger_word<T>(a.word[0], a.word[1]),
                         larger_word<T>(a.word[2], a.word[3]));
 }
-// The bits of the largest magnitude of a word, as a float.
+// Bits of the largest magnitude in a word, converted to float.
 template <class T> KILN_FN uint32_t largest_of_word(uint32_t word) {
   T element;
   element.bits = uint16_t(Larger::of(word & 0x7fff, word >> 16 & 0x7fff));
@@ -63,15 +63,15 @@ template <class T> KILN_FN uint32_t largest_magnitude(const Chunk<T>& a, uint32_
 }
 
 struct Scale { float scale, inverse; };
-// x / kLargest for x from 2^-90 to 2^90. The quotient by a constant whose reciprocal is known takes
-// three operations, rounded as div_rn would.
+// x / kLargest for x from 2^-90 to 2^90. Dividing by a constant with a known reciprocal takes three
+// operations, and rounds as div_rn does.
 template <class Q> KILN_FN float normal_scale(float x) {
   constexpr float kInverse = 1.0f / Code<Q>::kLargest;
   const float near = mul_rn(x, kInverse);
   return fma_rn(fma_rn(near, -Code<Q>::kLargest, x), kInverse, near);
 }
-// Any magnitude. What lies far off is brought near by a power of 2, which changes no digit of what
-// is not below the least scale.
+// Any magnitude. A power of 2 scales it into normal_scale's range, and changes no digit of a scale
+// above the smallest.
 template <class Q> KILN_NOINLINE Scale rare_scale_of(uint32_t largest) {
   const float x = as_float(largest);
   if (x == -minus_infinity()) return {x, 0.0f};
@@ -90,13 +90,13 @@ template <class Q> KILN_FN Scale scale_of(uint32_t largest) {
   return rare_scale_of<Q>(largest);
 }
 
-// The codes of a chunk, in order from the lowest byte of the first word.
+// Codes of a chunk, the first in the lowest byte of the first word.
 template <class T, class Q> struct Codes {
   static constexpr int kSize = Chunk<T>::kSize;
   uint32_t word[kSize / 4];
 
   KILN_FN Codes(const Chunk<T>& y, float inverse) {
-    constexpr int kPer = Word<T>::kSize, kWords = 4 / kPer;  // words of T to a word of codes
+    constexpr int kPer = Word<T>::kSize, kWords = 4 / kPer;  // words of T for a word of codes
 #pragma unroll
     for (int j = 0; j < kSize / 4; ++j) {
       float x[4];
@@ -113,14 +113,14 @@ template <class T, class Q> struct Codes {
   KILN_FN void store(uint8_t* p) const { store_words(p, word); }
 };
 
-// The largest magnitude of the group of one of this thread's N chunks, chunk_of_lane, from what it
-// has of each; kGroup elements share a group, and all threads of a warp take part. Where words hold
-// two magnitudes, two chunks are reduced at once, and of four chunks each half of a group's lanes
-// takes two after the first step.
+// The largest magnitude of a group of kGroup elements, from the lanes' maxima of their N chunks. A
+// lane gets the result for its chunk chunk_of_lane(); all lanes of a warp take part. With two
+// magnitudes in a word, two chunks are reduced together. With four chunks, after the first step
+// each half of a group's lanes reduces two of them.
 template <int N> KILN_FN int chunk_of_lane() {
   return (N == 4 ? threadIdx.x / 8 % 2 * 2 : 0) + threadIdx.x % 2;
 }
-template <class T> KILN_FN uint32_t larger_halves(uint32_t a, uint32_t b) {  // of a below, b above
+template <class T> KILN_FN uint32_t larger_halves(uint32_t a, uint32_t b) {  // low: a, high: b
   return larger_word<T>((a & 0xffff) | b << 16, a >> 16 | (b & 0xffff0000));
 }
 template <class T, int N> KILN_FN uint32_t largest_of_group(const uint32_t (&largest)[N]) {
@@ -144,7 +144,7 @@ template <class T, int N> KILN_FN uint32_t largest_of_group(const uint32_t (&lar
   }
 }
 
-// The largest of a group or of a team, for the general way. Not inlined: it would take registers.
+// The largest of a group or team, on the general path. Not inlined: it would take registers.
 template <uint32_t LANES>
 KILN_NOINLINE uint32_t general_largest(uint32_t largest, bool grouped,
                                        Partial<uint32_t>& partial) {
@@ -155,8 +155,8 @@ KILN_NOINLINE uint32_t general_largest(uint32_t largest, bool grouped,
   return largest;
 }
 
-// The sink that stores rows as codes, with the scale of a row, of each group of kGroup elements of
-// one, or the one given for all.
+// A sink that stores rows as codes, with a scale for each row, for each group of kGroup elements,
+// or one given for all.
 template <class T, class Q> struct QuantizeRows {
   uint8_t* out;
   int64_t out_stride;
@@ -167,7 +167,7 @@ template <class T, class Q> struct QuantizeRows {
   float given;
   Partial<uint32_t>& partial;
 
-  KILN_FN uint32_t misalignment() const {  // a chunk's codes take a half or a quarter of 16 bytes
+  KILN_FN uint32_t misalignment() const {  // codes of a chunk take 8 or 4 bytes
     return misalignment_of(out, out_stride) * (16 / Codes<T, Q>::kSize);
   }
   template <class Row>
@@ -198,16 +198,16 @@ template <class T, class Q> struct QuantizeRows {
       codes += i;
 #pragma unroll
       for (int v = 0; v < N; ++v, at += team_span<T>(), codes += team_span<T>()) {
-        const Codes<T, Q> some(y.chunk[v], inverse[v]);  // whether stored or not: one way through
+        const Codes<T, Q> some(y.chunk[v], inverse[v]);  // computed even if not stored: no branch
         if (at < size) some.store(codes);
       }
     } else {
       float* to = scales + index * scale_stride;
       if (is_given && index == 0 && threadIdx.x == 0) *to = given;
-      // Scales are found for the whole row, or for as much as the team takes in a step: first the
-      // largest magnitudes, then the codes.
+      // Process the whole row, or with groups what the team covers in a step: first find the
+      // largest magnitudes, then store the codes.
       const int64_t step = grouped ? team_span<T>() : d;
-      uint32_t found = is_given ? as_uint(rcp_rn(given)) : 0;  // the largest, then 1 / the scale
+      uint32_t found = is_given ? as_uint(rcp_rn(given)) : 0;  // the largest, then 1 / scale
 #pragma unroll 1
       for (int64_t start = 0; start < d; start += step, found = 0) {
         const int64_t end = size < start + step ? size : start + step;
@@ -225,7 +225,7 @@ template <class T, class Q> struct QuantizeRows {
   }
 
  private:
-  static constexpr uint32_t kLanes = kGroup / Chunk<T>::kSize;  // that share a group
+  static constexpr uint32_t kLanes = kGroup / Chunk<T>::kSize;  // lanes that share a group
 
   template <int N>
   KILN_FN float inverse_of_row(int64_t index, int64_t size, const uint32_t (&largest)[N]) const {

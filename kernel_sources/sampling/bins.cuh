@@ -1,4 +1,4 @@
-// Buckets for keys of logits.
+// Histogram buckets for keys of logits.
 #pragma once
 #include "kiln/math/order.cuh"
 
@@ -6,18 +6,18 @@ namespace kiln {
 
 constexpr int kBuckets = 1024, kBucketBits = 10;
 
-// Next to each other; where there is no room for all keys, the largest count. But most keys between
-// two numbers on either side of 0 are of numbers close to it, and so those can make one bucket,
-// `middle`: half of the others are of larger ones, up to the last key, the rest of as many below 0.
+// Adjacent buckets of 2^shift keys; if they cannot hold all keys, they hold the largest. Most keys
+// between a negative and a positive number belong to numbers near 0. These can share one bucket,
+// `middle`: half of the others are above it, up to the last key, and the rest below it.
 struct Bins {
-  uint32_t first;  // the least key that counts
-  uint32_t upper;  // the least of the bucket after `middle`
-  uint32_t lower;  // the largest of the bucket before it
-  int shift;       // 2^shift keys are in any other
-  int middle;      // -1: there is none, and none before it
+  uint32_t first;  // the smallest key that is counted
+  uint32_t upper;  // the smallest key above `middle`
+  uint32_t lower;  // the largest key below `middle`
+  int shift;       // every other bucket has 2^shift keys
+  int middle;      // its index; -1: no such bucket, and none below it
 
-  // For keys from `first` to `last`; a bucket has 2^least_shift of them or more. past_zero: those at
-  // the top have been looked at, and buckets may lie on both sides of 0.
+  // Buckets for keys from `first` to `last`, of at least 2^least_shift keys each. past_zero: the
+  // top keys were counted before, so buckets may be on both sides of 0.
   KILN_FN static Bins of(uint32_t first, uint32_t last, int least_shift, bool past_zero) {
     constexpr int kCoarse = 16, kHalf = kBuckets / 2;
     const int bits = 32 - __clz(int(last - first));
@@ -40,7 +40,7 @@ struct Bins {
     const int below = middle - 1 - int((lower - key) >> shift);
     return key >= upper ? above : key > lower ? middle : below;
   }
-  // The least key of a bucket that is not the middle.
+  // The smallest key of a bucket other than `middle`.
   KILN_FN uint32_t key_of_bucket(int b) const {
     if (b > middle) return upper + (uint32_t(b - middle - 1) << shift);
     return lower + 1 - (uint32_t(middle - b) << shift);

@@ -1,11 +1,11 @@
-// The cut of a distribution: exact by integers.
+// The cutoff key of a distribution, exact because masses are integers.
 #pragma once
 #include "sampling/visit.cuh"
 
 namespace kiln {
 
-// The mass of the logits from a key on, but of edited ones, as the first pass has counted it. All
-// threads share the units that reach the key: where these are few, few threads would have them.
+// The mass of the logits from `key` on, without edited ones, as the first pass computes it. All
+// threads share the units that reach the key: otherwise a few threads might have them all.
 template <class T>
 KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, float top,
                                  float scale, SamplerShared& s) {
@@ -33,12 +33,12 @@ KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, f
   return by.mass(double(sums_of({mass, 0}, s.survey).a), 0);
 }
 
-// What a cut leaves: the smallest key c with count(keys > c) < count and mass(keys > c) < mass.
+// Limits of a cut: the smallest key c with count(keys > c) < count and mass(keys > c) < mass.
 struct Limits {
   uint32_t count;
   uint64_t mass;
-  uint32_t base;  // c is not below
-  bool adds_up;   // masses matter
+  uint32_t base;  // lower bound of c
+  bool adds_up;   // whether masses matter
 };
 
 KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
@@ -48,13 +48,13 @@ KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
   if (high) atomicAdd(&s.high[b], high);
 }
 
-// Whether a key is of a number of the type, not of an edited one between two.
+// Whether a key belongs to a number of type T; an edited logit may be between two.
 template <class T> KILN_FN bool is_round(uint32_t key) {
   constexpr uint32_t kLow = (1u << kFreeBits<T>) - 1;
   return (key & kLow) == (key >> 31 ? 0 : kLow);
 }
 
-// Count a logit of a key in its bucket, and add up masses, if `weighs` or of the middle: there.
+// Count a logit in its key's bucket; add its mass if `weighs`, or in `middle`.
 KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights,
                    bool weighs, SamplerShared& s) {
   if (key - bins.first > last - bins.first) return;
@@ -63,7 +63,7 @@ KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights&
   if (weighs || b == bins.middle) add_to_bucket(b, weights.mass(value_of(key)), s);
 }
 
-// An edited one. Where it is between two numbers of the type, its bucket is marked.
+// The same for an edited logit. If it is between two numbers of T, its bucket is marked.
 template <class T>
 KILN_FN void tally_edited(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights,
                          SamplerShared& s) {
@@ -72,7 +72,7 @@ KILN_FN void tally_edited(const Bins& bins, uint32_t key, uint32_t last, const W
   if (!is_round<T>(key)) atomicOr(&s.high[bins.bucket_of(key)], kMixed);
 }
 
-// All logits of a row, but edited ones.
+// Count all logits of a row except edited ones.
 template <class T>
 KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weights weights,
                              bool weighs, SamplerShared& s) {
@@ -97,11 +97,11 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
   }
 }
 
-// The cut: that key, or the base where everything together stays below both: of the list, or of the
-// row. By histograms, from the largest keys down, and closer where a bucket has keys of several
-// numbers; else its mass is one number's times a count, and only few words of shared memory are
-// added to. s.kept is the mass of the keys from c on, s.kept_count their number; where masses
-// matter, s.total is that of the keys from s.total_from on.
+// Return the cutoff key c of the list or of the row, or the base if everything stays below both
+// limits. Histograms start at the largest keys, and refine a bucket with keys of several numbers.
+// If each bucket has one number, its mass is the number's times the count, which saves shared
+// memory atomics. Sets s.kept and s.kept_count, mass and number of the keys from c on, and, if
+// masses matter, s.total: the mass of the keys from s.total_from on.
 template <class T>
 KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
                                Limits limits, SamplerShared& s) {
@@ -109,21 +109,21 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
   const bool edited = row.has_edits();
   const uint32_t base = max(in_list ? s.bound : limits.base, lowest_key());
   uint32_t first = base & ~0u << kFree, last = key_of(weights.top);
-  uint32_t count = 0;  // of the keys above `last`, as the mass
+  uint32_t count = 0;  // of the keys above `last`; so is `mass`
   uint64_t mass = 0;
-  int end = kFree;  // 2^end keys are of one number
-  bool past_zero = false, whole = true;  // all keys from one on are looked at
+  int end = kFree;  // 2^end keys belong to one number
+  bool past_zero = false, whole = true;  // whole: all keys from the lowest bucket up
 #pragma unroll 1
   for (;;) {
     const Bins bins = Bins::of(first, last, end, past_zero);
     const int buckets = bins.count(last);
-    const bool by_count = kFree && bins.shift == kFree;  // a mass is that of one, so often
+    const bool by_count = kFree && bins.shift == kFree;  // mass = the number's * count
     __syncthreads();
 #pragma unroll 1
     for (int b = threadIdx.x; b < buckets; b += blockDim.x) s.count[b] = s.low[b] = s.high[b] = 0;
     if (threadIdx.x == 0) s.bins = bins;
     __syncthreads();
-    // First those of the type's own numbers; then, each by itself, what lies between.
+    // First the numbers of type T; then, one by one, edited logits between them.
     const bool weighs = limits.adds_up && !by_count;
     const int singles = in_list ? int(s.listed) : 0;
 #pragma unroll 1
@@ -156,7 +156,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
     }
     find_bucket(buckets, count, mass, limits.count, limits.mass, whole, s);
     __syncthreads();
-    if (s.kept_count < limits.count && s.kept < limits.mass) {  // all that counted: no cut yet
+    if (s.kept_count < limits.count && s.kept < limits.mass) {  // no cut among the counted keys
       if (bins.first == first) return base;
       count = s.kept_count, mass = s.kept, last = bins.first - 1, past_zero = true;
       continue;
@@ -172,7 +172,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
     if (bins.shift == end && !mixed) break;
     if (mixed) end = 0;
   }
-  if (end && !(first >> 31)) first |= (1u << end) - 1;  // of a negative number: all ones
+  if (end && !(first >> 31)) first |= (1u << end) - 1;  // keys of negative numbers end in ones
   return max(first, lowest_key());
 }
 

@@ -1,21 +1,21 @@
-// The arithmetic of a draw: weights, masses, and the clocks of a race, with the same bits on every
+// Arithmetic of a draw: weights, masses, and the clocks of a race. Its bits are the same on every
 // GPU, on the host and in torch (jit_kernels/references/sampling.py).
 #pragma once
 #include "kiln/math/order.cuh"
 
 namespace kiln {
 
-// A logit and its token as one number: larger for a larger logit, among equals for a lower token.
+// A logit and its token as one number: larger for a larger logit, and for equal logits a lower
+// token.
 KILN_FN uint64_t entry_of(float x, int token) {
   return uint64_t(key_of(x)) << 32 | uint32_t(~token);
 }
 KILN_FN float value_of_entry(uint64_t entry) { return value_of(uint32_t(entry >> 32)); }
 KILN_FN int token_of_entry(uint64_t entry) { return int(~uint32_t(entry)); }
 
-// 2^(d * scale) for d <= 0, off by 2.5e-7: exactly 1 at 0, and 2^-100 below `lowest`, that is
-// -100 / scale. The fraction of the exponent is a multiple of 2^-22 between 2.5 and 3.5, so that
-// the sums and products below are exact in a float64 before they are rounded: torch has no fused
-// multiply-add of its own.
+// 2^(d * scale) for d <= 0, within 2.5e-7: exactly 1 at 0, and 2^-100 below `lowest` = -100 /
+// scale. g is a multiple of 2^-22 between 2.5 and 3.5, so sums and products below are exact in
+// float64 before they are rounded. torch relies on that, as it has no fused multiply-add.
 KILN_FN float weight_of(float d, float scale, float lowest) {
   d = fmaxf(d, lowest);
   const float shifted = fma_rn(d, scale, 12582912.0f);  // 1.5 * 2^23: rounds to an integer
@@ -29,10 +29,10 @@ KILN_FN float weight_of(float d, float scale, float lowest) {
   return as_float(as_uint(p) + (as_uint(shifted) << 23));
 }
 
-// A weight as an integer: sums of these are exact, and so have no order.
+// A weight in fixed point. Sums of integers do not depend on the order.
 KILN_FN uint64_t mass_of(float weight) { return uint64_t(mul_rn(weight, 0x1p40f)); }
 
-// SplitMix64: the output of a state. Steele, Lea, Flood, "Fast splittable pseudorandom number
+// The output function of SplitMix64. Steele, Lea, Flood, "Fast splittable pseudorandom number
 // generators", 2014.
 constexpr uint64_t kGamma = 0x9e3779b97f4a7c15u;
 KILN_FN uint64_t mix(uint64_t z) {
@@ -41,19 +41,19 @@ KILN_FN uint64_t mix(uint64_t z) {
   return z ^ z >> 31;
 }
 
-// Whether the bytes of a number are 0: a bit a byte, the lowest first.
+// Which bytes of x are 0: one bit per byte, the lowest first.
 KILN_FN uint32_t zero_bytes(uint64_t x) {
   constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7fu;
   const uint64_t high = ~(((x & kLow) + kLow) | x | kLow);
   return uint32_t(high * 0x0002040810204081u >> 56);
 }
 
-// The random numbers of one row: a function of its seed and position, and of a token's id. A
-// token's number u is low if it is below 2^-8. One output tells for 32 tokens which is the first
-// whose number is low: mostly there is none. Of those behind it a byte of an output each tells
-// the same. The rest of u is an output of the token's own.
+// Random numbers of a row, from its seed and position, and a token's id. A token's number u is low
+// if u < 2^-8. One generator output tells the first of 32 tokens with a low number, or usually that
+// none has one. For each token after the first, a byte of another output tells whether its number
+// is low. An output of the token's own gives the rest of u.
 constexpr int kGroup = 32;
-// The greatest output that tells that none of a group's first k is low.
+// The largest output that means that none of a group's first k tokens has a low number.
 KILN_FN constexpr uint32_t none_low_of(int k) {
   if (k == 0) return ~0u;
   uint32_t bound = 0xff000000u;
@@ -62,7 +62,7 @@ KILN_FN constexpr uint32_t none_low_of(int k) {
   return bound - 1;
 }
 constexpr uint32_t kNoneLow = none_low_of(kGroup);
-using NoneLow = uint32_t[kGroup + 1];  // of k, each
+using NoneLow = uint32_t[kGroup + 1];  // none_low_of(k) for each k
 struct Noise {
   uint64_t row;
   KILN_FN static Noise of(int64_t seed, int64_t position) {
@@ -71,7 +71,7 @@ struct Noise {
   KILN_FN uint32_t group(int g) const {
     return uint32_t(mix(row + kGamma * uint64_t(g + 1)) >> 32);
   }
-  // A byte each for tokens 8 * unit .. 8 * unit + 7, the first the lowest.
+  // One byte each for tokens 8 * unit .. 8 * unit + 7, the lowest byte first.
   KILN_FN uint64_t bytes(int unit) const {
     return mix(row + (kGamma << 32) + kGamma * uint64_t(unit + 1));
   }
@@ -81,7 +81,7 @@ struct Noise {
   }
 };
 
-// Of tokens 32 * g .. 32 * g + 31, a bit each: those whose number is low; `first` is.
+// Tokens 32 * g .. 32 * g + 31 with a low number, one bit each; `first` is the first of them.
 KILN_FN uint32_t lows_from(Noise noise, int g, int first) {
   uint32_t low = 0;
 #pragma unroll 1
@@ -89,7 +89,7 @@ KILN_FN uint32_t lows_from(Noise noise, int g, int first) {
   return (low & ~1u << first) | 1u << first;
 }
 
-// Whether the number of a token is low.
+// Whether a token's number is low.
 KILN_FN bool is_low(Noise noise, int token, const NoneLow& none_low) {
   const uint32_t of_all = noise.group(token / kGroup);
   if (of_all <= none_low[token % kGroup + 1]) return false;
@@ -97,8 +97,8 @@ KILN_FN bool is_low(Noise noise, int token, const NoneLow& none_low) {
   return zero_bytes(noise.bytes(token / 8)) >> token % 8 & 1;
 }
 
-// -log(1 - u) with u = (bits + 1/2) / 2^52: an exponential variate, accurate near 0 where races are
-// won. Products and sums are rounded one by one.
+// -log(1 - u) with u = (bits + 1/2) / 2^52: an exponential variate, accurate near 0, where races
+// are won. Each product and sum is rounded separately.
 KILN_FN float exponential(uint64_t bits) {
   const uint64_t odd = 2 * bits + 1;  // u * 2^53
   float numerator, denominator, whole = 0.0f;

@@ -1,4 +1,4 @@
-// The mass of a row, and its likeliest tokens in order.
+// The mass of a row, and its most likely tokens in order.
 #pragma once
 #include "sampling/cut.cuh"
 
@@ -13,8 +13,8 @@ KILN_NOINLINE uint64_t sum_of_row(const Row<T>& row, Peaks peaks, Weights weight
   return sums_of({own, 0}, s.row).a;
 }
 
-// Put the entries of the list with at least a key into `sorted`, the largest first, and return how
-// many there are: each goes where as many precede it as are larger, and no two are equal.
+// Sort the list's entries with keys from `key` on into s.sorted, largest first, and return their
+// number. An entry's index is the number of larger entries; no two are equal.
 KILN_NOINLINE int sort_from(uint32_t key, SamplerShared& s) {
   __syncthreads();
   if (threadIdx.x == 0) s.num_sorted = 0;
@@ -40,13 +40,13 @@ KILN_NOINLINE int sort_from(uint32_t key, SamplerShared& s) {
   return n;
 }
 
-// The likeliest tokens of the plain softmax where equals are too many for the list: one a pass.
+// Return the entry after `previous` in one pass over the row, if ties are too many for the list.
 template <class T>
 KILN_NOINLINE uint64_t next_largest(const Row<T>& row, Peaks peaks, Weights weights,
                                     uint64_t previous, SamplerShared& s) {
   const float least = value_of(lowest_key());
   const uint64_t own = visit(row, peaks, false, {Visit::largest, least, weights, previous}, s);
-  __syncthreads();  // the readers of the one before are done
+  __syncthreads();  // the readers of the previous result are done
   return largest_of(own, s.next);
 }
 

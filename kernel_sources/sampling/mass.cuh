@@ -1,5 +1,5 @@
-// Sums of weights over a block: integers, so that they have no order. Nearly, in one pass that does
-// not know yet how large they will be.
+// Sums of weights over a block: integers, so the order does not matter. One pass gives an
+// approximate sum without knowing its scale in advance.
 #pragma once
 #include "kiln/ptx/warp.cuh"
 #include "sampling/vocabulary.cuh"
@@ -10,13 +10,13 @@ struct alignas(16) Sums {
   uint64_t a, b;
 };
 
-// What a reduction leaves in shared memory: of each its own, so that none waits for readers. A
-// barrier stands between two uses of one.
+// Shared memory of a reduction. Each reduction has its own, so none waits for the readers of
+// another. Two uses of the same one need a barrier in between.
 template <class T> struct Partial {
   T of[32];
 };
 
-// The largest over the block, in every thread.
+// The maximum over the block, in every thread.
 KILN_FN uint64_t largest_in_warp(uint64_t x) {
   const uint32_t high = warp_largest(uint32_t(x >> 32));
   return uint64_t(high) << 32 | warp_largest(uint32_t(x >> 32) == high ? uint32_t(x) : 0);
@@ -28,8 +28,8 @@ KILN_NOINLINE uint64_t largest_of(uint64_t x, Partial<uint64_t>& partial) {
   return largest_in_warp(threadIdx.x % 32 < blockDim.x / 32 ? partial.of[threadIdx.x % 32] : 0);
 }
 
-// Two sums over the block, in every thread: of integers, so that they have no order. Over a warp by
-// parts of 26 bits, whose sums have 31.
+// Two integer sums over the block, in every thread. A warp adds parts of 26 bits, whose sums fit in
+// 31 bits.
 KILN_FN uint64_t sum_in_warp(uint64_t x) {
   constexpr int kPart = 26, kLow = (1 << kPart) - 1;
   const uint64_t low = uint32_t(warp_total(int(x) & kLow));
@@ -38,7 +38,7 @@ KILN_FN uint64_t sum_in_warp(uint64_t x) {
 }
 KILN_NOINLINE Sums sums_of(Sums x, Partial<Sums>& partial) {
   const int lane = threadIdx.x % 32;
-  __syncwarp();  // tells the compiler that all lanes are here
+  __syncwarp();  // converges the lanes for the compiler
   x = {sum_in_warp(x.a), sum_in_warp(x.b)};
   if (lane == 0) partial.of[threadIdx.x / 32] = x;
   __syncthreads();
@@ -47,19 +47,19 @@ KILN_NOINLINE Sums sums_of(Sums x, Partial<Sums>& partial) {
   return {sum_in_warp(x.a), sum_in_warp(x.b)};
 }
 
-KILN_FN float sum_of(const float* w) {  // eight
+KILN_FN float sum_of(const float* w) {  // of eight
   const float left = add_rn(add_rn(w[0], w[1]), add_rn(w[2], w[3]));
   return add_rn(left, add_rn(add_rn(w[4], w[5]), add_rn(w[6], w[7])));
 }
 
-// The weights of a unit, as multiples of a power of two near that of its largest logit, so that
-// roundings hardly count.
+// Weights of a unit, relative to a power of two near the largest, so that rounding errors are
+// small.
 struct UnitWeights {
-  static constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: a sum is an integer, in its low bits
+  static constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: the low bits of a sum are an integer
   float w[kUnit];
   uint32_t exponent;
 
-  // largest: of the unit's logits; `lowest` is far below what counts.
+  // largest: of the unit's logits. lowest: far below any logit that matters.
   KILN_FN UnitWeights(const float (&x)[kUnit], float largest, float scale, float lowest) {
     const float shifted = fma_rn(fmaxf(largest, lowest), scale, kRounds);
     const float whole = sub_rn(shifted, kRounds);
@@ -67,13 +67,13 @@ struct UnitWeights {
     for (int k = 0; k < kUnit; ++k) w[k] = exp2_fast(fma_rn(x[k], scale, -whole));
     exponent = as_uint(shifted);
   }
-  // A logit below it counts as much as it does.
+  // Logits below this count as if they were equal to it.
   KILN_FN static float lowest_of(float scale) { return div_rn(-0x1p20f, scale); }
   KILN_FN float sum() const { return sum_of(w) + sum_of(w + 8); }
-  // A sum in steps of 2^-23.
+  // Convert a sum to steps of 2^-23.
   KILN_FN static uint32_t steps(float sum) { return uint32_t(to_int_rn(sum * 0x1p23f)); }
-  // In such steps, and without those of the tokens that are not chosen, by a bit each: these are
-  // rounded by themselves.
+  // The sum of the chosen tokens (one bit each) in such steps: the sum of all, minus that of the
+  // others, which is rounded separately.
   KILN_FN uint32_t steps_of(uint32_t chosen) {
     const uint32_t all = steps(sum());
 #pragma unroll
@@ -82,7 +82,7 @@ struct UnitWeights {
   }
 };
 
-// What masses are counted by: 2^(exponent + rest) is the weight of the row's largest logit.
+// The unit of masses: 2^(exponent + rest) is the weight of the row's largest logit.
 struct TopWeight {
   uint32_t exponent;
   float rest;
@@ -90,16 +90,16 @@ struct TopWeight {
     const float shifted = fma_rn(top, scale, UnitWeights::kRounds);
     exponent = as_uint(shifted), rest = fma_rn(top, scale, UnitWeights::kRounds - shifted);
   }
-  // From steps of 2^(exponent - 40), or as many powers of two less, to steps of 2^-40 of it.
+  // Convert steps of 2^(exponent - 40 - less) to steps of 2^-40 of that weight.
   KILN_FN uint64_t mass(double steps, uint32_t less) const {
     return uint64_t(steps * double(as_float((127 - less) << 23) * exp2_fast(-rest)));
   }
 };
 
-// A mass of which nobody knows yet how large it will be: of integers below 2^28 times powers of
-// two. The highest twenty exponents so far have a sum, and the next twenty, and the next; what is
-// below is left out: of a unit less than 2^-36. All are integers: the same in whatever order. There
-// is room for two million tokens.
+// A sum whose scale is not known in advance: of integers below 2^28 times powers of two. Exponents
+// are grouped in blocks of twenty, and the three highest blocks so far have one integer sum each.
+// What is lower is dropped: less than 2^-36 of a unit. The order does not matter. Two million
+// tokens fit.
 struct RunningMass {
   static constexpr uint32_t kBlock = 20;
   uint32_t block;
@@ -118,7 +118,7 @@ struct RunningMass {
     if (own + 1 == block) middle += shifted;
     if (own + 2 == block) low += shifted;
   }
-  // In two parts, a step of the second is 2^40 of the first; as if `top` were the block.
+  // The sum in two parts, relative to block `top`: a step of b is 2^40 steps of a.
   KILN_FN Sums sums(uint32_t top) const {
     const uint32_t up = top - block;
     const uint64_t c = up == 0 ? high : 0, b = up == 0 ? middle : up == 1 ? high : 0;
@@ -127,7 +127,7 @@ struct RunningMass {
   }
 };
 
-// Of the block's threads together, in steps of 2^-40 of the weight of the row's largest logit.
+// The total of the block's threads, in steps of 2^-40 of the weight of the row's largest logit.
 KILN_FN uint64_t mass_of_row(const RunningMass& mass, float top, float scale,
                              Partial<Sums>& partial) {
   const TopWeight by(top, scale);

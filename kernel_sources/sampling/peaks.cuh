@@ -1,15 +1,15 @@
-// The largest logit of each unit of a row, in shared memory: what later passes look at first.
+// The largest logit of each unit of a row, in shared memory: later passes skip units by it.
 #pragma once
 #include "sampling/vocabulary.cuh"
 
 namespace kiln {
 
-constexpr int kSamplerBytes = 40 * 1024;  // of dynamic shared memory at the most
+constexpr int kSamplerBytes = 40 * 1024;  // limit of dynamic shared memory
 
-// The upper half of the largest key of a thread's i-th unit, or of 2, 4 ... units in a row where
-// the memory left does not do.
+// Upper half of the largest key of each thread's i-th unit; or of 2^shift units in a row, if shared
+// memory is short.
 struct Peaks {
-  int start, shift;  // in the dynamic shared memory
+  int start, shift;  // start: byte offset in dynamic shared memory
 
   KILN_FN Peaks(int units, int bytes_taken) : start((bytes_taken + 15) & ~15), shift(0) {
     while (start + 2 * (units >> shift) + 4 * int(blockDim.x) > kSamplerBytes) ++shift;
@@ -30,10 +30,10 @@ struct Peaks {
   KILN_FN bool reaches(int i, uint32_t key) const { return slot(i) >= key >> 16; }
 };
 
-// Append to a list the units, or groups of units, that may hold a logit with at least a key;
-// `listed` counts them all, what there is no room for too. Each thread looks at eight slots at
-// once, of any thread: a barrier precedes. Whole warps go on together, for an addition a lane to one
-// word of shared memory takes as long as all else here.
+// Append the units, or groups of units, that may hold a logit from `key` on to a list. `listed`
+// also counts what does not fit. Each thread checks eight slots at once, of any thread: a barrier
+// must precede. Warps stay whole: separate additions of lanes to one shared word would take as long
+// as everything else here.
 KILN_NOINLINE void list_above(Peaks peaks, uint32_t key, int slots_used, uint32_t* list,
                               uint32_t* listed, uint32_t room) {
   const unsigned char* slots = dynamic_shared() + peaks.start;

@@ -1,10 +1,10 @@
-// The race that draws a token: over a list, or over a row without most of its noise.
+// The exponential race that draws a token: over a list, or over a row with few random numbers.
 #pragma once
 #include "sampling/visit.cuh"
 
 namespace kiln {
 
-// Append to a warp's list the values of the lanes that have one; `count` them all.
+// Append the values of lanes that have one to a warp's list. `count` also counts what does not fit.
 template <class V> KILN_FN void push(bool has, int value, V* list, int& count, int room) {
   const uint32_t all = __ballot_sync(0xffffffffu, has);
   const int slot = count + __popc(all & ((1u << threadIdx.x % 32) - 1));
@@ -12,8 +12,8 @@ template <class V> KILN_FN void push(bool has, int value, V* list, int& count, i
   count += __popc(all);
 }
 
-// Find the tokens whose random number is low, for s.lows, with what their clocks show: each warp by
-// itself. Nothing here waits for a logit.
+// Find the tokens whose random number is low, and compute their clocks, into s.lows. Each warp
+// works by itself, and nothing here depends on logits.
 KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
   constexpr int kStep = 4 * kGroup, kQueue = kStep + 32;
   const int lane = threadIdx.x % 32, groups = (vocab + kGroup - 1) / kGroup;
@@ -22,7 +22,7 @@ KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
   int queued = 0, found = 0;
 #pragma unroll 1
   for (int at = threadIdx.x - lane; at < groups;) {
-    // Groups with a low number wait in a queue until there are enough for a warp.
+    // Queue the groups with a low number until a warp has enough of them.
 #pragma unroll 2
     for (int n = 0; n < kStep; n += 32, at += blockDim.x) {
       const bool has = at + lane < groups && noise.group(at + lane) > kNoneLow;
@@ -54,7 +54,7 @@ KILN_NOINLINE void find_lows(Noise noise, int vocab, SamplerShared& s) {
     own.clocks[q] = exponential(noise.bits(own.tokens[q], true));
 }
 
-// The tokens whose number is low. Each thread reads what it wrote itself.
+// Race of the tokens in s.lows. Each lane reads the clocks that it wrote itself.
 template <class T>
 KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Weights weights, float cutoff,
                                     const SamplerShared& s) {
@@ -69,7 +69,7 @@ KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Weights weights, float cu
   return first;
 }
 
-// Over the list.
+// Race over the list.
 KILN_NOINLINE uint64_t race_of_list(Visitor race, const SamplerShared& s) {
   uint64_t first = ~uint64_t(0);
 #pragma unroll 1
@@ -82,27 +82,27 @@ KILN_NOINLINE uint64_t race_of_list(Visitor race, const SamplerShared& s) {
   return first;
 }
 
-// Over all tokens of a row after find_lows; a thread knows the logit and id of one, `best` of
-// `token`. First run those and the edited, beside those whose number is low: one in 256. Then those
-// who may still win. A token whose number is low arrives sooner than if it were not: no harm where
-// it runs twice.
+// Race over all tokens of a row, after find_lows. `best` and `token`: one logit of each thread.
+// These, the edited tokens, and those with a low number (one in 256) race first. Then only tokens
+// that can still win race. A token with a low number may race again as if it had none: it then
+// arrives later, so the result is the same.
 template <class T>
 KILN_NOINLINE uint64_t race_of_row(const Row<T>& row, Peaks peaks, float best, int token,
                                    Visitor race, SamplerShared& s) {
   const bool lost = s.lows_lost != 0;
-  race.high = !lost && !row.has_edits();  // the low ones run of their own
+  race.high = !lost && !row.has_edits();  // tokens with a low number race separately
   uint64_t first = visit(row, peaks, true, race, s);
   if (best >= race.least) first = race.visit(first, token, best, s);
   if (!lost) {
     first = min(first, race_of_lows(row, race.weights, race.least, s));
     const uint64_t soonest = ~largest_of(~first, s.soonest);
-    // By then arrives nobody of less weight whose number is not low: -log(1 - u) > u.
+    // A smaller weight without a low number cannot arrive by then: -log(1 - u) > u.
     const float least = -8.0f - log2_fast(as_float(uint32_t(soonest >> 32)));
     race.least = fmaxf(race.least, race.weights.logit_below(least));
     list_from(row, peaks, key_of(race.least), s);
     if (s.listed <= kCandidates) return min(first, race_of_list(race, s));
   }
-  return min(first, visit(row, peaks, false, race, s));  // too many are left
+  return min(first, visit(row, peaks, false, race, s));  // too many for the list
 }
 
 }  // namespace kiln

@@ -1,4 +1,4 @@
-// The largest logits of a row in a list.
+// A list of the largest logits of a row.
 #pragma once
 #include "sampling/bins.cuh"
 #include "sampling/mass.cuh"
@@ -6,11 +6,11 @@
 
 namespace kiln {
 
-// In the upper half of a bucket's mass: not all its keys are of one number.
+// Flag in the upper half of a bucket's mass: its keys belong to more than one number.
 constexpr uint32_t kMixed = 1u << 31;
 constexpr int kCandidates = 1024, kUnits = 3 * kBuckets, kSorted = 512;
-constexpr int kLows = 112;  // of a warp: enough for 300 thousand tokens
-constexpr int kFew = 128;  // a list that is sorted as a whole
+constexpr int kLows = 112;  // for each warp: enough for 300 thousand tokens
+constexpr int kFew = 128;  // up to here a list is sorted as a whole
 
 struct SamplerShared {
   uint32_t warp_count[32];
@@ -19,15 +19,15 @@ struct SamplerShared {
   uint64_t list[kCandidates], mass, kept, total;
   Bins bins;
   union {
-    uint32_t units[kUnits];  // what is to be looked at closely
+    uint32_t units[kUnits];  // units to look at closely
     struct {
       uint32_t count[kBuckets], low[kBuckets], high[kBuckets];
     };
     struct {
-      uint64_t some[kSorted], sorted[kSorted];  // of the list, the largest first
+      uint64_t some[kSorted], sorted[kSorted];  // entries of the list; sorted: largest first
     };
   };
-  struct {  // the tokens whose random number is low, of the groups that a warp looked at
+  struct {  // tokens with a low random number, found by one warp
     int tokens[kLows];
     float clocks[kLows];
     int count;
@@ -41,7 +41,7 @@ struct SamplerShared {
 KILN_FN float infinity() { return as_float(0x7f800000u); }
 KILN_FN uint32_t lowest_key() { return key_of(minus_infinity()) + 1; }  // of a finite number
 
-// The weights of a row: 1 for its largest logit.
+// Weights of a row's logits, relative to the largest: 1.
 struct Weights {
   float top, scale, lowest;
   KILN_FN Weights(float top, float temperature) : top(top) {
@@ -50,31 +50,32 @@ struct Weights {
   }
   KILN_FN float operator()(float x) const { return weight_of(sub_rn(x, top), scale, lowest); }
   KILN_FN uint64_t mass(float x) const { return mass_of((*this)(x)); }
-  // A logit whose weight is less than 2^exponent, by little; more than all roundings together.
+  // A logit whose weight is slightly below 2^exponent; the margin exceeds all rounding errors.
   KILN_FN float logit_below(float exponent) const {
     const float up = (exponent - 0.01f) * lowest * -0.01f;
     return top + up - (fabsf(up) * 0x1p-16f + fabsf(top) * 0x1p-20f);
   }
-  // The key below which a whole unit has none.
+  // A unit whose keys are all below this has mass 0.
   KILN_FN uint32_t key_of_nothing() const { return key_of(top + 0.45f * lowest); }
 };
 
-// A share of a mass, at least the smallest there is.
+// A share of a mass, at least 1.
 KILN_FN uint64_t share_of(float p, uint64_t mass) {
   const uint64_t share = uint64_t(double(p) * double(mass));
   return share ? share : 1;
 }
 
-// The lowest bucket before which count and mass stay below their limits, from the top down, into
-// s.bucket, s.tally and s.mass, with what precedes it; s.kept and s.kept_count are with it. Where
-// buckets hold all keys from one on, `whole`, their mass is s.total.
+// Find the lowest bucket above which count and mass stay below their limits. Sets s.bucket; s.tally
+// and s.mass, of what is above it; s.kept_count and s.kept, which include it. `count` and `mass`
+// are of keys above all buckets. whole: buckets hold all keys from s.bins.first on; s.total is set
+// to the sum.
 KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint32_t max_count,
                                uint64_t max_mass, bool whole, SamplerShared& s) {
   const int lane = threadIdx.x % 32;
   int share = 1;
 #pragma unroll 1
   while (share * int(blockDim.x) < buckets) ++share;
-  const int highest = buckets - 1 - int(threadIdx.x) * share;  // of this thread's share
+  const int highest = buckets - 1 - int(threadIdx.x) * share;  // highest bucket of this thread
   auto mass_in = [&](int b) { return uint64_t(s.high[b] & ~kMixed) << 32 | s.low[b]; };
   uint32_t c = 0;
   uint64_t m = 0;
@@ -106,9 +107,9 @@ KILN_NOINLINE void find_bucket(int buckets, uint32_t count, uint64_t mass, uint3
   }
 }
 
-// A key not above the `wanted`-th largest of the threads' best logits, and less than a step of bf16
-// from it; the lowest where fewer threads have a finite one. By histograms of 512: of the keys next
-// to the largest, mostly; else of all, and then of one of these buckets.
+// Return a key at most the `wanted`-th largest of the threads' best logits, and within a bf16 step
+// of it; the lowest key if fewer threads have a finite logit. Usually one histogram of 512 buckets
+// next to the largest key suffices; else one of all keys, then one of a bucket of it.
 KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, SamplerShared& s) {
   constexpr int kBins = 512;
   const uint32_t own = key_of(best);
@@ -130,7 +131,7 @@ KILN_NOINLINE uint32_t bound_of(float best, float top, int wanted, SamplerShared
   }
 }
 
-// List in s.list the logits whose key is at least a bound: s.listed of them, or too many for it.
+// List the logits from key `bound` on in s.list. s.listed > kCandidates: they do not all fit.
 template <class T>
 KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, SamplerShared& s) {
   const float least = value_of(bound);
@@ -148,7 +149,7 @@ KILN_NOINLINE void list_from(const Row<T>& row, Peaks peaks, uint32_t bound, Sam
   const int queued = min(s.num_units, uint32_t(kUnits)), lane = threadIdx.x % 32;
   if (s.num_units > kUnits && threadIdx.x == 0) atomicAdd(&s.listed, kCandidates + 1u);
 #pragma unroll 1
-  for (int q = threadIdx.x; q - lane < queued; q += blockDim.x) {  // whole warps, for the addition
+  for (int q = threadIdx.x; q - lane < queued; q += blockDim.x) {  // whole warps, for the atomicAdd
     const int u = q < queued ? int(s.units[q]) : row.num_units();
     float x[kUnit] = {};
     uint32_t above = 0;

@@ -1,10 +1,10 @@
-// The first pass over a row: its largest logit, its mass, and the low numbers of its tokens.
+// The first pass over a row: its largest logit, its mass, and the tokens with low random numbers.
 #pragma once
 #include "sampling/race.cuh"
 
 namespace kiln {
 
-// Whether any is NaN or +inf. Smaller ones add up to neither.
+// Whether any is NaN or +inf. The scaled sum of finite logits is neither.
 KILN_FN bool is_broken(const float (&x)[kUnit]) {
   float some[4];
 #pragma unroll
@@ -12,13 +12,13 @@ KILN_FN bool is_broken(const float (&x)[kUnit]) {
   return !((some[0] + some[1]) + (some[2] + some[3]) < infinity());
 }
 
-constexpr float kPlainScale = 1.44269504f;  // log2(e): of plain log-probabilities
+constexpr float kPlainScale = 1.44269504f;  // log2(e), for plain log-probabilities
 
-// What the first pass is to do beside finding the largest logit.
+// What the first pass computes besides the largest logit.
 struct Plan {
   int64_t seed, position;
-  float scale;  // of the exponents of weights that add up to the mass; 0: nobody asks for it
-  bool races;   // find the low numbers: all tokens will race
+  float scale;  // weight = 2^(scale * logit); 0: no mass is needed
+  bool races;   // find the low random numbers: all tokens will race
 };
 
 struct Settings {  // of one row
@@ -28,7 +28,7 @@ struct Settings {  // of one row
   Plan plan;
 };
 
-// What is asked for a row, as it lies in memory.
+// The settings of a row as stored in memory.
 struct Asked {
   float temperature, top_p, log_min_p;
   int64_t seed, position, top_k, num_top;
@@ -48,7 +48,7 @@ struct Asked {
   }
 };
 
-// The first token of a unit with a value; `token` is the first of the unit.
+// The first token of a unit with this value; `token` is the unit's first.
 template <class T> KILN_NOINLINE int find(const Row<T>& row, float value, int token) {
   float x[kUnit];
   row.fetch(token / kUnit, x);
@@ -59,10 +59,10 @@ template <class T> KILN_NOINLINE int find(const Row<T>& row, float value, int to
 }
 
 struct Seen {
-  uint64_t first;  // the entry of the row's largest logit; all ones if any was NaN or +inf
-  uint64_t mass;   // in steps of 2^-40 of the largest, nearly, but of edited tokens; 0: not known
-  float value;     // the largest logit of this thread, and its token
-  int token;       // this one, and that of `first`: if nothing is edited, the first of its unit
+  uint64_t first;  // entry of the row's largest logit; all ones if any is NaN or +inf
+  uint64_t mass;   // approximate, in 2^-40 of the largest; without edited tokens; 0: unknown
+  float value;     // this thread's largest logit
+  int token;       // its token; without edits, the first of its unit, in `first` too
 
   // The token of this thread's largest logit, or of the row's.
   template <class T> KILN_FN int own_token(const Row<T>& row) const {
@@ -74,8 +74,8 @@ struct Seen {
   }
 };
 
-// Where some are edited: the token of a thread's largest logit, `token` the first of its unit, and
-// the edited that are larger.
+// With edits: the token of this thread's largest logit (`token`: the first of its unit), or of a
+// larger edited one.
 template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, int& token) {
   token = find(row, best, token);
   row.each_edit([&](int e, float x) {
@@ -83,8 +83,8 @@ template <class T> KILN_FN void find_with_edits(const Row<T>& row, float& best, 
   });
 }
 
-// Mark in shared memory, by a bit a token, what the mask forbids, and what is edited and then runs
-// beside the row.
+// Mark in shared memory, one bit per token, what the mask forbids and what is edited. Edited tokens
+// are processed separately.
 template <class T> KILN_FN void hide(const Row<T>& row) {
   constexpr int kAtOnce = 8;
   uint32_t* hidden = reinterpret_cast<uint32_t*>(dynamic_shared());
@@ -106,24 +106,24 @@ template <class T> KILN_FN void hide(const Row<T>& row) {
     atomicOr(&hidden[row.edits.tokens[e] / 32], 1u << row.edits.tokens[e] % 32);
 }
 
-// The first pass; `again` for the row as it came, after one with edits or of another temperature.
-// `hides`: some tokens are hidden the first time. `row` and `want` are in shared memory: thread 0
-// has just written the one, and writes the other.
+// The first pass. again: over the unedited row, after a pass with edits or another temperature.
+// hides: some tokens are hidden in the first pass. `row` and `want` are in shared memory: thread 0
+// has just written `row`, and writes `want` here.
 template <class T>
 KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks peaks,
                           const float* settings, const int64_t* keys, int width, bool hides,
                           bool again, Settings& want, SamplerShared& s) {
-  constexpr int kDeep = 4 / sizeof(T);  // units on their way
+  constexpr int kDeep = 4 / sizeof(T);  // units in flight
   const int step = blockDim.x, units = (vocab + kUnit - 1) / kUnit;
   const int whole = is_vector_aligned(data) ? vocab / kUnit : 0;
   Asked asked{};
-  if (threadIdx.x == 0) asked = Asked::load(settings, keys);  // ahead of all logits
+  if (threadIdx.x == 0) asked = Asked::load(settings, keys);  // issued before the loads of logits
   Unit<T> ahead[kDeep];
 #pragma unroll
   for (int j = 0; j < kDeep; ++j)
     if (int(threadIdx.x) + j * step < whole)
       ahead[j] = Unit<T>::load(data + (threadIdx.x + j * step) * kUnit);
-  if (hides && !again) {  // logits are on their way
+  if (hides && !again) {  // while the logits are loading
     __syncthreads();
     hide(row);
   }

@@ -1,38 +1,38 @@
-// What the sampler rarely does with single logits of a whole row, all in one routine: what is done
-// for each row has a routine of its own, and these would each be as long.
+// Rare passes over single logits of a whole row. One routine that is not inlined serves them all,
+// to keep the program small.
 #pragma once
 #include "sampling/shortlist.cuh"
 
 namespace kiln {
 
-// When a token arrives: the first of all is drawn, with a probability proportional to its weight.
-// As one number with the token, which decides between equal times.
+// Arrival time of a token, clock / weight. The earliest token is drawn, so the probability of a
+// token is proportional to its weight. The token id in the low bits breaks ties.
 KILN_FN uint64_t arrival_of(float clock, Weights weights, int token, float x) {
   return uint64_t(as_uint(div_rn(clock, weights(x)))) << 32 | uint32_t(token);
 }
-// Of a token whose number is not low, if `high`; or may be.
+// The same from the row's noise. high: the token's random number is known not to be low.
 KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, bool high,
                                   const NoneLow& none_low) {
   const bool low = !high && is_low(noise, token, none_low);
   return arrival_of(exponential(noise.bits(token, low)), weights, token, x);
 }
 
-// What a thread does with its part of a row, and returns.
+// What a thread computes over its part of a row.
 enum class Visit {
   mass,     // the sum of their masses
-  count,    // how many they are
+  count,    // their number
   race,     // the first arrival
-  largest,  // the largest entry that is below another
+  largest,  // the largest entry below another
 };
 
 struct Visitor {
   Visit what;
-  float least;  // of the logits that are visited
+  float least;  // smallest logit to visit
   Weights weights;
-  uint64_t state = 0;  // of a race the row's noise; of the largest what it is below
-  bool high = false;   // of a race: no token's number is low
+  uint64_t state = 0;  // race: the row's noise; largest: the upper limit
+  bool high = false;   // race: treat every token's number as not low
 
-  // One logit, into what came of those before.
+  // Update the result with one logit.
   KILN_FN uint64_t visit(uint64_t sum, int token, float x, SamplerShared& s) const {
     if (what == Visit::mass) return sum + weights.mass(x);
     if (what == Visit::count) return sum + 1;
@@ -43,7 +43,7 @@ struct Visitor {
   }
 };
 
-// What comes of this thread's part of a row, or of its edited tokens alone.
+// Return the result over this thread's part of a row, or of the edited tokens alone.
 template <class T>
 KILN_NOINLINE uint64_t visit(const Row<T>& row, Peaks peaks, bool edits_alone, Visitor visitor,
                              SamplerShared& s) {

@@ -1,4 +1,4 @@
-// A row of logits under a mask and edits: what the passes of the sampler read.
+// A row of logits with its mask and edits, as the passes of the sampler read it.
 #pragma once
 #include "sampling/draw.cuh"
 #include "kiln/rows/chunk.cuh"
@@ -6,18 +6,19 @@
 
 namespace kiln {
 
-constexpr int kUnit = 16;  // tokens that are read and summed together, whatever their type
+constexpr int kUnit = 16;  // tokens that are read and summed together, for every type
 
-// What a request changes about single tokens, each at most once: `first` .. `last - 1` of lists.
+// A request's changes to single logits, one at most for each token: list elements first .. last -
+// 1.
 struct Edits {
-  const int *tokens, *counts;  // counts: in the output; 0 in the prompt alone, below in neither
+  const int *tokens, *counts;  // counts: in the output; 0: only in the prompt; < 0: in neither
   const float* biases;
   int first, last;
   float repetition, frequency, presence;
 };
 
-// A bias first, then the repetition, frequency and presence penalties: vLLM's order. -inf for what
-// the mask forbids.
+// Apply the bias, then the repetition, frequency and presence penalties: vLLM's order. Returns -inf
+// if the mask forbids the token.
 KILN_NOINLINE float apply(const Edits& edits, int e, float x, const uint32_t* allowed) {
   const int count = edits.counts[e], token = edits.tokens[e];
   x = add_rn(x, edits.biases[e]);
@@ -27,7 +28,7 @@ KILN_NOINLINE float apply(const Edits& edits, int e, float x, const uint32_t* al
   return out ? minus_infinity() : x;
 }
 
-// One unit as it lies in memory, packed.
+// A unit as stored in memory, packed.
 template <class T> struct Unit {
   Chunk<T> part[kUnit / Chunk<T>::kSize];
 
@@ -49,7 +50,7 @@ template <class T> struct Unit {
   }
 };
 
-// -inf for what has a bit.
+// Set the logits whose bit is set to -inf.
 KILN_FN void hide(float (&x)[kUnit], uint32_t hidden) {
 #pragma unroll
   for (int k = 0; k < kUnit; ++k) x[k] = hidden >> k & 1 ? minus_infinity() : x[k];
@@ -59,7 +60,8 @@ struct Logits16 {
   float x[kUnit];
 };
 
-// A unit of which `size` elements are there; -inf for the rest and what a bit hides.
+// Load a unit of which `size` elements exist. The others, and those with a bit in `hidden`, are
+// -inf.
 template <class T>
 KILN_NOINLINE Logits16 fetch(const T* p, int size, bool whole, uint32_t hidden) {
   Logits16 unit;
@@ -73,7 +75,7 @@ KILN_NOINLINE Logits16 fetch(const T* p, int size, bool whole, uint32_t hidden) 
   return unit;
 }
 
-// So many low bits of a key say nothing about a logit of this type.
+// Low bits of a key that carry no information about a logit of this type.
 template <class T> constexpr int kFreeBits = 0;
 template <> constexpr int kFreeBits<bf16> = 16;
 
@@ -85,7 +87,7 @@ KILN_FN float largest(const float (&x)[kUnit]) {
   return fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
 }
 
-// The logits of a unit for which has(logit), a bit each.
+// One bit for each logit of a unit: has(logit).
 template <class P> KILN_FN uint32_t chosen(const float (&x)[kUnit], P has) {
   uint32_t bits = 0;
 #pragma unroll
@@ -94,7 +96,7 @@ template <class P> KILN_FN uint32_t chosen(const float (&x)[kUnit], P has) {
 }
 
 KILN_FN float select(bool second, float a, float b) { return second ? b : a; }
-// x[k]; not by an index, for what has one is in memory.
+// x[k] by selects: an array that is indexed would be in local memory.
 template <int N> KILN_FN float pick(const float (&x)[N], int k) {
   if constexpr (N == 1) {
     return x[0];
@@ -105,26 +107,26 @@ template <int N> KILN_FN float pick(const float (&x)[N], int k) {
     return pick(y, k);
   }
 }
-// The place of the lowest bit.
+// Index of the lowest set bit.
 KILN_FN int first_of(uint32_t bits) { return 31 - __clz(int(bits & (0 - bits))); }
 
 template <class T> struct Row {
   const T* data;
   int vocab;
   bool aligned;
-  const uint32_t* allowed;  // a bit a token, or null: all are
-  const uint8_t* hidden;    // shared: a bit a token that fetch shows as -inf; null: none
-  Edits edits;              // of tokens that are hidden
+  const uint32_t* allowed;  // one bit per token; null: all are allowed
+  const uint8_t* hidden;    // in shared memory, one bit per token: fetch returns -inf; null: none
+  Edits edits;              // their tokens are hidden
 
   KILN_FN bool has_edits() const { return edits.first != edits.last; }
   KILN_FN int num_units() const { return (vocab + kUnit - 1) / kUnit; }
   KILN_FN int num_whole_units() const { return aligned ? vocab / kUnit : 0; }
   KILN_FN float at(int token) const { return to_float(data[token]); }
-  KILN_FN float shown(int token) const {  // as fetch shows it
+  KILN_FN float shown(int token) const {  // as fetch returns it
     return hides(token / kUnit) >> token % kUnit & 1 ? minus_infinity() : at(token);
   }
 
-  // What is hidden of a unit, a bit each. The bits lie where dynamic shared memory starts.
+  // Hidden tokens of a unit, one bit each. The bits start where dynamic shared memory does.
   KILN_FN uint32_t hides(int u) const {
     return hidden == nullptr ? 0 : reinterpret_cast<const uint16_t*>(dynamic_shared())[u];
   }
@@ -136,7 +138,7 @@ template <class T> struct Row {
     for (int k = 0; k < kUnit; ++k) x[k] = unit.x[k];
   }
 
-  // f(token, logit): the edited tokens, over the block's threads.
+  // Call f(token, logit) for the edited tokens, divided among the block's threads.
   template <class F> KILN_FN void each_edit(F f) const {
 #pragma unroll 1
     for (int e = edits.first + int(threadIdx.x); e < edits.last; e += blockDim.x)

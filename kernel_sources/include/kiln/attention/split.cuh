@@ -1,33 +1,33 @@
-// How a request's decode attention is cut into work items: the rule that the plan and the kernel
-// share. What is added up, and in which order, looks at the request itself and at constants of the
-// machine, never at the batch: a request is cut into splits, a split into as many shares as a block
-// has warps and, of a divisible request, a share into as many units. All of them are added up as a
-// binary tree. Who adds them up may look at the batch: a block takes a split, each warp a share; or,
-// where a batch would leave much of the machine idle, half or a quarter of a split of a divisible
-// request, and each warp half or a quarter of a share.
+// Cuts a request's decode attention into work items; the plan and the kernel share this rule. A
+// request is cut into splits, a split into one share for each warp of a block, and a share of a
+// divisible request into as many units again. Their results are merged in a binary tree. Cut and
+// tree depend on the request and on constants of the GPU, never on the batch. Which block computes
+// what may depend on the batch: a block takes a split and each warp a share, or, to fill the GPU, a
+// block takes half or a quarter of a divisible request's split, and each warp half or a quarter of
+// a share. The result of an item is a part of its request.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
 namespace kiln {
 
-constexpr int kKVBlock = 16;     // tokens of a block of the pool
-constexpr int kPairBlocks = 2;   // of the pool, that a warp takes at a time
+constexpr int kKVBlock = 16;     // tokens of a KV block
+constexpr int kPairBlocks = 2;   // KV blocks that a warp processes at a time
 constexpr int kTileRows = 16;    // (token, head of the group) rows of an mma tile
-constexpr int kMostTokens = 16;  // a request with more query tokens is prefill's
+constexpr int kMostTokens = 16;  // requests of more query tokens go to prefill
 constexpr int kFirstIds = 8;
 
-enum class Part { split, split_in_units, half, quarter };  // what an item is
+enum class Part { split, split_in_units, half, quarter };  // kind of a work item
 
-// Part of one request's work: all that a block must know to begin. Tables of them start with a
-// header, in which `request` counts the items and `first_token` the rows of partial results.
+// What a block needs to start on a part of a request. items[0] is a header: `request` is the number
+// of items, `first_token` the number of rows of partial results.
 struct alignas(16) WorkItem {
   int request, first_token;
   int size;                    // number of parts << 8 | query tokens
   int seq_len;
   int place;                   // Part << 29 | tile << 16 | which part
-  int row_start;               // rows of partial results, of one KV head, before this request's
-  int first_block, end_block;  // of the split, of the request's own blocks
-  int ids[kFirstIds];          // in the pool of each warp's first pair of blocks
+  int row_start;               // partial result rows of one KV head before this request
+  int first_block, end_block;  // of the split, in blocks of the request
+  int ids[kFirstIds];          // pool ids of each warp's first pair of blocks
 
   KILN_FN int num_parts() const { return size >> 8; }
   KILN_FN int num_tokens() const { return size & 255; }
@@ -37,26 +37,26 @@ struct alignas(16) WorkItem {
 };
 
 struct RequestCut {
-  int first_block, num_blocks;  // that any of its tokens sees
-  int num_tiles, num_splits;    // num_tiles 0: there is nothing to do here
+  int first_block, num_blocks;  // KV blocks that some token sees
+  int num_tiles, num_splits;    // num_tiles 0: not a decode request
   bool divisible;               // its shares have units
 
-  // Where a split begins, in blocks of the request; split == num_splits gives the end of the last.
-  // All but the last hold whole pairs of blocks.
+  // Return the first block of a split; begin(num_splits) is the end of the last. All splits but the
+  // last hold whole pairs of blocks.
   KILN_FN int begin(int split) const {
     const int pairs = (num_blocks + kPairBlocks - 1) / kPairBlocks;
     return first_block + min(num_blocks, split * pairs / num_splits * kPairBlocks);
   }
 };
 
-constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once, as a tree
+constexpr int kFanBits = 5, kFanIn = 1 << kFanBits;  // partial results merged at once
 
-// How many splits a request has: up to `few` one for each `blocks` blocks; then twice as many,
-// again and again, as long as each has `longer` times that, and no more than `most` come of it. `most`
-// items of one KV head fill the machine: at most as many in all of a request's tiles, below 32768,
-// and its product with the blocks below 2^31. So as many divisible requests of one length as are a
-// power of two have items that fill it, or nearly, where they have `most` times `blocks` blocks in
-// all. A block has 2^warp_bits warps.
+// Number of splits of a request: one for each `blocks` KV blocks, up to `few`. Beyond that it
+// doubles while each split keeps `longer` times `blocks` blocks, up to `most`. `most` items of one
+// KV head fill the GPU; it is below 32768, its product with a request's blocks below 2^31, and it
+// also limits the splits of all tiles together. So a power-of-two number of equally long divisible
+// requests nearly fills the GPU if together they have `most` * `blocks` blocks. A block has
+// 2^warp_bits warps.
 struct SplitRule {
   int most, blocks, few, longer, warp_bits;
 
@@ -69,18 +69,18 @@ struct SplitRule {
   }
 };
 
-// Where unit i of a split begins, in its pairs of blocks; a share begins with its first unit.
+// First pair of blocks of a split's unit i. A share begins with its first unit.
 KILN_FN int unit_begin(int i, int num_pairs, int warp_bits) {
   return i * num_pairs >> 2 * warp_bits;
 }
-// How many times a split was halved to be such an item.
+// How often a split was halved to get such an item.
 KILN_FN int halvings_of(Part kind) { return max(0, int(kind) - int(Part::split_in_units)); }
-// How many parts the nodes have, as a power of two, in which parts are added up first: those of
-// eight splits, however these are cut, of a divisible request; and kFanIn of any other.
+// log2 of the number of parts under a first-level tree node: the parts of eight splits of a
+// divisible request, however they are cut; kFanIn parts of any other.
 KILN_FN int node_bits_of(Part kind) {
   return kind == Part::split ? kFanBits : 3 + halvings_of(kind);
 }
-// How many units of its item a warp has, and with which of its split it begins.
+// Units of its item that a warp has, and the first of them, counted in the split.
 KILN_FN int units_of_warp(Part kind, int warp_bits) { return 1 << (warp_bits - halvings_of(kind)); }
 KILN_FN int first_unit(Part kind, int part, int warp, int warp_bits) {
   const int halvings = halvings_of(kind), own = part & ((1 << halvings) - 1);
@@ -94,8 +94,8 @@ KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int windo
   x.num_tiles = num_tokens <= kMostTokens ? (num_tokens * group + kTileRows - 1) / kTileRows : 0;
   const int most = max(1, rule.most / max(1, x.num_tiles));
   x.num_splits = max(1, min(rule.splits(x.num_blocks), most));
-  // Rows of half a tile, whose sums a warp has room for thrice; a pair of blocks for each unit; and
-  // whole nodes of eight splits, in which they are added up, or one.
+  // Up to 8 rows, so that a warp has registers for three results; a pair of blocks for each unit;
+  // and whole tree nodes of eight splits, or one node.
   const int shares = x.num_splits << rule.warp_bits;
   x.divisible = num_tokens * group <= kTileRows / 2 &&
                 (x.num_splits <= 8 || x.num_splits % 8 == 0) &&

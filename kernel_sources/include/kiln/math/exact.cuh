@@ -1,10 +1,10 @@
-// Functions whose bits are the same on every GPU and on the host.
+// Functions that give the same bits on every GPU and on the host.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
 namespace kiln {
 
-// 2^x for x <= 1; below -126 it stays 2^-126. Relative error below 8e-8.
+// 2^x for x <= 1; below -126 the result is 2^-126. Relative error below 8e-8.
 KILN_FN float exp2_exact(float x) {
   x = x > -126.0f ? x : -126.0f;
   const float shifted = add_rn(x, 12582912.0f);  // 1.5 * 2^23: rounds to an integer

@@ -1,5 +1,5 @@
 // Reductions over four lanes, a warp or a block, in a fixed order. Every thread gets the result.
-// The maxima drop a NaN, as fmaxf does.
+// The maxima ignore NaN, as fmaxf does.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
@@ -25,8 +25,8 @@ KILN_FN float warp_max(float x) {
   return x;
 }
 
-// Over the block. blockDim.x is a multiple of 32; the order of the additions depends on blockDim.x
-// alone. partial: shared, at least 32 floats; free again at the block's next barrier.
+// Over the block. blockDim.x: a multiple of 32; it alone fixes the order of the additions. partial:
+// shared memory of 32 floats, which may be reused after the block's next barrier.
 KILN_FN float block_sum(float x, float* partial) {
   x = warp_sum(x);
   __syncthreads();  // earlier readers of partial are done

@@ -1,4 +1,4 @@
-// Copies from global to shared memory that go on while the thread computes.
+// Asynchronous copies from global to shared memory (cp.async).
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
@@ -7,19 +7,19 @@ namespace kiln {
 KILN_FN uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 #if __CUDA_ARCH__ >= 800
-// 16 bytes, both sides 16-byte aligned. Unless valid, zeros are written and nothing is read.
+// Copy 16 bytes between 16-byte aligned addresses. If not valid, write zeros and read nothing.
 KILN_FN void copy_async_16(void* to, const void* from, bool valid = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
                :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-// End a group: the copies since the last group.
+// Commit the copies since the last commit as one group.
 KILN_FN void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Wait until no more than the newest N groups of this thread are under way. A barrier must follow
-// before other threads read what this one copied.
+// Wait until at most the newest N groups of this thread are in flight. Other threads may read the
+// copied data only after a barrier.
 template <int N> KILN_FN void copy_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
-#else  // sm_75 copies through registers, at once
+#else  // sm_75 copies synchronously, through registers
 KILN_FN void copy_async_16(void* to, const void* from, bool valid = true) {
   struct alignas(16) Bytes { uint32_t v[4]; } bytes{};
   if (valid) bytes = load_vector<Bytes>(from);

@@ -1,6 +1,6 @@
-// Thread block clusters: blocks that run together and reach each other's shared memory. sm_90 and
-// later. A kernel says KILN_CLUSTER(n, 1, 1), or (1, n, 1), and its grid is a multiple of that;
-// where there are no clusters it means nothing.
+// Thread block clusters (sm_90 and later): blocks that run together and can access each other's
+// shared memory. A kernel declares KILN_CLUSTER(n, 1, 1) or (1, n, 1), and its grid is a multiple
+// of that. On GPUs without clusters the macro is empty.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
@@ -23,8 +23,9 @@ KILN_FN uint32_t cluster_size() {  // in blocks
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
   return r;
 }
-// A barrier over the cluster in two halves, each met by whole warps: what any thread did before it
-// arrived is seen after the wait. A block that a peer may still reach must not end.
+// A cluster barrier in two halves, each called by whole warps. After the wait, all writes before
+// any thread's arrival are visible. A block must not exit while a peer may still access its shared
+// memory.
 KILN_FN void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -33,14 +34,14 @@ KILN_FN void cluster_sync() {
   cluster_arrive();
   cluster_wait();
 }
-// Where the block `rank` of the cluster keeps its own copy of a shared variable.
+// Return the address of a shared variable in block `rank` of the cluster.
 template <class T> KILN_FN T* map_shared(T* p, uint32_t rank) {
   uint64_t r;
   asm("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(p), "r"(rank));
   return reinterpret_cast<T*>(r);
 }
-// Four words that a block of the cluster leaves in another's shared memory, and that one looks for:
-// each is there or is not, and no order holds between them. Who has found one knows that it came.
+// Mailbox accesses to another block's shared memory, four words each. Each word arrives on its own:
+// no order holds between words, and a word that has arrived tells nothing about other data.
 KILN_FN void store_words_cluster(void* p, const uint32_t (&w)[4]) {
   asm volatile("st.relaxed.cluster.v4.u32 [%0], {%1, %2, %3, %4};"
                :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
@@ -51,7 +52,7 @@ KILN_FN void load_words_cluster(uint32_t (&w)[4], const void* p) {
 }
 #else  // ---- host ------------------------------------------------------------------------------
 constexpr bool kClusters = true;
-#define KILN_CLUSTER(x, y, z)  // the host toolchain reads it in the kernel's text
+#define KILN_CLUSTER(x, y, z)  // the host toolchain parses it from the kernel's source
 __forceinline__ uint32_t cluster_rank() { return cuda_host::cluster_rank(); }
 __forceinline__ uint32_t cluster_size() { return cuda_host::cluster_size(); }
 __forceinline__ void cluster_arrive(CUDA_HOST_SITE) { cuda_host::cluster_arrive(site); }

@@ -1,10 +1,10 @@
-// Four e4m3 at once: what quantisation stores, and what an fp8 KV pool feeds to mma.
+// Conversions of four e4m3 at once, for quantisation and for fp8 KV pools.
 #pragma once
 #include "kiln/ptx/mma.cuh"
 
 namespace kiln {
 
-// Four floats as from_float(x, e4m3&) rounds them, the first in the lowest byte.
+// Convert four floats to e4m3, rounded as by from_float(x, e4m3&); x0 is in the lowest byte.
 KILN_FN uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
 #if defined(KILN_ON_GPU) && __CUDA_ARCH__ >= 890
   uint16_t lo, hi;
@@ -24,7 +24,7 @@ KILN_FN uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
 #endif
 }
 
-// Of four bytes the two in the middle in each other's place.
+// Swap the two middle bytes.
 KILN_FN uint32_t swap_middle_bytes(uint32_t four) {
 #ifdef KILN_ON_GPU
   return __byte_perm(four, 0, 0x3120);
@@ -33,9 +33,9 @@ KILN_FN uint32_t swap_middle_bytes(uint32_t four) {
 #endif
 }
 
-// Four e4m3 as pairs of T, exact: the lower two in lo, the upper two in hi. A NaN becomes 0x7fff.
+// Convert four e4m3 to pairs of T, exactly: bytes 0 and 1 in lo, 2 and 3 in hi. NaN becomes 0x7fff.
 template <class T> KILN_FN void unpack_e4m3(uint32_t four, uint32_t& lo, uint32_t& hi);
-// Whether that takes more than an instruction a pair: loops over it are then best left as loops.
+// Whether that takes more than one instruction per pair. Loops over it are then best not unrolled.
 #if defined(KILN_ON_GPU) && __CUDA_ARCH__ < 890
 constexpr bool kLongUnpack = true;
 #else
@@ -55,8 +55,9 @@ template <> KILN_FN void unpack_e4m3<bf16>(uint32_t four, uint32_t& lo, uint32_t
   hi = pack<bf16>(to_float(fp16{uint16_t(pair[1])}), to_float(fp16{uint16_t(pair[1] >> 16)}));
 }
 #else
-// Each byte on top of 16 bits: the bits of T after a shift, but for T's exponent, which a
-// multiplication by a power of two sets right; subnormals too.
+// Without the instruction: a shift turns a byte in the upper half of 16 bits into a T with a wrong
+// exponent. A multiplication by a power of two corrects it, also for subnormals. canonical() then
+// restores the sign and NaN.
 KILN_FN uint32_t canonical(uint32_t bytes, uint32_t scaled) {
   const uint32_t nan = ((bytes & 0x7f007f00) + 0x01000100) & 0x80008000;
   return ((scaled | (bytes & 0x80008000)) & ~nan) | (nan - (nan >> 15));

@@ -1,9 +1,9 @@
-// Memory accesses with an order and a scope, for what threads of different blocks or GPUs share.
+// Memory accesses with an order and a scope, for data that blocks or GPUs share.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
 namespace kiln {
-enum class Scope { gpu, sys };  // who shares it: the threads of one GPU, or other GPUs too
+enum class Scope { gpu, sys };  // shared by threads of one GPU, or of several
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
 #define KILN_LOAD(name, order)                                                                   \
@@ -39,7 +39,7 @@ KILN_STORE(store_release, "release")
 KILN_STORE(store_relaxed, "relaxed")
 KILN_COUNT(arrive, "inc")
 KILN_COUNT(add_acq_rel, "add")
-// The same of some words, each of which is there or is not: no order holds between them.
+// Vector forms: each word is accessed atomically, and no order holds between words.
 KILN_FN void load_words_relaxed(uint32_t (&w)[4], const void* p) {
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
@@ -52,7 +52,7 @@ KILN_FN void store_words_relaxed(void* p, const uint32_t (&w)[4]) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
                :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
-// Ask for the 128 bytes around p to be brought to the L2 cache. A hint: nothing is read.
+// Prefetch the 128-byte line of p into L2. A hint: nothing is read.
 KILN_FN void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
 #undef KILN_LOAD
 #undef KILN_STORE
@@ -66,8 +66,8 @@ __forceinline__ uint32_t host_atomic(cuda_host::Op op, const uint32_t* p, uint32
   return uint32_t(cuda_host::atomic(op, const_cast<uint32_t*>(p), 4, x, 0, order, scope, site));
 }
 
-// What another thread wrote before its store_release is seen after the load_acquire that sees it.
-// Poll with these alone: a loop on a plain load never ends.
+// What a thread writes before its store_release is visible after a load_acquire that reads the
+// stored value. Poll only with these: a loop on a plain load never ends.
 template <Scope S = Scope::gpu>
 __forceinline__ uint32_t load_acquire(const uint32_t* p, CUDA_HOST_SITE) {
   return host_atomic<S>(cuda_host::load, p, 0, cuda_host::acquire, site);
@@ -93,14 +93,14 @@ __forceinline__ void store_words_relaxed(void* p, const uint32_t (&w)[4], CUDA_H
   for (int i = 0; i < 4; ++i) store_relaxed(static_cast<uint32_t*>(p) + i, w[i], site);
 }
 
-// Count 0, 1 ... last, 0, 1 ...; return the old value. Releases what this thread wrote, and the
-// block's threads before a barrier; acquires what the earlier arrivals released.
+// Count 0, 1, .., last, 0, 1, ..; return the old value. Releases this thread's writes, and after a
+// barrier its block's; acquires the writes that earlier arrivals released.
 template <Scope S = Scope::gpu>
 __forceinline__ uint32_t arrive(uint32_t* counter, uint32_t last, CUDA_HOST_SITE) {
   return host_atomic<S>(cuda_host::inc, counter, last, cuda_host::acq_rel, site);
 }
 KILN_FN void prefetch(const void*) {}
-// Add and return the old value, with the order of arrive.
+// Add and return the old value; ordered like arrive.
 template <Scope S = Scope::gpu>
 __forceinline__ uint32_t add_acq_rel(uint32_t* p, uint32_t x, CUDA_HOST_SITE) {
   return host_atomic<S>(cuda_host::add, p, x, cuda_host::acq_rel, site);

@@ -1,5 +1,5 @@
-// Tensor cores: 16 x 8 += 16 x 16 times 16 x 8 by a warp, and how its operands leave shared memory.
-// sm_80 and later. With g = lane / 4 and t = lane % 4, a lane holds pairs of neighbours:
+// Tensor cores (mma, sm_80 and later): a warp adds 16 x 16 times 16 x 8 to 16 x 8.
+// With g = lane / 4 and t = lane % 4, a lane holds pairs of neighbours:
 //   a[0] A[g][2t..], a[1] A[g + 8][2t..], a[2] A[g][2t + 8..], a[3] A[g + 8][2t + 8..]
 //   b0   B[2t..][g], b1   B[2t + 8..][g]
 //   d[0], d[1] D[g][2t..], d[2], d[3] D[g + 8][2t..]
@@ -59,7 +59,7 @@ KILN_MMA(fp16, "f16")
 #undef KILN_MMA
 
 #else  // ---- host ------------------------------------------------------------------------------
-// Two floats rounded to T, as the 32 bits that mma takes; lo in the lower half.
+// Round two floats to T and pack them as mma takes them; lo in the lower half.
 template <class T> __forceinline__ uint32_t pack(float lo, float hi) {
   T a, b;
   from_float(lo, a);
@@ -67,9 +67,9 @@ template <class T> __forceinline__ uint32_t pack(float lo, float hi) {
   return uint32_t(b.bits) << 16 | a.bits;
 }
 
-// Four 8 x 8 tiles of 16-bit elements: lane i gives the address of row i % 8 of tile i / 8, 16-byte
-// aligned, in shared memory, and gets of tile j in r[j] the pair [lane / 4][2 * (lane % 4)..];
-// transposed, the elements [2 * (lane % 4)][lane / 4] and [2 * (lane % 4) + 1][lane / 4].
+// Load four 8 x 8 tiles of 16-bit elements. Lane i gives the address of row i % 8 of tile i / 8 in
+// shared memory, 16-byte aligned. r[j] becomes the pair [lane / 4][2 * (lane % 4)..] of tile j;
+// transposed, elements [2 * (lane % 4)][lane / 4] and [2 * (lane % 4) + 1][lane / 4].
 __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row, CUDA_HOST_SITE) {
   cuda_host::load_matrix(cuda_host::warp_ldmatrix, r, row, site);
 }
@@ -77,8 +77,8 @@ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row, CUDA_H
   cuda_host::load_matrix(cuda_host::warp_ldmatrix_trans, r, row, site);
 }
 
-// Of an 8 x 8 tile of 16-bit elements a lane gives the pair [lane / 4][2 * (lane % 4)..], and gets
-// that of the transposed tile.
+// Transpose an 8 x 8 tile of 16-bit elements. Each lane gives the pair [lane / 4][2 * (lane % 4)..]
+// of the tile, and gets that of the transposed tile.
 __forceinline__ uint32_t transpose_8x8(uint32_t x, CUDA_HOST_SITE) {
   const int lane = int(threadIdx.x % 32), from = lane % 4 * 8 + lane / 8, shift = lane / 4 % 2 * 16;
   const uint32_t first = __shfl_sync(0xffffffffu, x, from, 32, site) >> shift;
@@ -86,7 +86,7 @@ __forceinline__ uint32_t transpose_8x8(uint32_t x, CUDA_HOST_SITE) {
   return (first & 0xffff) | second << 16;
 }
 
-// d += a * b, products exact, sums in float32.
+// d += a * b; products are exact, sums in float32.
 template <class T>
 __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                   CUDA_HOST_SITE);

@@ -1,18 +1,18 @@
-// Two elements of 16 bits at once, in one word, which stays one.
+// Arithmetic on two 16-bit elements in one word.
 #pragma once
 #include "kiln/ptx/mma.cuh"
 
 namespace kiln {
 
-// The products of the pairs a and b, rounded once to T, bf16 or fp16; the same bits as on the host.
+// Elementwise products, rounded once to T (bf16 or fp16); the same bits as on the host.
 template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b);
-// The sums of the pairs, likewise.
+// Elementwise sums, rounded once to T.
 template <class T> KILN_FN uint32_t add_pair(uint32_t a, uint32_t b);
-// The larger magnitude of a's half and of b's, in each half, with NaN above all, and any sign.
+// Elementwise maximum of |a| and |b|. NaN is above all; the result's sign bits are undefined.
 template <class T> KILN_FN uint32_t larger_pair(uint32_t a, uint32_t b);
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
-// Let the compiler forget what it has unpacked from the word: it keeps one register, not two.
+// Make the compiler drop elements unpacked from the word: it keeps one register, not two.
 KILN_FN void forget_unpacked(uint32_t& word) { asm volatile("" : "+r"(word)); }
 #else  // ---- host ------------------------------------------------------------------------------
 KILN_FN void forget_unpacked(uint32_t&) {}
@@ -59,16 +59,16 @@ KILN_LARGER(fp16, KILN_ABS_MAX("f16x2"))
 #endif
 #undef KILN_LARGER
 #else  // ---- host, and sm_75, which has no bf16 arithmetic ------------------------------------
-// f of the halves in float32, rounded to T.
+// Apply f to each half in float32, and round to T.
 template <class T, class F> KILN_FN uint32_t by_half(uint32_t a, uint32_t b, F f) {
   return pack<T>(f(to_float(T{uint16_t(a)}), to_float(T{uint16_t(b)})),
                  f(to_float(T{uint16_t(a >> 16)}), to_float(T{uint16_t(b >> 16)})));
 }
-// A product is exact in float32 but for what is below half of the smallest T: rounded once, too.
+// A product is exact in float32, except below half of the smallest T: it is rounded once, too.
 template <class T> KILN_FN uint32_t mul_pair(uint32_t a, uint32_t b) {
   return by_half<T>(a, b, [](float x, float y) { return mul_rn(x, y); });
 }
-// Sums rounded to float32 and then to T are those rounded once: it has over twice T's digits.
+// Rounding to float32 and then to T equals rounding once: float32 has over twice the digits of T.
 template <class T> KILN_FN uint32_t add_pair(uint32_t a, uint32_t b) {
   return by_half<T>(a, b, [](float x, float y) { return add_rn(x, y); });
 }

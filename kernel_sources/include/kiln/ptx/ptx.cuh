@@ -1,9 +1,8 @@
-// Types, conversions, vectors and exact arithmetic: device body and host body side by side.
-// Files named ptx* alone hold asm or a compiler switch: NVRTC reads the first half, g++ and clang
-// the second. ptx_async: copies to shared memory. ptx_mma: tensor cores. ptx_memory: ordered
-// accesses. ptx_store: wide stores. ptx_fast: approximate arithmetic. ptx_pair: two elements in a
-// word. ptx_warp: reductions in an instruction. ptx_fp8: four e4m3 at once. ptx_launch: dependent
-// launches. ptx_cluster: clusters.
+// Types, conversions, vectors and exact arithmetic, with device and host bodies side by side. Only
+// this folder holds asm and compiler switches: NVRTC compiles the device bodies, g++ and clang the
+// host bodies. async: copies to shared memory. mma, wgmma: tensor cores. memory: ordered accesses.
+// store: wide stores. fast: approximate arithmetic. pair: two elements in a word. warp: reductions.
+// fp8: four e4m3 at once. launch: dependent launches. cluster: clusters.
 #pragma once
 
 #ifdef __CUDACC_RTC__  // ---- device ------------------------------------------------------------
@@ -26,7 +25,7 @@ struct e4m3 { uint8_t bits; };
 KILN_FN uint32_t as_uint(float x) { return __float_as_uint(x); }
 KILN_FN float as_float(uint32_t x) { return __uint_as_float(x); }
 
-// Rounded once to nearest even, and never contracted: the same bits as on the host.
+// Rounded once to nearest even and never contracted: the same bits as on the host.
 KILN_FN float add_rn(float a, float b) { return __fadd_rn(a, b); }
 KILN_FN float sub_rn(float a, float b) { return __fsub_rn(a, b); }
 KILN_FN float mul_rn(float a, float b) { return __fmul_rn(a, b); }
@@ -34,14 +33,14 @@ KILN_FN float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 KILN_FN float rcp_rn(float a) { return __frcp_rn(a); }  // 1 / a, in fewer instructions
 KILN_FN float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 KILN_FN float sqrt_rn(float a) { return __fsqrt_rn(a); }
-// The nearest integer, ties to even; a NaN gives 0, what is too large the nearest there is.
+// The nearest integer, ties to even. NaN gives 0; values out of range saturate.
 KILN_FN int32_t to_int_rn(float x) {
   int32_t y;
   asm("cvt.rni.s32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
 }
 
-// A few units in the last place off, and subnormals are taken for 0; see kiln/math/exact.cuh for exact.
+// A few units in the last place off; subnormals count as 0. math/exact.cuh has an exact 2^x.
 KILN_FN float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -60,7 +59,7 @@ KILN_FN float to_float(fp16 x) {
 }
 KILN_FN void from_float(float x, fp16& y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); }
 
-// sm_75 has no bf16 conversion: round to nearest even by hand, as the host body does.
+// sm_75 has no bf16 conversion: round to nearest even in integers, as the host body does.
 KILN_FN void from_float(float x, bf16& y) {
 #if __CUDA_ARCH__ >= 800
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
@@ -142,14 +141,14 @@ KILN_FN float to_float(float x) { return x; }
 KILN_FN float to_float(bf16 x) { return as_float(uint32_t(x.bits) << 16); }
 KILN_FN void from_float(float x, float& y) { y = x; }
 
-// e4m3: 4 bits of exponent, no infinity, +-448 the largest, 0x7f and 0xff NaN. Its bits in the
-// place of a float's, times 2^(127 - 7), are its value; subnormals too.
+// e4m3: 4 exponent bits, no infinity, largest value +-448, NaN 0x7f and 0xff. Its bits, shifted to
+// where a float has them, times 2^(127 - 7) are its value, also for subnormals.
 KILN_FN float to_float(e4m3 x) {
   const uint32_t a = x.bits & 0x7f;
   const float y = mul_rn(as_float(uint32_t(x.bits & 0x80) << 24 | a << 20), 0x1p120f);
   return a == 0x7f ? as_float(0x7fffffff) : y;
 }
-// Nearest even; what is beyond 448 becomes 448, a NaN 0x7f.
+// Round to nearest even. Magnitudes beyond 448 become 448, NaN becomes 0x7f.
 KILN_FN void from_float(float x, e4m3& y) {
 #if defined(KILN_ON_GPU) && __CUDA_ARCH__ >= 890
   uint16_t pair;
@@ -164,13 +163,13 @@ KILN_FN void from_float(float x, e4m3& y) {
 #endif
 }
 
-// The value that x has once it is stored as T.
+// The value of x after storing it as T.
 template <class T> KILN_FN float round_to(float x) {
   T y;
   from_float(x, y);
   return to_float(y);
 }
 
-// The larger of two, or NaN if one is; fmaxf would drop it.
+// The larger of a and b, or NaN if either is NaN; fmaxf would drop the NaN.
 KILN_FN float max_nan(float a, float b) { return a != a || a > b ? a : b; }
 }  // namespace kiln

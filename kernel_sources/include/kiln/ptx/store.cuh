@@ -1,5 +1,5 @@
-// Stores of 4, 8 or 16 bytes to global memory in one access: of words, and of any struct. A struct's
-// assignment says the same, but NVRTC splits it into words where it loses sight of the alignment.
+// Stores of 4, 8 or 16 bytes to global memory in one instruction. A struct assignment means the
+// same, but NVRTC splits it into words where it cannot prove the alignment.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 

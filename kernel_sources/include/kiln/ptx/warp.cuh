@@ -1,4 +1,4 @@
-// Over a warp in one instruction, where there is one.
+// Warp reductions, in one instruction on GPUs that have it.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 

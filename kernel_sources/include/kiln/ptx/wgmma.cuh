@@ -1,21 +1,21 @@
-// Tensor cores of sm_90a alone: four warps together add 64 x 16 times 16 x N to 64 x N, while their
-// threads go on. Warp w has rows 16 w .. of the result and of an A in registers, each in fragments
-// of mma.cuh. What lies in shared memory is a panel: rows of 128 bytes from a multiple of 1024
-// bytes on, swizzled so that no two of eight rows meet in a bank.
+// Tensor cores of sm_90a (wgmma): four warps add 64 x 16 times 16 x N to 64 x N asynchronously.
+// Warp w holds rows 16 w .. 16 w + 15 of the result, and of A if it is in registers, in the
+// fragments of mma.cuh. Operands in shared memory are panels: rows of 128 bytes that start at a
+// multiple of 1024 bytes, swizzled so that eight rows fall in different banks.
 #pragma once
 #include "kiln/ptx/ptx.cuh"
 
 namespace kiln {
 
-// Where 16 bytes of a row of a panel lie, in bytes.
+// Return the byte offset of a 16-byte chunk of a panel's row.
 KILN_FN int swizzled(int row, int chunk) { return row * 128 + ((chunk ^ row) & 7) * 16; }
-// The next multiple of 1024 bytes.
+// Round p up to a multiple of 1024 bytes.
 KILN_FN unsigned char* panel_begin(unsigned char* p) {
   return p + (1024 - (reinterpret_cast<uint64_t>(p) & 1023) & 1023);
 }
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
-using Panel = uint64_t;  // a descriptor: swizzle of 128 bytes, 8 rows a kilobyte
+using Panel = uint64_t;  // matrix descriptor: 128-byte swizzle, 8 rows in 1024 bytes
 KILN_FN Panel panel(const void* p, int next = 16) {
   const uint64_t address = uint32_t(__cvta_generic_to_shared(p)) >> 4 & 0x3fff;
   return address | uint64_t(next >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
@@ -70,30 +70,30 @@ KILN_WGMMAS(fp16, "f16")
 #undef KILN_WGMMAS
 
 #else  // ---- host ------------------------------------------------------------------------------
-// An operand: where it begins in a panel, and how many bytes on the next panel of it lies, of an
-// operand whose rows are longer than 128 bytes.
+// An operand: where it starts in a panel and, if its rows are longer than 128 bytes, how many bytes
+// further its next panel is.
 using Panel = cuda_host::Panel;
 KILN_FN Panel panel(const void* p, int next = 16) {
   return {static_cast<const unsigned char*>(p), next};
 }
-// End a group: what was begun since the last.
+// Commit the operations since the last commit as one group.
 __forceinline__ void wgmma_commit() { cuda_host::wgmma_commit(); }
-// Comes before the first, and whenever a thread wrote the registers that it takes.
+// Call before the first wgmma, and after a thread writes registers that a wgmma reads.
 __forceinline__ void wgmma_fence() { cuda_host::wgmma_fence(); }
-// Wait until no more than the newest N groups are under way. Before that nobody touches what they
-// take and give.
+// Wait until at most the newest N groups are in flight. Until then, no thread may access their
+// registers.
 template <int N> __forceinline__ void wgmma_wait(CUDA_HOST_SITE) { cuda_host::wgmma_wait(N, site); }
-// What this thread wrote to shared memory may be multiplied once a barrier has told of it.
+// Make this thread's writes to shared memory visible to wgmma; a barrier must follow.
 __forceinline__ void publish_to_wgmma() { cuda_host::publish_to_wgmma(); }
 
 template <class T> constexpr bool kIsBf16 = false;
 template <> constexpr bool kIsBf16<bf16> = true;
-// d = a times b transposed, or with ADD is added to it: 64 and 128 rows of 16 columns.
+// d = a b^T, or with ADD d += a b^T; a has 64 rows and b 128 rows, of 16 columns.
 template <class T, bool ADD>
 __forceinline__ void wgmma(float (&d)[16][4], Panel a, Panel b, CUDA_HOST_SITE) {
   cuda_host::wgmma({kIsBf16<T>, ADD, 16, d, nullptr, a, b}, site);
 }
-// d += a times b, 16 rows of 64 or 128 columns.
+// d += a b; b has 16 rows of 64 or 128 columns.
 template <class T, int N>
 __forceinline__ void wgmma_transposed(float (&d)[N][4], const uint32_t (&a)[4], Panel b,
                                       CUDA_HOST_SITE) {

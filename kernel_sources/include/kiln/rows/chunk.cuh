@@ -1,5 +1,5 @@
-// 16 bytes of T as four words, which stay packed: elements of 16 bits would take a register each.
-// Work on them goes word by word, so that few are unpacked at a time.
+// 16 bytes of T, kept packed as four words: unpacked, each 16-bit element would take a register.
+// Operations go word by word, so that few elements are unpacked at a time.
 #pragma once
 #include "kiln/ptx/pair.cuh"
 #include "kiln/ptx/store.cuh"
@@ -46,7 +46,7 @@ template <class T> struct alignas(16) Chunk {
   }
 };
 
-// Rounded to T, as an addition of T is.
+// Sum, rounded to T.
 template <class T> KILN_FN Chunk<T> add(const Chunk<T>& a, const Chunk<T>& b) {
   Chunk<T> sum;
 #pragma unroll

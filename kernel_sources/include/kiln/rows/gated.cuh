@@ -5,22 +5,22 @@
 
 namespace kiln {
 
-// 1 / (1 + exp(-x)); absolute error below 3e-7. Where exp(-x) overflows the result is 0.
+// 1 / (1 + exp(-x)); absolute error below 3e-7. If exp(-x) overflows, the result is 0.
 KILN_FN float sigmoid(float x) {
   return reciprocal_fast(add_rn(1.0f, exp2_fast(mul_rn(x, -1.4426950408889634f))));
 }
 
-// The functions of torch.nn.functional: silu; gelu with approximate="tanh", in which
-// (1 + tanh(u)) / 2 = sigmoid(2u); and gelu.
+// As in torch.nn.functional: silu; gelu with approximate="tanh", where (1 + tanh(u)) / 2 =
+// sigmoid(2u); and gelu.
 KILN_FN float silu(float x) { return mul_rn(x, sigmoid(x)); }
 KILN_FN float gelu_tanh(float x) {
   const float cube = mul_rn(mul_rn(x, x), x);
   return mul_rn(x, sigmoid(mul_rn(1.5957691216057308f, fma_rn(0.044715f, cube, x))));
 }
 
-// x * P(x) with P the distribution function of the normal distribution: 1 - P(-|x|) where x > 0.
-// log2 of P(-|x|) is fitted where x * P is not below 1e-8 and falls on beyond: the result's error is
-// below 6e-7 * max(|x|, 1), in a third of the instructions that erff takes.
+// x * P(x), where P is the normal distribution function; for x > 0, P(x) = 1 - P(-x). A polynomial
+// is fitted to log2 P(-|x|) where |x| P >= 1e-8; beyond, it keeps falling. The error is below 6e-7
+// * max(|x|, 1), in a third of the instructions of erff.
 KILN_FN float gelu(float x) {
   const float a = as_float(as_uint(x) & 0x7fffffff);
   float log2_p = -4.7329371716021604e-4f;
@@ -33,7 +33,7 @@ KILN_FN float gelu(float x) {
   return mul_rn(x, x > 0.0f ? sub_rn(1.0f, p) : p);
 }
 
-// The product of words of gate and up; y may be one of them.
+// act(gate) * up for words of packed elements; y may be gate or up.
 template <class T, float (*ACTIVATION)(float), int N>
 KILN_FN void act_and_mul(const uint32_t (&gate)[N], const uint32_t (&up)[N], uint32_t (&y)[N]) {
 #pragma unroll

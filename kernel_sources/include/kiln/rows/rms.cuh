@@ -1,7 +1,7 @@
 // y[i] = s[i] / sqrt(mean(s^2) + eps) * (weight_offset + weight[i]), where s is x, or x + residual.
 //
-// Rounded as transformers does. Llama's form, weight_offset 0: the normalised row is rounded to T
-// before the weight multiplies it. Gemma's, weight_offset 1: it is not.
+// Rounding is that of transformers. Llama (weight_offset 0): the normalised row is rounded to T
+// before it is multiplied by the weight. Gemma (weight_offset 1): it is not.
 #pragma once
 #include "kiln/ptx/fast.cuh"
 #include "kiln/rows/rows.cuh"
@@ -50,7 +50,7 @@ KILN_FN Chunk<T> normalise_with_offset(const Chunk<T>& a, float scale, const Chu
   return result;
 }
 
-// One row that has been reduced: s in registers, or still in memory.
+// A row with its scale: s in registers (HeldRmsRow), or to be read again (RmsRow).
 template <class T, int N> struct HeldRmsRow {
   static constexpr bool kHeld = true;
   RowPart<T, N> part, weights;
@@ -89,8 +89,8 @@ template <class T> struct RmsRow {
   }
 };
 
-// 1 / sqrt(x), both rounded to nearest; with one branch for what lies far off. That is brought near
-// by a power of 4, which changes no digit of the result.
+// 1 / sqrt(x), both operations rounded to nearest. One branch leads to the rare x out of the fast
+// functions' range: a power of 4 scales it into the range, and changes no digit of the result.
 KILN_NOINLINE float rare_inverse_root(float x) {
   const bool small = x < 1.0f;
   const float near = rcp_rn_normal(sqrt_rn_normal(mul_rn(x, small ? 0x1p64f : 0x1p-64f)));
@@ -102,10 +102,10 @@ KILN_FN float inverse_root(float x) {
   return rare_inverse_root(x);
 }
 
-// The source of normalised rows. ADD: s = x + residual is rounded to T before anything reads it,
-// and left in residual. inverse_d: 1 / the width of a row. N: chunks of a row that a thread holds,
-// two; with four, each thread does what two do with two, in the same order, and the team is half as
-// many threads. NARROW: what a second chunk takes is left out where there is none.
+// Source of normalised rows. ADD: s = x + residual, rounded to T before its first use, replaces
+// residual. inverse_d: 1 / row width. N: chunks of a row that a thread holds, 2. With 4, half as
+// many threads each do the work of two, in the same order. NARROW: skip the second chunk if no
+// thread has one.
 template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
   static constexpr int kChunks = N;
 
@@ -125,7 +125,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
   KILN_FN void hint(int64_t index, uint32_t size) const {
     hint_part<T, N>(x + index * x_stride, size);
     if (ADD) hint_part<T, N>(residual + index * residual_stride, size);
-    if (index == 0) hint_part<T, N>(weight, size);  // which no kernel wrote lately
+    if (index == 0) hint_part<T, N>(weight, size);  // no recent kernel wrote it
   }
 
   struct Loaded { RowPart<T, N> x, residual, weights; };
@@ -136,7 +136,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
     const Load from_x{part.x, x + index * x_stride};
     if constexpr (ADD) load_parts(size, from_x, Load{part.residual, sums});
     else load_parts(size, from_x);
-    load_parts(size, Load{part.weights, weight});  // in flight with the row, not after its sum
+    load_parts(size, Load{part.weights, weight});  // in flight together with the row
     return part;
   }
   KILN_FN HeldRmsRow<T, N> held_row(int64_t index, uint32_t size, bool narrow,
@@ -160,7 +160,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
     const T* in = x + index * x_stride;
     T* sums = ADD ? residual + index * residual_stride : nullptr;
     float sum = 0.0f, other = 0.0f, of_chunk = 0.0f;
-    bool odd = false;  // the chunk
+    bool odd = false;  // whether the chunk's index is odd
     for_each_element<T>(0, size, [&](int64_t i) {
       T s = in[i];
       if (ADD) from_float(add_rn(to_float(s), to_float(sums[i])), s);
@@ -172,7 +172,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
         of_chunk = 0.0f;
       }
     });
-    // Each thread reads back only what it stored itself.
+    // Each thread rereads only what it stored itself, so no barrier is needed.
     return {ADD ? sums : in, weight, scale_of(sum, other), offset};
   }
 

@@ -1,12 +1,12 @@
-// The rotation of a pair of numbers, in one order of operations for every kernel that does it.
+// Rotation of pairs of numbers, with one order of operations for all kernels.
 #pragma once
 #include "kiln/rows/chunk.cuh"
 #include "kiln/rows/vec.cuh"
 
 namespace kiln {
 
-// (a, b) turned by an angle of cosine c and sine s. Each product is rounded on its own: contracted
-// to a fused multiply-add here and not there, two kernels would differ in the last bit.
+// (a, b) rotated by the angle of cosine c and sine s. Each product is rounded on its own: if only
+// some kernels contracted it to a fused multiply-add, their results would differ in the last bit.
 KILN_FN float turned_first(float a, float b, float c, float s) {
   return sub_rn(mul_rn(a, c), mul_rn(b, s));
 }
@@ -14,7 +14,7 @@ KILN_FN float turned_second(float a, float b, float c, float s) {
   return add_rn(mul_rn(b, c), mul_rn(a, s));
 }
 
-// Cosines and sines of N neighbouring angles, in registers. N is a multiple of 4.
+// Cosines and sines of N consecutive angles, in registers. N: a multiple of 4.
 template <int N> struct Turn {
   Vec<float> cosines[N / 4], sines[N / 4];
 
@@ -25,8 +25,8 @@ template <int N> struct Turn {
       sines[i] = Vec<float>::load(s + i * 4);
     }
   }
-  // Turn the pairs of a and b, by the angles from `first` on. Word by word: one instruction
-  // converts two elements.
+  // Rotate the pairs of a and b by the angles from `first` on. Word by word, because one
+  // instruction converts two elements.
   template <class T> KILN_FN void turn(Chunk<T>& a, Chunk<T>& b, int first) const {
     constexpr int kSize = Word<T>::kSize;
 #pragma unroll

@@ -1,25 +1,25 @@
-// A row shared by a team of threads, each holding its part in registers.
+// A row processed by a team of threads, each holding a part of it in registers.
 //
-// A team is the blockDim.x threads of one threadIdx.y: 16, 32, or a multiple of 128 that is alone
-// in its block. Its size depends on the row's width and type alone, and each thread has the same
-// elements in the same order either way below. So a row's bits depend on nothing else: not on the
-// number of rows, its place among them, its alignment or the grid. A kernel with more to do for a
-// row than to load it may run half of the threads, of which each is two; see double_team_sum.
+// A team is the blockDim.x threads of one threadIdx.y: 16, 32, or a multiple of 128 with one team a
+// block. Its size depends on the row's width and type only, and each thread has the same elements
+// in the same order on both paths below. So a row's bits do not depend on the number of rows, its
+// index, its alignment or the grid. A kernel with much work for a row may run half of the threads,
+// each doing the work of two; see double_team_sum.
 //
-//   held     rows of whole aligned chunks, at most kChunks a thread: read once, all loads at once
-//   general  any width, any alignment: element by element, for each time that the row is needed
+//   held     rows of whole aligned chunks, at most kChunks a thread: read once, all loads in flight
+//   general  any width and alignment: element by element, read again whenever the row is needed
 //
-// A launch of few rows takes as long as its instructions take to be fetched: what is executed on
-// the held way is short, straight and 32 bits wide. What stands behind the branch not taken is free
-// there, but takes time to compile: the general way is as little code as can be.
+// With few rows, most of a launch's time goes to fetching instructions, so the held path is short,
+// straight and uses 32-bit indices. The general path costs it nothing but compile time, so it is as
+// little code as possible.
 //
-// A source has kChunks, the chunks that a thread of its team holds, and load(index, size), which
-// starts to read the thread's part of a held row of `size` elements, 0 for a team without one.
-// held_row(index, size, narrow, loaded) reduces that, and row(index, size) a row that is not held;
-// values() of the first is the thread's part, value_at(i) of the second any element. narrow: no
-// thread has more than one chunk, so that what is done to the others may be left out. A sink has
-// write(index, size, row). All threads of a block come through both, once. Both have
-// misalignment(): 0 modulo 16 where every row may be held.
+// A Source has kChunks, the chunks that a thread holds; load(index, size), which starts to read the
+// thread's part of a held row of `size` elements (0: the team has no row); held_row(index, size,
+// narrow, loaded), which reduces that row; and row(index, size), which reduces a general row. The
+// held row's values() returns the thread's part, the general row's value_at(i) any element. narrow:
+// no thread has more than one chunk, so work on others may be skipped. A Sink has write(index,
+// size, row). All threads of a block call both once. Both have misalignment(): 0 modulo 16 if all
+// rows are aligned for the held path.
 #pragma once
 #include "kiln/rows/chunk.cuh"
 #include "kiln/ptx/memory.cuh"
@@ -30,12 +30,12 @@ namespace kiln {
 
 template <class T, int N> struct RowPart { Chunk<T> chunk[N]; };  // N: 1, 2 or 4
 
-// Where the first chunk of this thread starts, and how far apart its chunks are. Without a sign, so
-// that they are added to an address in one instruction.
+// First element of this thread's first chunk, and elements between its chunks. Unsigned, so that
+// adding one to an address takes one instruction.
 template <class T> KILN_FN uint32_t first_chunk() { return threadIdx.x * Chunk<T>::kSize; }
 template <class T> KILN_FN uint32_t team_span() { return blockDim.x * Chunk<T>::kSize; }
 
-// How far from 16-byte boundaries, modulo 16, with all zero where there is no distance.
+// 0 modulo 16 if the address, and the stride if any, are multiples of 16 bytes.
 template <class T> KILN_FN uint32_t misalignment_of(const T* p) {
   return uint32_t(reinterpret_cast<uint64_t>(p));
 }
@@ -43,14 +43,14 @@ template <class T> KILN_FN uint32_t misalignment_of(const T* first, int64_t stri
   return misalignment_of(first) | uint32_t(stride) * sizeof(T);
 }
 
-// Held: `size` elements, whole chunks. What lies past them is zero, and is not stored.
+// Held path: `size` elements in whole chunks. What follows them is zero, and is not stored.
 template <class T, int N> struct Loading { RowPart<T, N>& part; const T* row; };
 template <class T, int N> KILN_FN void load_chunk(Loading<T, N>& one, int v, bool exists) {
   one.part.chunk[v] = Chunk<T>{};
   if (exists) one.part.chunk[v] = Chunk<T>::load(one.row);
   one.row += team_span<T>();
 }
-// Chunk by chunk, of all parts.
+// Load all parts, interleaved chunk by chunk.
 template <class T, int N, class... More>
 KILN_FN void load_parts(uint32_t size, Loading<T, N> first, More... more) {
   uint32_t i = first_chunk<T>();
@@ -71,7 +71,7 @@ KILN_FN void store_part(const RowPart<T, N>& part, T* row, uint32_t size) {
     if (i < size) part.chunk[v].store(p);
 }
 
-// Ask for this thread's part of a row.
+// Prefetch this thread's part of a row.
 template <class T, int N> KILN_FN void hint_part(const T* row, uint32_t size) {
   uint32_t i = first_chunk<T>();
 #pragma unroll
@@ -79,8 +79,8 @@ template <class T, int N> KILN_FN void hint_part(const T* row, uint32_t size) {
     if (i < size) prefetch(row + i);
 }
 
-// General: f(i) for those of the elements from `begin`, a multiple of the team's span, to `end`
-// that are this thread's, in the order of its chunks.
+// General path: call f(i) for this thread's elements from `begin`, a multiple of the team's span,
+// to `end`, in the order of its chunks.
 template <class T, class F>
 KILN_FN void for_each_element(int64_t begin, int64_t end, const F& f) {
   constexpr int kSize = Chunk<T>::kSize;
@@ -96,7 +96,7 @@ struct Larger {
   KILN_FN static uint32_t of(uint32_t a, uint32_t b) { return a < b ? b : a; }
 };
 
-// What the warps of a team have to say to each other; one for each reduction of a kernel.
+// Shared memory for the warps of a team to exchange results; one for each reduction of a kernel.
 template <class T> struct alignas(16) Partial { T of_warp[32]; };
 
 // The sum over four warps.
@@ -112,8 +112,8 @@ KILN_FN float sum_warps(const Partial<float>& partial, int warps) {
   return x;
 }
 
-// The sum over the team, in every thread; the order depends on the team's size alone. partial:
-// shared.
+// The sum over the team, in every thread. Its order depends on the team's size alone. partial: in
+// shared memory.
 KILN_FN float team_sum(float x, Partial<float>& partial) {
   if (blockDim.x > 16) x = add_rn(x, __shfl_xor_sync(0xffffffffu, x, 16));
 #pragma unroll
@@ -124,8 +124,8 @@ KILN_FN float team_sum(float x, Partial<float>& partial) {
   return sum_warps(partial, int(blockDim.x) / 32);
 }
 
-// The sum over a team of twice the block's threads, of which each is two: x is of the thread, y of
-// the one blockDim.x further. The order is that of team_sum.
+// team_sum for a team of twice the block's threads: x is this thread's value, y that of the thread
+// blockDim.x further, which it replaces. The order is that of team_sum.
 KILN_FN float double_team_sum(float x, float y, Partial<float>& partial) {
   if (blockDim.x == 16) {
     x = add_rn(x, y);
@@ -148,7 +148,7 @@ KILN_FN float double_team_sum(float x, float y, Partial<float>& partial) {
   return sum_warps(partial, 2 * warps);
 }
 
-// The largest over the team, in every thread. partial: shared.
+// The maximum over the team, in every thread. partial: in shared memory.
 KILN_FN uint32_t team_largest(uint32_t x, Partial<uint32_t>& partial) {
   if (blockDim.x <= 16) {
 #pragma unroll 1
@@ -163,24 +163,24 @@ KILN_FN uint32_t team_largest(uint32_t x, Partial<uint32_t>& partial) {
   return warp_largest(32 * lane < blockDim.x ? partial.of_warp[lane] : 0);
 }
 
-// Not inlined: it would take registers from the held way.
+// Not inlined: it would take registers from the held path.
 template <class Source, class Sink>
 KILN_NOINLINE void run_general(Source source, Sink sink, uint32_t row, int64_t size) {
   sink.write(row, size, source.row(row, size));
 }
 
-// What the first blocks of a launch will read is asked for while they wait for the kernel ahead:
-// source.hint(index, size), by a thread for each line of the cache. Later blocks do not wait, and
-// would gain nothing; more hints than these delay what the first blocks read.
+// Prefetch what the first blocks of a launch will read, while they wait for the kernel ahead:
+// source.hint(index, size), one thread for each cache line. Later blocks do not wait and gain
+// nothing; more prefetches would delay the first blocks' reads.
 template <class T, class Source>
 KILN_FN void hint_rows(const Source& source, int64_t rows, int64_t d) {
-  constexpr uint32_t kWaiting = 264;  // two a multiprocessor of a large GPU
+  constexpr uint32_t kWaiting = 264;  // two for each SM of a large GPU
   const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
   const bool mine = blockIdx.x < kWaiting && row < uint32_t(rows);
   if (mine && threadIdx.x % 8 == 0) source.hint(row, uint32_t(d));
 }
 
-// The block's rows from source to sink. Fewer than 2^31 rows.
+// Process the block's rows, from source to sink. Fewer than 2^31 rows.
 template <class T, class Source, class Sink>
 KILN_FN void run_rows(const Source& source, const Sink& sink, int64_t rows, int64_t d) {
   const uint32_t row = blockIdx.x * blockDim.y + threadIdx.y;
@@ -189,7 +189,7 @@ KILN_FN void run_rows(const Source& source, const Sink& sink, int64_t rows, int6
   const bool fits = uint64_t(d) <= Source::kChunks * team_span<T>();
   const bool held = uint32_t(odd % 16 == 0) & uint32_t(fits);  // one branch, not two
   const uint32_t size = held && mine ? uint32_t(d) : 0;
-  const auto loaded = source.load(row, size);  // under way before the first branch
+  const auto loaded = source.load(row, size);  // in flight before the first branch
   if (held) {
     const bool narrow = uint32_t(d) <= team_span<T>();
     sink.write(row, size, source.held_row(row, size, narrow, loaded));
@@ -198,7 +198,7 @@ KILN_FN void run_rows(const Source& source, const Sink& sink, int64_t rows, int6
   }
 }
 
-// The sink that stores rows as they are.
+// A sink that stores rows unchanged.
 template <class T> struct StoreRows {
   T* out;
   int64_t stride;

@@ -4,7 +4,7 @@
 
 namespace kiln {
 
-// N elements of T, 16 bytes unless told otherwise, that move in one memory access.
+// N elements of T that move in one memory access; 16 bytes by default.
 template <class T, int N = 16 / int(sizeof(T))> struct alignas(N * sizeof(T)) Vec {
   static constexpr int kSize = N;
   static_assert(N * sizeof(T) <= 16, "one memory access moves at most 16 bytes");
@@ -21,7 +21,7 @@ template <class T> KILN_FN bool is_vector_aligned(const T* p) {
   return reinterpret_cast<uint64_t>(p) % 16 == 0;
 }
 
-// How many leading elements of a row of `size` can move as vectors: all but the odd tail when
+// Return how many leading elements of a row of `size` can move as vectors: all but the remainder if
 // every pointer is 16-byte aligned, else none.
 template <class T, class... P> KILN_FN int64_t vector_prefix(int64_t size, const P*... rows) {
   const bool aligned = (is_vector_aligned(rows) && ...);
