@@ -38,7 +38,7 @@ def test_memory_is_refused_where_the_number_of_blocks_is_set(other):
 
 def test_an_engine_refuses_it_before_it_loads_weights():
     loaded = []
-    with pytest.raises(ConfigError, match="gpu_memory_utilization=0.5"):
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.5"):
         LLM(
             str(DEMO_FOLDER),
             device="cpu",
