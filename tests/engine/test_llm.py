@@ -26,7 +26,7 @@ def llm(runner, tokenizer_folders):
 
 
 def is_idle(llm):
-    llm.core.scheduler.pool.check_integrity()
+    llm.core.scheduler.kv.pool.check_integrity()
     return not llm.core.has_work and llm.core.stats().kv_blocks_used == 0
 
 

@@ -12,6 +12,7 @@ from kiln.engine.batch import StepOutput
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import RequestError
 from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.kv.manager import KVManager
 from kiln.engine.request import NewRequest
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.scheduler import Scheduler
@@ -29,8 +30,7 @@ def greedy(**params):
 def make(runner, eos=EOS, seed=0, **config):
     return Scheduler(
         SchedulerConfig(**config),
-        BlockPool(runner.num_blocks),
-        block_size=runner.block_size,
+        KVManager(BlockPool(runner.num_blocks), runner.block_size),
         max_model_len=runner.max_model_len,
         eos_token_ids=eos,
         seed=seed,
@@ -38,9 +38,9 @@ def make(runner, eos=EOS, seed=0, **config):
 
 
 def check_invariants(scheduler):
-    scheduler.pool.check_integrity()
+    scheduler.kv.pool.check_integrity()
     held = [block for request in scheduler.running for block in request.block_ids]
-    assert len(held) == len(set(held)) == scheduler.pool.num_held
+    assert len(held) == len(set(held)) == scheduler.kv.pool.num_held
     assert all(not request.block_ids for request in scheduler.waiting)
 
 
@@ -65,7 +65,7 @@ def run_all(scheduler, runner, limit=20_000):
     tokens, reasons = {}, {}
     for _ in range(limit):
         if not scheduler.has_work:
-            assert scheduler.pool.num_held == 0
+            assert scheduler.kv.pool.num_held == 0
             return tokens, reasons
         batch, outputs = step(scheduler, runner)
         assert batch.requests, "work, but an empty step"
@@ -176,7 +176,7 @@ def test_aborts_at_any_moment_free_everything_and_disturb_nobody(
             assert token.request_id not in aborted
             tokens.setdefault(token.request_id, []).extend(token.token_ids)
         check_invariants(scheduler)
-    assert scheduler.pool.num_held == 0
+    assert scheduler.kv.pool.num_held == 0
     for new in news:
         expected = alone(fake_runner, new)[0][new.request_id]
         got = tokens.get(new.request_id, [])
