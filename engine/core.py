@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
 from kiln.engine.config import EngineConfig
@@ -15,6 +15,9 @@ from kiln.engine.kv.manager import KVManager
 from kiln.engine.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.request import NewRequest, TokenOutput
 from kiln.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from kiln.engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ class EngineCore:
         eos: frozenset[int] | None = None,
     ) -> None:
         self.config = config
-        self.runner = _load(config, progress) if runner is None else runner
+        self.runner = load_runner(config, progress) if runner is None else runner
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
         self.scheduler = Scheduler(
@@ -188,10 +191,11 @@ def _blame(row: ScheduledRequest, error: Exception) -> str:
     return f"request {row.request_id!r} failed in the engine, which goes on: {what}"
 
 
-def _load(config: EngineConfig, progress: Progress | None) -> Runner:
-    """Load the model that a config names."""
+def load_runner(config: EngineConfig, progress: Progress | None) -> ModelRunner:
+    """Load the model that a config names, and try it out."""
     # Imported here so that everything else about the core can be used, and tested, without torch.
     from kiln.engine.runner.model_runner import ModelRunner
 
-    runner: Runner = ModelRunner(config, progress=progress)
+    runner = ModelRunner(config, progress)
+    runner.try_out(progress)
     return runner

@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 @pytest.fixture
 def runner(fake_runner, monkeypatch):
     made = fake_runner(num_blocks=128, vocab_size=400)
-    monkeypatch.setattr(core_module, "_load", lambda config, progress: made)
+    monkeypatch.setattr(core_module, "load_runner", lambda config, progress: made)
     return made
 
 
