@@ -117,6 +117,14 @@ def test_n_answers_differ_and_their_seeds_follow_each_other(llm, seed):
         assert only(llm.generate([[1, 2]], single)).token_ids == answer
 
 
+def test_the_same_seed_is_used_for_each_prompt(llm):
+    params = SamplingParams(n=2, seed=7, max_tokens=6, ignore_eos=True)
+    outputs = llm.generate([[1, 2], [3], [1, 2]], params)
+    assert [[one.seed for one in output.outputs] for output in outputs] == [[7, 8]] * 3
+    first, _, again = ([one.token_ids for one in output.outputs] for output in outputs)
+    assert first == again
+
+
 def test_a_seedless_batch_is_reproducible_in_a_new_engine(runner, tokenizer_folders):
     def answers(seed):
         llm = LLM(str(tokenizer_folders["byte-level"]), block_size=4, seed=seed)

@@ -364,6 +364,26 @@ def test_tokens_are_counted_for_penalties_and_for_nothing_else(fake_runner):
         scheduler.commit(batch, runner.run(batch))
 
 
+def test_a_preempted_request_keeps_its_counts(fake_runner):
+    runner = fake_runner(num_blocks=6, block_size=4)
+    scheduler = make(runner)
+    for name in "ab":
+        params = greedy(max_tokens=12, frequency_penalty=0.5)
+        scheduler.add(NewRequest(name, [1] * 7, params))
+    by_name = {request.request_id: request for request in scheduler.waiting}
+    counted = 0
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        for row in batch.requests:
+            request = by_name[row.request_id]
+            output = request.token_ids[7:]
+            assert row.token_counts == {token: output.count(token) for token in (1, *output)}
+            counted += bool(output) and request.num_preemptions > 0
+        scheduler.commit(batch, runner.run(batch))
+    assert scheduler.num_preemptions > 0
+    assert counted > 0
+
+
 def test_logprobs_go_out_with_their_token(fake_runner):
     runner = fake_runner()
     scheduler = make(runner)

@@ -167,6 +167,22 @@ def test_penalties_and_biases_act_through_the_counts_of_the_request():
     assert [token.token_id for token in sample(logits.expand(3, 4), mixed)] == [0, 0, 0]
 
 
+def test_a_bias_is_added_before_the_repetition_penalty_divides():
+    logits = torch.tensor([[2.0, 3.0, -1.0]])
+    row = request(temperature=0, repetition_penalty=2.0, logit_bias={0: 6.0})
+
+    def token(counts, *bias):
+        params = row.params.replace(logit_bias=dict(bias))
+        return sample(logits, [replace(row, params=params, token_counts=counts)])[0].token_id
+
+    assert token({0: 1}, (0, 5.0)) == 0  # (2 + 5) / 2 = 3.5; 2 / 2 + 5 would win as well
+    assert token({0: 1}, (0, 3.5)) == 1  # (2 + 3.5) / 2 = 2.75; 2 / 2 + 3.5 would win
+    assert token({}, (0, 1.5)) == 0  # a biased token that was not seen is not penalised
+    assert token({1: 0}, (0, 0.0)) == 0  # a token of the prompt is, without a bias too
+    assert token({2: 1, 1: 3}, (2, 2.5)) == 0  # 2 against 3 / 2 and (-1 + 2.5) / 2
+    assert token({2: 0, 0: 0, 1: 0}, (2, 0.5)) == 1  # 1, 1.5 and -0.5 * 2
+
+
 def test_logprobs_ignore_penalties():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
     row = replace(
