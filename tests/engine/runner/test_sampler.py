@@ -179,6 +179,7 @@ def test_a_bias_is_added_before_the_repetition_penalty_divides():
     assert token({0: 1}, (0, 3.5)) == 1  # (2 + 3.5) / 2 = 2.75; 2 / 2 + 3.5 would win
     assert token({}, (0, 1.5)) == 0  # a biased token that was not seen is not penalised
     assert token({1: 0}, (0, 0.0)) == 0  # a token of the prompt is, without a bias too
+    assert token({1: 0}, (0, 3.0)) == 0  # each bias goes to its own token
     assert token({2: 1, 1: 3}, (2, 2.5)) == 0  # 2 against 3 / 2 and (-1 + 2.5) / 2
     assert token({2: 0, 0: 0, 1: 0}, (2, 0.5)) == 1  # 1, 1.5 and -0.5 * 2
 
