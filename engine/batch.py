@@ -46,7 +46,8 @@ class Batch:
 class SampledToken:
     """The token drawn for one request, with its log-probabilities if they were asked for.
 
-    ``error`` is set instead of a meaningful token when the row held NaN or no finite logit.
+    ``error`` is set instead of a meaningful token when the row failed: it held NaN or no finite
+    logit, or its request alone makes the step raise.
     """
 
     request_id: str
@@ -57,6 +58,6 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The tokens drawn in a step: one for each scheduled request with ``samples``, in order."""
+    """What a step drew: a token for each request with ``samples``, an error for any that failed."""
 
     tokens: tuple[SampledToken, ...]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from kiln.engine.batch import Batch, StepOutput
+from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
 from kiln.engine.config import EngineConfig
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.kv.manager import KVManager
 from kiln.engine.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.request import NewRequest, TokenOutput
 from kiln.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from kiln.engine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
 
@@ -66,13 +73,12 @@ class EngineCore:
         eos: frozenset[int] | None = None,
     ) -> None:
         self.config = config
-        self.runner = _load(config, progress) if runner is None else runner
+        self.runner = load_runner(config, progress) if runner is None else runner
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
         self.scheduler = Scheduler(
             config.scheduler,
-            BlockPool(self.runner.num_blocks),
-            block_size=config.kv.block_size,
+            KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,
             seed=config.model.seed,
@@ -119,14 +125,35 @@ class EngineCore:
     def step(self) -> list[TokenOutput]:
         """Compute one batch and return what it gave each request, finished ones included.
 
-        What the runner raises goes through; the requests then still stand as before the step.
+        A request that makes the runner raise ends with finish reason "error"; the others get their
+        tokens. Raises DeviceError when the device fails for good.
         """
         batch = self.scheduler.schedule()
         if not batch.requests:
             return []
-        outputs = self.scheduler.commit(batch, self.runner.run(batch))
+        outputs = self.scheduler.commit(batch, StepOutput(self._run(batch)))
         self._count(batch, outputs)
         return outputs
+
+    def _run(self, batch: Batch) -> tuple[SampledToken, ...]:
+        """Run a batch; if that raises, each half of it, down to the requests that are to blame.
+
+        A row may run again: it writes the same keys and values to the same slots, and a draw
+        depends on its seed and position alone.
+        """
+        rows = batch.requests
+        try:
+            return self.runner.run(batch).tokens
+        except DeviceError:
+            raise
+        except Exception as error:
+            if len(rows) == 1:
+                logger.exception("request %r failed and ends", rows[0].request_id)
+                return (SampledToken(rows[0].request_id, 0, error=_blame(rows[0], error)),)
+            logger.warning("a step of %d requests failed, halving it: %r", len(rows), error)
+        # Not in the handler above: the error holds on to the memory of the step that failed.
+        middle = len(rows) // 2
+        return self._run(Batch(rows[:middle])) + self._run(Batch(rows[middle:]))
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
@@ -134,8 +161,8 @@ class EngineCore:
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            kv_blocks_used=scheduler.pool.num_held,
-            kv_blocks_total=scheduler.pool.num_blocks,
+            kv_blocks_used=scheduler.kv.pool.num_held,
+            kv_blocks_total=scheduler.kv.pool.num_blocks,
             preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
@@ -145,8 +172,9 @@ class EngineCore:
     def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:
         self._steps += 1
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        answered = {output.request_id for output in outputs if output.token_ids}
         for row in batch.requests:
-            if row.samples and row.num_output_tokens == 0:
+            if row.request_id in answered and row.num_output_tokens == 0:
                 self._prompt_tokens += row.num_computed_tokens + len(row.token_ids)
 
     def _check_vocabulary(self, token_ids: Sequence[int], name: str) -> None:
@@ -158,10 +186,16 @@ class EngineCore:
             )
 
 
-def _load(config: EngineConfig, progress: Progress | None) -> Runner:
-    """Load the model that a config names."""
+def _blame(row: ScheduledRequest, error: Exception) -> str:
+    what = str(error) if isinstance(error, KilnError) else f"{type(error).__name__}: {error}"
+    return f"request {row.request_id!r} failed in the engine, which goes on: {what}"
+
+
+def load_runner(config: EngineConfig, progress: Progress | None) -> ModelRunner:
+    """Load the model that a config names, and try it out."""
     # Imported here so that everything else about the core can be used, and tested, without torch.
     from kiln.engine.runner.model_runner import ModelRunner
 
-    runner: Runner = ModelRunner(config, progress=progress)
+    runner = ModelRunner(config, progress)
+    runner.try_out(progress)
     return runner

@@ -6,6 +6,7 @@ KilnError
 │   └── SealedCacheError   the kernel cache is sealed, and a kernel of the model is not in it
 ├── RequestError     one request is invalid; it never reaches the engine
 │   └── QueueFullError   the request is fine, but too many wait already
+├── DeviceError      the device fails every call from now on; only a new process can use it
 └── EngineDeadError  the engine process is gone or frozen
 """
 
@@ -38,6 +39,10 @@ class RequestError(KilnError):
 
 class QueueFullError(RequestError):
     """Too many requests wait already; the same request may be accepted later."""
+
+
+class DeviceError(KilnError):
+    """The device fails every call from now on; only a new process can use it again."""
 
 
 class EngineDeadError(KilnError):

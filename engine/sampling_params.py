@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kiln.engine.errors import RequestError
 
+MAX_COUNT = 2**31 - 1  # of every integer but a seed: the messages and the kernels hold it
+MAX_SEED = 2**63 - 1
+MAX_ANSWERS = 8
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 256  # characters of one stop string: it bounds how much text is held back
-MAX_SEED = 2**63 - 1
-MAX_BIASES = 1024
+MAX_STOP_STRING_CHARS = 256  # it bounds how much text is held back
+MAX_STOP_TOKEN_IDS = 1024  # each of them is an edited token of every step before min_tokens
+MAX_LOGIT_BIAS = 1024  # entries
 MAX_BIAS = 100.0  # OpenAI's range
+MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 2.0  # OpenAI's range
+MIN_REPETITION_PENALTY = 0.01  # a much smaller one makes logits infinite
+MAX_REPETITION_PENALTY = 10.0
+_SHOWN_BITS = 256  # of an integer in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +63,41 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         self._check_types()
-        self._check("temperature", 0 <= self.temperature <= 100, "between 0 and 100")
+        self._check_within("temperature", 0.0, MAX_TEMPERATURE)
         self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
-        self._check("top_k", self.top_k >= -1, "-1 or 0 (every token) or a positive count")
-        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        counts = f"-1 or 0 (every token) or a count, at most {MAX_COUNT}"
+        self._check("top_k", -1 <= self.top_k <= MAX_COUNT, counts)
+        self._check_within("min_p", 0, 1)
         for name in ("presence_penalty", "frequency_penalty"):
-            self._check(name, -2 <= getattr(self, name) <= 2, "between -2 and 2")
-        fits = 0 < self.repetition_penalty <= 10
-        self._check("repetition_penalty", fits, "above 0 and at most 10")
-        self._check_biases()
-        self._check("n", 1 <= self.n <= 8, "between 1 and 8")
-        self._check("min_tokens", self.min_tokens >= 0, "0 or more")
+            self._check_within(name, -MAX_PENALTY, MAX_PENALTY)
+        self._check_within("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+        self._check_within("n", 1, MAX_ANSWERS)
+        self._check_at_least("min_tokens", 0)
         if self.max_tokens is not None:
-            self._check("max_tokens", self.max_tokens >= 1, "1 or more")
+            self._check_at_least("max_tokens", 1)
             self._check("min_tokens", self.min_tokens <= self.max_tokens, "at most max_tokens")
         if self.seed is not None:
             self._check("seed", -MAX_SEED <= self.seed <= MAX_SEED, "a 64-bit integer")
         if self.logprobs is not None:
             self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
-        self._check("stop", len(stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
-        fits = all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in stop)
-        self._check("stop", fits, f"strings of 1 to {MAX_STOP_LENGTH} characters")
-        ids = all(type(i) is int and i >= 0 for i in self.stop_token_ids or ())
-        self._check("stop_token_ids", ids, "a list of token ids, 0 or more")
+        self._check_lists()
 
-    def _check_biases(self) -> None:
-        biases = self.logit_bias
-        fits = biases is None or (isinstance(biases, Mapping) and len(biases) <= MAX_BIASES)
-        self._check("logit_bias", fits, f"a map of at most {MAX_BIASES} token ids")
-        fits = all(type(token) is int and token >= 0 for token in biases or ())
-        self._check("logit_bias", fits, "a map from token ids, 0 or more")
-        fits = all(_is_number(bias) and abs(bias) <= MAX_BIAS for bias in (biases or {}).values())
+    def _check_lists(self) -> None:
+        """Check lengths before elements: a list may be as long as a body may be."""
+        stop, ids, biases = self.stop_strings, self.stop_token_ids or (), self.logit_bias
+        self._check("stop", len(stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
+        fits = all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in stop)
+        self._check("stop", fits, f"strings of 1 to {MAX_STOP_STRING_CHARS} characters")
+        fits = len(ids) <= MAX_STOP_TOKEN_IDS
+        self._check("stop_token_ids", fits, f"at most {MAX_STOP_TOKEN_IDS} token ids")
+        wanted = f"token ids, 0 to {MAX_COUNT}"
+        self._check("stop_token_ids", all(map(_is_token_id, ids)), f"a list of {wanted}")
+        if biases is None:
+            return
+        fits = isinstance(biases, Mapping) and len(biases) <= MAX_LOGIT_BIAS
+        self._check("logit_bias", fits, f"a map of at most {MAX_LOGIT_BIAS} token ids")
+        self._check("logit_bias", all(map(_is_token_id, biases)), f"a map from {wanted}")
+        fits = all(_is_number(bias) and abs(bias) <= MAX_BIAS for bias in biases.values())
         self._check("logit_bias", fits, "a map to numbers between -100 and 100")
 
     def _check_types(self) -> None:
@@ -98,9 +111,17 @@ class SamplingParams:
             value = getattr(self, name)
             self._check(name, value is None or type(value) is int, "an integer or null")
 
+    def _check_within(self, name: str, least: float, most: float) -> None:
+        fits = least <= getattr(self, name) <= most
+        self._check(name, fits, f"between {least:.10g} and {most:.10g}")
+
+    def _check_at_least(self, name: str, least: int) -> None:
+        self._check(name, getattr(self, name) >= least, f"{least} or more")
+        self._check(name, getattr(self, name) <= MAX_COUNT, f"at most {MAX_COUNT}")
+
     def _check(self, name: str, fine: bool, wanted: str) -> None:
         if not fine:
-            shown = repr(getattr(self, name))[:80]
+            shown = _shown(getattr(self, name))
             raise RequestError(f"{name} must be {wanted}, got {shown}", param=name)
 
     @property
@@ -131,3 +152,14 @@ class SamplingParams:
 def _is_number(value: object) -> bool:
     """Whether a value is a number: not a bool, not NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _is_token_id(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _shown(value: object) -> str:
+    """Return a value as text of at most 80 characters, whatever its size."""
+    if type(value) is int and value.bit_length() > _SHOWN_BITS:  # Python may refuse to print it
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)[:80]

@@ -21,14 +21,14 @@ from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import QueueFullError, RequestError
 from kiln.engine.finish import banned_token_ids, finish_reason, stop_reason, stop_token_ids
-from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.kv.manager import KVManager
 from kiln.engine.request import NewRequest, Request, TokenOutput
 
 SEED_BITS = 53  # of a seed that is drawn: any JSON reader takes it exactly
 
 
 class Scheduler:
-    """The requests in flight, their blocks, and the choice of what runs next.
+    """The requests in flight, and the choice of what runs next.
 
     ``max_model_len`` is the context in tokens; the pool bounds it too, since a request must be
     able to finish when it runs alone. ``seed`` makes the seeds of requests that name none
@@ -38,20 +38,17 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        pool: BlockPool,
+        kv: KVManager,
         *,
-        block_size: int,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         seed: int = 0,
     ) -> None:
         self.config = config
-        self.pool = pool
-        self.block_size = block_size
+        self.kv = kv
         self.eos_token_ids = eos_token_ids
-        self.capacity = pool.num_blocks * block_size  # tokens
         # The last token of an answer is never computed, so it needs no slot.
-        self.max_total_tokens = min(max_model_len, self.capacity + 1)
+        self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
@@ -69,11 +66,11 @@ class Scheduler:
         """Refuse a request that could never run. Raises RequestError."""
         if new.request_id in self._requests:
             raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
-        prompt = len(new.prompt_token_ids)
-        if prompt > self.capacity:
+        prompt, kv = len(new.prompt_token_ids), self.kv
+        if prompt > kv.capacity:
             raise RequestError(
-                f"the prompt has {prompt} tokens, the KV pool holds {self.capacity} "
-                f"({self.pool.num_blocks} blocks of {self.block_size}): shorten it, or serve with "
+                f"the prompt has {prompt} tokens, the KV pool holds {kv.capacity} "
+                f"({kv.pool.num_blocks} blocks of {kv.block_size}): shorten it, or serve with "
                 "more blocks",
                 "prompt",
             )
@@ -133,13 +130,19 @@ class Scheduler:
     def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
         """Record what a step gave: append tokens, finish requests, free their blocks.
 
-        A request that was aborted since the batch was made is passed over.
+        A row that failed ends its request, whether it was to draw a token or not. A request that
+        was aborted since the batch was made is passed over.
         """
         sampled = {token.request_id: token for token in output.tokens}
         in_flight, self._in_flight = self._in_flight, []
         outputs = []
         for row, request in zip(batch.requests, in_flight, strict=True):
             if self._requests.get(row.request_id) is not request:
+                continue
+            token = sampled.get(row.request_id)
+            if token is not None and token.error is not None:
+                self._release(request)
+                outputs.append(TokenOutput(row.request_id, [], "error", message=token.error))
                 continue
             request.num_computed_tokens += len(row.token_ids)
             if row.samples:
@@ -165,8 +168,7 @@ class Scheduler:
             request = self.waiting[0]
             # All of its tokens must fit now, though only a chunk of them takes blocks, and each
             # running request keeps a spare: else it would be preempted before it drew a token.
-            wanted = self._blocks_for(len(request.token_ids)) + len(self.running)
-            if self.running and wanted > self.pool.num_free:
+            if self.running and not self.kv.fits(len(request.token_ids), len(self.running)):
                 break
             row = self._row(request, budget)
             assert row is not None, "at least one block is free, as checked or as nobody runs"
@@ -178,15 +180,10 @@ class Scheduler:
     def _row(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Describe a request's share of the step and take its blocks; None if no token fits."""
         start, length = request.num_computed_tokens, len(request.token_ids)
-        count = min(length - start, allowance, self.max_chunk_tokens)
-        room = len(request.block_ids) * self.block_size - start
-        if count > room:
-            count = min(count, room + self.pool.num_free * self.block_size)
-            missing = self._blocks_for(start + count) - len(request.block_ids)
-            blocks = self.pool.allocate(missing) if count > 0 else None
-            if blocks is None:
-                return None
-            request.block_ids += blocks
+        wanted = min(length - start, allowance, self.max_chunk_tokens)
+        count = min(wanted, self.kv.room(request) - start)
+        if count <= 0 or not self.kv.extend(request, start + count):
+            return None
         self._in_flight.append(request)
         return ScheduledRequest(
             request_id=request.request_id,
@@ -201,13 +198,10 @@ class Scheduler:
             token_counts=request.token_counts,
         )
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
     def _preempt(self, request: Request) -> None:
         """Send the newest running request back to the head of the queue, without its blocks."""
         self.running.remove(request)
-        self._free_blocks(request)
+        self.kv.release(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -215,9 +209,6 @@ class Scheduler:
 
     def _accept(self, request: Request, sampled: SampledToken) -> TokenOutput:
         """Append a drawn token to its request and finish the request if it is the last."""
-        if sampled.error is not None:
-            self._release(request)
-            return TokenOutput(request.request_id, [], "error", message=sampled.error)
         request.token_ids.append(sampled.token_id)
         if request.params.penalizes:
             counts, token = request.token_counts, sampled.token_id
@@ -239,8 +230,4 @@ class Scheduler:
         del self._requests[request.request_id]
         if request in self.running:
             self.running.remove(request)
-        self._free_blocks(request)
-
-    def _free_blocks(self, request: Request) -> None:
-        self.pool.free(request.block_ids)
-        request.block_ids = []  # a new list: the batch that runs now still reads the old one
+        self.kv.release(request)

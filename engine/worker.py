@@ -24,10 +24,9 @@ import zmq
 from kiln.cache.env import EnvError
 from kiln.engine import wire
 from kiln.engine.config import EngineConfig
-from kiln.engine.errors import KilnError, ModelError, RequestError
+from kiln.engine.errors import KilnError, RequestError
 from kiln.engine.process import outputs_address, requests_address
 from kiln.engine.request import NewRequest, TokenOutput
-from kiln.engine.sampling_params import SamplingParams
 from kiln.jit_kernels.errors import KernelError
 
 _IDLE_POLL = 1000  # milliseconds asleep on the socket; a message wakes it at once
@@ -85,7 +84,10 @@ class Worker:
         self._outbox.send(self._encode(message), zmq.NOBLOCK)
 
     def serve(self, core: Core) -> None:
-        """Answer requests until told to stop. An error of the core ends the loop and is raised."""
+        """Answer requests until told to stop.
+
+        The core contains what one request causes; any error that it raises ends the loop.
+        """
         while not self._stopping:
             self._receive(core, 0 if core.has_work else _IDLE_POLL)
             if core.has_work:
@@ -188,8 +190,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     # Here and not above: these imports take seconds, and whoever waits is told what for.
     import torch
 
-    from kiln.engine.core import EngineCore
-    from kiln.engine.runner.model_runner import ModelRunner
+    from kiln.engine.core import EngineCore, load_runner
     from kiln.jit_kernels.choose import choice
     from kiln.jit_kernels.ready import ready_guard
     from kiln.jit_kernels.registry import families
@@ -199,7 +200,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     # A core stays for the API process: torch's threads wait for the slowest of them at each op.
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
-    runner = ModelRunner(config, progress)
+    runner = load_runner(config, progress)
     kernels = dict.fromkeys(families(), f"{settings().cpu_kernels}: on the CPU")
     if runner.device.type == "cuda":
         choices = map(choice, families())
@@ -211,24 +212,8 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
         device=str(runner.device),
         kernels=kernels,
     )
-    core = EngineCore(config, runner=runner)
-    _try_out(core, progress)
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
-    return core, info
-
-
-def _try_out(core: Core, progress: Progress) -> None:
-    """Run one short request, so that what cannot run is found now and not by the first client.
-
-    Raises ModelError when it fails, and what a kernel raises.
-    """
-    progress("first step", 0, 1)
-    core.add(NewRequest("first step", [0], SamplingParams(max_tokens=1, seed=0)))
-    while core.has_work:
-        for output in core.step():
-            if output.finish_reason == "error":
-                raise ModelError(f"the model's first step failed: {output.message}")
-    progress("first step", 1, 1)
+    return EngineCore(config, runner=runner), info
 
 
 def main(arguments: list[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from kiln.engine.config import KVConfig
@@ -11,28 +13,51 @@ from kiln.engine.kv.pool import KVShape
 _GIB = 2**30
 
 
-def size_pool(config: KVConfig, shape: KVShape, device: torch.device, max_model_len: int) -> int:
+def size_pool(
+    config: KVConfig,
+    shape: KVShape,
+    device: torch.device,
+    max_model_len: int,
+    step_bytes: int = 0,
+) -> int:
     """Return the number of blocks: as set, or what memory holds once the weights are loaded.
 
-    Raises ConfigError when one request of ``max_model_len`` tokens would not fit.
+    On a GPU, ``step_bytes`` are left free for what a step takes besides weights and pool. Raises
+    ConfigError when one request of ``max_model_len`` tokens would not fit.
     """
     num_blocks = config.num_blocks
     if num_blocks is None:
         block_bytes = shape.bytes_per_token * config.block_size
-        num_blocks = max(_pool_bytes(config, device), 0) // block_bytes
+        num_blocks = max(_pool_bytes(config, device, step_bytes), 0) // block_bytes
     largest = num_blocks * config.block_size
     if largest < max_model_len:
-        raise ConfigError(_too_small(config, shape, device, max_model_len, largest))
+        message = _too_small(config, shape, device, max_model_len, largest)
+        if step_bytes:
+            message += (
+                f", or lower max_num_batched_tokens: a step takes {step_bytes / _GIB:.3g} GiB"
+            )
+        raise ConfigError(message)
     return num_blocks
 
 
-def _pool_bytes(config: KVConfig, device: torch.device) -> int:
+def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+    """Run a step and return the most memory that torch held for it, in bytes."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
+
+
+def _pool_bytes(config: KVConfig, device: torch.device, step_bytes: int) -> int:
     """Return the bytes left for the pool, by ``kv_memory_gib`` or by ``gpu_memory_utilization``."""
     memory = config.pool_memory(device.type)
     if device.type == "cpu":
         return int(memory * _GIB)
+    torch.cuda.empty_cache()  # what torch keeps for later steps is part of step_bytes
     free, total = torch.cuda.mem_get_info(device)
-    return int(memory * total) - (total - free)
+    return int(memory * total) - (total - free) - step_bytes
 
 
 def _too_small(

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import torch
 
+from kiln.cache.env import EnvError
 from kiln.engine.attention.choose import kernels_attend
 from kiln.engine.attention.context import Attention, attention_context
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.toggles import check_attention_toggles
 from kiln.engine.attention.torch_attention import TorchAttention
-from kiln.engine.batch import Batch, StepOutput
-from kiln.engine.config import EngineConfig
-from kiln.engine.errors import ConfigError
+from kiln.engine.batch import Batch, SampledToken, StepOutput
+from kiln.engine.config import EngineConfig, KVConfig
+from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.engine.kv.sizing import size_pool
+from kiln.engine.kv.sizing import peak_bytes, size_pool
 from kiln.engine.model_folder import resolve_model_folder
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
+from kiln.engine.runner.failures import explained
 from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.sampler import sample
+from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.choose import prepare
 from kiln.jit_kernels.dispatch import check_cpu_toggles
+from kiln.jit_kernels.errors import KernelError
 from kiln.jit_kernels.spec import Needs
+
+_CPU_TRIAL_TOKENS = 16
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -36,6 +47,7 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         wanted, report = config.model, progress or _silent
+        self._limits = config.scheduler
         self.device = resolve_device(wanted.device)
         config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
         folder = resolve_model_folder(wanted.model)
@@ -50,13 +62,13 @@ class ModelRunner:
             prepare(report, needs)
         else:
             check_cpu_toggles()
-        with torch.inference_mode():
+        with torch.inference_mode(), explained(self.device, "loading the model"):
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype, self.device)
             self._model = load_model(
                 family, self.model_config, weights, self.max_model_len, self.device, report
             )
             self._attention = self._make_attention(config, needs)  # takes memory too
-            self._pool = self._make_pool(config)
+            self._pool = self._make_pool(config.kv)
 
     @property
     def vocab_size(self) -> int:
@@ -70,7 +82,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
-        """Compute every token of a batch, and draw one for each request that samples."""
+        """Compute every token of a batch, and draw one for each request that samples.
+
+        Raises DeviceError when the device is lost, ConfigError when memory ran out.
+        """
+        size = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
+        with explained(self.device, size):
+            return self._run(batch)
+
+    def try_out(self, progress: Progress | None = None) -> None:
+        """Run the largest step that there can be, so that a client is not the first to see it fail.
+
+        Raises ModelError when it fails, and what a kernel raises.
+        """
+        report = progress or _silent
+        report("first step", 0, 1)
+        for token in self._try(self._trial(self.num_blocks)):
+            if token.error is not None:
+                raise ModelError(f"the model's first step failed: {token.error}")
+        report("first step", 1, 1)
+
+    def _run(self, batch: Batch) -> StepOutput:
         inputs = make_inputs(batch, self._pool.block_size, self.device)
         with attention_context(self._attention.context(inputs.metadata, self._pool)):
             hidden = self._model.forward(inputs.token_ids, inputs.positions)
@@ -79,6 +111,41 @@ class ModelRunner:
             return StepOutput(())
         logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
         return StepOutput(sample(logits, sampling))
+
+    def _trial(self, num_blocks: int) -> Batch:
+        # Memory is not measured on a CPU, and the whole budget would take it seconds.
+        most = _CPU_TRIAL_TOKENS if self.device.type == "cpu" else sys.maxsize
+        return trial_batch(
+            self._limits,
+            min(self._limits.max_num_batched_tokens, most),
+            max_model_len=self.max_model_len,
+            num_blocks=num_blocks,
+            block_size=self._pool.block_size,
+        )
+
+    def _try(self, trial: Batch) -> tuple[SampledToken, ...]:
+        try:
+            return self.run(trial).tokens
+        except (KernelError, EnvError, DeviceError):
+            raise
+        except Exception as error:
+            what = str(error)
+            if not isinstance(error, KilnError):
+                logger.exception("the model's first step failed")
+                what = repr(error)
+            raise ModelError(f"the model's first step failed: {what}") from error
+
+    def _step_bytes(self, kv: KVConfig) -> int:
+        """Return the memory that the largest step takes besides weights and pool.
+
+        The trial needs a pool of one block only; what it draws means nothing.
+        """
+        self._pool = self._allocate(1, kv)
+        trial = in_one_block(self._trial(sys.maxsize), self.max_model_len, kv.block_size)
+        try:
+            return peak_bytes(lambda: self._try(trial), self.device)
+        finally:
+            del self._pool
 
     @property
     def _kv_shape(self) -> KVShape:
@@ -92,14 +159,20 @@ class ModelRunner:
         most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)
         return KernelAttention(self._kv_shape, hf.num_heads, hf.windows, most, self.device)
 
-    def _make_pool(self, config: EngineConfig) -> KVPool:
+    def _make_pool(self, kv: KVConfig) -> KVPool:
+        measured = self.device.type == "cuda" and kv.num_blocks is None
+        step_bytes = self._step_bytes(kv) if measured else 0
+        return self._allocate(
+            size_pool(kv, self._kv_shape, self.device, self.max_model_len, step_bytes), kv
+        )
+
+    def _allocate(self, num_blocks: int, kv: KVConfig) -> KVPool:
         shape = self._kv_shape
-        num_blocks = size_pool(config.kv, shape, self.device, self.max_model_len)
         try:
             by_head = isinstance(self._attention, KernelAttention)
-            return KVPool(shape, num_blocks, config.kv.block_size, self.device, by_head=by_head)
+            return KVPool(shape, num_blocks, kv.block_size, self.device, by_head=by_head)
         except RuntimeError as error:  # torch.OutOfMemoryError too
-            size = num_blocks * config.kv.block_size * shape.bytes_per_token / 2**30
+            size = num_blocks * kv.block_size * shape.bytes_per_token / 2**30
             raise ConfigError(
                 f"the KV pool of {size:.1f} GiB does not fit in memory: lower num_kv_blocks, "
                 f"kv_memory_gib or gpu_memory_utilization"

@@ -11,7 +11,7 @@ from kiln.engine.errors import KilnError
 from kiln.engine.outputs import CompletionDelta, CompletionStream
 from kiln.engine.prompts import Prompt
 from kiln.engine.request import CompletionOutput, NewRequest, TokenOutput
-from kiln.engine.sampling_params import MAX_SEED, SamplingParams
+from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.responses import Usage
 from kiln.engine.server.serving import Serving
@@ -43,15 +43,11 @@ class Generation:
     _answers: dict[str, _Answer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the requests: answer ``i`` of a prompt draws with the seed plus ``i``."""
-        params = self.params
+        """Make the requests: ``n`` for each prompt."""
+        each = [self.params.for_answer(copy) for copy in range(self.params.n)]
         for number, prompt in enumerate(self.prompts):
-            for copy in range(params.n):
-                index = number * params.n + copy
-                seed = params.seed
-                if copy and seed is not None:
-                    seed = (seed + copy) % (MAX_SEED + 1)
-                own = params.replace(n=1, seed=seed)
+            for copy, own in enumerate(each):
+                index = number * len(each) + copy
                 new = NewRequest(f"{self.request_id}-{index}", prompt.token_ids, own)
                 stream = CompletionStream(
                     self.serving.tokenizer, own, prompt_token_ids=prompt.token_ids, index=index

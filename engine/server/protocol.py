@@ -115,7 +115,7 @@ class GenerationRequest(StrictModel):
         None, description="Taken off them for each time that the answer has them, -2 to 2"
     )
     repetition_penalty: float | None = Field(
-        None, description="Divides the logits of tokens of prompt and answer, above 0 to 10"
+        None, description="Divides the logits of tokens of prompt and answer, 0.01 to 10"
     )
     logit_bias: dict[TokenId, float] | None = Field(
         None, description="Added to the logits of token ids, -100 to 100"

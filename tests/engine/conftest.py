@@ -26,6 +26,7 @@ class FakeRunner:
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.batches: list[Batch] = []
         self.fail_with: dict[str, str] = {}  # request id to the error of its next row
+        self.raise_for: dict[str, Exception] = {}  # request id to what a step with it raises
 
     def run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
@@ -34,6 +35,9 @@ class FakeRunner:
             assert end <= len(row.block_ids) * self.block_size
             for position, token in enumerate(row.token_ids, row.num_computed_tokens):
                 self.slots[self._slot(row, position)] = token
+        for row in batch.requests:  # some keys and values are written by then
+            if row.request_id in self.raise_for:
+                raise self.raise_for[row.request_id]
         return StepOutput(tuple(self._draw(row) for row in batch.requests if row.samples))
 
     def _slot(self, row: ScheduledRequest, position: int) -> int:

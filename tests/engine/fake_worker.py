@@ -7,12 +7,12 @@ import os
 import time
 from dataclasses import dataclass
 
-from kiln.engine.errors import ModelError, RequestError
+from kiln.engine.errors import DeviceError, ModelError, RequestError
 from kiln.engine.finish import stop_token_ids
 from kiln.engine.wire import ModelInfo
 from kiln.engine.worker import run
 
-REFUSE, CRASH, SLEEP, DIE = 1001, 1002, 1003, 1004
+REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
 MISSING_MODEL = "missing"
 CONTEXT = 512
 VOCABULARY = 2000
@@ -48,7 +48,12 @@ class FakeCore:
 
     def step(self):
         time.sleep(self.step_seconds)
-        return [self._advance(request_id) for request_id in list(self.requests)]
+        speaking = [
+            request_id
+            for request_id, (new, _) in self.requests.items()
+            if new.prompt_token_ids[-1] != SILENT
+        ]
+        return [self._advance(request_id) for request_id in speaking]
 
     def _advance(self, request_id):
         from kiln.engine.request import TokenOutput
@@ -57,6 +62,8 @@ class FakeCore:
         last = new.prompt_token_ids[-1]
         if last == CRASH:
             raise RuntimeError("the step broke")
+        if last == LOSE:
+            raise DeviceError("cuda:0 is lost")
         if last == DIE:
             os.kill(os.getpid(), 9)
         if last == SLEEP:

@@ -25,7 +25,8 @@ COMMAND = [
     f"import sys, runpy; sys.path.append({str(ROOT)!r}); "
     f"sys.exit(runpy.run_path({str(FAKE)!r})['main'](sys.argv[1:]))",
 ]
-REFUSE, CRASH, SLEEP, DIE = 1001, 1002, 1003, 1004  # as in fake_worker.py
+# As in fake_worker.py.
+REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
 
 
 def spawn(model="fake", command=COMMAND):
@@ -160,7 +161,14 @@ def test_a_refused_request_fails_alone():
     with_client(test)
 
 
-@pytest.mark.parametrize(("prompt", "words"), [(CRASH, "the step broke"), (DIE, "signal 9")])
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (CRASH, "the step broke"),
+        (DIE, "signal 9"),
+        (LOSE, "stopped on DeviceError: cuda:0 is lost"),
+    ],
+)
 def test_a_dead_engine_ends_every_stream_within_a_second(prompt, words):
     async def test(client, process):
         others = [
@@ -322,5 +330,37 @@ def test_an_engine_with_work_and_no_progress_is_noticed():
         os.kill(process.child.pid, signal.SIGCONT)
         await until(lambda: client.seconds_without_progress < 0.3)
         await stream.aclose()
+
+    with_client(test)
+
+
+def test_steps_that_give_no_token_are_still_progress():
+    """A long prompt takes steps without an output: the worker tells that it is at work."""
+
+    async def test(client, process):
+        client.stream(request("a", SILENT))
+        await until(lambda: client.stats().get("running") == 1)
+        heard = []
+        for _ in range(3):
+            before = client._last_message
+            await until(lambda before=before: client._last_message > before, 5.0)
+            heard.append(client.num_in_flight)
+        assert heard == [1, 1, 1]
+
+    with_client(test)
+
+
+def test_an_engine_that_was_idle_for_long_is_not_taken_for_stalled():
+    async def test(client, process):
+        await collect(client.stream(request("a", 5)))
+        client._last_message -= 100.0  # as if nobody had asked for anything since
+        assert client.seconds_without_progress == 0
+        os.kill(process.child.pid, signal.SIGSTOP)  # no message can reset the clock
+        try:
+            stream = client.stream(request("b", 5))
+            assert client.seconds_without_progress < 50
+        finally:
+            os.kill(process.child.pid, signal.SIGCONT)
+        assert len(await collect(stream)) == 4
 
     with_client(test)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
-from kiln.engine.errors import QueueFullError, RequestError
+from kiln.engine.errors import DeviceError, QueueFullError, RequestError
 from kiln.engine.request import NewRequest
 from kiln.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
+PROPERTY = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def make_core(runner, eos=frozenset(), **scheduler):
@@ -92,20 +97,107 @@ def test_a_prompt_that_fills_the_pool_gets_one_token(fake_runner):
     assert [output.finish_reason for output in run_to_end(core)["a"]] == ["length"]
 
 
-def test_an_error_of_the_runner_goes_through_and_leaves_the_requests_as_they_were(fake_runner):
+@PROPERTY
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    culprits=st.sets(st.integers(0, 7), max_size=4),
+    budget=st.integers(1, 40),
+    blocks=st.integers(10, 40),
+)
+def test_a_request_that_makes_the_runner_raise_ends_alone(
+    fake_runner, lengths, culprits, budget, blocks
+):
+    names = [f"r{index}" for index in range(len(lengths))]
+    news = [
+        NewRequest(name, [index] * length, SamplingParams(seed=index, max_tokens=9))
+        for index, (name, length) in enumerate(zip(names, lengths, strict=True))
+    ]
+    wanted = {}
+    for new in news:
+        alone = make_core(fake_runner())
+        alone.add(new)
+        wanted |= run_to_end(alone)
+    runner = fake_runner(num_blocks=blocks)
+    core = make_core(runner, max_num_batched_tokens=budget, max_num_seqs=5)
+    for new in news:
+        core.add(new)
+    for index in culprits:
+        runner.raise_for[f"r{index}"] = ValueError("too much")
+    outputs = run_to_end(core)
+    core.scheduler.kv.pool.check_integrity()
+    assert core.scheduler.kv.pool.num_held == 0
+    for index, name in enumerate(names):
+        if index in culprits:
+            (output,) = outputs[name]
+            assert (output.finish_reason, output.token_ids) == ("error", [])
+            assert f"'{name}' failed in the engine" in output.message
+            assert "ValueError: too much" in output.message
+        else:
+            assert outputs[name] == wanted[name]
+    served = [new for index, new in enumerate(news) if index not in culprits]
+    assert core.stats().prompt_tokens == sum(len(new.prompt_token_ids) for new in served)
+
+
+def test_a_request_may_fail_in_the_middle_of_its_prompt_or_its_answer(fake_runner):
     runner = fake_runner()
-    core, healthy = make_core(runner), make_core(fake_runner())
+    core = make_core(runner, max_num_batched_tokens=4)
+    core.add(NewRequest("decoding", [1], GREEDY))
+    core.add(NewRequest("reading", [2] * 20, GREEDY))
+    core.step()
+    runner.raise_for = dict.fromkeys(("decoding", "reading"), RuntimeError("no"))
+    assert [(o.request_id, o.finish_reason) for o in core.step()] == [
+        ("decoding", "error"),
+        ("reading", "error"),
+    ]
+    assert not core.has_work
+    assert core.stats().kv_blocks_used == 0
+
+
+def test_a_step_that_fails_only_when_it_is_large_gives_everybody_their_tokens(fake_runner):
+    runner, healthy = fake_runner(), make_core(fake_runner())
+    core, works = make_core(runner), runner.run
+
+    def small_steps_only(batch):
+        if len(batch.requests) > 2:
+            raise MemoryError("too large")
+        return works(batch)
+
+    runner.run = small_steps_only
+    for each in (core, healthy):
+        for index in range(7):
+            each.add(NewRequest(str(index), [index] * 3, GREEDY))
+    assert run_to_end(core) == run_to_end(healthy)
+
+
+def test_a_device_that_fails_for_good_ends_the_engine_at_once(fake_runner):
+    runner = fake_runner()
+    core = make_core(runner)
+    for name in "abc":
+        core.add(NewRequest(name, [1], GREEDY))
+    runner.raise_for["b"] = DeviceError("cuda:0 is gone")
+    with pytest.raises(DeviceError, match="cuda:0 is gone"):
+        core.step()
+    assert len(runner.batches) == 1  # no half is tried
+
+
+def test_an_interrupted_step_is_run_again_as_it_was(fake_runner):
+    runner, healthy = fake_runner(), make_core(fake_runner())
+    core = make_core(runner)
     for each in (core, healthy):
         each.add(NewRequest("a", [1, 2, 3], GREEDY))
     core.step()
-    works, runner.run = runner.run, lambda batch: 1 / 0
-    with pytest.raises(ZeroDivisionError):
+    works = runner.run
+
+    def interrupted(batch):
+        raise KeyboardInterrupt
+
+    runner.run = interrupted
+    with pytest.raises(KeyboardInterrupt):
         core.step()
     runner.run = works
     rest = run_to_end(core)["a"]
     assert [o.token_ids for o in rest] == [o.token_ids for o in run_to_end(healthy)["a"]][1:]
-    core.scheduler.pool.check_integrity()
-    assert core.scheduler.pool.num_held == 0
+    assert core.scheduler.kv.pool.num_held == 0
 
 
 def test_stats_count_what_happened(fake_runner):

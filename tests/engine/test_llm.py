@@ -16,7 +16,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 @pytest.fixture
 def runner(fake_runner, monkeypatch):
     made = fake_runner(num_blocks=128, vocab_size=400)
-    monkeypatch.setattr(core_module, "_load", lambda config, progress: made)
+    monkeypatch.setattr(core_module, "load_runner", lambda config, progress: made)
     return made
 
 
@@ -26,7 +26,7 @@ def llm(runner, tokenizer_folders):
 
 
 def is_idle(llm):
-    llm.core.scheduler.pool.check_integrity()
+    llm.core.scheduler.kv.pool.check_integrity()
     return not llm.core.has_work and llm.core.stats().kv_blocks_used == 0
 
 
@@ -115,6 +115,14 @@ def test_n_answers_differ_and_their_seeds_follow_each_other(llm, seed):
     for index, answer in enumerate(answers):
         single = SamplingParams(seed=seed + index, max_tokens=6, ignore_eos=True)
         assert only(llm.generate([[1, 2]], single)).token_ids == answer
+
+
+def test_the_same_seed_is_used_for_each_prompt(llm):
+    params = SamplingParams(n=2, seed=7, max_tokens=6, ignore_eos=True)
+    outputs = llm.generate([[1, 2], [3], [1, 2]], params)
+    assert [[one.seed for one in output.outputs] for output in outputs] == [[7, 8]] * 3
+    first, _, again = ([one.token_ids for one in output.outputs] for output in outputs)
+    assert first == again
 
 
 def test_a_seedless_batch_is_reproducible_in_a_new_engine(runner, tokenizer_folders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import torch
 
 from kiln.engine import worker
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.errors import ModelError
 from kiln.engine.llm import LLM
+from kiln.engine.runner import model_runner
 from kiln.jit_kernels.ready import ready_guard
 
 DEMO = str(Path(__file__).parents[2] / "engine" / "demo")
@@ -32,13 +35,35 @@ def is_ready(caplog):
     return "rms_norm[bf16] is compiled after the engine was ready" in caplog.text
 
 
-def test_an_offline_engine(caplog):
-    assert not is_ready(caplog)
-    LLM(DEMO, device="cpu", load_format="dummy", max_model_len=64, num_kv_blocks=8)
-    assert is_ready(caplog)
+def offline():
+    return LLM(DEMO, device="cpu", load_format="dummy", max_model_len=64, num_kv_blocks=8).core
 
 
-def test_the_engine_process(caplog):
+def engine_process():
     model = ModelConfig(DEMO, device="cpu", load_format="dummy", max_model_len=64)
-    worker.load_core(EngineConfig(model, KVConfig(num_blocks=8)), lambda stage, done, total: None)
+    return worker.load_core(EngineConfig(model, KVConfig(num_blocks=8)), lambda *_: None)[0]
+
+
+@pytest.mark.parametrize("start", [offline, engine_process])
+def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
+    def broken(logits, requests):
+        raise ValueError("no sampler")
+
+    monkeypatch.setattr(model_runner, "sample", broken)
+    with pytest.raises(ModelError, match="first step failed: ValueError"):
+        start()
+    assert not is_ready(caplog)
+
+
+@pytest.mark.parametrize("start", [offline, engine_process])
+def test_the_step_that_was_tried_leaves_no_trace(start):
+    counts = dataclasses.asdict(start().stats())
+    assert counts.pop("kv_blocks_total") == 8
+    assert set(counts.values()) == {0}
+
+
+@pytest.mark.parametrize("start", [offline, engine_process])
+def test_an_engine_that_was_made_is_ready(caplog, start):
+    assert not is_ready(caplog)
+    start()
     assert is_ready(caplog)

@@ -12,6 +12,7 @@ from kiln.engine.batch import StepOutput
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import RequestError
 from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.kv.manager import KVManager
 from kiln.engine.request import NewRequest
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.scheduler import Scheduler
@@ -29,8 +30,7 @@ def greedy(**params):
 def make(runner, eos=EOS, seed=0, **config):
     return Scheduler(
         SchedulerConfig(**config),
-        BlockPool(runner.num_blocks),
-        block_size=runner.block_size,
+        KVManager(BlockPool(runner.num_blocks), runner.block_size),
         max_model_len=runner.max_model_len,
         eos_token_ids=eos,
         seed=seed,
@@ -38,9 +38,9 @@ def make(runner, eos=EOS, seed=0, **config):
 
 
 def check_invariants(scheduler):
-    scheduler.pool.check_integrity()
+    scheduler.kv.pool.check_integrity()
     held = [block for request in scheduler.running for block in request.block_ids]
-    assert len(held) == len(set(held)) == scheduler.pool.num_held
+    assert len(held) == len(set(held)) == scheduler.kv.pool.num_held
     assert all(not request.block_ids for request in scheduler.waiting)
 
 
@@ -65,7 +65,7 @@ def run_all(scheduler, runner, limit=20_000):
     tokens, reasons = {}, {}
     for _ in range(limit):
         if not scheduler.has_work:
-            assert scheduler.pool.num_held == 0
+            assert scheduler.kv.pool.num_held == 0
             return tokens, reasons
         batch, outputs = step(scheduler, runner)
         assert batch.requests, "work, but an empty step"
@@ -176,7 +176,7 @@ def test_aborts_at_any_moment_free_everything_and_disturb_nobody(
             assert token.request_id not in aborted
             tokens.setdefault(token.request_id, []).extend(token.token_ids)
         check_invariants(scheduler)
-    assert scheduler.pool.num_held == 0
+    assert scheduler.kv.pool.num_held == 0
     for new in news:
         expected = alone(fake_runner, new)[0][new.request_id]
         got = tokens.get(new.request_id, [])
@@ -362,6 +362,26 @@ def test_tokens_are_counted_for_penalties_and_for_nothing_else(fake_runner):
             wanted = {token: output.count(token) for token in (3, 7, *output)}
             assert row.token_counts == (wanted if row.request_id == "counted" else {})
         scheduler.commit(batch, runner.run(batch))
+
+
+def test_a_preempted_request_keeps_its_counts(fake_runner):
+    runner = fake_runner(num_blocks=6, block_size=4)
+    scheduler = make(runner)
+    for name in "ab":
+        params = greedy(max_tokens=12, frequency_penalty=0.5)
+        scheduler.add(NewRequest(name, [1] * 7, params))
+    by_name = {request.request_id: request for request in scheduler.waiting}
+    counted = 0
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        for row in batch.requests:
+            request = by_name[row.request_id]
+            output = request.token_ids[7:]
+            assert row.token_counts == {token: output.count(token) for token in (1, *output)}
+            counted += bool(output) and request.num_preemptions > 0
+        scheduler.commit(batch, runner.run(batch))
+    assert scheduler.num_preemptions > 0
+    assert counted > 0
 
 
 def test_logprobs_go_out_with_their_token(fake_runner):

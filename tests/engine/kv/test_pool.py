@@ -65,6 +65,15 @@ def test_memory_on_a_gpu_is_the_share_less_what_is_taken(monkeypatch, share, blo
     assert size_pool(config, SHAPE, torch.device("cuda", 0), 100) == int(blocks)
 
 
+def test_what_a_step_takes_on_a_gpu_is_left_free(monkeypatch):
+    block_bytes = 4 * SHAPE.bytes_per_token
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600 * block_bytes,) * 2)
+    config, cuda = KVConfig(block_size=4, gpu_memory_utilization=1.0), torch.device("cuda", 0)
+    assert size_pool(config, SHAPE, cuda, 100, 50 * block_bytes) == 550
+    with pytest.raises(ConfigError, match="or lower max_num_batched_tokens: a step takes"):
+        size_pool(config, SHAPE, cuda, 100, 590 * block_bytes)
+
+
 def test_weights_that_leave_no_room_are_a_config_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 1000))
     with pytest.raises(ConfigError, match=r"use a smaller model, or raise gpu_memory_utilization"):

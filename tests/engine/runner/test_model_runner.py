@@ -11,6 +11,7 @@ import transformers
 from kiln.engine.batch import Batch, ScheduledRequest
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.runner import model_runner
 from kiln.engine.runner.model_runner import ModelRunner
 from kiln.engine.sampling_params import SamplingParams
 
@@ -120,6 +121,67 @@ def test_nan_weights_are_an_error_of_the_row_not_of_the_step(tmp_path):
         for b, t in enumerate((1, 3, 4))
     )
     assert [bool(token.error) for token in made.run(Batch(rows)).tokens] == [False, True, False]
+
+
+def test_a_first_step_that_fails_is_a_model_error(tmp_path):
+    model = save(tmp_path, "Llama")
+    heard = []
+    runner(tmp_path).try_out(lambda *call: heard.append(call))
+    assert heard == [("first step", 0, 1), ("first step", 1, 1)]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="first step failed: the model's logits hold NaN"):
+        runner(tmp_path).try_out()
+
+
+def test_a_first_step_without_memory_names_the_settings(tmp_path, monkeypatch, caplog):
+    save(tmp_path, "Llama")
+    made = runner(tmp_path)
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(made._model, "forward", no_memory)
+    with pytest.raises(ModelError, match=r"first step failed: cpu ran out.*max_num_batched_tokens"):
+        made.try_out()
+    monkeypatch.setattr(made._model, "forward", lambda *_: [][0])
+    with pytest.raises(ModelError, match=r"first step failed: IndexError"):
+        made.try_out()
+    assert "in forward" in caplog.text or "<lambda>" in caplog.text  # the place is logged
+
+
+def test_loading_without_memory_names_the_settings(tmp_path, monkeypatch):
+    save(tmp_path, "Llama")
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("tried to allocate 200 GiB")
+
+    monkeypatch.setattr(model_runner, "load_model", no_memory)
+    with pytest.raises(ConfigError, match=r"in loading the model: lower max_num_batched_tokens"):
+        runner(tmp_path)
+
+
+def test_the_memory_of_the_largest_step_is_measured_in_a_pool_of_one_block(tmp_path, monkeypatch):
+    save(tmp_path, "Llama")
+    made = runner(tmp_path)
+    monkeypatch.setattr(model_runner, "_CPU_TRIAL_TOKENS", 10**9)  # as on a GPU
+    held, order = [100, 700], []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: held[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: held[1])
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device: order.append("measure")
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("done"))
+    works = made._run
+
+    def run(batch):
+        order.append((batch.num_tokens, len(batch.requests), made.num_blocks))
+        return works(batch)
+
+    monkeypatch.setattr(made, "_run", run)
+    assert made._step_bytes(KVConfig(block_size=3)) == 600
+    assert order == ["measure", (2048, 64, 1), "done"]
 
 
 def test_loading_reports_every_layer(tmp_path):

@@ -128,12 +128,15 @@ def test_a_broken_row_is_an_error_and_its_neighbours_are_not(broken, word, tempe
     assert last.error is None
     whole = sample(logits[[0, 2]], [rows[0], rows[2]])
     assert (first, last) == whole
+    assert sample(logits[[1, 1]], [rows[1]] * 2) == (error, error)  # nobody is left to draw for
 
 
 def test_banning_everything_is_an_error_of_that_row():
-    drawn = sample(torch.zeros(2, 3), [request(banned=(0, 1, 2)), request()])
-    assert "no finite" in drawn[0].error
+    banned = request(banned=(0, 1, 2))
+    drawn = sample(torch.zeros(2, 3), [banned, request()])
+    assert "every token that is left is a stop token, and min_tokens" in drawn[0].error
     assert drawn[1].error is None
+    assert sample(torch.zeros(1, 3), [banned]) == drawn[:1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -162,6 +165,23 @@ def test_penalties_and_biases_act_through_the_counts_of_the_request():
     assert sample(logits, [banned])[0].token_id == 0
     mixed = [request(temperature=0), banned, replace(request(temperature=0), token_counts={0: 1})]
     assert [token.token_id for token in sample(logits.expand(3, 4), mixed)] == [0, 0, 0]
+
+
+def test_a_bias_is_added_before_the_repetition_penalty_divides():
+    logits = torch.tensor([[2.0, 3.0, -1.0]])
+    row = request(temperature=0, repetition_penalty=2.0, logit_bias={0: 6.0})
+
+    def token(counts, *bias):
+        params = row.params.replace(logit_bias=dict(bias))
+        return sample(logits, [replace(row, params=params, token_counts=counts)])[0].token_id
+
+    assert token({0: 1}, (0, 5.0)) == 0  # (2 + 5) / 2 = 3.5; 2 / 2 + 5 would win as well
+    assert token({0: 1}, (0, 3.5)) == 1  # (2 + 3.5) / 2 = 2.75; 2 / 2 + 3.5 would win
+    assert token({}, (0, 1.5)) == 0  # a biased token that was not seen is not penalised
+    assert token({1: 0}, (0, 0.0)) == 0  # a token of the prompt is, without a bias too
+    assert token({1: 0}, (0, 3.0)) == 0  # each bias goes to its own token
+    assert token({2: 1, 1: 3}, (2, 2.5)) == 0  # 2 against 3 / 2 and (-1 + 2.5) / 2
+    assert token({2: 0, 0: 0, 1: 0}, (2, 0.5)) == 1  # 1, 1.5 and -0.5 * 2
 
 
 def test_logprobs_ignore_penalties():

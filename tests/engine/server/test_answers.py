@@ -250,3 +250,9 @@ def test_an_answer_without_a_seed_tells_the_one_that_was_drawn(api, stream, name
     events = stream(api, path, body)
     told = {c["index"]: c["seed"] for e in events for c in e["choices"] if "seed" in c}
     assert told == {index: body["seed"] + index for index in range(body["n"])}
+
+
+def test_the_seeds_of_several_answers_follow_the_rule_of_sampling_params(api):
+    body = {**COMPLETION, "seed": -5, "prompt": [[5, 60], [7, 8]]}
+    choices = api.post("/v1/completions", json=body).json()["choices"]
+    assert [choice["seed"] for choice in choices] == [-5, -4, -3, -5, -4, -3]
