@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = ["cache", "jit_kernels", "engine"]  # ground first
 TOP = ("engine.server", "engine.cli")

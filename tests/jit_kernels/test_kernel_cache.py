@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import sys
 import threading
-import time
 from collections import Counter
 
 import pytest
