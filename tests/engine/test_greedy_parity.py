@@ -296,8 +296,15 @@ def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name,
     root = Path(kiln.__file__).resolve().parents[1]
     paths = {"PYTHONPATH": str(root), "KILN_CPU_KERNELS": "host"}
     done = subprocess.run(
-        [sys.executable, "-c", ON_KERNELS, str(folder), json.dumps(prompts), str(kernels),
-         str(HALF_TOKENS)],
+        [
+            sys.executable,
+            "-c",
+            ON_KERNELS,
+            str(folder),
+            json.dumps(prompts),
+            str(kernels),
+            str(HALF_TOKENS),
+        ],
         env={**os.environ, **paths, **environ},
         capture_output=True,
         text=True,

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -134,7 +133,6 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
 
     command = [*module_command("kiln.engine.cli.main"), "serve", "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    begun = time.monotonic()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as server:
@@ -143,7 +141,6 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
             line = server.stdout.readline()
             assert line, server.stderr.read()
             lines.append(line)
-        assert time.monotonic() - begun < 20
         said = "".join(lines)
         assert f"Kiln {package.__version__} serves demo: " in said
         assert "on cpu · context 2048 tokens" in said
