@@ -10,14 +10,14 @@ serve: $(VENV)/.serve
 	$(BIN)/kiln serve $(MODEL)
 
 test: $(VENV)/.dev
-	programs=$$(mktemp -d) && trap 'rm -rf "$$programs"' EXIT && \
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --programs="$$programs" && \
-	$(BIN)/python -m pytest -m alone --programs="$$programs"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	failed=0; \
+	$(BIN)/ruff check . || failed=1; \
+	$(BIN)/ruff format --check . || failed=1; \
+	$(BIN)/mypy || failed=1; \
+	exit $$failed
 
 bench: $(VENV)/.dev
 	$(BIN)/kiln bench serving --baseline transformers --output benchmarks

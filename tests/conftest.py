@@ -1,4 +1,4 @@
-"""What every test shares: no kernel cache but its own, and a seed."""
+"""What every test shares: the programs that earlier runs compiled, and a seed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# Before anything imports Kiln: one cache for the whole run, away from the user's, so that a
-# kernel is compiled once and a test cannot pass on what an earlier version left behind.
-_CACHE = tempfile.TemporaryDirectory(prefix="kiln-tests-")
-os.environ.setdefault("KILN_KERNEL_CACHE_DIR", _CACHE.name)
+ROOT = Path(__file__).resolve().parents[1]
+_KEEP_DAYS, _KEEP_BYTES = 14, 256 << 20
 
 # A worker for each core: the threads of one would only wait for those of the others.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -19,8 +17,39 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``make test`` runs two passes, of several processes: they compile each program once."""
-    parser.addoption("--programs", type=Path, help="keep the tests' programs in this folder")
+    """Name the folder of compiled programs: NVRTC's, and shared libraries for the CPU."""
+    parser.addoption(
+        "--programs",
+        type=Path,
+        default=ROOT / ".cache" / "programs",
+        help="keep compiled programs in this folder (default: .cache/programs)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Use one kernel cache for all processes and all runs, away from the user's.
+
+    A program's key covers its whole source, its compiler and the options, so that no test can pass
+    on what an earlier version left behind.
+    """
+    from kiln.cache.trust import make_private_folder
+
+    config.option.programs = config.option.programs.absolute()
+    if not make_private_folder(config.option.programs):  # a checkout that we cannot write
+        temporary = tempfile.TemporaryDirectory(prefix="kiln-tests-")
+        config.add_cleanup(temporary.cleanup)
+        config.option.programs = Path(temporary.name)
+    # The workers of pytest-xdist inherit it.
+    os.environ.setdefault("KILN_KERNEL_CACHE_DIR", str(config.option.programs / "kernels"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove programs that no run has used for two weeks; shared libraries see to themselves."""
+    from kiln.cache.prune import prune
+
+    if not hasattr(config, "workerinput"):  # once, in the process that starts the workers
+        root = config.option.programs / "kernels"
+        prune(root, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
 
 
 @pytest.fixture(autouse=True)

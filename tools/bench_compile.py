@@ -6,7 +6,8 @@
 
 CPU seconds of the thread that NVRTC works in, the best of some rounds over all programs, for what
 else the machine does only ever adds to them. With each its cubin's size, by which a test tells a
-program that has changed too much for its time to count.
+program that has changed too much for its time to count. A fixed program is timed in every round as
+well: tests on other machines compare compile times as multiples of its time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
-from rich.progress import Progress  # noqa: E402 - after the path, as all below
+from compile_yardstick import yardstick_seconds  # noqa: E402 - after the path, as all below
+from rich.progress import Progress  # noqa: E402
 
 from kiln.cache.store import Store  # noqa: E402
 from kiln.engine.bench.report import Report, table  # noqa: E402
@@ -59,24 +61,28 @@ def main() -> None:
     if unknown := sorted({*(args.kernels or ())} - {*all_specs()}):
         parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
     report = Report("compile", "tools/bench_compile.py", load={"rounds": ROUNDS})
-    record, old = args.output / "compile.json", Rows()
+    record, old, known = args.output / "compile.json", Rows(), float("inf")
     if args.kernels and record.exists():
         before = json.loads(record.read_text())
-        old = before["programs"]
+        old, known = before["programs"], before["yardstick_seconds"]
         if changes := _changes(before, report):
             parser.error(
                 f"{record} is of another machine ({', '.join(changes)} differ): time all "
                 "kernels, without --kernels"
             )
     specs = [find_spec(name) for name in args.kernels or all_specs()]
-    now = _time(jobs_for(specs, ALL_ARCHS))
+    now, yardstick = _time(jobs_for(specs, ALL_ARCHS))
     programs = {
         job.name: now.get(job.name) or old[job.name]
         for job in jobs_for(all_specs().values(), ALL_ARCHS)
         if job.name in now or job.name in old
     }
     load_average = round(os.getloadavg()[0], 2)
-    details = {"load_average_at_end": load_average, "programs": programs}
+    details = {
+        "load_average_at_end": load_average,
+        "yardstick_seconds": min(yardstick, known),
+        "programs": programs,
+    }
     write(replace(report, details=details), args.output)
     print((args.output / "compile.md").read_text())
 
@@ -88,11 +94,14 @@ def _changes(before: Mapping[str, Any], now: Report) -> list[str]:
     return [name for name, value in recorded.items() if here.get(name) != value]
 
 
-def _time(jobs: Sequence[Job]) -> Rows:
+def _time(jobs: Sequence[Job]) -> tuple[Rows, float]:
+    """Return a row of each job, and the yardstick's seconds."""
     rows: Rows = {}
+    yardstick = yardstick_seconds()
     with Progress() as bar:
         task = bar.add_task("compiling", total=ROUNDS * len(jobs))
         for _ in range(ROUNDS):  # over all, so that a slow minute does not hit one program alone
+            yardstick = min(yardstick, yardstick_seconds())
             for job in jobs:
                 start = time.thread_time()
                 built = build(job.spec, job.variant, job.arch, KernelCache(Store(None, mode="off")))
@@ -104,7 +113,7 @@ def _time(jobs: Sequence[Job]) -> Rows:
                     "cubin_bytes": len(built.cubin),
                 }
                 bar.advance(task)
-    return rows
+    return rows, round(yardstick, 4)
 
 
 def write(report: Report, folder: Path) -> None:

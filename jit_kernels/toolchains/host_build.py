@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,14 +18,17 @@ from kiln.jit_kernels.errors import CompileError, ToolchainMissing
 
 _OUTPUT = "library.so"
 _SECONDS = 300  # a compile that takes longer hangs
+_PROGRAMS = ("cc1plus", "as", "collect2", "ld")  # what g++ starts
+_SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s*(<[^>]+>)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A host compiler: its path, and the text by which builds of it are told apart."""
+    """A host compiler: its path, and two texts by which builds of it are told apart."""
 
     path: str
-    version: str
+    version: str  # what it says with --version
+    programs: str = ""  # size and time of its program files, and the C library's version
 
     @property
     def is_clang(self) -> bool:
@@ -41,11 +47,18 @@ class Recipe:
     flags: tuple[str, ...]
 
     def key(self, compiler: Compiler) -> str:
-        """Return the content key: all that can change the library, and no path of this machine."""
+        """Return the content key: all that can change the library, system headers included.
+
+        Raises ToolchainMissing.
+        """
+        texts = (self.main, *self.files.values())
+        system = sorted({name for text in texts for name in _SYSTEM_INCLUDE.findall(text)})
         fields = [
             ("kind", b"host library"),
             ("compiler", compiler.path.encode()),
             ("version", compiler.version.encode()),
+            ("programs", compiler.programs.encode()),
+            ("system-headers", _system_headers(compiler, tuple(system))),
             *(("flag", flag.encode()) for flag in self.flags),
             *(("include", folder.encode()) for folder in self.include_folders),
             ("main", digest_of(self.main.encode())),
@@ -70,7 +83,37 @@ def find_compiler(name: str) -> Compiler:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolchainMissing(f"{path} --version fails ({error}): reinstall it") from None
-    return Compiler(path, answer.stdout)
+    return Compiler(path, answer.stdout, _programs(path))
+
+
+def _programs(compiler: str) -> str:
+    """Return a line for each program that a build runs: a package may replace one of them."""
+    asked = (_output([compiler, f"-print-prog-name={name}"]) for name in _PROGRAMS)
+    lines = [" ".join(platform.libc_ver())]
+    for name in (compiler, *(answer.decode().strip() for answer in asked)):
+        path = shutil.which(name)
+        if path is not None:
+            info = os.stat(path)
+            lines.append(f"{os.path.realpath(path)} {info.st_size} {info.st_mtime_ns}")
+    return "\n".join(lines)
+
+
+@cache
+def _system_headers(compiler: Compiler, names: tuple[str, ...]) -> bytes:
+    """Return the digest of all that some system headers include. Raises ToolchainMissing."""
+    if not names:
+        return b""
+    text = "".join(f"#include {name}\n" for name in names)
+    return digest_of(_output([compiler.path, "-std=c++20", "-E", "-xc++", "-"], text.encode()))
+
+
+def _output(command: list[str], text: bytes = b"") -> bytes:
+    # What fails here fails in the build too, which shows the compiler's log.
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, timeout=30, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolchainMissing(f"{command[0]} does not run ({error}): reinstall it") from None
+    return done.stdout
 
 
 def compile_library(recipe: Recipe, compiler: Compiler) -> bytes:

@@ -2,7 +2,8 @@
 
 A library is published whole or not at all, and loaded only from a folder and a file that are ours
 and that nobody else can write; both are checked on open descriptors, and the file is opened by the
-loader through the very folder that was checked.
+loader through the very folder that was checked. A library's modification time says when it was last
+used; a process that publishes one first removes what nobody has used for long.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ import os
 import secrets
 import stat
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
 from kiln.cache.trust import make_private_folder, open_trusted
 
 _DIGEST_SIZE = 32
+_KEEP_SECONDS = 14 * 86400.0
+_KEEP_BYTES = 1 << 30
+_TOUCH = 600.0  # seconds after which a use is noted again
+_IN_USE = 3600.0  # seconds after a use in which a library is never removed, for others may load it
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +42,7 @@ class LibraryFolder:
             os.close(self._descriptor)
             raise PermissionError(f"{path} is not ours, or others can write it")
         self._keep = keep
+        self._pruned = False
 
     def holds(self, key: str) -> bool:
         """Return whether a whole and trusted library of this key is here."""
@@ -44,6 +51,9 @@ class LibraryFolder:
             return False
         with os.fdopen(fd, "rb") as file:
             data = file.read()
+            if abs(time.time() - os.fstat(fd).st_mtime) > _TOUCH:
+                with contextlib.suppress(OSError):
+                    os.utime(fd)
         return data[-_DIGEST_SIZE:] == _seal(key, data[:-_DIGEST_SIZE])
 
     def publish(self, key: str, library: bytes) -> None:
@@ -51,7 +61,11 @@ class LibraryFolder:
 
         The seal follows the library's own bytes, where the loader does not look. A damaged or
         foreign file of the same name is replaced; a process that has it open keeps the old one.
+        The first call of a process prunes the folder.
         """
+        if not self._pruned:
+            self._pruned = True
+            self.prune()
         temporary = self._inside(f".tmp-{os.getpid()}-{secrets.token_hex(8)}")
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -66,6 +80,26 @@ class LibraryFolder:
     def load(self, key: str, mode: int) -> ctypes.CDLL:
         """Load a library that ``holds`` has just found. Raises OSError."""
         return ctypes.CDLL(str(self._inside(f"{key}.so")), mode)
+
+    def prune(self, max_bytes: int = _KEEP_BYTES, max_seconds: float = _KEEP_SECONDS) -> None:
+        """Remove what was not used for ``max_seconds``, then the longest unused over ``max_bytes``.
+
+        What was used within the last hour stays, so that this is safe beside other processes.
+        Raises OSError.
+        """
+        now, kept = time.time(), 0
+        found: list[tuple[float, int, str]] = []
+        for name in os.listdir(self._descriptor):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                info = os.lstat(self._inside(name))
+                found.append((now - info.st_mtime, info.st_size, name))
+        for age, size, name in sorted(found):
+            leftover = not name.endswith(".so")  # of a writer that was killed
+            kept += size
+            if age > _IN_USE and (leftover or age > max_seconds or kept > max_bytes):
+                kept -= size
+                with contextlib.suppress(OSError):
+                    os.unlink(self._inside(name))
 
     def _inside(self, name: str) -> Path:
         return Path(f"/proc/self/fd/{self._descriptor}") / name

@@ -18,6 +18,7 @@ import kiln
 from kiln import LLM, SamplingParams
 
 NUM_TOKENS = 12
+HALF_TOKENS = 8  # of the answers in float16
 LENGTHS = (1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 21, 30, 31, 33, 48, 64, 70)  # 17: one and 16 others
 CONTEXT = max(LENGTHS) + NUM_TOKENS
 COMMON = {
@@ -114,10 +115,31 @@ def case(tmp_path_factory):
             torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
         folder = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
-        prompts = [torch.randint(0, 300, (length,)).tolist() for length in LENGTHS]
-        return Case(folder, prompts, [answer(model, prompt) for prompt in prompts])
+        return Case(folder, *draw(model, 300))
 
     return make
+
+
+def draw(model: Any, vocabulary: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Return a prompt of each length, and what the model answers.
+
+    A prompt is drawn anew where two tokens are so close that the order of a sum may decide.
+    """
+    prompts, answers = [], []
+    for length in LENGTHS:
+        for _ in range(20):
+            prompt = torch.randint(0, vocabulary, (length,)).tolist()
+            tokens = answer(model, prompt)
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, length - 1 :]
+            best = logits.topk(2).values
+            if bool((best[:, 0] - best[:, 1] > 1e-4 * logits.abs().amax(1)).all()):
+                break
+        else:
+            raise AssertionError(f"no answer to {length} tokens is clear in float32")
+        prompts.append(prompt)
+        answers.append(tokens)
+    return prompts, answers
 
 
 def answer(model: Any, prompt: list[int], count: int = NUM_TOKENS) -> list[int]:
@@ -210,7 +232,7 @@ answers = []
 for chunk in (None, 20):
     llm = LLM(folder, device="cpu", dtype="float16", num_kv_blocks=64, max_chunk_tokens=chunk)
     assert isinstance(llm.core.runner._attention, KernelAttention) == kernels
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=int(sys.argv[4])))
     answers.append([list(output.outputs[0].token_ids) for output in outputs])
 print(json.dumps(answers))
 """
@@ -230,7 +252,7 @@ ATTENTION = {  # environment, and whether the kernels attend
 def half(tmp_path_factory):
     @cache
     def make(name: str) -> tuple[Path, list[list[int]], list[list[int]]]:
-        """A model, prompts, and of each answer in float32 what float16 cannot change."""
+        """A model, and prompts with answers in float32 that float16 cannot change."""
         import transformers
 
         torch.manual_seed(5)
@@ -242,44 +264,56 @@ def half(tmp_path_factory):
             parameter.data = parameter.data.half().float()
         folder = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
-        prompts = [torch.randint(0, 300, (length,)).tolist() for length in (1, 5, 16, 17, 33, 50)]
-        return folder, prompts, [certain(model, prompt) for prompt in prompts]
+        drawn = [clear_prompt(model, length) for length in (1, 5, 16, 17, 33, 50)]
+        return folder, [prompt for prompt, _ in drawn], [tokens for _, tokens in drawn]
 
     return make
 
 
-def certain(model: Any, prompt: list[int]) -> list[int]:
-    """The greedy tokens up to the first that rounding to float16 may change."""
-    tokens = answer(model, prompt, 8)
-    ids = torch.tensor([prompt + tokens[:-1]])
-    with torch.inference_mode():
-        exact = model(ids).logits[0, len(prompt) - 1 :]
-        rounded = model.half()(ids).logits[0, len(prompt) - 1 :].float()
-    model.float()
-    best = exact.topk(2).values
-    clear = best[:, 0] - best[:, 1] > 4 * (exact - rounded).abs().amax(1)
-    return tokens[: int(clear.long().cumprod(0).sum())]
+def clear_prompt(model: Any, length: int) -> tuple[list[int], list[int]]:
+    """Draw prompts until rounding to float16 cannot change the answer; return both.
+
+    How far float16 is off depends on the CPU, and so does the prompt that is chosen. The first
+    or the second draw will do as a rule; 100 are not enough only where float16 is plainly wrong.
+    """
+    for _ in range(100):
+        prompt = torch.randint(0, 300, (length,)).tolist()
+        tokens = answer(model, prompt, HALF_TOKENS)
+        ids = torch.tensor([prompt + tokens[:-1]])
+        with torch.inference_mode():
+            exact = model(ids).logits[0, length - 1 :]
+            rounded = model.half()(ids).logits[0, length - 1 :].float()
+        model.float()
+        best = exact.topk(2).values
+        if bool((best[:, 0] - best[:, 1] > 4 * (exact - rounded).abs().amax(1)).all()):
+            return prompt, tokens
+    raise AssertionError(f"rounding to float16 may change every answer to {length} tokens")
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("name", WIDE_HEADS)
 def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name, attention):
-    folder, prompts, sure = half(name)
-    assert sum(map(len, sure)) >= 0.7 * 8 * len(prompts), "this test would check next to nothing"
+    folder, prompts, answers = half(name)
     environ, kernels = ATTENTION[attention]
     root = Path(kiln.__file__).resolve().parents[1]
     paths = {"PYTHONPATH": str(root), "KILN_CPU_KERNELS": "host"}
     done = subprocess.run(
-        [sys.executable, "-c", ON_KERNELS, str(folder), json.dumps(prompts), str(kernels)],
+        [
+            sys.executable,
+            "-c",
+            ON_KERNELS,
+            str(folder),
+            json.dumps(prompts),
+            str(kernels),
+            str(HALF_TOKENS),
+        ],
         env={**os.environ, **paths, **environ},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    for answers in json.loads(done.stdout):
-        got = [ids[: len(known)] for ids, known in zip(answers, sure, strict=True)]
-        assert got == sure
+    assert json.loads(done.stdout) == [answers, answers]
 
 
 def test_the_demo_model():
@@ -287,9 +321,7 @@ def test_the_demo_model():
 
     folder = Path(kiln.__file__).resolve().parents[3] / "engine" / "demo"
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    vocabulary = model.config.vocab_size
-    prompts = [torch.randint(0, vocabulary, (length,)).tolist() for length in LENGTHS]
+    prompts, wanted = draw(model, model.config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
     outputs = load(folder, max_chunk_tokens=7).generate(prompts, params)
-    wanted = [answer(model, prompt) for prompt in prompts]
     assert [list(output.outputs[0].token_ids) for output in outputs] == wanted

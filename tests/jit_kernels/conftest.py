@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from compile_yardstick import yardstick_seconds
 
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile.build import Built, build, header_of
@@ -41,52 +43,76 @@ class Warm:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of one build, and the CPU time of the thread that NVRTC worked in."""
+    """What came of one build, and how many times the yardstick's CPU time NVRTC took for it."""
 
     job: Job
     built: Built
-    cpu_seconds: float
+    cost: float
 
 
 class Everything:
     """Programs by job, each built once by all processes that share a folder; with all cores.
 
-    What a build took stands in a file beside the programs, for those who come after it.
+    What a build cost stands in a file beside the programs, for those who come after it.
     """
 
     def __init__(self, root: Path) -> None:
-        for name in ("locks", "seconds"):
+        for name in ("locks", "costs"):
             (root / name).mkdir(mode=0o700, exist_ok=True)
         self._cache = KernelCache(Store(root / "kernels"), locks=root / "locks")
-        self._seconds = root / "seconds"
+        self._costs = root / "costs"
         self._done: dict[str, Compiled] = {}
 
     def build(self, jobs: Iterable[Job]) -> None:
         missing = [job for job in jobs if job.name not in self._done]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for one in pool.map(self._compiled, missing):
-                self._done[one.job.name] = one
+            built = list(pool.map(self._built, missing))
+            # The yardstick runs as often as a tenth of the programs that were compiled just now,
+            # on as many threads, so that a busy machine slows both down.
+            timed = sum(seconds is not None for _, seconds in built)
+            yardsticks = pool.map(lambda _: yardstick_seconds(), range(-(-timed // 10)))
+            yardstick = statistics.median([*yardsticks] or [1.0])
+        for job, (one, seconds) in zip(missing, built, strict=True):
+            self._done[job.name] = self._with_cost(job, one, seconds and seconds / yardstick)
 
     def __getitem__(self, job: Job) -> Compiled:
         self.build([job])
         return self._done[job.name]
 
-    def _compiled(self, job: Job) -> Compiled:
+    def cost_again(self, job: Job, rounds: int = 5) -> float:
+        """Compile a program and the yardstick by turns; return and note the ratio of medians."""
+        times = [(_seconds(job), yardstick_seconds()) for _ in range(rounds)]
+        program, yardstick = (statistics.median(column) for column in zip(*times, strict=True))
+        self._done[job.name] = self._with_cost(job, self[job].built, program / yardstick)
+        return self._done[job.name].cost
+
+    def _built(self, job: Job) -> tuple[Built, float | None]:
         start = time.thread_time()
         built = build(job.spec, job.variant, job.arch, self._cache)
-        seconds, note = time.thread_time() - start, self._seconds / built.key
-        if not built.hit:
-            note.write_text(str(seconds))
-        elif note.exists():  # else its builder is still writing: it is measured there
-            seconds = float(note.read_text() or 0)
-        return Compiled(job, built, seconds)
+        return built, None if built.hit else time.thread_time() - start
+
+    def _with_cost(self, job: Job, built: Built, cost: float | None) -> Compiled:
+        note = self._costs / built.key
+        if cost is not None:
+            note.write_text(str(cost))
+        elif note.exists() and (text := note.read_text()):
+            cost = float(text)
+        else:  # built by something else, or its builder is still timing
+            cost = _seconds(job) / yardstick_seconds()
+        return Compiled(job, built, cost)
+
+
+def _seconds(job: Job) -> float:
+    """Return the CPU seconds of one more build, which no cache sees."""
+    start = time.thread_time()
+    build(job.spec, job.variant, job.arch, KernelCache(Store(None, mode="off")))
+    return time.thread_time() - start
 
 
 @pytest.fixture(scope="session")
-def everything(tmp_path_factory, request) -> Everything:
+def everything(request) -> Everything:
     """Build ahead what the tests of this session ask for one by one."""
-    shared = request.config.getoption("programs")
-    programs = Everything(shared or tmp_path_factory.mktemp("everything"))
+    programs = Everything(request.config.getoption("programs"))
     calls = (getattr(item, "callspec", None) for item in request.session.items)
     asked = (call.params for call in calls if call is not None)
     programs.build(

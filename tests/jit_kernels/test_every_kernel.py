@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from kiln.cache.store import Store
 from kiln.jit_kernels.arch import ALL_ARCHS, compute_capability
-from kiln.jit_kernels.compile.build import build
-from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.compile.warmup import Job, jobs_for
 from kiln.jit_kernels.parity import error_of
@@ -34,30 +30,33 @@ BUILDS = [
     for job in jobs_for(all_specs().values(), ALL_ARCHS)
 ]
 ON_RECORD = json.loads((ROOT / "benchmarks/compile.json").read_text())
+SAME_COMPILER = ON_RECORD["versions"]["nvidia-cuda-nvrtc"].startswith(nvrtc.version())
+
+
+def seconds_on_record(job):
+    """What the program took on the machine of the record, or may take there if it is not on it."""
+    row = ON_RECORD["programs"].get(job.name)
+    return row["cpu_seconds"] if row and SAME_COMPILER else job.spec.max_cpu_seconds
 
 
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
-def test_compiles_for_every_target_in_milliseconds(spec, variant, arch, everything):
-    compiled = everything[Job(spec, variant, arch)]
+def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, everything):
+    job = Job(spec, variant, arch)
+    compiled = everything[job]
     assert compiled.built.cubin.startswith(b"\x7fELF")
-    # The bound is for a quiet machine. What else runs on this one adds to CPU time, half or more.
-    bound, seconds = 2 * spec.max_cpu_seconds, compiled.cpu_seconds
-    for _ in range(3):
-        if seconds > bound:
-            start = time.thread_time()
-            build(spec, variant, arch, KernelCache(Store(None, mode="off")))
-            seconds = time.thread_time() - start
-    assert seconds <= bound
+    # In yardsticks: a compile of a fixed program, which a slow or busy machine slows down as well.
+    bound = 1.8 * seconds_on_record(job) / ON_RECORD["yardstick_seconds"]
+    assert compiled.cost <= bound or everything.cost_again(job) <= bound
 
 
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
-def test_compiled_within_its_bound_on_a_quiet_machine(spec, variant, arch, everything):
+def test_compiled_within_its_bound_on_the_machine_of_the_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)
     row = ON_RECORD["programs"].get(job.name)
     if row is None:
         pytest.skip("not timed yet: python tools/bench_compile.py")
     assert row["cpu_seconds"] <= spec.max_cpu_seconds
-    if ON_RECORD["versions"]["nvidia-cuda-nvrtc"].startswith(nvrtc.version()):
+    if SAME_COMPILER:
         grown = len(everything[job].built.cubin) / row["cubin_bytes"]
         assert grown <= 1.1, "its time no longer counts: python tools/bench_compile.py"
 

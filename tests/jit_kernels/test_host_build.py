@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from importlib.resources import files
 
@@ -13,7 +14,7 @@ from kiln.cache.env import Env
 from kiln.jit_kernels.compile.template import Unit, include_closure
 from kiln.jit_kernels.errors import CompileError, ToolchainMissing
 from kiln.jit_kernels.spec import LaunchGeometry
-from kiln.jit_kernels.toolchains import host, host_runtime
+from kiln.jit_kernels.toolchains import host, host_build, host_runtime
 from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find_compiler
 from kiln.jit_kernels.toolchains.host_folder import LibraryFolder, library_folder
 from kiln.jit_kernels.toolchains.host_world import World
@@ -163,6 +164,7 @@ def test_a_key_covers_all_that_can_change_a_library():
     others = [
         RECIPE.key(replace(compiler, version="g++ 1")),
         RECIPE.key(replace(compiler, path="/opt/g++")),
+        RECIPE.key(replace(compiler, programs="another cc1plus")),
         replace(RECIPE, main="int one();").key(compiler),
         replace(RECIPE, flags=("-shared",)).key(compiler),
         replace(RECIPE, files={"two.h": "#define TWO 3"}).key(compiler),
@@ -170,6 +172,67 @@ def test_a_key_covers_all_that_can_change_a_library():
     ]
     assert len({RECIPE.key(compiler), *others}) == 1 + len(others)
     assert replace(RECIPE, name="two").key(compiler) == RECIPE.key(compiler)
+
+
+def test_a_key_covers_the_system_headers_that_a_source_includes(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    (tmp_path / "outer.h").write_text('#include "inner.h"\n')
+    keys = set()
+    for text in ("int one;", "int two;"):
+        (tmp_path / "inner.h").write_text(text)
+        host_build._system_headers.cache_clear()
+        for recipe in (
+            replace(RECIPE, main="#include <outer.h>"),
+            replace(RECIPE, files={"two.h": "  #  include <outer.h>"}),
+        ):
+            keys.add(recipe.key(find_compiler("g++")))
+    assert len(keys) == 4
+
+
+def test_an_assembler_that_was_replaced_is_another_compiler(tmp_path, monkeypatch):
+    before = find_compiler("g++")
+    (tmp_path / "as").write_text("#!/bin/sh\n")
+    (tmp_path / "as").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    after = find_compiler.__wrapped__("g++")
+    assert (before.path, before.version) == (after.path, after.version)
+    assert before.programs != after.programs
+
+
+DAY = 86400
+
+
+def aged(folder, ages):
+    """Publish a library for each age, in seconds; return their names."""
+    libraries, keys = LibraryFolder(folder), [f"{n:064}" for n in range(1, len(ages) + 1)]
+    for key, age in zip(keys, ages, strict=True):
+        libraries.publish(key, b"x" * 968)
+        os.utime(folder / f"{key}.so", (time.time() - age,) * 2)
+    return [f"{key}.so" for key in keys]
+
+
+def test_libraries_that_nobody_used_for_two_weeks_go_when_another_is_published(tmp_path):
+    fresh, _, last = aged(tmp_path, [13 * DAY, 15 * DAY, 0])
+    for name in (".tmp-1-ab", ".tmp-2-ab"):
+        (tmp_path / name).write_bytes(b"of a writer that was killed")
+    os.utime(tmp_path / ".tmp-1-ab", (time.time() - 7200,) * 2)
+    LibraryFolder(tmp_path).publish(KEY, b"library")
+    assert set(os.listdir(tmp_path)) == {fresh, last, f"{KEY}.so", ".tmp-2-ab"}
+
+
+def test_the_longest_unused_go_when_there_is_no_room_and_what_is_in_use_stays(tmp_path):
+    names = aged(tmp_path, [3 * DAY, 2 * DAY, 3000, DAY])
+    LibraryFolder(tmp_path).prune(max_bytes=3000)
+    assert sorted(os.listdir(tmp_path)) == names[1:]
+    LibraryFolder(tmp_path).prune(max_bytes=0)
+    assert os.listdir(tmp_path) == [names[2]]
+
+
+def test_a_use_is_noted(tmp_path):
+    (name,) = aged(tmp_path, [13 * DAY])
+    assert LibraryFolder(tmp_path).holds(name.removesuffix(".so"))
+    LibraryFolder(tmp_path).prune(max_seconds=DAY)
+    assert os.listdir(tmp_path) == [name]
 
 
 def test_the_runtime_stays_small_enough_to_read():

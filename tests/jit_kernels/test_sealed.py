@@ -16,7 +16,7 @@ from kiln.cache.bundle import Bundle, write_bundle
 ROOT = Path(__file__).resolve().parents[2]
 COMPILERS = ("nvidia", "cuda", "cupy", "triton", "_cuda", "ninja")
 WARM_START = """
-import json, os, shutil, sys, time
+import json, os, shutil, sys
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.opening import open_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
@@ -26,13 +26,19 @@ from kiln.jit_kernels.settings import settings
 jobs = jobs_for(all_specs().values(), ["sm_80", "sm_90a"])[:64]
 assert len(jobs) == 64
 loaded = set(sys.modules)
-start = time.process_time()
+calls = 0
+
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+
+sys.setprofile(count)
 cache = open_cache(settings())
 built = [build(j.spec, j.variant, j.arch, cache) for j in jobs]
-seconds = time.process_time() - start
+sys.setprofile(None)
 maps = open("/proc/self/maps").read()
 print(json.dumps({
-    "seconds": seconds,
+    "calls": calls,
     "tiers": sorted({one.tier for one in built}),
     "imported": sorted(n for n in set(sys.modules) - loaded if n.startswith(("cuda", "nvidia"))),
     "mapped": "libnvrtc" in maps,
@@ -117,9 +123,8 @@ def test_a_tampered_bundle_is_exit_code_4(warm, bare, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("tier", ["disk", "bundle"])
-def test_a_warm_start_of_64_kernels_takes_40_ms_and_loads_no_compiler(warm, tmp_path, tier):
+@pytest.mark.parametrize(("tier", "most"), [("disk", 750), ("bundle", 1500)])
+def test_a_warm_start_of_64_kernels_is_few_calls_each_and_loads_no_compiler(warm, tier, most):
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "tools/import_root"),
@@ -128,12 +133,8 @@ def test_a_warm_start_of_64_kernels_takes_40_ms_and_loads_no_compiler(warm, tmp_
     }
     if tier == "bundle":
         environ["KILN_KERNEL_BUNDLE"] = str(warm.bundle)
-    reports = []
-    for _ in range(3):  # a busy machine's interference only ever adds CPU time
-        out = subprocess.check_output([sys.executable, "-c", WARM_START], env=environ, timeout=120)
-        reports.append(json.loads(out))
-        if reports[-1]["seconds"] <= 0.04:
-            break
-    assert min(one["seconds"] for one in reports) <= 0.04
-    assert reports[0]["tiers"] == [tier]
-    assert (reports[0]["imported"], reports[0]["mapped"]) == ([], False)
+    out = subprocess.check_output([sys.executable, "-c", WARM_START], env=environ, timeout=120)
+    report = json.loads(out)
+    assert report["calls"] <= 64 * most
+    assert report["tiers"] == [tier]
+    assert (report["imported"], report["mapped"]) == ([], False)

@@ -22,7 +22,9 @@ def test_only_the_named_kernels_are_timed_anew(tmp_path, monkeypatch, capsys):
             first = json.loads(record.read_text())
             for row in first["programs"].values():
                 row["cpu_seconds"] = 99.0
+            first["yardstick_seconds"] = 1e-3  # taken when the machine was quieter
             record.write_text(json.dumps(first))
+    assert json.loads(record.read_text())["yardstick_seconds"] == 1e-3
     now = json.loads(record.read_text())["programs"]
     assert list(now) == list(first["programs"])
     old = {row["kernel"] for row in now.values() if row["cpu_seconds"] == 99.0}

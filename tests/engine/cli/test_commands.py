@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,26 +24,32 @@ def test_every_module_of_the_folder_is_a_command():
     assert all(command.HELP in " ".join(text.split()) for command in find_commands())
 
 
-@pytest.mark.alone
-def test_help_is_fast_and_imports_nothing_heavy():
-    code = (
-        "import sys, time; begun = time.perf_counter()\n"
-        "from kiln.engine.cli.main import build_parser\n"
-        "build_parser().format_help()\n"
-        "heavy = {'torch', 'transformers', 'fastapi', 'zmq', 'httpx', 'rich'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "print(time.perf_counter() - begun)"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path.append({str(ROOT)!r})\n{code}"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for _ in range(3)
-    ]
-    assert min(float(run.stdout) for run in runs) < 0.3
+HELP = """
+import sys
+calls, standard = 0, 0
+
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+
+sys.setprofile(count)
+import argparse, dataclasses, inspect
+standard = calls
+from kiln.engine.cli.main import build_parser
+build_parser().format_help()
+sys.setprofile(None)
+heavy = {'torch', 'transformers', 'fastapi', 'zmq', 'httpx', 'rich'} & set(sys.modules)
+assert not heavy, heavy
+print(standard, calls - standard)
+"""
+
+
+def test_help_does_little_and_imports_nothing_heavy():
+    """Beside what the standard library's own modules for a command line do as they are imported."""
+    code = f"import sys; sys.path.append({str(ROOT)!r})\n{HELP}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    standard, own = map(int, done.stdout.split())
+    assert own < 4 * standard
 
 
 def test_the_api_process_imports_neither_torch_nor_transformers():
@@ -128,7 +133,6 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
 
     command = [*module_command("kiln.engine.cli.main"), "serve", "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    begun = time.monotonic()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as server:
@@ -137,7 +141,6 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
             line = server.stdout.readline()
             assert line, server.stderr.read()
             lines.append(line)
-        assert time.monotonic() - begun < 20
         said = "".join(lines)
         assert f"Kiln {package.__version__} serves demo: " in said
         assert "on cpu · context 2048 tokens" in said

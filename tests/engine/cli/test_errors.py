@@ -3,7 +3,6 @@
 import json
 import socket
 import struct
-import time
 
 import pytest
 
@@ -61,9 +60,7 @@ def test_a_broken_tokenizer(kiln, folder):
 def test_a_port_in_use_is_found_before_the_model_loads(kiln, folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        begun = time.monotonic()
         result = kiln("serve", folder(), "--port", port, "--load-format", "dummy")
-        assert time.monotonic() - begun < 2
     _failed(result, 1, str(port), "--port")
     assert "…" not in result.stderr, "nothing was loaded"
 

@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import pytest
 
 COMPLETION = {"prompt": [5, 60, 7], "max_tokens": 20, "seed": 3, "temperature": 1.0, "n": 3}
@@ -219,16 +220,25 @@ def test_metrics_count_tokens_and_answers(api, metric):
 
 
 def test_small_answers_do_not_wait_for_a_delayed_ack(api):
-    """Without TCP_NODELAY each of them takes 40 ms on a connection that is kept open."""
+    """Without TCP_NODELAY each of them takes 40 ms on a connection that is kept open.
+
+    Not so the first answer on a new connection, which is acknowledged at once.
+    """
     import time
 
-    api.get("/version")
-    taken = []
-    for _ in range(10):
+    url = api.base_url.join("/version")
+
+    def seconds(client):
         begun = time.perf_counter()
-        api.get("/version")
-        taken.append(time.perf_counter() - begun)
-    assert min(taken) < 0.03
+        client.get(url)
+        return time.perf_counter() - begun
+
+    kept, new = [], []
+    for _ in range(10):
+        kept.append(seconds(api))
+        with httpx.Client() as fresh:
+            new.append(seconds(fresh))
+    assert min(kept) < 2 * min(new)
 
 
 @pytest.mark.parametrize("name", ["completion", "chat"])
