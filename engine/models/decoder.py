@@ -20,6 +20,7 @@ class Decoder:
         config: HFConfig,
         weights: Weights,
         max_model_len: int,
+        dtype: torch.dtype,
         device: torch.device,
         on_layer: Callable[[int], None],
     ) -> None:
@@ -27,7 +28,7 @@ class Decoder:
 
         Raises ModelError.
         """
-        build = Builder(config, weights, max_model_len, device)
+        build = Builder(config, weights, max_model_len, dtype, device)
         self.embedding = build.embedding()
         self.blocks: list[DecoderBlock] = []
         for layer in range(config.num_layers):

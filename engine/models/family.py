@@ -33,7 +33,7 @@ class Model(Protocol):
 
 
 OnLayer = Callable[[int], None]
-Build = Callable[[HFConfig, Weights, int, torch.device, OnLayer], Model]
+Build = Callable[[HFConfig, Weights, int, torch.dtype, torch.device, OnLayer], Model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,4 @@ class Family:
 
     architectures: tuple[str, ...]
     traits: Callable[[Fields], Traits]
-    build: Build = Decoder  # (config, weights, max_model_len, device, on_layer) -> model
+    build: Build = Decoder  # (config, weights, max_model_len, dtype, device, on_layer) -> model

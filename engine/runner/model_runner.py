@@ -49,10 +49,9 @@ class ModelRunner:
         else:
             check_cpu_toggles()
         with torch.inference_mode():
-            weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype, self.device)
-            self._model = load_model(
-                family, self.model_config, weights, self.max_model_len, self.device, report
-            )
+            hf, length = self.model_config, self.max_model_len
+            weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
+            self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
             self._attention = self._make_attention(config, needs)  # takes memory too
             self._pool = self._make_pool(config)
             layers = self._model.attention_layers
