@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
@@ -13,6 +16,7 @@ from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
 from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameters import Parameters, Projection
 from kiln.engine.models.self_attention import SelfAttention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.rotary_table import rotary_table
@@ -22,10 +26,16 @@ class Builder:
     """Makes layers; each method raises ModelError when a tensor is missing or misshapen."""
 
     def __init__(
-        self, config: HFConfig, weights: Weights, max_model_len: int, device: torch.device
+        self,
+        config: HFConfig,
+        weights: Weights,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._config = config
-        self._weights = weights
+        self._parameters = Parameters(weights, dtype, device)
+        self._shape = config.attention
         rope = config.rope
         table = rotary_table(rope.rotary_dim, max_model_len, rope.theta, rope.scaling)
         self._rotary = Rotary(table.to(device))
@@ -33,18 +43,19 @@ class Builder:
     def embedding(self) -> Embedding:
         """Build the token embedding."""
         sizes = (self._config.vocab_size, self._config.hidden_size)
-        return Embedding(self._weights.tensor("model.embed_tokens.weight", *sizes))
+        return Embedding(self._parameters.tensor("model.embed_tokens.weight", *sizes))
 
     def head(self, embedding: Embedding) -> Linear:
         """Build the projection to logits, or tie it to the embedding."""
+        parts = (("lm_head", self._config.vocab_size),)
+        projection = Projection("lm_head", parts, self._config.hidden_size)
         if self._config.tie_word_embeddings:
-            self._weights.ignore("lm_head.weight")
-            return Linear(embedding.weight)
-        return self._linear("", ("lm_head",), (self._config.vocab_size,), self._config.hidden_size)
+            return self._parameters.tied(projection, embedding.weight)
+        return self._parameters.linear(projection)
 
     def norm(self, name: str, size: int) -> RMSNorm:
         """Build one norm over ``size`` dimensions."""
-        return RMSNorm(self._weights.tensor(f"{name}.weight", size), self._config.norm_eps)
+        return RMSNorm(self._parameters.tensor(f"{name}.weight", size), self._config.norm_eps)
 
     def block(self, layer: int) -> DecoderBlock:
         """Build one layer of the stack."""
@@ -57,78 +68,66 @@ class Builder:
         )
 
     def _attention(self, prefix: str, layer: int) -> SelfAttention:
-        config, traits = self._config, self._config.traits
-        size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        names, rows = ("q_proj", "k_proj", "v_proj"), (size, kv_size, kv_size)
+        hidden, traits, shape = self._config.hidden_size, self._config.traits, self._shape
+        qkv = {"q_proj": shape.query_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
         norms = [
-            self.norm(prefix + name, config.head_dim) if traits.qk_norm else None
+            self.norm(prefix + name, shape.head_dim)
             for name in ("q_norm", "k_norm")
+            if traits.qk_norm
         ]
+        output = {"o_proj": hidden}
         return SelfAttention(
-            layer=layer,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            qkv=self._linear(prefix, names, rows, config.hidden_size, traits.qkv_bias),
-            query_norm=norms[0],
-            key_norm=norms[1],
-            rotary=self._rotary,
-            output=self._linear(
-                prefix, ("o_proj",), (config.hidden_size,), size, traits.output_bias
+            self._linear(f"layers.{layer}.qkv_proj", prefix, qkv, hidden, traits.qkv_bias),
+            AttentionLayer(layer, shape, self._rotary, *norms),
+            self._linear(
+                f"layers.{layer}.o_proj", prefix, output, shape.query_size, traits.output_bias
             ),
-            window=config.windows[layer],
         )
 
     def _feed_forward(self, prefix: str, layer: int) -> GatedMLP | SparseMLP:
-        experts = self._config.traits.experts
+        experts, name = self._config.traits.experts, f"layers.{layer}."
         if experts is None or not experts.layers[layer]:
-            return self._mlp(prefix + "mlp.", self._config.intermediate_size)
-        return self._experts(prefix + experts.names.layer, experts)
+            return self._mlp(name, prefix + "mlp.", self._config.intermediate_size)
+        return self._experts(name, prefix + experts.names.layer, experts)
 
-    def _experts(self, prefix: str, experts: Experts) -> SparseMLP:
-        hidden, inner = self._config.hidden_size, experts.intermediate_size
-        names = experts.names
-        places = [f"{prefix}experts.{index}." for index in range(experts.num_experts)]
-        pairs = [f"{place}{name}.weight" for place in places for name in (names.gate, names.up)]
-        downs = [f"{place}{names.down}.weight" for place in places]
+    def _experts(self, name: str, prefix: str, experts: Experts) -> SparseMLP:
+        hidden, inner, count = (
+            self._config.hidden_size,
+            experts.intermediate_size,
+            experts.num_experts,
+        )
+        names, make = experts.names, self._parameters
+        places = [f"{prefix}experts.{index}." for index in range(count)]
+        pairs = tuple((place + part, inner) for place in places for part in (names.gate, names.up))
+        downs = tuple((place + names.down, hidden) for place in places)
         shared = None
         if experts.shared_size:
+            gate = {"shared_expert_gate": 1}
             shared = SharedExpert(
-                self._mlp(prefix + "shared_expert.", experts.shared_size),
-                self._linear(prefix, ("shared_expert_gate",), (1,), hidden),
+                self._mlp(name + "shared_expert.", prefix + "shared_expert.", experts.shared_size),
+                self._linear(name + "shared_expert_gate", prefix, gate, hidden),
             )
         return SparseMLP(
-            router=self._linear(prefix, ("gate",), (experts.num_experts,), hidden),
-            gate_up=self._weights.stacked(pairs, [inner] * len(pairs), hidden).unflatten(
-                0, (experts.num_experts, 2 * inner)
-            ),
-            down=self._weights.stacked(downs, [hidden] * len(downs), inner).unflatten(
-                0, (experts.num_experts, hidden)
-            ),
+            router=self._linear(name + "router", prefix, {"gate": count}, hidden),
+            gate_up=make.experts(Projection(name + "experts.gate_up_proj", pairs, hidden), count),
+            down=make.experts(Projection(name + "experts.down_proj", downs, inner), count),
             top_k=experts.top_k,
             renormalise=experts.renormalise,
             shared=shared,
         )
 
-    def _mlp(self, prefix: str, inner: int) -> GatedMLP:
+    def _mlp(self, name: str, prefix: str, inner: int) -> GatedMLP:
         hidden, bias = self._config.hidden_size, self._config.traits.mlp_bias
+        gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": hidden}
         return GatedMLP(
-            self._linear(prefix, ("gate_proj", "up_proj"), (inner, inner), hidden, bias),
+            self._linear(name + "gate_up_proj", prefix, gate_up, hidden, bias),
             GATES[self._config.activation],
-            self._linear(prefix, ("down_proj",), (hidden,), inner, bias),
+            self._linear(name + "down_proj", prefix, down, inner, bias),
         )
 
     def _linear(
-        self,
-        prefix: str,
-        names: tuple[str, ...],
-        rows: tuple[int, ...],
-        width: int,
-        bias: bool = False,
+        self, name: str, prefix: str, parts: Mapping[str, int], width: int, bias: bool = False
     ) -> Linear:
-        """Build one projection [sum(rows), width] of several tensors below each other."""
-        parts = [prefix + name for name in names]
-        weight = self._weights.stacked([f"{part}.weight" for part in parts], rows, width)
-        if not bias:
-            return Linear(weight)
-        return Linear(weight, self._weights.stacked([f"{part}.bias" for part in parts], rows))
+        """Build one projection of ``width`` inputs; ``parts``: outputs by name after ``prefix``."""
+        placed = tuple((prefix + part, size) for part, size in parts.items())
+        return self._parameters.linear(Projection(name, placed, width, bias))

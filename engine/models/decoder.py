@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.build import Builder
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.weights import Weights
@@ -19,6 +20,7 @@ class Decoder:
         config: HFConfig,
         weights: Weights,
         max_model_len: int,
+        dtype: torch.dtype,
         device: torch.device,
         on_layer: Callable[[int], None],
     ) -> None:
@@ -26,12 +28,13 @@ class Decoder:
 
         Raises ModelError.
         """
-        build = Builder(config, weights, max_model_len, device)
+        build = Builder(config, weights, max_model_len, dtype, device)
         self.embedding = build.embedding()
-        self.blocks = []
+        self.blocks: list[DecoderBlock] = []
         for layer in range(config.num_layers):
             self.blocks.append(build.block(layer))
             on_layer(layer + 1)
+        self.attention_layers = [block.attention.attention for block in self.blocks]
         self.norm = build.norm("model.norm", config.hidden_size)
         self.head = build.head(self.embedding)
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 
-from kiln.engine.models.weights import Weights
+from kiln.engine.models.weights import Index, Weights, check_part
 
 _STD = 0.02  # what most models start their training from
 
 
 class DummyWeights(Weights):
-    """Normal weights, zero biases, norms of one; a tensor depends on its name and the seed."""
+    """Normal weights, zero biases, norms of one; a tensor depends on its name and the seed.
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(dtype, device)
+    ``dtype`` is what it says that it holds; what it draws depends on the dtype asked for.
+    """
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
         self._seed = seed
+        self._dtype = dtype
 
-    def fill(self, name: str, out: torch.Tensor) -> None:
-        """Draw a tensor."""
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the one dtype of all tensors."""
+        return self._dtype
+
+    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
+        """Draw a tensor, all of it even where a part is wanted: a part is that of the whole."""
+        check_part(name, out, shape, index)
         if name.endswith("norm.weight"):
             out.fill_(1)
         elif name.endswith(".bias"):
             out.zero_()
+        elif index:
+            whole = out.new_empty(tuple(shape))
+            self.fill(name, whole, shape)
+            out.copy_(whole[index])
         else:
             generator = torch.Generator(out.device)
             generator.manual_seed(zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.models.decoder import Decoder
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, Traits
@@ -15,7 +16,14 @@ from kiln.engine.models.weights import Weights
 
 
 class Model(Protocol):
-    """What the runner needs of a model."""
+    """What the runner needs of a model.
+
+    ``torch.compile`` can trace ``forward`` for any number of tokens, in one graph.
+    """
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The attention layers, by their index."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states [num_tokens, hidden_size]."""
@@ -25,7 +33,7 @@ class Model(Protocol):
 
 
 OnLayer = Callable[[int], None]
-Build = Callable[[HFConfig, Weights, int, torch.device, OnLayer], Model]
+Build = Callable[[HFConfig, Weights, int, torch.dtype, torch.device, OnLayer], Model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +48,4 @@ class Family:
     architectures: tuple[str, ...]
     traits: Callable[[Fields], Traits]
     keys: Mapping[str, Any] = field(default_factory=dict)
-    build: Build = Decoder  # (config, weights, max_model_len, device, on_layer) -> model
+    build: Build = Decoder  # (config, weights, max_model_len, dtype, device, on_layer) -> model

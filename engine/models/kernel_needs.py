@@ -17,7 +17,7 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
     return {
         **needs_of(dtype),
         **routing,
-        "head_tile": str(head_tile(config.head_dim)),
+        "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",
         "soft_cap": "false",
     }

@@ -22,10 +22,11 @@ def load_model(
     config: HFConfig,
     weights: Weights,
     max_model_len: int,
+    dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
 ) -> Model:
-    """Build a model; ``progress`` hears of each layer as stage "weights".
+    """Build a model that computes in ``dtype``; ``progress`` hears of each layer as "weights".
 
     Raises ModelError when the weights are missing, corrupt or do not fit the config.
     """
@@ -35,15 +36,14 @@ def load_model(
     def on_layer(done: int) -> None:
         progress("weights", done, total)
 
-    model = family.build(config, weights, max_model_len, device, on_layer)
+    model = family.build(config, weights, max_model_len, dtype, device, on_layer)
     weights.finish()
     return model
 
 
-def open_weights(
-    folder: Path, load_format: LoadFormat, seed: int, dtype: torch.dtype, device: torch.device
-) -> Weights:
-    """Return the source of weights that a load format names. Raises ModelError."""
-    if load_format == "dummy":
-        return DummyWeights(seed, dtype, device)
-    return SafetensorsWeights(folder, dtype, device)
+def open_weights(folder: Path, load_format: LoadFormat, seed: int, dtype: torch.dtype) -> Weights:
+    """Return the source of weights that a load format names; dummies are held in ``dtype``.
+
+    Raises ModelError.
+    """
+    return DummyWeights(seed, dtype) if load_format == "dummy" else SafetensorsWeights(folder)

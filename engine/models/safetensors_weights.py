@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,11 +13,26 @@ from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import ModelError
 from kiln.engine.model_folder import read_json
-from kiln.engine.models.weights import Weights
+from kiln.engine.models.weights import Index, Weights, check_part
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_DTYPES = ("F64", "F32", "F16", "BF16")
+_DTYPES = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
 _UNUSED = (".rotary_emb.inv_freq",)  # buffers that old exports hold; Kiln computes its own table
 
 
@@ -25,29 +42,34 @@ class SafetensorsWeights(Weights):
     Raises ModelError when a file is missing, half-downloaded or corrupt, here or in ``fill``.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(dtype, device)
+    def __init__(self, folder: Path) -> None:
         self._open_files = ExitStack()
         self._files: dict[Path, Any] = {}
         self._homes = self._find(folder)
         self._used: set[str] = set()
 
-    def fill(self, name: str, out: torch.Tensor) -> None:
-        """Copy a tensor from its file. Raises ModelError naming the file and the tensor."""
-        path = self._homes.get(name)
-        if path is None:
-            raise ModelError(f"{self._where()}: tensor {name} is missing: is the model complete?")
+    def dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's dtype in its file. Raises ModelError."""
+        path, part = self._find_tensor(name)
+        if part.get_dtype() not in _DTYPES:
+            raise ModelError(
+                f"{path}: tensor {name} is {part.get_dtype()}, Kiln knows {', '.join(_DTYPES)}"
+            )
+        return _DTYPES[part.get_dtype()]
+
+    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
+        """Copy a tensor, or the part at ``index``, from its file: nothing else is read."""
+        check_part(name, out, shape, index)
+        path, part = self._find_tensor(name)
+        if list(part.get_shape()) != list(shape):
+            raise ModelError(
+                f"{path}: tensor {name} is {part.get_dtype()} {list(part.get_shape())}, "
+                f"config.json makes it {list(shape)}"
+            )
         try:
-            part = self._files[path].get_slice(name)
-            shape, dtype = list(part.get_shape()), part.get_dtype()
-            if shape != list(out.shape) or dtype not in _DTYPES:
-                raise ModelError(
-                    f"{path}: tensor {name} is {dtype} {shape}, config.json makes it "
-                    f"{list(out.shape)} of {' or '.join(_DTYPES)}"
-                )
-            out.copy_(part[:])
+            out.copy_(part[index or slice(None)])
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read ({error})") from error
+            raise _unreadable(path, name, error) from error
         self._used.add(name)
 
     def ignore(self, name: str) -> None:
@@ -63,6 +85,16 @@ class SafetensorsWeights(Weights):
                 f"{self._where()}: the architecture of config.json has no place for {len(left)} "
                 f"tensors, such as {', '.join(left[:3])}"
             )
+
+    def _find_tensor(self, name: str) -> tuple[Path, Any]:
+        """Return a tensor's file, and safetensors' view of it, of which nothing is read yet."""
+        path = self._homes.get(name)
+        if path is None:
+            raise ModelError(f"{self._where()}: tensor {name} is missing: is the model complete?")
+        try:
+            return path, self._files[path].get_slice(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, name, error) from error
 
     def _where(self) -> str:
         return str(next(iter(self._files)).parent)
@@ -92,6 +124,10 @@ class SafetensorsWeights(Weights):
                 f"{path}: not a whole safetensors file ({error}): download it again"
             ) from error
         return frozenset(self._files[path].keys())
+
+
+def _unreadable(path: Path, name: str, error: Exception) -> ModelError:
+    return ModelError(f"{path}: tensor {name} cannot be read ({error})")
 
 
 def _read_index(index: Path) -> dict[str, Path]:

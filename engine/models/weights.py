@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: what the decoder asks of any source."""
+"""Where a model's tensors come from: what the builder asks of any source."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from collections.abc import Sequence
 
 import torch
 
+Index = tuple[slice, ...]  # a slice for each of the first dimensions, of step 1
+
 
 class Weights(ABC):
-    """A source of tensors by their checkpoint names, in the dtype and on the device to serve."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype = dtype
-        self._device = device
+    """A source of tensors by their checkpoint names."""
 
     @abstractmethod
-    def fill(self, name: str, out: torch.Tensor) -> None:
-        """Write the tensor of a name into ``out``. Raises ModelError on another shape."""
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype that the source holds a tensor in. Raises ModelError."""
+
+    @abstractmethod
+    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
+        """Write a tensor of a known ``shape``, or the part at ``index``, into ``out``.
+
+        Values are converted to the dtype of ``out``. Only the part is read where the source can do
+        that. Raises ModelError where the source has no such tensor or one of another shape,
+        ValueError where ``out`` does not have the part's shape.
+        """
 
     @abstractmethod
     def ignore(self, name: str) -> None:
@@ -27,18 +34,12 @@ class Weights(ABC):
     def finish(self) -> None:
         """Check that nothing was left over, and let go of files. Raises ModelError."""
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """Return one tensor of a known shape. Raises ModelError."""
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self.fill(name, out)
-        return out
 
-    def stacked(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> torch.Tensor:
-        """Return several tensors in one, below each other: [sum(rows), *rest].
-
-        Raises ModelError.
-        """
-        out = torch.empty((sum(rows), *rest), dtype=self._dtype, device=self._device)
-        for name, part in zip(names, torch.split(out, list(rows)), strict=True):
-            self.fill(name, part)
-        return out
+def check_part(name: str, out: torch.Tensor, shape: Sequence[int], index: Index) -> None:
+    """Raise ValueError unless ``out`` has the shape of a tensor's part."""
+    bounds = [part.indices(size) for part, size in zip(index, shape, strict=False)]
+    sizes = [len(range(*bound)) for bound in bounds] + list(shape[len(index) :])
+    if len(index) > len(shape) or sizes != list(out.shape):
+        raise ValueError(
+            f"{name}: out is {list(out.shape)}, and {index} of {list(shape)} is {sizes}"
+        )

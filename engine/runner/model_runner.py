@@ -9,8 +9,9 @@ import torch
 
 from kiln.cache.env import EnvError
 from kiln.engine.attention.choose import kernels_attend
-from kiln.engine.attention.context import Attention, attention_context
+from kiln.engine.attention.context import AttentionStep, attention_step
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
+from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import check_attention_toggles
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.batch import Batch, SampledToken, StepOutput
@@ -63,12 +64,11 @@ class ModelRunner:
         else:
             check_cpu_toggles()
         with torch.inference_mode(), explained(self.device, "loading the model"):
-            weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype, self.device)
-            self._model = load_model(
-                family, self.model_config, weights, self.max_model_len, self.device, report
-            )
+            hf, length = self.model_config, self.max_model_len
+            weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
+            self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
             self._attention = self._make_attention(config, needs)  # takes memory too
-            self._pool = self._make_pool(config.kv)
+            self._use(self._make_pool(config.kv))
 
     @property
     def vocab_size(self) -> int:
@@ -104,7 +104,8 @@ class ModelRunner:
 
     def _run(self, batch: Batch) -> StepOutput:
         inputs = make_inputs(batch, self._pool.block_size, self.device)
-        with attention_context(self._attention.context(inputs.metadata, self._pool)):
+        plan = self._attention.plan(inputs.metadata)
+        with attention_step(AttentionStep(self._layers, inputs.metadata, plan)):
             hidden = self._model.forward(inputs.token_ids, inputs.positions)
         sampling = [request for request in batch.requests if request.samples]
         if not sampling:
@@ -140,24 +141,29 @@ class ModelRunner:
 
         The trial needs a pool of one block only; what it draws means nothing.
         """
-        self._pool = self._allocate(1, kv)
+        self._use(self._allocate(1, kv))
         trial = in_one_block(self._trial(sys.maxsize), self.max_model_len, kv.block_size)
         try:
             return peak_bytes(lambda: self._try(trial), self.device)
         finally:
-            del self._pool
+            del self._pool, self._layers
+
+    def _use(self, pool: KVPool) -> None:
+        """Make a pool the one that every step writes."""
+        self._pool = pool
+        layers = self._model.attention_layers
+        self._layers = bind_layers(layers, pool, self._attention, self.dtype)
 
     @property
     def _kv_shape(self) -> KVShape:
-        hf = self.model_config
-        return KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.kv_dtype)
+        return KVShape(self.model_config.attention, self.kv_dtype)
 
     def _make_attention(self, config: EngineConfig, needs: Needs) -> Attention:
-        hf, limits = self.model_config, config.scheduler
+        shape, limits = self._kv_shape, config.scheduler
         if not kernels_attend(self.device, needs, config.kv.block_size):
-            return TorchAttention(hf.windows, self.dtype)
+            return TorchAttention(shape.attention.windows, self.dtype)
         most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)
-        return KernelAttention(self._kv_shape, hf.num_heads, hf.windows, most, self.device)
+        return KernelAttention(shape, most, self.device)
 
     def _make_pool(self, kv: KVConfig) -> KVPool:
         measured = self.device.type == "cuda" and kv.num_blocks is None

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
+from kiln.engine.models.dummy_weights import DummyWeights
+from kiln.engine.models.parameters import Parameters, Projection
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 
 CPU = torch.device("cpu")
@@ -36,16 +38,23 @@ def sharded(tmp_path):
     return tmp_path
 
 
-def load(folder, dtype=torch.float32):
-    return SafetensorsWeights(folder, dtype, CPU)
+def load(folder):
+    return SafetensorsWeights(folder)
+
+
+def tensor(weights, name, *shape):
+    return Parameters(weights, torch.float32, CPU).tensor(name, *shape)
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
 def test_one_file_and_shards_give_the_same(layout, request):
     weights = load(request.getfixturevalue(layout))
-    stacked = weights.stacked(["a.weight", "b.weight"], [2, 4], 3)
-    assert torch.equal(stacked, torch.cat([TENSORS["a.weight"], TENSORS["b.weight"]]))
-    norm = weights.tensor("norm", 5)
+    linear = Parameters(weights, torch.float32, CPU).linear(
+        Projection("ab", (("a", 2), ("b", 4)), 3)
+    )
+    assert torch.equal(linear.weight, torch.cat([TENSORS["a.weight"], TENSORS["b.weight"]]))
+    assert linear.bias is None
+    norm = tensor(weights, "norm", 5)
     assert norm.dtype == torch.float32
     assert torch.equal(norm, TENSORS["norm"].float())
     weights.finish()
@@ -53,33 +62,83 @@ def test_one_file_and_shards_give_the_same(layout, request):
 
 def test_tensors_do_not_depend_on_the_file_once_read(single):
     weights = load(single)
-    taken = weights.tensor("a.weight", 2, 3)
+    taken = tensor(weights, "a.weight", 2, 3)
     (single / "model.safetensors").write_bytes(b"\0" * 10)
     assert torch.equal(taken, TENSORS["a.weight"])
 
 
 def test_a_missing_tensor_is_named(single):
     with pytest.raises(ModelError, match=r"tensor c\.weight is missing"):
-        load(single).tensor("c.weight", 2)
+        tensor(load(single), "c.weight", 2)
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 4), (2, 3, 1)])
 def test_another_shape_is_refused_with_both_shapes(single, shape):
     wanted = r"model\.safetensors: tensor a\.weight is F32 \[2, 3\], config\.json makes it"
     with pytest.raises(ModelError, match=wanted) as caught:
-        load(single).tensor("a.weight", *shape)
+        tensor(load(single), "a.weight", *shape)
     assert str(list(shape)) in str(caught.value)
 
 
-def test_an_integer_tensor_is_refused(tmp_path):
-    save_file({"a": torch.ones(4, dtype=torch.int8)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"tensor a is I8 \[4\]"):
-        load(tmp_path).tensor("a", 4)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_quantised_tensor_is_refused_by_the_layer_that_wants_it(tmp_path, dtype):
+    save_file({"a.weight": torch.ones(4, 2).to(dtype)}, tmp_path / "model.safetensors")
+    weights = load(tmp_path)
+    assert weights.dtype("a.weight") == dtype
+    with pytest.raises(ModelError, match=rf"layers\.0\.o_proj: tensor a\.weight is {dtype}, Kiln"):
+        Parameters(weights, torch.float32, CPU).linear(
+            Projection("layers.0.o_proj", (("a", 4),), 2)
+        )
+
+
+@pytest.mark.parametrize(
+    "index", [(slice(1, 3),), (slice(None), slice(1, 2)), (slice(3, None), slice(0, 2))]
+)
+def test_a_part_is_that_of_the_whole_in_the_dtype_of_out(single, index):
+    weights, whole = load(single), TENSORS["b.weight"]
+    part = torch.full(whole[index].shape, float("nan"), dtype=torch.float64)
+    weights.fill("b.weight", part, (4, 3), index)
+    assert torch.equal(part, whole[index].double())
+    assert (weights.dtype("b.weight"), weights.dtype("norm")) == (torch.float32, torch.bfloat16)
+
+
+def test_only_the_part_is_read(single, monkeypatch):
+    """A rank's share of a tensor: safetensors is asked for the slice, not for the whole."""
+    weights, asked = load(single), []
+    find = weights._find_tensor
+
+    class Spy:
+        def __init__(self, part):
+            self.get_shape, self.get_dtype = part.get_shape, part.get_dtype
+            self.part = part
+
+        def __getitem__(self, index):
+            asked.append(index)
+            return self.part[index]
+
+    def spying(name):
+        path, part = find(name)
+        return path, Spy(part)
+
+    monkeypatch.setattr(weights, "_find_tensor", spying)
+    weights.fill("b.weight", torch.empty(2, 3), (4, 3), (slice(2, 4),))
+    assert asked == [(slice(2, 4),)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "index"),
+    [((2, 3), ()), ((4, 3), (slice(2),)), ((1, 3), (slice(2),)), ((4,), (slice(4),) * 3)],
+)
+def test_a_part_of_another_size_than_out_is_refused(single, sizes, index):
+    weights = [load(single), DummyWeights(0, torch.float32)]
+    for source in weights:
+        with pytest.raises(ValueError, match=r"b\.weight: out is"):
+            source.fill("b.weight", torch.empty(sizes), (4, 3), index)
 
 
 def test_leftover_tensors_show_that_the_config_is_wrong(single):
     weights = load(single)
-    weights.tensor("a.weight", 2, 3)
+    tensor(weights, "a.weight", 2, 3)
     weights.ignore("norm")
     with pytest.raises(ModelError, match=r"no place for 1 tensors, such as b\.weight"):
         weights.finish()

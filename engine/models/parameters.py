@@ -1,0 +1,90 @@
+"""The one maker of a model's parameters: every Linear and every other tensor of it.
+
+What holds for all projections belongs here: which part of a tensor a rank reads (an index for
+``Weights.fill``), how a quantised weight is laid out (told by its dtype in the checkpoint), and
+which Linear is wrapped (told by its name).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.errors import ModelError
+from kiln.engine.layers.linear import Linear
+from kiln.engine.models.weights import Weights
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer, made of one or several layers of the checkpoint below each other.
+
+    ``name`` is Kiln's, and unique in a model: "layers.3.qkv_proj". ``parts`` are the checkpoint's
+    names, without ".weight", and how many outputs each of them has.
+    """
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    input_size: int
+    bias: bool = False
+
+    @property
+    def output_size(self) -> int:
+        """How many outputs all parts have."""
+        return sum(size for _, size in self.parts)
+
+
+class Parameters:
+    """Makes tensors of one dtype on one device from a checkpoint's, whatever dtype those have."""
+
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """Return one tensor of a known shape. Raises ModelError."""
+        out = self._empty(*shape)
+        self._fill(name, out, name)
+        return out
+
+    def linear(self, projection: Projection) -> Linear:
+        """Return a projection. Raises ModelError."""
+        weight = self._stacked(projection, "weight", projection.input_size)
+        return Linear(weight, self._stacked(projection, "bias") if projection.bias else None)
+
+    def tied(self, projection: Projection, weight: torch.Tensor) -> Linear:
+        """Return a projection with the weight [output, input] of another layer."""
+        for part, _ in projection.parts:
+            self._weights.ignore(f"{part}.weight")
+        return Linear(weight)
+
+    def experts(self, projection: Projection, num_experts: int) -> torch.Tensor:
+        """Return a projection of every expert, [num_experts, output, input]. Raises ModelError.
+
+        The parts are those of the first expert, then those of the second, and so on.
+        """
+        weight = self._stacked(projection, "weight", projection.input_size)
+        return weight.view(num_experts, -1, projection.input_size)
+
+    def _stacked(self, projection: Projection, kind: str, *rest: int) -> torch.Tensor:
+        out = self._empty(projection.output_size, *rest)
+        rows = out.split([size for _, size in projection.parts])
+        for (part, _), own in zip(projection.parts, rows, strict=True):
+            self._fill(f"{part}.{kind}", own, projection.name)
+        return out
+
+    def _fill(self, name: str, out: torch.Tensor, layer: str) -> None:
+        dtype = self._weights.dtype(name)
+        if dtype not in _FLOATS:
+            raise ModelError(
+                f"{layer}: tensor {name} is {dtype}, Kiln serves unquantised checkpoints only: "
+                f"want one of {', '.join(map(str, _FLOATS))}"
+            )
+        self._weights.fill(name, out, out.shape)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

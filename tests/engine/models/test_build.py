@@ -1,0 +1,90 @@
+"""Every projection of every family has one maker, a name of its own, and the heads of one shape."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+import torch
+
+from kiln.engine.layers.linear import Linear
+from kiln.engine.models.build import Builder
+from kiln.engine.models.dummy_weights import DummyWeights
+from kiln.engine.models.parameters import Parameters
+from kiln.engine.models.registry import known_families, read_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def built(tmp_path, small_config):
+    def build(architecture, **more):
+        (tmp_path / "config.json").write_text(json.dumps(small_config(architecture, **more)))
+        family, config = read_model(tmp_path)
+        weights = DummyWeights(0, torch.float32)
+        return family.build(config, weights, 64, torch.bfloat16, CPU, lambda done: None)
+
+    return build
+
+
+def linears(value):
+    """The Linears that can be reached from a layer."""
+    if isinstance(value, Linear):
+        return [value]
+    parts = [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else []
+    return [linear for part in parts for linear in linears(part)]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The projections that the one maker is asked for."""
+    asked = []
+    for name in ("linear", "tied", "experts"):
+        method = getattr(Parameters, name)
+
+        def spy(self, projection, *rest, method=method):
+            asked.append(projection)
+            return method(self, projection, *rest)
+
+        monkeypatch.setattr(Parameters, name, spy)
+    return asked
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", sorted(known_families()))
+def test_one_maker_makes_every_projection_under_its_own_name(built, made, architecture, tied):
+    model = built(architecture, tie_word_embeddings=tied)
+    names = [projection.name for projection in made]
+    stacks = [name for name in names if ".experts." in name]
+    found = [linear for part in (*model.blocks, model.head) for linear in linears(part)]
+    assert len(found) == len(names) - len(stacks)
+    assert len(set(names)) == len(names)
+    assert {"lm_head", "layers.0.qkv_proj", "layers.2.o_proj"} <= set(names)
+    parts = [part for projection in made for part, _ in projection.parts]
+    assert len(set(parts)) == len(parts)
+
+
+def test_the_parts_of_a_projection_lie_in_their_order(built, made):
+    model = built("LlamaForCausalLM", attention_bias=True)
+    qkv, dummies = model.blocks[1].attention.qkv, DummyWeights(0, torch.float32)
+    rows = qkv.weight.split([32, 16, 16])
+    for name, own in zip("qkv", rows, strict=True):
+        wanted = torch.empty(own.shape, dtype=torch.bfloat16)
+        name = f"model.layers.1.self_attn.{name}_proj.weight"
+        dummies.fill(name, wanted, wanted.shape)
+        assert torch.equal(own, wanted)
+    assert qkv.bias.shape == (64,)
+    assert qkv.weight.dtype == torch.bfloat16
+
+
+def test_head_counts_come_from_the_shape_alone(tmp_path, built):
+    """Fewer heads in the shape, as a rank has them: smaller projections, and nothing else."""
+    built("LlamaForCausalLM")
+    config = read_model(tmp_path)[1]
+    builder = Builder(config, DummyWeights(0, torch.float32), 64, torch.float32, CPU)
+    builder._shape = replace(config.attention, num_heads=2, num_kv_heads=1)
+    attention = builder.block(0).attention
+    assert attention.qkv.weight.shape == (4 * 8, 32)
+    assert attention.output.weight.shape == (32, 2 * 8)
+    assert attention.attention.shape.num_heads == 2
