@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from kiln.jit_kernels.ops.norm.reference import normalise
 from kiln.jit_kernels.parity import largest_error
-from kiln.jit_kernels.references.norm import normalise
 from kiln.jit_kernels.references.quantized import (
     QUANTS,
     code_bytes,

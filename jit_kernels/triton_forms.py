@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 
+from kiln.jit_kernels.parameters import Arguments
+
 
 def has_triton(family: str) -> bool:
     """Return whether Triton is installed and the family has Triton forms, importing neither."""
@@ -15,8 +17,8 @@ def has_triton(family: str) -> bool:
     )
 
 
-def triton_form(family: str, name: str) -> Callable[..., None]:
-    """Return the Triton form of an operator: same arguments, written in place.
+def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
+    """Return the Triton form of an operator: it takes the same arguments and writes in place.
 
     Raises ImportError when the family has none.
     """
@@ -24,4 +26,4 @@ def triton_form(family: str, name: str) -> Callable[..., None]:
 
 
 def _module(family: str) -> str:
-    return f"kiln.jit_kernels.triton_ops.{family}"
+    return f"kiln.jit_kernels.ops.{family}.triton"

@@ -23,7 +23,8 @@ from kiln.jit_kernels.bench import peers
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
 from kiln.jit_kernels.bench.table import remarks, side_by_side
-from kiln.jit_kernels.registry import families, operators
+from kiln.jit_kernels.families import families
+from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import KernelSpec
 
 _PACKAGES = ("torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 
 from kiln.engine.layers.linear import Linear
-from kiln.jit_kernels.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from kiln.jit_kernels.ops.activation.functions import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 
 GATES = MappingProxyType(
     {"silu": silu_and_mul, "gelu": gelu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}

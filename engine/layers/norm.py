@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
+from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
 
 
 @dataclass(frozen=True, slots=True)

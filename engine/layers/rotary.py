@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.ops.rotary import apply_rotary
+from kiln.jit_kernels.ops.rotary.functions import apply_rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.sampler import sample
 from kiln.jit_kernels.choose import prepare
 from kiln.jit_kernels.dispatch import check_cpu_toggles
+from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.spec import Needs
 
 
@@ -44,7 +45,7 @@ class ModelRunner:
         needs = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
         if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
             torch.cuda.set_device(self.device)
-            prepare(report, needs)
+            prepare(all_specs().values(), report, needs)
         else:
             check_cpu_toggles()
         with torch.inference_mode():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.ops.activation import silu_and_mul
+from kiln.jit_kernels.ops.activation.functions import silu_and_mul
 from kiln.jit_kernels.references.moe import align_reference, route_error, route_reference
 from kiln.jit_kernels.shapes import check_shape, takes_arrays
 from kiln.jit_kernels.spec import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.activation import silu_and_mul
-from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
+from kiln.jit_kernels.ops.activation.functions import silu_and_mul
+from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
 from kiln.jit_kernels.quantization_specs import (
     FUSED_ADD_RMS_NORM_QUANT,
     QUANTIZE,

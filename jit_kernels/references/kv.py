@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.ops.rotary import rotated
+from kiln.jit_kernels.ops.rotary.reference import rotated
 from kiln.jit_kernels.parity import largest_error
 from kiln.jit_kernels.spec import SCALARS
 

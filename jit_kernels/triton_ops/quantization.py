@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.triton_ops.activation import _sigmoid
-from kiln.jit_kernels.triton_ops.norm import _normalise
+from kiln.jit_kernels.ops.activation.triton import _sigmoid
+from kiln.jit_kernels.ops.norm.triton import _normalise
 
 Given = torch.Tensor | None
 

@@ -2,7 +2,7 @@
 //
 // Any row count, any d, any alignment. A block takes blockDim.y rows and blockDim.x * kPieces
 // pieces of each; gridDim.x covers a row, gridDim.y and gridDim.z together all rows.
-// Compile-time parameters (jit_kernels/ops/activation.py): SCALAR_T, ACTIVATION.
+// Compile-time parameters (jit_kernels/ops/activation/spec.py): SCALAR_T, ACTIVATION.
 #include "kiln/gated.cuh"
 #include "kiln/ptx_launch.cuh"
 

@@ -2,7 +2,7 @@
 //
 // x, residual: [rows, d], both in place, rows may be strided; weight: [d]. A team of threads a row;
 // any d, any alignment. The sum is rounded to SCALAR_T before the norm reads it: bit for bit what
-// add then norm gives. Compile-time parameters (jit_kernels/ops/norm.py): SCALAR_T.
+// add then norm gives. Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
 #include "kiln/ptx_launch.cuh"
 #include "kiln/rms.cuh"
 

@@ -2,7 +2,7 @@
 //
 // x, out: [rows, d], rows may be strided; weight: [d]. A team of threads a row; any d, any
 // alignment. With weight_offset 0 the row is rounded to SCALAR_T before the weight multiplies it.
-// Compile-time parameters (jit_kernels/ops/norm.py): SCALAR_T.
+// Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
 #include "kiln/ptx_launch.cuh"
 #include "kiln/rms.cuh"
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from kiln.jit_kernels.ops import kv
 from kiln.jit_kernels.ops.kv import copy_blocks, rope_store, serves
-from kiln.jit_kernels.ops.norm import rms_norm
-from kiln.jit_kernels.ops.rotary import apply_rotary
+from kiln.jit_kernels.ops.norm.functions import rms_norm
+from kiln.jit_kernels.ops.rotary.functions import apply_rotary
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.references.kv import store
-from kiln.jit_kernels.rotary_table import rotary_table
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 

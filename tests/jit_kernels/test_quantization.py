@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.ops.activation import silu_and_mul
-from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
+from kiln.jit_kernels.ops.activation.functions import silu_and_mul
+from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
 from kiln.jit_kernels.ops.quantization import (
     SPECS,
     fused_add_rms_norm_quant,

@@ -13,8 +13,8 @@ from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.jit_kernels.families import families
 from kiln.jit_kernels.ops import attention_decode, attention_prefill
-from kiln.jit_kernels.registry import families
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 

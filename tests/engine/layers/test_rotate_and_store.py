@@ -15,7 +15,7 @@ from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels.choose import Choice
 from kiln.jit_kernels.ops import kv
-from kiln.jit_kernels.rotary_table import rotary_table
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
