@@ -59,7 +59,8 @@ def launch(spec: KernelSpec, a: Arguments) -> None:
         load_kernels([spec], device, bound.variant)
     form, kernel = loaded[key]
     geometry = form.geometry(bound.variant, bound.sizes, gpu(device.index))
-    kernel.launch(geometry, spec.kernel_values(a, bound), _current_stream()(device.index))
+    values = spec.parameters.kernel_values(a, bound.derived)
+    kernel.launch(geometry, values, _current_stream()(device.index))
 
 
 def load_kernels(

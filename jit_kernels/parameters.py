@@ -20,6 +20,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
@@ -124,6 +125,8 @@ class Parameters:
         self.c_types = tuple(_C_TYPES.get(one.type, one.type) for one in self.passed)
         self.schema = _schema(taken)
         self.Arguments: Callable[..., Arguments] = namedtuple("Arguments", self.names)  # type: ignore[misc]
+        # As Arguments(*values), in a third of its time and without a check of their number.
+        self.named: Callable[[Sequence[Any]], Arguments] = partial(tuple.__new__, self.Arguments)  # type: ignore[arg-type]
         self.first_tensor = next(
             place
             for place, one in enumerate(taken)
@@ -154,7 +157,7 @@ class Parameters:
         self, a: Arguments, derived: Mapping[str, KernelValue]
     ) -> tuple[KernelValue, ...]:
         """Return what the kernel gets, in the order of its signature."""
-        return self._order((*a, *self._take_derived(derived)))
+        return self._order(a + self._take_derived(derived))
 
 
 def declare(*groups: Sequence[Parameter]) -> Parameters:

@@ -39,7 +39,7 @@ def call(spec: KernelSpec, /, **arguments: Any) -> None:
 
 
 def _with_names(run: Any, spec: KernelSpec, *arguments: Any) -> None:
-    run(spec, spec.arguments(arguments))
+    run(spec, spec.parameters.named(arguments))
 
 
 def _nothing(*arguments: Any) -> None:

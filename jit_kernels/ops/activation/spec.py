@@ -33,10 +33,10 @@ _PARAMETERS = declare(
 
 
 def _bind(activation: str, a: Arguments) -> Bound:
-    sizes = dict(zip(("rows", "d"), a.out.shape, strict=True))
-    strides = {"out_stride": a.out.stride(0), "x_stride": a.x.stride(0)}
+    rows, d = a.out.shape
     variant = {"scalar_t": SCALARS[a.x.dtype], "activation": activation}
-    return Bound(variant, sizes, sizes | strides)
+    strides = {"out_stride": a.out.stride(0), "x_stride": a.x.stride(0)}
+    return Bound(variant, {"rows": rows, "d": d}, {"rows": rows, "d": d, **strides})
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:

@@ -34,8 +34,8 @@ def _fused_bind(a: Arguments) -> Bound:
 
 def _bound(a: Arguments, strides: dict[str, int]) -> Bound:
     rows, d = a.x.shape
-    numbers = {"rows": rows, "d": d, "inverse_d": 1.0 / max(d, 1)}
-    return Bound({"scalar_t": SCALARS[a.x.dtype]}, {"rows": rows, "d": d}, numbers | strides)
+    numbers = {"rows": rows, "d": d, "inverse_d": 1.0 / max(d, 1), **strides}
+    return Bound({"scalar_t": SCALARS[a.x.dtype]}, {"rows": rows, "d": d}, numbers)
 
 
 def _rms_norm_cost(variant: Variant, sizes: Sizes) -> Cost:

@@ -25,19 +25,19 @@ _MANY = 64  # blocks a multiprocessor: some rounds of what runs at once
 
 
 def _bind(a: Arguments) -> Bound:
-    counts = {
-        "heads": a.query.shape[1],
-        "kv_heads": a.key.shape[1],
-        "half": a.cos_sin_table.shape[1] // 2,
-    }
-    strides = {
+    tokens, heads, _ = a.query.shape
+    kv_heads, half = a.key.shape[1], a.cos_sin_table.shape[1] // 2
+    sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "half": half}
+    numbers = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "half": half,
         "query_stride": a.query.stride(0),
         "query_head_stride": a.query.stride(1),
         "key_stride": a.key.stride(0),
         "key_head_stride": a.key.stride(1),
     }
-    sizes = {"tokens": a.positions.shape[0], **counts}
-    return Bound({"scalar_t": SCALARS[a.query.dtype]}, sizes, counts | strides)
+    return Bound({"scalar_t": SCALARS[a.query.dtype]}, sizes, numbers)
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
