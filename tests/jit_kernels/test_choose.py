@@ -174,6 +174,15 @@ def test_a_kernel_that_does_not_come_is_named_optional_or_not(monkeypatch):
         launch.load_kernels([find_spec("rms_norm_quant")], torch.device("cuda", 0), variant)
 
 
+def test_each_of_several_needed_values_must_come(monkeypatch):
+    monkeypatch.setattr(launch, "device_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(launch, "_loaded", lambda index: {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    needs = {"scalar_t": ("kiln::bf16", "double")}
+    with pytest.raises(NoSuchKernel, match=r"rms_norm does not come for scalar_t double"):
+        launch.load_kernels([find_spec("rms_norm")], torch.device("cuda", 0), needs)
+
+
 def test_the_chosen_implementation_is_what_runs(monkeypatch):
     monkeypatch.setattr(dispatch, "choice", lambda family: choose.Choice(family, "torch", ""))
     dispatch._cuda_runner.cache_clear()
