@@ -126,7 +126,7 @@ class Parameters:
         self.schema = _schema(taken)
         self.Arguments: Callable[..., Arguments] = namedtuple("Arguments", self.names)  # type: ignore[misc]
         # As Arguments(*values), in a third of its time and without a check of their number.
-        self.named: Callable[[Sequence[Any]], Arguments] = partial(tuple.__new__, self.Arguments)  # type: ignore[arg-type]
+        self.named: Callable[[Sequence[Any]], Arguments] = partial(tuple.__new__, self.Arguments)
         self.first_tensor = next(
             place
             for place, one in enumerate(taken)
