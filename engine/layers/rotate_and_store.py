@@ -7,7 +7,7 @@ import torch
 from kiln.engine.attention.context import current
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
-from kiln.jit_kernels.ops.kv import is_one_launch, rope_store
+from kiln.jit_kernels.ops.kv.functions import is_one_launch, rope_store
 
 
 def rotate_and_store(

@@ -14,7 +14,7 @@ from kiln.engine.layers import rotate_and_store as module
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels.choose import Choice
-from kiln.jit_kernels.ops import kv
+from kiln.jit_kernels.ops.kv import functions as kv
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
@@ -46,9 +46,9 @@ def launches(monkeypatch):
     """Take the one launch, and count how often."""
     seen = []
 
-    def launch(spec, *arguments):
+    def launch(spec, **named):
         seen.append(spec.name)
-        host.run(spec, arguments, env=settings())
+        host.run(spec, spec.parameters.Arguments(**named), env=settings())
 
     monkeypatch.setattr(kv, "call", launch)
     monkeypatch.setattr(module, "is_one_launch", lambda *_: True)

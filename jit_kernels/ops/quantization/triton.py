@@ -1,7 +1,7 @@
-"""Triton forms of the kernels that quantise: same arguments as the operators, written in place.
+"""Triton forms of the kernels that quantise.
 
-A program takes a row. Codes are made by integer arithmetic: Triton has no conversion to e4m3 before
-sm_89, and its interpreter rounds otherwise than its GPU code.
+One program per row. Codes are computed with integers: Triton has no conversion to e4m3 before
+sm_89, and its interpreter does not round as its GPU code does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import triton.language as tl
 
 from kiln.jit_kernels.ops.activation.triton import _sigmoid
 from kiln.jit_kernels.ops.norm.triton import _normalise
-
-Given = torch.Tensor | None
+from kiln.jit_kernels.parameters import Arguments
 
 
 @triton.jit
@@ -47,44 +46,44 @@ def _encode(x, INT8: tl.constexpr):
 
 @triton.jit
 def _store(  # noqa: PLR0913
-    y, row, out, out_scale, given, d, out_stride, scale_stride, group_stride,
+    y, row, out, scales, scale, d, out_stride, scale_stride, group_stride,
     GIVEN: tl.constexpr, GROUP: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     one = tl.zeros((1,), tl.int32)
     columns = tl.arange(0, BLOCK)
     if GIVEN:
-        scale = tl.load(given + one)
-        tl.store(out_scale + one, scale, mask=row + one == 0)
+        used = tl.load(scale + one)
+        tl.store(scales + one, used, mask=row + one == 0)
     elif GROUP:
         groups = tl.arange(0, BLOCK // GROUP)
         largest = tl.max(tl.reshape(_magnitude(y), (BLOCK // GROUP, GROUP)), 1)
-        scale = _scale_of(largest, INT8)
-        at = out_scale + row * scale_stride + groups * group_stride
-        tl.store(at, scale, mask=groups < d // GROUP)
-        scale = tl.reshape(tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
+        used = _scale_of(largest, INT8)
+        at = scales + row * scale_stride + groups * group_stride
+        tl.store(at, used, mask=groups < d // GROUP)
+        used = tl.reshape(tl.broadcast_to(used[:, None], (BLOCK // GROUP, GROUP)), (BLOCK,))
     else:
-        scale = _scale_of(tl.max(_magnitude(y), 0) + one, INT8)
-        tl.store(out_scale + row * scale_stride + one, scale)
-    inverse = tl.math.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+        used = _scale_of(tl.max(_magnitude(y), 0) + one, INT8)
+        tl.store(scales + row * scale_stride + one, used)
+    inverse = tl.math.div_rn(tl.full(used.shape, 1.0, tl.float32), used)
     tl.store(out + row * out_stride + columns, _encode(y * inverse, INT8), mask=columns < d)
 
 
 @triton.jit
 def _quantize(  # noqa: PLR0913
-    out, out_scale, x, given, d, out_stride, scale_stride, group_stride, x_stride,
+    out, scales, x, scale, d, out_stride, scale_stride, group_stride, x_stride,
     GIVEN: tl.constexpr, GROUP: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     y = tl.load(x + row * x_stride + columns, mask=columns < d, other=0.0).to(tl.float32)
-    _store(y, row, out, out_scale, given, d, out_stride, scale_stride, group_stride,
+    _store(y, row, out, scales, scale, d, out_stride, scale_stride, group_stride,
            GIVEN, GROUP, INT8, BLOCK)  # fmt: skip
 
 
 @triton.jit
 def _norm(  # noqa: PLR0913
-    out, out_scale, x, given, d, out_stride, scale_stride, group_stride, x_stride,
-    residual, residual_stride, weight, eps, offset, ADD: tl.constexpr, OFFSET: tl.constexpr,
+    out, scales, x, scale, d, out_stride, scale_stride, group_stride, x_stride,
+    residual, residual_stride, weight, eps, weight_offset, ADD: tl.constexpr, OFFSET: tl.constexpr,
     GIVEN: tl.constexpr, GROUP: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -98,14 +97,14 @@ def _norm(  # noqa: PLR0913
         tl.store(sums, total, mask=mask)
         s = total.to(tl.float32)
     factor = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    y = _normalise(s, factor, d, eps, offset, OFFSET, dtype).to(tl.float32)
-    _store(y, row, out, out_scale, given, d, out_stride, scale_stride, group_stride,
+    y = _normalise(s, factor, d, eps, weight_offset, OFFSET, dtype).to(tl.float32)
+    _store(y, row, out, scales, scale, d, out_stride, scale_stride, group_stride,
            GIVEN, GROUP, INT8, BLOCK)  # fmt: skip
 
 
 @triton.jit
 def _silu(  # noqa: PLR0913
-    out, out_scale, x, given, d, out_stride, scale_stride, group_stride, x_stride,
+    out, scales, x, scale, d, out_stride, scale_stride, group_stride, x_stride,
     GIVEN: tl.constexpr, GROUP: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -114,7 +113,7 @@ def _silu(  # noqa: PLR0913
     gate = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x + row * x_stride + d + columns, mask=mask, other=0.0).to(tl.float32)
     y = (gate * _sigmoid(gate) * up).to(x.dtype.element_ty).to(tl.float32)
-    _store(y, row, out, out_scale, given, d, out_stride, scale_stride, group_stride,
+    _store(y, row, out, scales, scale, d, out_stride, scale_stride, group_stride,
            GIVEN, GROUP, INT8, BLOCK)  # fmt: skip
 
 
@@ -133,66 +132,45 @@ def _amax(out, x, rows, d, x_stride, BLOCK: tl.constexpr):
     tl.store(out + part + one, (tl.max(largest, 0) + one).to(tl.float32, bitcast=True))
 
 
-def _codes(out: torch.Tensor) -> torch.Tensor:
-    return out.view(torch.uint8)
+def _launch(kernel: Any, a: Arguments, *more: Any) -> None:
+    """Launch a kernel: the arguments that all have, ``more``, and the constants that all have."""
+    strides = a.scales.stride() if a.scales.dim() == 2 else (0, 0)
+    scale = a.scales if a.scale is None else a.scale
+    rows, d = a.out.shape
+    if a.x.numel():
+        kernel[(rows,)](
+            a.out.view(torch.uint8), a.scales, a.x, scale, d, a.out.stride(0), *strides,
+            a.x.stride(0), *more, GIVEN=a.scale is not None, GROUP=a.group_size,
+            INT8=a.out.dtype == torch.int8,
+            BLOCK=triton.next_power_of_2(max(d, a.group_size)),
+        )  # fmt: skip
 
 
-def _common(
-    out: torch.Tensor, out_scale: torch.Tensor, x: torch.Tensor, given: Given, group: int
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that all kernels begin with, and those that they end with."""
-    strides = out_scale.stride() if out_scale.dim() == 2 else (0, 0)
-    known = out_scale if given is None else given
-    first = [_codes(out), out_scale, x, known, out.shape[1], out.stride(0), *strides, x.stride(0)]
-    block = triton.next_power_of_2(max(out.shape[1], group))
-    last = {"GIVEN": given is not None, "GROUP": group, "INT8": out.dtype == torch.int8}
-    return first, {**last, "BLOCK": block}
-
-
-def quantize(
-    out: torch.Tensor, out_scale: torch.Tensor, x: torch.Tensor, scale: Given, maxima: Given,
-    group_size: int,
-) -> None:  # fmt: skip
+def quantize(a: Arguments) -> None:
     """Write the codes of x [rows, d] and their scales."""
-    if maxima is not None:
-        largest = torch.full_like(maxima[:1], 127.0 if out.dtype == torch.int8 else 448.0)
-        scale = (maxima.amax().reshape(1) / largest).clamp(min=2.0**-126)
-    first, last = _common(out, out_scale, x, scale, group_size)
-    if x.numel():
-        _quantize[(x.shape[0],)](*first, **last)
+    if a.maxima is not None:
+        largest = torch.full_like(a.maxima[:1], 127.0 if a.out.dtype == torch.int8 else 448.0)
+        a = a._replace(scale=(a.maxima.amax().reshape(1) / largest).clamp(min=2.0**-126))
+    _launch(_quantize, a)
 
 
-def tensor_amax(out: torch.Tensor, x: torch.Tensor) -> None:
+def tensor_amax(a: Arguments) -> None:
     """Write the largest magnitudes of the parts of x [rows, d]; out: [num_parts]."""
-    _amax[(out.numel(),)](out, x, *x.shape, x.stride(0), 1024)
+    _amax[(a.out.numel(),)](a.out, a.x, *a.x.shape, a.x.stride(0), 1024)
 
 
-def rms_norm_quant(
-    out: torch.Tensor, out_scale: torch.Tensor, x: torch.Tensor, weight: torch.Tensor,
-    scale: Given, group_size: int, eps: float, weight_offset: float,
-) -> None:  # fmt: skip
+def rms_norm_quant(a: Arguments) -> None:
     """Write the codes and scales of the norm of x [rows, d]; weight: [d]."""
-    first, last = _common(out, out_scale, x, scale, group_size)
-    more = (x, 0, weight, eps, weight_offset, False, weight_offset != 0)
-    if x.numel():
-        _norm[(x.shape[0],)](*first, *more, **last)
+    offset = a.weight_offset
+    _launch(_norm, a, a.x, 0, a.weight, a.eps, offset, False, offset != 0)
 
 
-def fused_add_rms_norm_quant(  # noqa: PLR0913 (the operator's arguments)
-    out: torch.Tensor, out_scale: torch.Tensor, residual: torch.Tensor, x: torch.Tensor,
-    weight: torch.Tensor, scale: Given, group_size: int, eps: float, weight_offset: float,
-) -> None:  # fmt: skip
+def fused_add_rms_norm_quant(a: Arguments) -> None:
     """Add x to residual, and write the codes and scales of the norm of the sum. [rows, d] each."""
-    first, last = _common(out, out_scale, x, scale, group_size)
-    more = (residual, residual.stride(0), weight, eps, weight_offset, True, weight_offset != 0)
-    if x.numel():
-        _norm[(x.shape[0],)](*first, *more, **last)
+    sums, offset = a.residual, a.weight_offset
+    _launch(_norm, a, sums, sums.stride(0), a.weight, a.eps, offset, True, offset != 0)
 
 
-def silu_and_mul_quant(
-    out: torch.Tensor, out_scale: torch.Tensor, x: torch.Tensor, scale: Given, group_size: int
-) -> None:
+def silu_and_mul_quant(a: Arguments) -> None:
     """Write the codes and scales of silu(x[:, :d]) * x[:, d:]. x: [rows, 2d]."""
-    first, last = _common(out, out_scale, x, scale, group_size)
-    if x.numel():
-        _silu[(x.shape[0],)](*first, **last)
+    _launch(_silu, a)
