@@ -192,8 +192,8 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
 
     from kiln.engine.core import EngineCore, load_runner
     from kiln.jit_kernels.choose import choice
+    from kiln.jit_kernels.families import families
     from kiln.jit_kernels.ready import ready_guard
-    from kiln.jit_kernels.registry import families
     from kiln.jit_kernels.settings import settings
 
     progress("importing torch", 1, 1)

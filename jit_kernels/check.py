@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import torch
 
 from kiln.cache.env import Env
-from kiln.jit_kernels.compile.template import Unit, render
 from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.parity import error_of, expected, poisoned_inputs
 from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant, label
+from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import HostKernel
 
@@ -75,7 +75,7 @@ def check_kernel(
 
     def build(variant: Variant) -> HostKernel:
         unit, name = unit_of(spec, variant), label(spec, variant)
-        return host.build(unit, spec.entry, spec.arguments, name=name, checked=True, env=env)
+        return host.build(unit, spec.entry, spec.c_types, name=name, checked=True, env=env)
 
     findings = []
     with ThreadPoolExecutor(env.jit_jobs or min(os.cpu_count() or 1, 8)) as pool:
@@ -98,16 +98,16 @@ def _check_case(
     """Return the first failing seed and its report, or None."""
     with torch.random.fork_rng(devices=[]):  # the same inputs each time, and nobody else's changed
         torch.manual_seed(0)
-        arguments = poisoned_inputs(spec, variant, sizes, "cpu")
-    wanted = expected(spec, arguments)
-    memory = _Memory(spec, arguments)
+        a = poisoned_inputs(spec, variant, sizes, "cpu")
+    wanted = expected(spec, a)
+    memory = _Memory(spec, a)
     for seed in range(seeds):
         memory.restore()
         try:
-            host.launch(kernel, spec, arguments, seed=seed)
+            host.launch(kernel, spec, a, seed=seed)
         except KernelError as error:
             return seed, str(error)
-        parity = error_of(spec, variant, arguments, wanted)
+        parity = error_of(spec, variant, a, wanted)
         if not parity.holds:
             allowed = f"{parity.allowed:.3g} is allowed"
             return seed, f"wrong result: error {parity.error:.3g} against float64, {allowed}"
@@ -120,13 +120,13 @@ def _check_case(
 class _Memory:
     """The storages behind some arguments: as they were, and which bytes the operator owns."""
 
-    def __init__(self, spec: KernelSpec, arguments: Sequence[Any]) -> None:
+    def __init__(self, spec: KernelSpec, a: Arguments) -> None:
         self._storages: dict[int, _Storage] = {}
-        for name, value in zip(spec.argument_names, arguments, strict=True):
+        for name, value in a._asdict().items():
             if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes():
                 start = value.untyped_storage().data_ptr()
                 storage = self._storages.setdefault(start, _Storage(name, value))
-                if name in spec.mutates:
+                if name in spec.parameters.mutated:
                     storage.own(value)
 
     def restore(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from kiln.jit_kernels.catalog import operators_of
 from kiln.jit_kernels.compile.opening import kernel_cache
 from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
 from kiln.jit_kernels.errors import (
@@ -22,7 +23,6 @@ from kiln.jit_kernels.errors import (
 )
 from kiln.jit_kernels.launch import load_kernels, target_arch
 from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.registry import all_specs, families, operators
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec, Needs
 from kiln.jit_kernels.triton_forms import has_triton
@@ -86,23 +86,23 @@ def _decide(family: str, needs: Needs) -> Choice:
 
 
 def prepare(
+    specs: Iterable[KernelSpec],
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     needs: Needs = MappingProxyType({}),
 ) -> list[Choice]:
-    """Decide for every family, building and loading what was chosen, before the KV pool is sized.
+    """Decide for the families of some specs, building and loading what was chosen.
 
+    Called with every spec before the KV pool is sized.
     ``needs`` limits that to what a model runs. ``progress`` hears of (stage, done,
     total) while kernels are built. Raises KernelError when a toggle names what cannot run.
     """
-    wanted = [
-        spec
-        for spec in all_specs().values()
-        if settings().kernel_choice(spec.family) in ("auto", "jit")
-    ]
+    specs = list(specs)
+    families = dict.fromkeys(spec.family for spec in specs)
+    wanted = [spec for spec in specs if settings().kernel_choice(spec.family) in ("auto", "jit")]
     with ready_guard().preparing():
         if wanted and torch.cuda.is_available():
             _build_in_parallel(wanted, progress, needs)
-        choices = [choice(family, needs) for family in families()]
+        choices = [choice(family, needs) for family in families]
         for one in choices:  # decided for another device or model before: this one's are missing
             if one.implementation == "jit" and torch.cuda.is_available():
                 _load(one.family, needs)
@@ -133,8 +133,7 @@ def _build_in_parallel(
 def _load(family: str, needs: Needs) -> None:
     specs = [
         spec
-        for spec in operators()
-        if spec.family == family
-        and not (spec.optional and next(spec.variants(needs), None) is None)
+        for spec in operators_of(family)
+        if not (spec.optional and next(spec.variants(needs), None) is None)
     ]
     load_kernels(specs, torch.device("cuda", torch.cuda.current_device()), needs)

@@ -5,29 +5,28 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from kiln.jit_kernels.choose import choice
 from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.families import families
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.triton_forms import triton_form
 
 
-def run_reference(spec: KernelSpec, *arguments: Any) -> None:
+def run_reference(spec: KernelSpec, a: Arguments) -> None:
     """Write the reference's results into the arguments that the operator mutates."""
-    results = spec.reference(*arguments)
-    for position, result in zip(spec.result_positions, results, strict=True):
-        arguments[position].copy_(result)
+    for name, result in spec.reference(a).items():
+        getattr(a, name).copy_(result)
 
 
-def run_on_cpu(spec: KernelSpec, *arguments: Any) -> None:
+def run_on_cpu(spec: KernelSpec, a: Arguments) -> None:
     """Run the reference, or the kernel's own source where ``KILN_CPU_KERNELS`` asks for it.
 
     A variant that the kernel does not come in runs as the reference.
     """
-    _cpu_runner(spec.family)(spec, *arguments)
+    _cpu_runner(spec.family)(spec, a)
 
 
 def check_cpu_toggles() -> None:
@@ -36,9 +35,9 @@ def check_cpu_toggles() -> None:
         _cpu_runner(family)
 
 
-def run_on_cuda(spec: KernelSpec, *arguments: Any) -> None:
+def run_on_cuda(spec: KernelSpec, a: Arguments) -> None:
     """Run the implementation that was chosen for the spec's family."""
-    _cuda_runner(spec.family, spec.name)(spec, *arguments)
+    _cuda_runner(spec.family, spec.name)(spec, a)
 
 
 @cache
@@ -53,10 +52,10 @@ def _cpu_runner(family: str) -> Callable[..., None]:
         return run_reference
     host = importlib.import_module("kiln.jit_kernels.toolchains.host")
 
-    def run(spec: KernelSpec, *arguments: Any) -> None:
-        if not spec.has_variant(spec.bind(*arguments).variant):
-            return run_reference(spec, *arguments)
-        host.run(spec, arguments, checked=mode == "host-check", env=settings())
+    def run(spec: KernelSpec, a: Arguments) -> None:
+        if not spec.has_variant(spec.bind(a).variant):
+            return run_reference(spec, a)
+        host.run(spec, a, checked=mode == "host-check", env=settings())
 
     return run
 
@@ -68,6 +67,6 @@ def _cuda_runner(family: str, name: str) -> Callable[..., None]:
         return run_reference
     if implementation == "triton":
         function = triton_form(family, name)
-        return lambda spec, *arguments: function(*arguments)
-    launch = importlib.import_module("kiln.jit_kernels.launch")
-    return lambda spec, *arguments: launch.launch(spec, arguments)
+        return lambda spec, a: function(a)
+    run: Callable[..., None] = importlib.import_module("kiln.jit_kernels.launch").launch
+    return run

@@ -14,53 +14,53 @@ from typing import Any
 import torch
 
 from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
+from kiln.jit_kernels.catalog import best_form
 from kiln.jit_kernels.compile.build import Built, build
 from kiln.jit_kernels.compile.opening import kernel_cache
-from kiln.jit_kernels.compile.template import opening
 from kiln.jit_kernels.errors import LateKernel, NoSuchKernel
 from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.packing import ArgumentBlock
+from kiln.jit_kernels.parameters import Arguments, KernelValue
 from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.registry import best_form
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label
+from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label, needed
+from kiln.jit_kernels.template import opening
 
 
 class LoadedKernel:
     """A kernel on one device, ready to launch. ``function`` is the launcher's own handle."""
 
     def __init__(
-        self, name: str, function: Any, arguments: Sequence[str], launcher: Launcher
+        self, name: str, function: Any, c_types: Sequence[str], launcher: Launcher
     ) -> None:
         self.name = name
         self._function = function
-        self._block = ArgumentBlock(arguments)
+        self._block = ArgumentBlock(c_types)
         self._queue = launcher.launch
 
-    def launch(
-        self, geometry: LaunchGeometry, values: Sequence[torch.Tensor | int | float], stream: int
-    ) -> None:
+    def launch(self, geometry: LaunchGeometry, values: Sequence[KernelValue], stream: int) -> None:
         """Queue the kernel on a stream; nothing is queued for an empty grid. Raises LaunchError."""
         if 0 not in geometry.grid:
             self._queue(self.name, self._function, geometry, self._block.pack(values), stream)
 
 
-def launch(spec: KernelSpec, arguments: Sequence[Any]) -> None:
+def launch(spec: KernelSpec, a: Arguments) -> None:
     """Launch a spec's kernel on the operator's arguments, on the current stream of their device.
 
     A kernel that nothing has loaded yet is built and loaded now, where ReadyGuard lets it. Raises
     LaunchError when the driver refuses, and what ``load_kernels`` raises.
     """
-    bound = spec.bind(*arguments)
-    tensor = next(value for value in bound.values if isinstance(value, torch.Tensor))
+    bound = spec.bind(a)
+    device = a[spec.parameters.first_tensor].device
     key = (spec.name, *bound.variant.values())
-    loaded = _loaded(tensor.device.index)
+    loaded = _loaded(device.index)
     if key not in loaded:
-        load_kernels([spec], tensor.device, bound.variant)
+        load_kernels([spec], device, bound.variant)
     form, kernel = loaded[key]
-    geometry = form.geometry(bound.variant, bound.sizes, gpu(tensor.device.index))
-    kernel.launch(geometry, bound.values, _current_stream()(tensor.device.index))
+    geometry = form.geometry(bound.variant, bound.sizes, gpu(device.index))
+    values = spec.parameters.kernel_values(a, bound.derived)
+    kernel.launch(geometry, values, _current_stream()(device.index))
 
 
 def load_kernels(
@@ -102,7 +102,7 @@ def load_kernels(
                 name, one.cubin, form.entry, form.shared_bytes(variant, gpu(index)),
                 opening=_opening(form, arch),
             )  # fmt: skip
-            kernel = LoadedKernel(name, function, form.arguments, launcher())
+            kernel = LoadedKernel(name, function, form.c_types, launcher())
             loaded[spec.name, *variant.values()] = form, kernel
             on_built(label(spec, variant), one)
 
@@ -117,13 +117,14 @@ def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:
         raise NoSuchKernel(f"{spec.name} is for {spec.only_arch} alone, and this is {arch}")
     if compute_capability(arch) < spec.min_arch:
         raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
-    if next(spec.variants(needs), None) is None:
-        lacking = [
-            f"{name} {needs[name]} (it has {', '.join(values)})"
-            for name, values in spec.params.items()
-            if needs.get(name, values[0]) not in values
-        ]
-        together = [f"{name} {needs[name]}" for name in spec.params if name in needs]
+    lacking = [
+        f"{name} {value} (it has {', '.join(values)})"
+        for name, values in spec.params.items()
+        for value in needed(needs, name)
+        if value not in values
+    ]
+    if lacking or next(spec.variants(needs), None) is None:
+        together = [f"{name} {value}" for name in spec.params for value in needed(needs, name)]
         raise NoSuchKernel(f"{spec.name} does not come for {', '.join(lacking or together)}")
 
 

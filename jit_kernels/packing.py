@@ -7,10 +7,10 @@ import struct
 import threading
 from collections.abc import Sequence
 
-import torch
+from kiln.jit_kernels.parameters import KernelValue
 
 _SLOT = 8  # bytes of one packed argument
-_NUMBERS = frozenset({int, float})
+_NUMBERS = frozenset({int, float, bool})
 _FORMATS = {"pointer": "Q", "int64": "q", "int32": "i4x", "float": "f4x"}
 
 
@@ -20,17 +20,17 @@ class ArgumentBlock(threading.local):
     One block a thread: the driver reads it with the GIL released.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._packer = struct.Struct("=" + "".join(_FORMATS[kind] for kind in arguments))
-        self._values = ctypes.create_string_buffer(_SLOT * len(arguments))
+    def __init__(self, c_types: Sequence[str]) -> None:
+        self._packer = struct.Struct("=" + "".join(_FORMATS[kind] for kind in c_types))
+        self._values = ctypes.create_string_buffer(_SLOT * len(c_types))
         start = ctypes.addressof(self._values)
-        slots = [start + _SLOT * index for index in range(len(arguments))]
-        self._pointers = (ctypes.c_void_p * len(arguments))(*slots)
+        slots = [start + _SLOT * index for index in range(len(c_types))]
+        self._pointers = (ctypes.c_void_p * len(c_types))(*slots)
         self.address = ctypes.addressof(self._pointers)  # the void** that the driver wants
 
-    def pack(self, values: Sequence[torch.Tensor | int | float]) -> int:
-        """Store the values; return the address of the array of pointers to them."""
+    def pack(self, values: Sequence[KernelValue]) -> int:
+        """Store the values, None as a null pointer; return the address of the array of pointers."""
         # By type, for isinstance of a number and torch.Tensor takes a third of a microsecond.
-        plain = [v if type(v) in _NUMBERS else v.data_ptr() for v in values]  # type: ignore[union-attr]
+        plain = [v if type(v) in _NUMBERS else v.data_ptr() if v is not None else 0 for v in values]  # type: ignore[union-attr]
         self._packer.pack_into(self._values, 0, *plain)
         return self.address

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant
+from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.spec import KernelSpec, Results, Sizes, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,57 +24,48 @@ class Parity:
         return self.error <= self.allowed
 
 
-def poisoned_inputs(
-    spec: KernelSpec, variant: Variant, sizes: Sizes, device: str
-) -> tuple[Any, ...]:
-    """Return fresh arguments of the operator whose pure outputs hold NaN.
+def poisoned_inputs(spec: KernelSpec, variant: Variant, sizes: Sizes, device: str) -> Arguments:
+    """Return fresh arguments of the operator whose outputs hold NaN.
 
     An output that is never written then shows as an error, whatever memory held before.
     """
-    arguments = spec.make_inputs(variant, sizes, device)
-    for name, value in zip(spec.argument_names, arguments, strict=True):
-        if name in spec.mutates and name.startswith("out"):
-            poison(value)
-    return arguments
+    a = spec.make_arguments(variant, sizes, device)
+    for name in spec.parameters.outputs:
+        poison(getattr(a, name))
+    return a
 
 
-def expected(spec: KernelSpec, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+def expected(spec: KernelSpec, a: Arguments) -> Results:
     """Return the reference's results in float64 for the arguments as they are now."""
     wide = [
-        a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-        for a in arguments
+        value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in a
     ]
-    return spec.reference(*wide)
+    return spec.reference(spec.arguments(wide))
 
 
 def compare(
     spec: KernelSpec,
     variant: Variant,
     sizes: Sizes,
-    run: Callable[..., None],
+    run: Callable[[Arguments], object],
     device: str = "cpu",
 ) -> Parity:
     """Run an implementation on fresh random inputs and measure it against float64."""
-    arguments = poisoned_inputs(spec, variant, sizes, device)
-    wanted = expected(spec, arguments)
-    run(*arguments)
-    return error_of(spec, variant, arguments, wanted)
+    a = poisoned_inputs(spec, variant, sizes, device)
+    wanted = expected(spec, a)
+    run(a)
+    return error_of(spec, variant, a, wanted)
 
 
-def error_of(
-    spec: KernelSpec,
-    variant: Variant,
-    arguments: tuple[Any, ...],
-    wanted: tuple[torch.Tensor, ...],
-) -> Parity:
+def error_of(spec: KernelSpec, variant: Variant, a: Arguments, wanted: Results) -> Parity:
     """Measure the arguments that an implementation has written against what was expected."""
     allowed = spec.allowed_error(variant)
     if spec.error is not None:
-        return Parity(spec.error(arguments, wanted), allowed)
-    named = dict(zip(spec.argument_names, arguments, strict=True))
+        return Parity(spec.error(a, wanted), allowed)
     worst = 0.0
-    for name, want in zip(spec.results, wanted, strict=True):
-        largest = largest_error(named[name], want)
+    for name in spec.parameters.results:
+        largest = largest_error(getattr(a, name), wanted[name])
         worst = largest if largest != largest else max(worst, largest)
         if worst != worst:
             break

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import product
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from kiln.jit_kernels.parameters import Arguments, KernelValue, Parameters
+
 Variant = Mapping[str, str]  # compile-time values of one program, e.g. {"scalar_t": "kiln::bf16"}
 Sizes = Mapping[str, int]  # run-time sizes of one call, e.g. {"rows": 64, "d": 4096}
-Needs = Mapping[str, str]  # the compile-time values that a model fixes, e.g. {"head_dim": "128"}
+# The compile-time values that a model fixes, e.g. {"head_dim": "128"}, or several of a name.
+Needs = Mapping[str, str | Collection[str]]
+Results = Mapping[str, torch.Tensor]  # new values of what an operator writes, by name
 
 SCALARS = MappingProxyType(
     {torch.float32: "float", torch.float16: "kiln::fp16", torch.bfloat16: "kiln::bf16"}
@@ -53,45 +55,40 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One call, ready to launch: the variant it needs, its sizes, its parameters' values.
-
-    ``values`` are in the order of ``KernelSpec.arguments``.
-    """
+    """One call, ready to launch: its variant, its sizes, and its derived parameters by name."""
 
     variant: Variant
     sizes: Sizes
-    values: tuple[torch.Tensor | int | float, ...]
+    derived: Mapping[str, KernelValue]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelSpec:
     """A kernel's declaration.
 
+    ``parameters`` lists what the kernel and its operator take, in the order of the ``.cu`` file.
+    Functions of a call take its arguments as ``a`` and say ``a.out``, ``a.x``; what they return for
+    several parameters is a mapping by name.
+
     ``params`` names every compile-time parameter and all the values it may take; their product,
-    less what ``comes`` leaves out, is what ``kiln warmup`` builds. ``reference`` takes the op's
-    own arguments and returns the new values of ``mutates`` in order; it computes in float32, or in
-    float64 on float64 inputs, and has four jobs: test oracle, CPU op, fake op, and the "torch"
-    choice of the toggle.
+    less what ``comes`` leaves out, is what ``kiln warmup`` builds. ``reference`` returns the new
+    values of the outputs and in_outs; it computes in float32, or in float64 on float64 inputs, and
+    has four jobs: test oracle, CPU op, fake op, and the "torch" choice of the toggle.
     ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype of
     ``scalar_t`` or for all; integers must be equal. Where that measure does not fit, ``error``
-    takes the operator's arguments after the run, and the reference's results, and gives its own.
-
-    Names have meaning: what an operator mutates is poisoned with NaN before a test where its name
-    starts with "out", and is scratch memory that the reference does not return where it starts
-    with "workspace".
+    takes the arguments after the run, and the reference's results, and gives its own.
     """
 
     name: str  # torch.ops.kiln.<name>; the test id; the row of the bench table
     source: str  # path under kernel_sources/
     entry: str  # extern "C" symbol in that file
-    schema: str  # torch.library schema: "(Tensor(a!) out, Tensor x) -> ()"
-    arguments: Sequence[str]  # C types of the kernel's parameters: pointer, int64, int32, float
+    parameters: Parameters
     params: Mapping[str, Sequence[str]]
-    bind: Callable[..., Bound]  # the op's arguments -> one call
+    bind: Callable[[Arguments], Bound]
     geometry: Callable[[Variant, Sizes, Gpu], LaunchGeometry]
     cost: Callable[[Variant, Sizes], Cost]
-    reference: Callable[..., tuple[torch.Tensor, ...]]
-    make_inputs: Callable[[Variant, Sizes, str], tuple[Any, ...]]  # (.., .., device) -> arguments
+    reference: Callable[[Arguments], Results]
+    make_inputs: Callable[[Variant, Sizes, str], Mapping[str, Any]]  # (.., .., device) -> by name
     sizes: Sequence[Sizes]  # cases for tests
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
@@ -102,7 +99,7 @@ class KernelSpec:
     instead_of: str = ""  # the operator that it runs for where it comes: "" is its own
     max_cpu_seconds: float = 0.25  # to compile one variant, on a quiet machine
     shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # the most geometry asks
-    error: Callable[[Sequence[Any], Sequence[torch.Tensor]], float] | None = None
+    error: Callable[[Arguments, Results], float] | None = None
     bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # what to time
     paper: str = ""  # where the algorithm comes from
 
@@ -112,7 +109,7 @@ class KernelSpec:
         There is none where a model needs a value that the kernel does not come in.
         """
         choices = (
-            [value for value in values if needs.get(name, value) == value]
+            [value for value in values if value in needed(needs, name, [value])]
             for name, values in self.params.items()
         )
         for chosen in product(*choices):
@@ -141,36 +138,28 @@ class KernelSpec:
         return self.source.partition("/")[0]
 
     @property
-    def argument_names(self) -> tuple[str, ...]:
-        """The op's argument names, in order."""
-        return _parse(self.schema)[0]
+    def c_types(self) -> tuple[str, ...]:
+        """The C types of the kernel's parameters: pointer, int64, int32, float."""
+        return self.parameters.c_types
 
-    @property
-    def mutates(self) -> tuple[str, ...]:
-        """The names of the arguments that the op writes, in order."""
-        return tuple(self.argument_names[position] for position in _parse(self.schema)[1])
+    def arguments(self, positional: Sequence[Any]) -> Arguments:
+        """Return the operator's arguments, given in order, with their names."""
+        return self.parameters.Arguments(*positional)
 
-    @property
-    def results(self) -> tuple[str, ...]:
-        """The names of those among them that the reference returns: all but scratch memory."""
-        return tuple(self.argument_names[position] for position in self.result_positions)
+    def make_arguments(self, variant: Variant, sizes: Sizes, device: str) -> Arguments:
+        """Return fresh arguments of the operator from ``make_inputs``."""
+        made = self.make_inputs(variant, sizes, device)
+        return self.arguments(self.parameters.positional(made))
 
-    @property
-    def result_positions(self) -> tuple[int, ...]:
-        """Where the results stand among all arguments."""
-        return _parse(self.schema)[2]
+    def kernel_values(self, a: Arguments, bound: Bound) -> tuple[KernelValue, ...]:
+        """Return what the kernel gets of a call, in the order of its signature."""
+        return self.parameters.kernel_values(a, bound.derived)
 
 
-@cache
-def _parse(schema: str) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return a schema's argument names, the positions of those it mutates, and of its results."""
-    inside = re.fullmatch(r"\((.*)\) -> \(\)", schema)
-    if inside is None:
-        raise ValueError(f"schema {schema!r} must read '(…) -> ()'")
-    parts = [part.strip() for part in inside[1].split(",")]
-    names = tuple(part.split()[-1].split("=")[0] for part in parts)
-    mutated = tuple(i for i, part in enumerate(parts) if "!" in part)
-    return names, mutated, tuple(i for i in mutated if not names[i].startswith("workspace"))
+def needed(needs: Needs, name: str, default: Collection[str] = ()) -> Collection[str]:
+    """Return the values that a model needs of a compile-time parameter, ``default`` for any."""
+    wanted = needs.get(name, default)
+    return (wanted,) if isinstance(wanted, str) else wanted
 
 
 def needs_of(dtype: torch.dtype) -> Needs:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels import catalog
 from kiln.jit_kernels.dispatch import run_on_cpu, run_on_cuda
 from kiln.jit_kernels.spec import KernelSpec
 
@@ -19,18 +20,26 @@ _NAMESPACE = "kiln"
 
 
 def define(specs: Sequence[KernelSpec]) -> None:
-    """Register the operators of some specs. Raises RuntimeError when a name is taken."""
+    """Register the operators of some specs. Raises ValueError when a name is taken."""
+    catalog.add(specs)
     for spec in specs:
         name = f"{_NAMESPACE}::{spec.name}"
-        torch.library.define(name, spec.schema)
-        torch.library.impl(name, "CPU", partial(run_on_cpu, spec))
-        torch.library.impl(name, "CUDA", partial(run_on_cuda, spec))
+        torch.library.define(name, spec.parameters.schema)
+        torch.library.impl(name, "CPU", partial(_with_names, run_on_cpu, spec))
+        torch.library.impl(name, "CUDA", partial(_with_names, run_on_cuda, spec))
         torch.library.register_fake(name, _nothing)
 
 
-def call(spec: KernelSpec, *arguments: Any) -> None:
-    """Run the operator of a spec on its arguments."""
-    getattr(torch.ops.kiln, spec.name)(*arguments)
+def call(spec: KernelSpec, /, **arguments: Any) -> None:
+    """Run the operator of a spec on its arguments, given by name.
+
+    Raises TypeError unless they are just what the spec lists.
+    """
+    getattr(torch.ops.kiln, spec.name)(*spec.parameters.positional(arguments))
+
+
+def _with_names(run: Any, spec: KernelSpec, *arguments: Any) -> None:
+    run(spec, spec.parameters.named(arguments))
 
 
 def _nothing(*arguments: Any) -> None:

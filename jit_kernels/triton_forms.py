@@ -5,23 +5,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
+
+from kiln.jit_kernels.parameters import Arguments
+
+_OPS = Path(__file__).parent / "ops"
 
 
 def has_triton(family: str) -> bool:
     """Return whether Triton is installed and the family has Triton forms, importing neither."""
     return (
-        importlib.util.find_spec("triton") is not None
-        and importlib.util.find_spec(_module(family)) is not None
+        importlib.util.find_spec("triton") is not None and (_OPS / family / "triton.py").is_file()
     )
 
 
-def triton_form(family: str, name: str) -> Callable[..., None]:
-    """Return the Triton form of an operator: same arguments, written in place.
+def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
+    """Return the Triton form of an operator: it takes the same arguments and writes in place.
 
     Raises ImportError when the family has none.
     """
-    return getattr(importlib.import_module(_module(family)), name)  # type: ignore[no-any-return]
-
-
-def _module(family: str) -> str:
-    return f"kiln.jit_kernels.triton_ops.{family}"
+    return getattr(importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton"), name)  # type: ignore[no-any-return]

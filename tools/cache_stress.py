@@ -107,9 +107,9 @@ _FAMILIES = ("activation", "norm", "rotary")  # a worker must come through them 
 
 def _nvrtc_programs() -> list[kills.Program]:
     """Compile small kernels once for reference, in a child: NVRTC must not be loaded at a fork."""
-    from kiln.jit_kernels.compile.template import render
     from kiln.jit_kernels.registry import all_specs
     from kiln.jit_kernels.spec import label
+    from kiln.jit_kernels.template import render
 
     builds = {
         label(spec, variant): partial(_compile, label(spec, variant), render(spec, variant))

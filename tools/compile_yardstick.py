@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from kiln.jit_kernels.compile.template import Unit
+from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains.nvrtc import compile_cubin
 
 _ARCH = "sm_80"

@@ -41,8 +41,11 @@ SPEC = '''\
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from kiln.jit_kernels.parameters import Arguments, declare, derived, inputs, outputs, values
 from kiln.jit_kernels.shapes import check_dtype, takes_arrays
 from kiln.jit_kernels.spec import (
     DTYPES,
@@ -52,6 +55,7 @@ from kiln.jit_kernels.spec import (
     Gpu,
     KernelSpec,
     LaunchGeometry,
+    Results,
     Sizes,
     Variant,
 )
@@ -65,19 +69,19 @@ def NAME(x: torch.Tensor, factor: float) -> torch.Tensor:
     """Return x * factor. x: any shape. Raises TypeError on a dtype other than bf16, fp16, fp32."""
     check_dtype("NAME", x=x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    call(_SPEC, out, x.contiguous(), factor)
+    call(_SPEC, out=out, x=x.contiguous(), factor=factor)
     return out
 
 
-def _reference(out: torch.Tensor, x: torch.Tensor, factor: float) -> tuple[torch.Tensor]:
+def _reference(a: Arguments) -> Results:
     """Pure torch, in float32 or in float64 on float64 inputs: the oracle and the CPU operator."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    return ((wide * factor).to(x.dtype),)
+    wide = a.x if a.x.dtype == torch.float64 else a.x.float()
+    return {"out": (wide * a.factor).to(a.x.dtype)}
 
 
-def _bind(out: torch.Tensor, x: torch.Tensor, factor: float) -> Bound:
-    values = (out, x, x.numel(), factor)  # the kernel's parameters, in order
-    return Bound({"scalar_t": SCALARS[x.dtype]}, {"size": x.numel()}, values)
+def _bind(a: Arguments) -> Bound:
+    sizes = {"size": a.x.numel()}
+    return Bound({"scalar_t": SCALARS[a.x.dtype]}, sizes, derived=sizes)
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -88,17 +92,18 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
     return Cost(2 * sizes["size"] * DTYPES[variant["scalar_t"]].itemsize, sizes["size"])
 
 
-def _inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[object, ...]:
+def _inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     x = torch.randn(sizes["size"], device=device).to(DTYPES[variant["scalar_t"]])
-    return torch.empty_like(x), x, 1.5
+    return {"out": torch.empty_like(x), "x": x, "factor": 1.5}
 
 
 _SPEC = KernelSpec(
     name="NAME",
     source="NAME/NAME.cu",
     entry="NAME",
-    schema="(Tensor(a!) out, Tensor x, float factor) -> ()",
-    arguments=("pointer", "pointer", "int64", "float"),
+    parameters=declare(  # names and order of the .cu file
+        outputs("out"), inputs("x"), derived("int64", "size"), values("float", "factor")
+    ),
     params={"scalar_t": list(DTYPES)},
     bind=_bind,
     geometry=_geometry,

@@ -9,8 +9,8 @@ import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.kv.pool import KVPool
-from kiln.jit_kernels.ops.kv import is_one_launch
-from kiln.jit_kernels.references.kv import check_pool, check_slots
+from kiln.jit_kernels.ops.kv.functions import is_one_launch
+from kiln.jit_kernels.ops.kv.reference import check_pool, check_slots
 
 RotateAndStore = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor

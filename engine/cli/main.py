@@ -20,7 +20,7 @@ from kiln.engine.cli import commands
 from kiln.engine.cli.exit_codes import INTERRUPTED, WRONG_USE, code_of
 from kiln.engine.errors import KilnError
 from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.families import families
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.kv.shape import AttentionShape
-from kiln.jit_kernels.references.kv import narrowed
+from kiln.jit_kernels.ops.kv.reference import narrowed
 
 
 @dataclass(frozen=True, slots=True)

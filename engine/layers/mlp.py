@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-import kiln.jit_kernels.ops.activation  # noqa: F401 (registers the operators)
+import kiln.jit_kernels.ops.activation.spec  # noqa: F401 (registers the operators)
 from kiln.engine.layers.linear import Linear
 
 GATES = MappingProxyType(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-import kiln.jit_kernels.ops.norm  # noqa: F401 (registers the operators)
+import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operators)
 
 
 @dataclass(frozen=True, slots=True)

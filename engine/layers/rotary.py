@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-import kiln.jit_kernels.ops.rotary  # noqa: F401 (registers the operator)
+import kiln.jit_kernels.ops.rotary.spec  # noqa: F401 (registers the operator)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP
-from kiln.jit_kernels.ops.moe import moe_experts, route_tokens
+from kiln.jit_kernels.ops.moe.functions import moe_experts, route_tokens
 
 _NAME = "kiln::moe"
 

@@ -19,7 +19,7 @@ from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Parameters, Projection
 from kiln.engine.models.self_attention import SelfAttention
 from kiln.engine.models.weights import Weights
-from kiln.jit_kernels.rotary_table import rotary_table
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 
 
 class Builder:

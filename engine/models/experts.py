@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kiln.engine.models.fields import Fields
-from kiln.jit_kernels.ops.moe import MAX_EXPERTS, MAX_TOP_K
+from kiln.jit_kernels.ops.moe.functions import MAX_EXPERTS, MAX_TOP_K
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.fields import Fields
-from kiln.jit_kernels.rotary_table import RopeScaling
+from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
 _DEFAULT_THETA = 10_000.0  # what transformers takes where config.json has none
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len")

@@ -32,6 +32,7 @@ from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.choose import prepare
 from kiln.jit_kernels.dispatch import check_cpu_toggles
 from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.spec import Needs
 
 _CPU_TRIAL_TOKENS = 16
@@ -60,7 +61,7 @@ class ModelRunner:
         check_attention_toggles(needs, config.kv.block_size)
         if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
             torch.cuda.set_device(self.device)
-            prepare(report, needs)
+            prepare(all_specs().values(), report, needs)
         else:
             check_cpu_toggles()
         with torch.inference_mode(), explained(self.device, "loading the model"):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.parameters import Arguments
+
 _MAX_COPIES = 256
 _SHARE_OF_FREE = 4  # copies take at most this part of the free memory: one in four
 _TIMES_L2 = 2  # bytes between two uses of one copy, in caches: well past what can survive
@@ -31,12 +33,12 @@ def is_cold(copies: int, bytes_touched: int, l2_bytes: int) -> bool:
     return l2_bytes > 0 and copies * bytes_touched >= _TIMES_L2 * l2_bytes
 
 
-def copies_of(arguments: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
+def copies_of(arguments: Arguments, count: int) -> list[Arguments]:
     """Return the arguments and count - 1 copies of them."""
     return [arguments, *(copy_to(arguments) for _ in range(count - 1))]
 
 
-def copy_to(arguments: tuple[Any, ...], device: str | None = None) -> tuple[Any, ...]:
+def copy_to(arguments: Arguments, device: str | None = None) -> Arguments:
     """Return a copy of a call's arguments, on another device if one is named.
 
     Shapes, strides and the gaps between rows stay, and views of one memory are views of one again.
@@ -54,7 +56,7 @@ def copy_to(arguments: tuple[Any, ...], device: str | None = None) -> tuple[Any,
         empty = torch.empty(0, dtype=value.dtype, device=storage.device)
         return empty.set_(storage, value.storage_offset(), value.shape, value.stride())
 
-    return tuple(again_view(value) for value in arguments)
+    return arguments._make(again_view(value) for value in arguments)
 
 
 def bytes_held(arguments: Sequence[Any]) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -15,13 +14,14 @@ from kiln.jit_kernels.bench.peer_attention import PAGED, sdpa_form
 from kiln.jit_kernels.bench.peers import peer_forms
 from kiln.jit_kernels.dispatch import run_reference
 from kiln.jit_kernels.launch import launch
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
-Form = Callable[[tuple[Any, ...]], Call]
+Form = Callable[[Arguments], Call]
 OWN = {"cuda": "jit", "cpu": "host"}  # the name of Kiln's own kernel on a device
 
 
@@ -37,7 +37,7 @@ def forms_of(
     if device == "cpu":
         return {"host": of(partial(_on_host, spec)), "torch": of(partial(run_reference, spec))}
     forms: dict[str, Form | str] = {
-        "jit": lambda arguments: partial(launch, spec, arguments),
+        "jit": lambda a: partial(launch, spec, a),
         "torch": of(partial(run_reference, spec)),
         "compile": _compiled(spec) if compiled else "not asked for",
         "triton": _triton(spec),
@@ -47,13 +47,13 @@ def forms_of(
     return forms | peer_forms(spec) if peers else forms
 
 
-def of(run: Callable[..., Any]) -> Form:
+def of(run: Callable[[Arguments], object]) -> Form:
     """Return the form of a function that takes the operator's arguments."""
-    return lambda arguments: partial(run, *arguments)
+    return lambda a: partial(run, a)
 
 
-def _on_host(spec: KernelSpec, *arguments: Any) -> None:
-    host.run(spec, arguments, env=settings())
+def _on_host(spec: KernelSpec, a: Arguments) -> None:
+    host.run(spec, a, env=settings())
 
 
 def _compiled(spec: KernelSpec) -> Form:

@@ -15,6 +15,7 @@ from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
 from kiln.jit_kernels.bench.limits import time_limit
 from kiln.jit_kernels.bench.peer_sampling import Drawn
 from kiln.jit_kernels.dispatch import run_reference
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.parity import compare
 from kiln.jit_kernels.spec import Cost, KernelSpec, Sizes, Variant, label
 from kiln.jit_kernels.timing import Timing, Work, time_side_by_side
@@ -76,15 +77,12 @@ def without_scales(spec: KernelSpec) -> KernelSpec:
 
     They are multiplied in anyway, and take no time of a kernel's own.
     """
-    places = [i for i, name in enumerate(spec.argument_names) if name in ("k_scale", "v_scale")]
+    scales = dict.fromkeys({"k_scale", "v_scale"}.intersection(spec.parameters.names), 1.0)
 
-    def make_inputs(variant: Variant, sizes: Sizes, device: str) -> tuple[Any, ...]:
-        arguments = list(spec.make_inputs(variant, sizes, device))
-        for place in places:
-            arguments[place] = 1.0
-        return tuple(arguments)
+    def make_inputs(variant: Variant, sizes: Sizes, device: str) -> Mapping[str, Any]:
+        return {**spec.make_inputs(variant, sizes, device), **scales}
 
-    return replace(spec, make_inputs=make_inputs) if places else spec
+    return replace(spec, make_inputs=make_inputs) if scales else spec
 
 
 def _cases(spec: KernelSpec, variant: Variant, wanted: Wanted) -> list[Sizes]:
@@ -97,15 +95,15 @@ def _cases(spec: KernelSpec, variant: Variant, wanted: Wanted) -> list[Sizes]:
 def _flaw(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form, device: str) -> str | None:
     """Return why the time of a form would mean nothing: it fails, or its result is wrong."""
 
-    def run(*arguments: Any) -> None:
-        result = form(arguments)()
+    def run(a: Arguments) -> None:
+        result = form(a)()
         if not isinstance(result, torch.Tensor | Drawn):
             return
         # A peer that gives the first result alone, or draws that no other can repeat.
         own = result.clone() if isinstance(result, torch.Tensor) else None  # it may be the output
-        run_reference(spec, *arguments)
+        run_reference(spec, a)
         if own is not None:
-            first = arguments[spec.result_positions[0]]
+            first = getattr(a, spec.parameters.results[0])
             first.copy_(own.view(first.shape))
         elif isinstance(result, Drawn):
             result.check()
@@ -129,7 +127,7 @@ def _bench_case(
     device: str,
 ) -> Iterator[Row]:
     cost = spec.cost(variant, sizes)
-    first = spec.make_inputs(variant, sizes, device)
+    first = spec.make_arguments(variant, sizes, device)
     count = 1
     if device == "cuda":
         count = num_copies(cost.bytes, bytes_held(first), ceilings.l2_bytes, _free_bytes())
@@ -142,7 +140,7 @@ def _bench_case(
             continue
         try:
             with time_limit(_FORM_SECONDS):
-                works[name] = work_on(device)([form(arguments) for arguments in copies])
+                works[name] = work_on(device)([form(a) for a in copies])
         except Exception as error:  # as above
             status[name] = f"failed: {_first_line(error)}"
     time = partial(time_side_by_side, min_rounds=_CPU_ROUNDS, max_rounds=_CPU_ROUNDS)

@@ -6,7 +6,7 @@ plan made by the host. Neither is in their time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from kiln.jit_kernels.attention.reference import Paged
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
@@ -28,14 +29,13 @@ _FIELDS = (
 )
 
 
-def sdpa_form(spec: KernelSpec) -> Callable[[tuple[Any, ...]], Call]:
+def sdpa_form(spec: KernelSpec) -> Callable[[Arguments], Call]:
     """Return torch's scaled_dot_product_attention, flash backend, for requests of one length."""
-    return lambda arguments: _sdpa_call(_paged(spec, arguments))
+    return lambda a: _sdpa_call(_paged(a))
 
 
-def _paged(spec: KernelSpec, arguments: Sequence[Any]) -> Paged:
-    named = dict(zip(spec.argument_names, arguments, strict=True))
-    return Paged(*(named[field] for field in _FIELDS))
+def _paged(a: Arguments) -> Paged:
+    return Paged(*(getattr(a, field) for field in _FIELDS))
 
 
 def _sdpa_call(case: Paged) -> Call:
@@ -75,12 +75,12 @@ def _dense(pool: torch.Tensor, case: Paged, length: int) -> torch.Tensor:
     return pool[ids].transpose(1, 2).flatten(2, 3)[:, :, :length].contiguous()
 
 
-def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[tuple[Any, ...]], Call]:
+def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Arguments], Call]:
     """Return FlashInfer's paged attention, planned once for all copies of a call."""
     planned: dict[tuple[int, ...], Any] = {}
 
-    def form(arguments: tuple[Any, ...]) -> Call:
-        case = _paged(spec, arguments)
+    def form(a: Arguments) -> Call:
+        case = _paged(a)
         key = (*case.seq_lens.tolist(), -1, *case.cu_seqlens_q.tolist())
         if key not in planned:
             planned.clear()  # a workspace of the last case is enough

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
-from typing import Any
 
 import torch
 
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
@@ -35,18 +35,17 @@ class Drawn:
             raise ValueError("a token was drawn that has no probability")
 
 
-def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[tuple[Any, ...]], Call]:
+def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Arguments], Call]:
     """Return FlashInfer's softmax and sampling for the filters that the rows have in common."""
     sampling = flashinfer.sampling
 
-    def form(arguments: tuple[Any, ...]) -> Call:
-        named = dict(zip(spec.argument_names, arguments, strict=True))
-        if named["mask"] is not None or named["edit_starts"] is not None:
+    def form(a: Arguments) -> Call:
+        if a.mask is not None or a.edit_starts is not None:
             raise ValueError("no masks and no penalties there")
-        logits = named["logits"]
-        temperature = named["settings"][:, _TEMPERATURE].contiguous()
-        top_p = named["settings"][:, _TOP_P].contiguous()
-        top_k = named["keys"][:, _TOP_K].int()
+        logits = a.logits
+        temperature = a.settings[:, _TEMPERATURE].contiguous()
+        top_p = a.settings[:, _TOP_P].contiguous()
+        top_k = a.keys[:, _TOP_K].int()
         if (temperature == 0).all():
             return lambda: Drawn(logits.argmax(1), logits)
         draw = _draw_of(sampling, top_k, top_p)

@@ -21,19 +21,20 @@ import torch
 
 from kiln.jit_kernels.bench.peer_attention import ATTENTION
 from kiln.jit_kernels.bench.peer_sampling import SAMPLING
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
-Adapter = Callable[[KernelSpec, ModuleType], Callable[[tuple[Any, ...]], Call]]
+Adapter = Callable[[KernelSpec, ModuleType], Callable[[Arguments], Call]]
 LIBRARIES = ("flashinfer", "vllm", "sgl_kernel", "flash_attn", "liger_kernel")
 
 
-def peer_forms(spec: KernelSpec) -> dict[str, Callable[[tuple[Any, ...]], Call] | str]:
+def peer_forms(spec: KernelSpec) -> dict[str, Callable[[Arguments], Call] | str]:
     """Return library -> form of a kernel, or why there is none; libraries without an adapter not.
 
     A library that is installed and cannot be imported says so in the place of its form.
     """
-    forms: dict[str, Callable[[tuple[Any, ...]], Call] | str] = {}
+    forms: dict[str, Callable[[Arguments], Call] | str] = {}
     for library, (module, adapter) in ADAPTERS.get(spec.name, {}).items():
         if importlib.util.find_spec(library) is None:
             forms[library] = "not installed"
@@ -61,9 +62,8 @@ def _function(run: Callable[..., Any]) -> Adapter:
     """Return the adapter of ``run(module, …)``, whose other parameters name operator arguments."""
     wanted = list(inspect.signature(run).parameters)[1:]
 
-    def adapt(spec: KernelSpec, module: ModuleType) -> Callable[[tuple[Any, ...]], Call]:
-        places = [spec.argument_names.index(name) for name in wanted]
-        return lambda arguments: partial(run, module, *(arguments[place] for place in places))
+    def adapt(spec: KernelSpec, module: ModuleType) -> Callable[[Arguments], Call]:
+        return lambda a: partial(run, module, *(getattr(a, name) for name in wanted))
 
     return adapt
 

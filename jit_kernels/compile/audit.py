@@ -17,9 +17,9 @@ from kiln.jit_kernels.compile.ingredients import (
     value_of,
 )
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.compile.template import Unit, render
 from kiln.jit_kernels.compile.warmup import Job
 from kiln.jit_kernels.errors import BundleRefused
+from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import resources_of
 

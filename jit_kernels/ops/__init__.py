@@ -1,1 +1,1 @@
-"""One module per kernel family: its specs and its public functions."""
+"""One package or module per kernel family: its public functions, its specs and its tests' cases."""

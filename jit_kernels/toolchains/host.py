@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from kiln.cache.env import Env
 from kiln.cache.root import cache_root
-from kiln.jit_kernels.compile.template import Unit, header_path, read_source, render
 from kiln.jit_kernels.errors import LaunchError
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import HOST_GPU, KernelSpec, Variant, label
+from kiln.jit_kernels.template import Unit, header_path, read_source, render
 from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
 from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
@@ -65,32 +65,30 @@ def prepare(work: Iterable[tuple[KernelSpec, Variant]], *, checked: bool, env: E
 
 
 def build(
-    unit: Unit, entry: str, arguments: Sequence[str], *, name: str, checked: bool, env: Env
+    unit: Unit, entry: str, c_types: Sequence[str], *, name: str, checked: bool, env: Env
 ) -> HostKernel:
     """Compile any translation unit whose kernel is ``extern "C"`` and named ``entry``.
 
-    ``arguments`` are the C types of its parameters. Raises CompileError and ToolchainMissing.
+    ``c_types`` are those of its parameters. Raises CompileError and ToolchainMissing.
     """
-    return _build(unit, entry, tuple(arguments), name, checked, env.host_compiler, cache_root(env))
+    return _build(unit, entry, tuple(c_types), name, checked, env.host_compiler, cache_root(env))
 
 
-def run(
-    spec: KernelSpec, arguments: Sequence[Any], *, checked: bool = False, seed: int = 0, env: Env
-) -> None:
+def run(spec: KernelSpec, a: Arguments, *, checked: bool = False, seed: int = 0, env: Env) -> None:
     """Run a spec's kernel on the operator's arguments, CPU tensors, which it writes in place.
 
     Raises CompileError, ToolchainMissing, LaunchError, and HostFault when the kernel misbehaves.
     """
-    bound = spec.bind(*arguments)
-    launch(load(spec, bound.variant, checked=checked, env=env), spec, arguments, seed=seed)
+    bound = spec.bind(a)
+    launch(load(spec, bound.variant, checked=checked, env=env), spec, a, seed=seed)
 
 
-def launch(kernel: HostKernel, spec: KernelSpec, arguments: Sequence[Any], *, seed: int = 0) -> int:
+def launch(kernel: HostKernel, spec: KernelSpec, a: Arguments, *, seed: int = 0) -> int:
     """Run a loaded kernel as ``run`` does; return how often threads were switched.
 
     Raises LaunchError and HostFault.
     """
-    bound = spec.bind(*arguments)
+    bound = spec.bind(a)
     geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
     most = max(spec.shared_bytes(bound.variant, HOST_GPU), _SHARED_BYTES)
     if geometry.shared_bytes > most:
@@ -99,7 +97,7 @@ def launch(kernel: HostKernel, spec: KernelSpec, arguments: Sequence[Any], *, se
             f"memory; a GPU gives {most}: raise the spec's shared_bytes"
         )
     world = World(seed=seed, checked=kernel.checked)
-    world.enqueue(0, kernel, geometry, bound.values)
+    world.enqueue(0, kernel, geometry, spec.kernel_values(a, bound))
     return world.run()
 
 
@@ -113,13 +111,13 @@ def _load(
 ) -> HostKernel:
     variant = dict(items)
     unit, name = render(spec, variant), label(spec, variant)
-    return _build(unit, spec.entry, tuple(spec.arguments), name, checked, compiler, root)
+    return _build(unit, spec.entry, spec.c_types, name, checked, compiler, root)
 
 
 def _build(
     unit: Unit,
     entry: str,
-    arguments: tuple[str, ...],
+    c_types: tuple[str, ...],
     name: str,
     checked: bool,
     compiler: str,
@@ -149,7 +147,7 @@ def _build(
     address = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
     assert address is not None
     cluster = _cluster(library, name) if dims else (1, 1)
-    return HostKernel(name, address, arguments, checked, loaded, cluster)
+    return HostKernel(name, address, c_types, checked, loaded, cluster)
 
 
 def _cluster(library: ctypes.CDLL, name: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from kiln.jit_kernels.compile.template import read_source
+from kiln.jit_kernels.template import read_source
 from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find_compiler
 from kiln.jit_kernels.toolchains.host_folder import library_folder, private_folder
 

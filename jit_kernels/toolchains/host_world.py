@@ -12,11 +12,10 @@ import torch
 
 from kiln.jit_kernels.errors import HostFault, LaunchError
 from kiln.jit_kernels.packing import ArgumentBlock
+from kiln.jit_kernels.parameters import KernelValue
 from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.toolchains.host_report import readable
 from kiln.jit_kernels.toolchains.host_runtime import Runtime
-
-Value = torch.Tensor | int | float
 
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
@@ -32,7 +31,7 @@ class HostKernel:
 
     name: str
     entry: int  # address of its void(void**)
-    arguments: tuple[str, ...]
+    c_types: tuple[str, ...]
     checked: bool
     runtime: Runtime
     cluster: tuple[int, int] = (1, 1)  # blocks of a thread block cluster, in x and y
@@ -45,7 +44,7 @@ class _Launch:
     geometry: LaunchGeometry
     block: ArgumentBlock
     address: int
-    values: tuple[Value, ...]  # kept alive until the run
+    values: tuple[KernelValue, ...]  # kept alive until the run
     overlaps: bool
 
 
@@ -83,7 +82,7 @@ class World:
         rank: int,
         kernel: HostKernel,
         geometry: LaunchGeometry,
-        values: Sequence[Value],
+        values: Sequence[KernelValue],
         *,
         overlaps: bool = False,
     ) -> None:
@@ -107,7 +106,7 @@ class World:
         _check_geometry(kernel, geometry)
         if 0 in geometry.grid:
             return
-        block = ArgumentBlock(kernel.arguments)
+        block = ArgumentBlock(kernel.c_types)
         address = block.pack(values)
         self._launches.append(
             _Launch(rank, kernel, geometry, block, address, tuple(values), overlaps)

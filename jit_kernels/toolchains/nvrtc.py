@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kiln.jit_kernels.compile.template import Unit
 from kiln.jit_kernels.errors import CompileError, ToolchainMissing
+from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains.elf import build_id
 
 INSTALL_HINT = "pip install cuda-bindings nvidia-cuda-nvrtc (Kiln's extra [cuda] has both)"

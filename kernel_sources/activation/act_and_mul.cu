@@ -1,7 +1,7 @@
 // out[r, i] = act(x[r, i]) * x[r, d + i]      x: [rows, 2d], out: [rows, d], rows may be strided
 // Any number of rows, any d, any alignment. A block processes blockDim.y rows and blockDim.x *
 // kPieces pieces of each. gridDim.x covers a row; gridDim.y and gridDim.z together cover the rows.
-// Compile-time parameters (jit_kernels/ops/activation.py): SCALAR_T, ACTIVATION.
+// Compile-time parameters (jit_kernels/ops/activation/spec.py): SCALAR_T, ACTIVATION.
 #include "kiln/rows/gated.cuh"
 #include "kiln/ptx/launch.cuh"
 

@@ -2,14 +2,14 @@
 // value_pool: value / v_scale.  norm: rms_norm of a head if weights are given; rope: NeoX rotation
 //
 // query, out: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; pools: [blocks,
-// kv_heads, B, head_dim]; slots: [tokens] int64, -1 stores nothing; out may be query. All rows
-// 16-byte aligned; head_dim, at most 256, and rotary_dim / 2 are multiples of 8. An e4m3 pool holds
-// x / scale, saturated; a SCALAR_T pool holds x. The same bits as rms_norm, apply_rotary and a
-// copy.
+// kv_heads, B, head_dim]; slot_mapping: [tokens] int64, -1 stores nothing; out may be query. All
+// rows 16-byte aligned; head_dim, at most 256, and rotary_dim / 2 are multiples of 8. An e4m3 pool
+// holds x / scale, saturated; a SCALAR_T pool holds x. The same bits as rms_norm, apply_rotary and
+// a copy.
 // Work split: a team of threads, a power of two, for each head. Each thread has two chunks of 8
 // elements: two that are rotated together, or two adjacent ones that are not rotated. threadIdx.y
-// is the head, which saves a division. Compile-time parameters (jit_kernels/ops/kv.py): SCALAR_T,
-// KV_T.
+// is the head, which saves a division. Compile-time parameters (jit_kernels/ops/kv/spec.py):
+// SCALAR_T, KV_T.
 #include "kiln/ptx/launch.cuh"
 #include "kiln/rows/rotate.cuh"
 #include "kiln/rows/vec.cuh"
@@ -139,7 +139,7 @@ KILN_FN int64_t slot_of(int64_t near) {
 extern "C" __global__ void __launch_bounds__(256)
 rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* query,
            const SCALAR_T* key, const SCALAR_T* value, const int64_t* positions,
-           const float* table, const int64_t* slots, const SCALAR_T* query_weight,
+           const float* cos_sin_table, const int64_t* slot_mapping, const SCALAR_T* query_weight,
            const SCALAR_T* key_weight, int heads, int kv_heads, int head_dim, int half,
            int block_size, int block_shift, int64_t out_stride, int64_t out_head_stride,
            int64_t query_stride, int64_t query_head_stride, int64_t key_stride,
@@ -152,7 +152,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   const int64_t token = blockIdx.x;
   // Odd lanes load the slot. Even lanes prefetch the position, which is read below.
   const uint32_t odd = (threadIdx.y * blockDim.x + threadIdx.x) % 2;
-  const int64_t near = (odd ? slots : positions)[token];
+  const int64_t near = (odd ? slot_mapping : positions)[token];
   const int head = blockIdx.y * blockDim.y + threadIdx.y, kv_head = head - heads;
   const bool is_query = kv_head < 0, is_value = kv_head >= kv_heads;
   const int h = is_query ? head : is_value ? kv_head - kv_heads : kv_head;
@@ -170,7 +170,9 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   const int64_t position = positions[token];
   const bool rotated = has_first && place.rotated && !is_value;
   kiln::Turn<kChunk> turn;
-  if (rotated) turn.load(table + position * 2 * half + i, table + (position * 2 + 1) * half + i);
+  if (rotated)
+    turn.load(cos_sin_table + position * 2 * half + i,
+              cos_sin_table + (position * 2 + 1) * half + i);
 
   if (query_weight) {
     const float mean = kiln::mul_rn(sum_of_squares(a, b, place), inverse_dim);

@@ -1,10 +1,10 @@
-// sorted_ids = indices of ids [pairs] sorted by expert, each expert's run padded with `pairs` to a
-//   multiple of block_size; expert_ids[b] = expert of block b; expert_ends[e] = end of e's run;
-//   num_post_padded = end of the last run
+// sorted_token_ids = indices of ids [pairs] sorted by expert, each expert's run padded with `pairs`
+//   to a multiple of block_size; expert_ids[b] = expert of block b; expert_ends[e] = end of e's
+//   run; num_tokens_post_padded = end of the last run
 //
-// ids: [pairs] int32; ids outside 0 .. experts-1 are left out. sorted_ids: [capacity], room for all
-// runs; the rest is filled with `pairs`. expert_ids: [blocks]; the rest is -1. The sort is stable,
-// so every run gives the same result. At most 512 experts. No compile-time parameters.
+// ids: [pairs] int32; ids outside 0 .. experts-1 are left out. sorted_token_ids: [capacity], room
+// for all runs; the rest is filled with `pairs`. expert_ids: [blocks]; the rest is -1. The sort is
+// stable, so every run gives the same result. At most 512 experts. No compile-time parameters.
 // Work split: blocks of 512 threads. Each block counts all pairs, but places only those of its own
 // experts, so blocks need not synchronise.
 #include "kiln/ptx/ptx.cuh"
@@ -69,7 +69,7 @@ struct Stretch {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(512)
-align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
+align_tokens(int32_t* sorted_token_ids, int32_t* expert_ids, int32_t* num_tokens_post_padded,
              int32_t* expert_ends, const int32_t* ids, int pairs, int experts, int block_size,
              int capacity, int blocks) {
   kiln::take_turn();
@@ -113,7 +113,7 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
     filled[thread] = (run_end - run_blocks) * block_size + count;
     end_block[thread] = run_end;
     if (thread >= first_own && thread < end_own) expert_ends[thread] = run_end * block_size;
-    if (thread == experts - 1 && blockIdx.x == 0) *num_post_padded = run_end * block_size;
+    if (thread == experts - 1 && blockIdx.x == 0) *num_tokens_post_padded = run_end * block_size;
   }
   __syncthreads();
 
@@ -128,18 +128,19 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
     if (valid && lane == __ffs(peers) - 1) mine[expert] = before + __popc(peers);
     __syncwarp();
     const int rank = before + __popc(peers & ((1u << lane) - 1));
-    if (valid) sorted_ids[first_block[expert] * block_size + rank] = first + lane;
+    if (valid) sorted_token_ids[first_block[expert] * block_size + rank] = first + lane;
   }
   const int own = lane * kWarps + warp;  // spread over warps: with few pairs most experts have none
   const bool of_block = own >= first_own && own < end_own;
   uint32_t used = __ballot_sync(kAll, of_block && first_block[own] < end_block[own]);
   for (; used; used &= used - 1) {
     const int expert = (__ffs(used) - 1) * kWarps + warp, last = end_block[expert];
-    for (int at = filled[expert] + lane; at < last * block_size; at += 32) sorted_ids[at] = pairs;
+    for (int at = filled[expert] + lane; at < last * block_size; at += 32)
+      sorted_token_ids[at] = pairs;
     for (int b = first_block[expert] + lane; b < last; b += 32) expert_ids[b] = expert;
   }
   const int all = end_block[experts - 1], place = blockIdx.x * blockDim.x + thread;
   const int step = gridDim.x * blockDim.x;
-  for (int at = all * block_size + place; at < capacity; at += step) sorted_ids[at] = pairs;
+  for (int at = all * block_size + place; at < capacity; at += step) sorted_token_ids[at] = pairs;
   for (int b = all + place; b < blocks; b += step) expert_ids[b] = -1;
 }

@@ -1,13 +1,13 @@
-// out_ids[t, :] = the top_k experts of largest choice[t, :], largest first, ties to the lower id
-// out_weights[t, j] = score[t, out_ids[t, j]] / (renormalise ? their sum + 1e-20 : 1) * factor
+// ids[t, :] = the top_k experts of largest choice[t, :], largest first, ties to the lower id
+// weights[t, j] = score[t, ids[t, j]] / (renormalise ? their sum + 1e-20 : 1) * factor
 //   score = softmax or sigmoid of logits[t, :]; choice = score + bias. With groups of experts, only
 //   the top_groups groups, ranked by the sum of their two largest choices, are eligible.
 //
-// logits: [tokens, experts], any row stride; bias: [experts] or null; out_*: [tokens, top_k].
-// experts <= MAX_EXPERTS, divisible by num_groups; top_k <= 32 and <= the experts in the kept
-// groups. A NaN logit counts as -inf and +inf as the largest float, so ids are distinct and in
+// logits: [tokens, experts], any row stride; bias: [experts] or null; ids, weights: [tokens,
+// top_k]. experts <= MAX_EXPERTS, divisible by num_groups; top_k <= 32 and <= the experts in the
+// kept groups. A NaN logit counts as -inf and +inf as the largest float, so ids are distinct and in
 // range; an expert at -inf has weight 0. Without bias and groups, logits are compared directly,
-// without rounding. Compile-time parameters (jit_kernels/ops/moe.py): LOGITS_T, MAX_EXPERTS.
+// without rounding. Compile-time parameters (jit_kernels/ops/moe/spec.py): LOGITS_T, MAX_EXPERTS.
 // Work split: one warp per token, in exactly rounded float32: the same bits on every GPU.
 #include "kiln/math/exact.cuh"
 #include "kiln/ptx/launch.cuh"
@@ -141,8 +141,8 @@ KILN_FN uint32_t largest_of(const uint32_t (&key)[kPerLane]) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128)
-route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const float* bias,
-             int64_t tokens, int64_t stride, int experts, int top_k, int num_groups,
+route_tokens(float* weights, int32_t* ids, const LOGITS_T* logits, const float* bias,
+             int64_t tokens, int64_t logits_stride, int experts, int top_k, int num_groups,
              int top_groups, int sigmoid, int renormalise, float factor) {
   kiln::take_turn();
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -150,7 +150,7 @@ route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const
   for (int64_t token = int64_t(blockIdx.x) * warps + threadIdx.x / 32; token < tokens;
        token += int64_t(gridDim.x) * warps) {
     __syncwarp();  // converges the lanes: else the compiler emits each shuffle twice
-    const LOGITS_T* row = logits + token * stride;
+    const LOGITS_T* row = logits + token * logits_stride;
     Four x[kPerLane / 4], e[kPerLane / 4];
     uint32_t key[kPerLane];
     float largest = kiln::minus_infinity(), total = 0.0f;
@@ -220,8 +220,8 @@ route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const
       weight = kiln::div_rn(weight, kiln::add_rn(sum, 1e-20f));
     }
     if (lane < top_k) {
-      out_ids[token * top_k + lane] = id;
-      out_weights[token * top_k + lane] = kiln::mul_rn(weight, factor);
+      ids[token * top_k + lane] = id;
+      weights[token * top_k + lane] = kiln::mul_rn(weight, factor);
     }
   }
 }

@@ -1,7 +1,7 @@
 // out[r, i] = x[r, i] / sqrt(mean_i(x[r, i]^2) + eps) * (weight_offset + weight[i])
 // x, out: [rows, d], any row stride; weight: [d]. Any d, any alignment. One team of threads per row
 // (kiln/rows/rows.cuh). With weight_offset 0 the row is rounded to SCALAR_T before it is multiplied
-// by the weight. Compile-time parameters (jit_kernels/ops/norm.py): SCALAR_T.
+// by the weight. Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
 #include "kiln/ptx/launch.cuh"
 #include "kiln/rows/rms.cuh"
 

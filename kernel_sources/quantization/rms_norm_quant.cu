@@ -2,7 +2,7 @@
 // x, out: [rows, d], any row stride; weight: [d]; scales as in quantize.cu. Half a team of threads
 // per row, which is read once. A thread has four chunks, because much of the work for a row takes
 // as long for one chunk as for four.
-// Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
+// Compile-time parameters (jit_kernels/ops/quantization/spec.py): SCALAR_T, QUANT_T.
 #include "kiln/ptx/launch.cuh"
 #include "quantization/quantize.cuh"
 #include "kiln/rows/rms.cuh"
@@ -13,7 +13,7 @@
 #endif
 
 extern "C" __global__ void __maxnreg__(48 + kiln::kExtraRegisters)
-rms_norm_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const SCALAR_T* weight,
+rms_norm_quant(QUANT_T* out, float* scales, const SCALAR_T* x, const SCALAR_T* weight,
                const float* scale, int64_t rows, int64_t d, int64_t out_stride,
                int64_t scale_stride, int64_t group_stride, int64_t x_stride, int32_t group,
                float inverse_d, float eps, float weight_offset) {
@@ -25,7 +25,7 @@ rms_norm_quant(QUANT_T* out, float* out_scale, const SCALAR_T* x, const SCALAR_T
   kiln::hint_rows<SCALAR_T>(source, rows, d);
   kiln::take_turn();
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
-      reinterpret_cast<uint8_t*>(out), out_stride, out_scale, scale_stride, group_stride, d,
+      reinterpret_cast<uint8_t*>(out), out_stride, scales, scale_stride, group_stride, d,
       group != 0, scale != nullptr, scale ? *scale : 0.0f, largest};
   kiln::run_rows<SCALAR_T>(source, sink, rows, d);
 }

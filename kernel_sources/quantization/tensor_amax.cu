@@ -1,7 +1,7 @@
 // out[b] = max |x[r, i]| over all i and the rows r = b, b + num_parts, ...      out: [num_parts]
 // x: [rows, d], any row stride, any d, any alignment. A block computes each part; the largest part
 // is the tensor's maximum, in any order, and NaN propagates.
-// Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T.
+// Compile-time parameters (jit_kernels/ops/quantization/spec.py): SCALAR_T.
 #include "kiln/ptx/launch.cuh"
 #include "quantization/quantize.cuh"
 

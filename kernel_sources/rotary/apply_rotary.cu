@@ -1,9 +1,10 @@
 // (x[t, head, i], x[t, head, h + i]) = (x_i * c - x_(h+i) * s, x_(h+i) * c + x_i * s), in place
-//   for query and key; h = rotary_dim / 2, i < h, (c, s) = table[positions[t], (i, h + i)] (NeoX)
+//   for query and key (NeoX); h = rotary_dim / 2, i < h; table = cos_sin_table:
+//   (c, s) = table[positions[t], (i, h + i)]
 //
-// query: [tokens, query_heads, head_dim], key: [tokens, key_heads, head_dim], last dimension dense;
-// positions: [tokens] int64; table: [max_position, rotary_dim] float32. Dimensions from rotary_dim
-// on are unchanged. Compile-time parameters (jit_kernels/ops/rotary.py): SCALAR_T.
+// query: [tokens, heads, head_dim], key: [tokens, kv_heads, head_dim], last dimension dense;
+// positions: [tokens] int64; cos_sin_table: [max_position, rotary_dim] float32. Dimensions from
+// rotary_dim on are unchanged. Compile-time parameters (jit_kernels/ops/rotary/spec.py): SCALAR_T.
 // Work split: a block rotates some heads of token blockIdx.x. If all rows are 16-byte aligned, a
 // thread rotates one vector of each half of a head, or of two heads; threadIdx.y is the head, which
 // saves a division. Otherwise a thread rotates single elements.
@@ -64,24 +65,25 @@ struct Piece {  // a vector of each half of a head
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
-apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const float* table,
-             int query_heads, int key_heads, int half, int64_t query_stride,
-             int64_t query_head_stride, int64_t key_stride, int64_t key_head_stride) {
+apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const float* cos_sin_table,
+             int heads, int kv_heads, int half, int64_t query_stride, int64_t query_head_stride,
+             int64_t key_stride, int64_t key_head_stride) {
   kiln::take_turn();
-  const Heads heads = {query,        key,        query_heads, query_heads + key_heads,
-                       query_stride, query_head_stride, key_stride,  key_head_stride};
+  const Heads all = {query,        key,               heads,      heads + kv_heads,
+                     query_stride, query_head_stride, key_stride, key_head_stride};
   const int64_t token = blockIdx.x, position = positions[token];
-  const float* row = table + position * 2 * half;
-  if (half != blockDim.x * Chunk::kSize || !heads.aligned() || !kiln::is_vector_aligned(table)) {
-    turn_elements(heads, token, row, half);
+  const float* row = cos_sin_table + position * 2 * half;
+  if (half != blockDim.x * Chunk::kSize || !all.aligned() ||
+      !kiln::is_vector_aligned(cos_sin_table)) {
+    turn_elements(all, token, row, half);
     return;
   }
   const int head = blockIdx.y * blockDim.y + threadIdx.y, i = threadIdx.x * Chunk::kSize;
-  if (head >= heads.num_all) return;
+  if (head >= all.num_all) return;
   const int other = head + gridDim.y * blockDim.y;
-  const bool two = other < heads.num_all;
-  SCALAR_T* x = heads.at(token, head) + i;
-  SCALAR_T* y = heads.at(token, two ? other : head) + i;
+  const bool two = other < all.num_all;
+  SCALAR_T* x = all.at(token, head) + i;
+  SCALAR_T* y = all.at(token, two ? other : head) + i;
   Piece first, second = {};  // in flight while the position loads
   first.load(x, half);
   if (two) second.load(y, half);

@@ -15,9 +15,9 @@ import sys
 import kiln
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from kiln.jit_kernels.compile.build import Built, build, header_of
 from kiln.jit_kernels.compile.bundling import export_bundle
 from kiln.jit_kernels.compile.ingredients import ingredients_of
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.compile.warmup import Job, jobs_for
 from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
 
 ARCHS = ("sm_80", "sm_90a")

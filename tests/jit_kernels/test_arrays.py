@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kiln.jit_kernels.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
-from kiln.jit_kernels.ops.rotary import apply_rotary
-from kiln.jit_kernels.rotary_table import rotary_table
+from kiln.jit_kernels.ops.activation.functions import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
+from kiln.jit_kernels.ops.rotary.functions import apply_rotary
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 
 GENERATOR = np.random.default_rng(0)
 

@@ -21,13 +21,13 @@ from kiln.jit_kernels.attention.splits import (
     SplitRule,
 )
 from kiln.jit_kernels.attention.workspace import make_workspace
-from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.ops import attention_decode
 from kiln.jit_kernels.ops.attention_decode import paged_attention, plan_attention
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU, Gpu
+from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections import namedtuple
 from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
@@ -61,7 +62,8 @@ def test_copies_fit_into_a_part_of_the_free_memory():
 def test_a_copy_keeps_strides_gaps_and_what_shares_memory():
     pool = torch.arange(48, dtype=torch.float32).view(4, 12)
     keys, values = pool[:, :5], pool[:, 6:11]
-    first, second = copies_of((keys, values, 3, None), 2)
+    some = namedtuple("some", "keys values number absent")
+    first, second = copies_of(some(keys, values, 3, None), 2)
     assert first[0] is keys
     assert [x.stride() for x in second[:2]] == [keys.stride(), values.stride()]
     assert second[2:] == (3, None)
@@ -74,7 +76,7 @@ def test_a_copy_keeps_strides_gaps_and_what_shares_memory():
 
 
 def test_a_copy_of_nothing_has_its_shape():
-    (empty,) = copy_to((torch.empty(0, 7),), "cpu")
+    (empty,) = copy_to(namedtuple("one", "x")(torch.empty(0, 7)), "cpu")
     assert empty.shape == (0, 7)
 
 
@@ -104,8 +106,8 @@ def test_a_row_says_what_was_measured_and_how_near_the_floor_it_is():
 def test_what_gives_a_wrong_result_is_not_timed(monkeypatch):
     spec = find_spec("rms_norm")
 
-    def wrong(arguments):
-        return lambda: arguments[0].fill_(7.0)
+    def wrong(a):
+        return lambda: a[0].fill_(7.0)
 
     def breaks(arguments):
         raise RuntimeError("no such thing\nand more")
@@ -274,7 +276,7 @@ def test_flashinfer_gets_the_block_table_in_its_own_form(name, sizes):
     sizes = {"kv_heads": 2, "group": 4, "most": 9, "split": 2, **sizes}
     form = flashinfer_form(spec, fake_flashinfer(log))
     assert measure._flaw(spec, variant, sizes, form, "cpu") is None
-    arguments = spec.make_inputs(variant, sizes, "cpu")
+    arguments = spec.make_arguments(variant, sizes, "cpu")
     del log[:]
     for one in copies_of(arguments, 3):
         form(one)
@@ -340,7 +342,7 @@ def test_torch_compile_is_asked_where_it_is_wanted(monkeypatch):
     seen = []
 
     def forms_of(spec, device, *, compiled, peers):
-        run = forms.of(lambda *arguments: measure.run_reference(spec, *arguments))
+        run = forms.of(lambda a: measure.run_reference(spec, a))
         return {"host": run, "compile": run if compiled else "not asked for"}
 
     monkeypatch.setattr(measure, "forms_of", forms_of)

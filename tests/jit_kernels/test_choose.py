@@ -13,10 +13,8 @@ import torch
 
 from kiln.cache.env import Env
 from kiln.cache.store import Store
-from kiln.jit_kernels import choose, dispatch, launch
-from kiln.jit_kernels.compile import template
+from kiln.jit_kernels import choose, dispatch, launch, template
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.compile.template import read_source
 from kiln.jit_kernels.errors import (
     BundleRefused,
     KernelError,
@@ -25,9 +23,11 @@ from kiln.jit_kernels.errors import (
     NoSuchKernel,
     SealedMiss,
 )
-from kiln.jit_kernels.ops import norm
-from kiln.jit_kernels.registry import families, find_spec
+from kiln.jit_kernels.families import families
+from kiln.jit_kernels.ops.norm import functions
+from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import needs_of
+from kiln.jit_kernels.template import read_source
 from kiln.jit_kernels.toolchains import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,9 @@ def test_preparing_loads_for_each_device_and_dtype(monkeypatch):
     monkeypatch.setattr(choose, "_load", lambda *asked: loaded.append(asked))
     monkeypatch.setattr(choose, "_build_in_parallel", lambda *asked: None)
     for needs in map(needs_of, (torch.bfloat16, torch.float16)):
-        assert {one.implementation for one in choose.prepare(needs=needs)} == {"jit"}
+        assert {
+            one.implementation for one in choose.prepare(all_specs().values(), needs=needs)
+        } == {"jit"}
         assert [family for family, _ in loaded[: len(families())]] == families()
         assert all(asked == needs for _, asked in loaded)
         loaded.clear()
@@ -115,11 +117,15 @@ def test_a_broken_template_is_served_by_the_next_implementation(monkeypatch, tri
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(choose, "has_triton", lambda family: triton)
     ran = []
-    monkeypatch.setattr(dispatch, "triton_form", lambda family, name: lambda *a: ran.append(name))
-    monkeypatch.setattr(norm, "call", dispatch.run_on_cuda)
+    monkeypatch.setattr(dispatch, "triton_form", lambda family, name: lambda a: ran.append(name))
+    monkeypatch.setattr(
+        functions,
+        "call",
+        lambda spec, **named: dispatch.run_on_cuda(spec, spec.parameters.Arguments(**named)),
+    )
     dispatch._cuda_runner.cache_clear()
     x, weight = torch.randn(3, 8), torch.rand(8)
-    got = norm.rms_norm(x, weight, 1e-6)
+    got = functions.rms_norm(x, weight, 1e-6)
     dispatch._cuda_runner.cache_clear()
     chosen = choose.choice("norm")
     assert chosen.implementation == runs
@@ -168,6 +174,15 @@ def test_a_kernel_that_does_not_come_is_named_optional_or_not(monkeypatch):
         launch.load_kernels([find_spec("rms_norm_quant")], torch.device("cuda", 0), variant)
 
 
+def test_each_of_several_needed_values_must_come(monkeypatch):
+    monkeypatch.setattr(launch, "device_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(launch, "_loaded", lambda index: {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    needs = {"scalar_t": ("kiln::bf16", "double")}
+    with pytest.raises(NoSuchKernel, match=r"rms_norm does not come for scalar_t double"):
+        launch.load_kernels([find_spec("rms_norm")], torch.device("cuda", 0), needs)
+
+
 def test_the_chosen_implementation_is_what_runs(monkeypatch):
     monkeypatch.setattr(dispatch, "choice", lambda family: choose.Choice(family, "torch", ""))
     dispatch._cuda_runner.cache_clear()
@@ -175,8 +190,8 @@ def test_the_chosen_implementation_is_what_runs(monkeypatch):
     dispatch._cuda_runner.cache_clear()
     ran = []
     monkeypatch.setattr(dispatch, "choice", lambda family: choose.Choice(family, "triton", ""))
-    monkeypatch.setattr(dispatch, "triton_form", lambda family, name: lambda *a: ran.append(name))
-    dispatch._cuda_runner("norm", "rms_norm")(None, 1, 2)
+    monkeypatch.setattr(dispatch, "triton_form", lambda family, name: lambda a: ran.append(name))
+    dispatch._cuda_runner("norm", "rms_norm")(None, (1, 2))
     assert ran == ["rms_norm"]
     dispatch._cuda_runner.cache_clear()
 

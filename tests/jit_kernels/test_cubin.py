@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln.jit_kernels.compile.template import Unit, render
 from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import CubinError, Resources, resources_of
 

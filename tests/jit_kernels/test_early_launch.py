@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.compile.template import Unit, opening, read_source, render
 from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU
+from kiln.jit_kernels.template import Unit, opening, read_source, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
@@ -156,7 +156,5 @@ def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeyp
     source = read_source(all_specs()["apply_rotary"].source)
     late = source.replace("  kiln::take_turn();\n", "  int i = 0;\n  kiln::take_turn();\n")
     for text, wanted in ((source, "take_turn"), (late, "")):
-        monkeypatch.setattr(
-            "kiln.jit_kernels.compile.template.read_source", lambda path, text=text: text
-        )
+        monkeypatch.setattr("kiln.jit_kernels.template.read_source", lambda path, text=text: text)
         assert opening.__wrapped__("any.cu") == wanted

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from kiln.jit_kernels.arch import ALL_ARCHS, compute_capability
-from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.compile.warmup import Job, jobs_for
-from kiln.jit_kernels.parity import error_of
+from kiln.jit_kernels.parameters import Role
+from kiln.jit_kernels.parity import error_of, expected
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.spec import HOST_GPU, label
+from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import resources_of
 
@@ -84,36 +85,34 @@ def test_uses_no_header_but_our_own(spec, variant):
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_declaration_is_coherent(spec, variant):
     for sizes in [*spec.sizes, *spec.bench_sizes[:2]]:
-        arguments = spec.make_inputs(variant, sizes, "cpu")
-        bound = spec.bind(*arguments)
+        a = spec.make_arguments(variant, sizes, "cpu")
+        bound = spec.bind(a)
         assert list(bound.variant.items()) == list(variant.items())
         assert {key: sizes[key] for key in bound.sizes} == dict(bound.sizes)
-        assert len(bound.values) == len(spec.arguments)
-        for kind, value in zip(spec.arguments, bound.values, strict=True):
-            null = kind == "pointer" and type(value) is int and value == 0  # an absent tensor
-            assert null or isinstance(value, torch.Tensor) == (kind == "pointer")
-            assert isinstance(value, float) == (kind == "float")
+        assert bound.derived.keys() == set(spec.parameters.derived)
+        for one, value in zip(spec.parameters.passed, spec.kernel_values(a, bound), strict=True):
+            absent = value is None and one.role is Role.OPTIONAL
+            assert absent or type(value) is _TYPES[one.type], one
         geometry = spec.geometry(variant, bound.sizes, HOST_GPU)
         assert geometry.shared_bytes <= max(spec.shared_bytes(variant, HOST_GPU), 48 * 1024)
         threads = geometry.block[0] * geometry.block[1] * geometry.block[2]
         assert 1 <= threads <= 1024
         assert max(geometry.grid[1:]) < 65536
-        _check_cost(spec, variant, sizes, arguments)
+        _check_cost(spec, variant, sizes, a)
 
 
-_PART = re.compile("table|pool|workspace")  # of which a call touches a part only
+_TYPES = {"pointer": torch.Tensor, "int64": int, "int32": int, "float": float, "bool": bool}
+_PART = re.compile("table|pool")  # of which a call touches a part only
 
 
-def _check_cost(spec, variant, sizes, arguments):
+def _check_cost(spec, variant, sizes, a):
     """A cost below the bytes that its tensors hold would flatter the roofline."""
-    named = dict(zip(spec.argument_names, arguments, strict=True))
-    outputs = {name for name in spec.mutates if name.startswith("out")}
+    times = {Role.INPUT: 1, Role.OPTIONAL: 1, Role.OUTPUT: 1, Role.IN_OUT: 2}
     moved = sum(
-        tensor.numel() * tensor.element_size() * (2 if name in spec.mutates else 1)
-        for name, tensor in named.items()
-        if isinstance(tensor, torch.Tensor) and name not in outputs and not _PART.search(name)
+        times[one.role] * getattr(a, one.name).nbytes
+        for one in spec.parameters.listed
+        if one.role in times and getattr(a, one.name) is not None and not _PART.search(one.name)
     )
-    moved += sum(named[name].numel() * named[name].element_size() for name in outputs)
     rest = sizes.get("rest", 0)  # dimensions that the kernel leaves alone
     assert rest or spec.cost(variant, sizes).bytes >= moved
 
@@ -121,32 +120,28 @@ def _check_cost(spec, variant, sizes, arguments):
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_reference_agrees_with_itself_in_float64(spec, variant):
     for sizes in spec.sizes:
-        arguments = spec.make_inputs(variant, sizes, "cpu")
-        wide = [
-            a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-            for a in arguments
-        ]
-        got, want = spec.reference(*arguments), spec.reference(*wide)
-        outputs = [arguments[position] for position in spec.result_positions]
-        assert [one.dtype for one in got] == [one.dtype for one in outputs]
-        for output, value in zip(outputs, got, strict=True):
-            output.copy_(value)
-        assert error_of(spec, variant, arguments, want).holds
+        a = spec.make_arguments(variant, sizes, "cpu")
+        got, want = spec.reference(a), expected(spec, a)
+        assert got.keys() == want.keys() == set(spec.parameters.results)
+        for name, value in got.items():
+            assert value.dtype == getattr(a, name).dtype
+            getattr(a, name).copy_(value)
+        assert error_of(spec, variant, a, want).holds
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_operator_is_well_formed_for_torch_compile(spec):
     variant = next(iter(spec.variants()))
-    arguments = spec.make_inputs(variant, spec.sizes[2], "cpu")
+    arguments = spec.make_arguments(variant, spec.sizes[2], "cpu")
     operator = getattr(torch.ops.kiln, spec.name).default
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(operator, arguments, test_utils=checks)
+    torch.library.opcheck(operator, tuple(arguments), test_utils=checks)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_describes_itself(spec):
     assert spec.paper
-    assert spec.mutates
+    assert spec.parameters.results
     first, second, *_ = (SOURCES / spec.source).read_text().splitlines()
     assert first.startswith("// ")
     assert second.startswith("//")

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from kiln.jit_kernels.check import check_kernel
-from kiln.jit_kernels.compile.template import Unit, render
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU, LaunchGeometry
+from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
 
 
@@ -105,7 +105,7 @@ def _compiled(request):
     def build(fault):
         spec, variant, with_fault = planted(fault)
         unit = with_fault(spec, variant)
-        host.build(unit, spec.entry, spec.arguments, name=fault.id, checked=True, env=settings())
+        host.build(unit, spec.entry, spec.c_types, name=fault.id, checked=True, env=settings())
 
     assert host._CHECKED[:3] == ("-Og", "-g1", "-gdwarf-4")
     unoptimized = ("-O0", *host._CHECKED[3:])

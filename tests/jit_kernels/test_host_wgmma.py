@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.compile.template import Unit, include_closure
 from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 

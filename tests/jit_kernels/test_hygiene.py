@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import os, resource, sys, tempfile, threading
 from concurrent.futures import ThreadPoolExecutor
-from kiln.jit_kernels.compile.template import Unit, render
+from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.errors import CompileError
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.toolchains import nvrtc
@@ -70,7 +70,7 @@ assert os.listdir("/proc/self/fd") == descriptors
 
 FAULTS = """
 import resource
-from kiln.jit_kernels.compile.template import render
+from kiln.jit_kernels.template import render
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.toolchains import nvrtc
 

@@ -7,16 +7,17 @@ import dataclasses
 
 import pytest
 
-from kiln.jit_kernels.compile import ingredients, template
+from kiln.jit_kernels import template
+from kiln.jit_kernels.compile import ingredients
 from kiln.jit_kernels.compile.ingredients import (
     differing,
     ingredients_of,
     key_of,
     stored_ingredients,
 )
-from kiln.jit_kernels.compile.template import header_path, read_source, render
 from kiln.jit_kernels.errors import CompileError
 from kiln.jit_kernels.registry import all_specs, find_spec
+from kiln.jit_kernels.template import header_path, read_source, render
 from kiln.jit_kernels.toolchains import nvrtc
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]

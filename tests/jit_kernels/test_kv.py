@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from kiln.jit_kernels.ops import kv
-from kiln.jit_kernels.ops.kv import copy_blocks, rope_store, serves
-from kiln.jit_kernels.ops.norm import rms_norm
-from kiln.jit_kernels.ops.rotary import apply_rotary
-from kiln.jit_kernels.references.kv import store
-from kiln.jit_kernels.rotary_table import rotary_table
+from kiln.jit_kernels.ops.kv import spec as kv
+from kiln.jit_kernels.ops.kv.checks import serves
+from kiln.jit_kernels.ops.kv.functions import copy_blocks, rope_store
+from kiln.jit_kernels.ops.kv.reference import store
+from kiln.jit_kernels.ops.norm.functions import rms_norm
+from kiln.jit_kernels.ops.rotary.functions import apply_rotary
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
@@ -29,13 +30,14 @@ def on_kernels():
     """Run every operator as its kernel's own source, on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         for family in ("kv", "norm", "rotary"):
-            patch.setattr(f"kiln.jit_kernels.ops.{family}.call", run_kernel)
+            patch.setattr(f"kiln.jit_kernels.ops.{family}.functions.call", run_kernel)
         yield
 
 
-def run_kernel(spec, *arguments):
-    assert spec.has_variant(spec.bind(*arguments).variant)
-    host.run(spec, arguments, env=settings())
+def run_kernel(spec, **named):
+    a = spec.parameters.Arguments(**named)
+    assert spec.has_variant(spec.bind(a).variant)
+    host.run(spec, a, env=settings())
 
 
 class Step:

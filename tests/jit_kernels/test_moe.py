@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.jit_kernels.ops.moe import align_capacity, align_tokens, moe_experts, route_tokens
-from kiln.jit_kernels.references.moe import decidable_rows, route_error, scores_and_choice
-from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.ops.moe.functions import align_tokens, moe_experts, route_tokens
+from kiln.jit_kernels.ops.moe.reference import align_capacity, scores_and_choice
+from kiln.jit_kernels.ops.moe.routing_error import decidable_rows, route_error, wide
+from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS, ROUTE_TOKENS
 from kiln.jit_kernels.settings import settings as environment
 from kiln.jit_kernels.toolchains import host
 
@@ -21,11 +22,23 @@ ALL_FLOATS = st.integers(0, 2**32 - 1)
 
 def on_host(logits, top_k, scoring="softmax", bias=None, groups=(1, 1), renormalise=True, factor=1):
     """route_tokens through the kernel's own source."""
-    weights = torch.full((logits.shape[0], top_k), float("nan"))
-    ids = torch.full((logits.shape[0], top_k), -7, dtype=torch.int32)
-    more = (*groups, scoring == "sigmoid", renormalise, float(factor))
-    host.run(find_spec("route_tokens"), (weights, ids, logits, bias, *more), env=environment())
-    return weights, ids
+    a = routing(
+        logits, top_k, bias=bias, num_groups=groups[0], top_groups=groups[1],
+        sigmoid=scoring == "sigmoid", renormalise=renormalise, factor=float(factor),
+    )  # fmt: skip
+    host.run(ROUTE_TOKENS, a, env=environment())
+    return a.weights, a.ids
+
+
+def routing(logits, top_k, **changed):
+    """The operator's arguments, with outputs that hold nothing valid."""
+    given = {
+        "weights": torch.full((logits.shape[0], top_k), float("nan")),
+        "ids": torch.full((logits.shape[0], top_k), -7, dtype=torch.int32),
+        "logits": logits, "bias": None, "num_groups": 1, "top_groups": 1, "sigmoid": False,
+        "renormalise": True, "factor": 1.0,
+    }  # fmt: skip
+    return ROUTE_TOKENS.parameters.Arguments(**given | changed)
 
 
 def mixtral(logits, top_k):
@@ -62,8 +75,8 @@ def test_sigmoid_routing_with_groups_is_deepseeks():
     torch.manual_seed(3)
     logits, bias = torch.randn(60, 256), torch.randn(256) * 0.1
     want_weights, want_ids = deepseek(logits, 8, bias, 8, 4, 2.5)
-    _, choice = scores_and_choice(logits.double(), bias.double(), 8, True)
-    clear = decidable_rows(choice, 8, 8, 4)
+    a = wide(routing(logits, 8, bias=bias, num_groups=8, top_groups=4, sigmoid=True))
+    clear = decidable_rows(scores_and_choice(a)[1], a)
     assert clear.float().mean() > 0.95, "or the test says nothing"
     named = {"scoring": "sigmoid", "bias": bias, "groups": (8, 4), "factor": 2.5}
     for weights, ids in (on_host(logits, 8, **named), route_tokens(logits, 8, **named)):
@@ -73,27 +86,22 @@ def test_sigmoid_routing_with_groups_is_deepseeks():
 
 
 def test_nearly_every_row_of_the_test_cases_is_decidable():
-    spec = find_spec("route_tokens")
     clear = []
-    for variant in spec.variants():
-        for sizes in spec.sizes:
-            _, ids, logits, bias, groups, top_groups, sigmoid, *_ = spec.make_inputs(
-                variant, sizes, "cpu"
-            )
-            wide = None if bias is None else bias.double()
-            _, choice = scores_and_choice(logits.double(), wide, groups, sigmoid)
-            clear.append(decidable_rows(choice, ids.shape[1], groups, top_groups))
+    for variant in ROUTE_TOKENS.variants():
+        for sizes in ROUTE_TOKENS.sizes:
+            a = wide(ROUTE_TOKENS.make_arguments(variant, sizes, "cpu"))
+            clear.append(decidable_rows(scores_and_choice(a)[1], a))
     assert torch.cat(clear).float().mean() > 0.9
 
 
 def test_the_error_of_routing_sees_what_is_wrong_with_ids():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
-    wanted = (torch.zeros(1, 2), torch.tensor([[1, 3]], dtype=torch.int32))
+    wanted = {"weights": torch.zeros(1, 2), "ids": torch.tensor([[1, 3]], dtype=torch.int32)}
     weights = torch.softmax(torch.tensor([[3.0, 2.0]]), 1)
 
     def error(ids, weights=weights):
         ids = torch.tensor([ids], dtype=torch.int32)
-        return route_error((weights, ids, logits, None, 1, 1, False, True, 1.0), wanted)
+        return route_error(routing(logits, 2, weights=weights, ids=ids), wanted)
 
     assert error([1, 3]) < 1e-7
     assert error([1, 3], weights + 0.1) > 0.09
@@ -207,9 +215,12 @@ def aligned_by_hand(flat, experts, block_size, capacity):
 
 def align_on_host(ids, experts, block_size):
     capacity = align_capacity(ids.numel(), experts, block_size)
-    outs = [ids.new_full((n,), -99) for n in (capacity, capacity // block_size, 1, experts)]
-    host.run(find_spec("align_tokens"), (*outs, ids, block_size), env=environment())
-    return outs
+    names = ALIGN_TOKENS.parameters.outputs
+    counts = (capacity, capacity // block_size, 1, experts)
+    outs = {name: ids.new_full((n,), -99) for name, n in zip(names, counts, strict=True)}
+    a = ALIGN_TOKENS.parameters.Arguments(**outs, ids=ids, block_size=block_size)
+    host.run(ALIGN_TOKENS, a, env=environment())
+    return list(outs.values())
 
 
 @settings(max_examples=60, deadline=None)

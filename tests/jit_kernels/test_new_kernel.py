@@ -71,6 +71,11 @@ def test_its_toggle_appears(checkout):
     assert run(checkout, "-c", code.replace("NAME", NAME), **environ).strip() == "torch"
 
 
+def test_it_has_no_triton_form(checkout):
+    code = "from kiln.jit_kernels.triton_forms import has_triton; assert not has_triton('NAME')"
+    run(checkout, "-c", code.replace("NAME", NAME))
+
+
 def test_warm_up_builds_it(checkout):
     out = run(checkout, "-m", "kiln.engine.cli.main", "warmup", "--arch", "sm_80", "--dry-run")
     assert sum(line.startswith(NAME) for line in out.splitlines()) == 3

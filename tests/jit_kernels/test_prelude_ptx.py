@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kiln.jit_kernels.arch import ALL_ARCHS
-from kiln.jit_kernels.compile.template import Unit, include_closure
+from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import nvrtc
 
 HEADERS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.ops.activation import silu_and_mul
-from kiln.jit_kernels.ops.norm import fused_add_rms_norm, rms_norm
-from kiln.jit_kernels.ops.quantization import (
-    SPECS,
+from kiln.jit_kernels.ops.activation.functions import silu_and_mul
+from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
+from kiln.jit_kernels.ops.quantization.codes import quantised
+from kiln.jit_kernels.ops.quantization.functions import (
     fused_add_rms_norm_quant,
     quantize_per_group,
     quantize_per_tensor,
@@ -16,26 +16,33 @@ from kiln.jit_kernels.ops.quantization import (
     rms_norm_quant,
     silu_and_mul_quant,
 )
-from kiln.jit_kernels.references.quantized import quantised
+from kiln.jit_kernels.ops.quantization.spec import SPECS
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.toolchains import host
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
-FUSED = [torch.bfloat16]  # dtypes in which the fused kernels come
+FUSED = [torch.bfloat16]  # dtypes that the fused kernels support
 QUANTS = [E4M3, INT8]
 # (group size, given scale, d): every scheme, held and general rows
 SCHEMES = [(0, None, 640), (0, None, 77), (128, None, 640), (0, 0.03, 640), (128, None, 2304)]
 
 
-def on_host(name, *arguments):
-    host.run(find_spec(name), arguments, env=settings())
+def on_host(name, **named):
+    spec = find_spec(name)
+    host.run(spec, spec.parameters.Arguments(**named), env=settings())
 
 
 def room(rows, d, dtype, group, given):
+    """Uninitialised codes and scales, and the arguments that go with them."""
     scales = torch.empty(1) if given is not None else torch.empty(rows, d // group if group else 1)
-    return torch.empty(rows, d, dtype=dtype), scales
+    out = torch.empty(rows, d, dtype=dtype)
+    return {"out": out, "scales": scales, "scale": given, "group_size": group}
+
+
+def results(codes):
+    return codes["out"], codes["scales"]
 
 
 def bits(tensor):
@@ -50,8 +57,8 @@ def assert_same_bits(got, want):
 def alone(y, dtype, group, given):
     """The codes and scales of the kernel that only quantises."""
     codes = room(*y.shape, dtype, group, given)
-    on_host("quantize", *codes, y, given, None, group)
-    return codes
+    on_host("quantize", **codes, x=y, maxima=None)
+    return results(codes)
 
 
 @pytest.mark.parametrize("quant", QUANTS)
@@ -62,19 +69,19 @@ def test_fused_with_the_norm_is_the_same_bits_as_norm_then_quantise(dtype, quant
     x, residual = torch.randn(3, d).mul_(3).to(dtype), torch.randn(3, d).to(dtype)
     weight = torch.randn(d).to(dtype)
     for offset in (0.0, 1.0):
+        norm = {"weight": weight, "eps": 1e-6, "weight_offset": offset}
         y = torch.empty_like(x)
-        on_host("rms_norm", y, x, weight, 1e-6, offset)
+        on_host("rms_norm", out=y, x=x, **norm)
         fused = room(3, d, quant, group, given)
-        on_host("rms_norm_quant", *fused, x, weight, given, group, 1e-6, offset)
-        assert_same_bits(fused, alone(y, quant, group, given))
+        on_host("rms_norm_quant", **fused, x=x, **norm)
+        assert_same_bits(results(fused), alone(y, quant, group, given))
 
         total, normed = residual.clone(), x.clone()
-        on_host("fused_add_rms_norm", normed, total, weight, 1e-6, offset)
+        on_host("fused_add_rms_norm", x=normed, residual=total, **norm)
         fused, sums = room(3, d, quant, group, given), residual.clone()
-        numbers = (given, group, 1e-6, offset)
-        on_host("fused_add_rms_norm_quant", *fused, sums, x, weight, *numbers)
+        on_host("fused_add_rms_norm_quant", **fused, residual=sums, x=x, **norm)
         assert torch.equal(sums, total)
-        assert_same_bits(fused, alone(normed, quant, group, given))
+        assert_same_bits(results(fused), alone(normed, quant, group, given))
 
 
 @pytest.mark.parametrize("quant", QUANTS)
@@ -83,10 +90,10 @@ def test_fused_with_the_norm_is_the_same_bits_as_norm_then_quantise(dtype, quant
 def test_fused_with_silu_is_the_same_bits_as_silu_then_quantise(dtype, quant, group, given, d):
     given = None if given is None else torch.tensor([given])
     x, y = torch.randn(3, 2 * d).mul_(3).to(dtype), torch.empty(3, d, dtype=dtype)
-    on_host("silu_and_mul", y, x)
+    on_host("silu_and_mul", out=y, x=x)
     fused = room(3, d, quant, group, given)
-    on_host("silu_and_mul_quant", *fused, x, given, group)
-    assert_same_bits(fused, alone(y, quant, group, given))
+    on_host("silu_and_mul_quant", **fused, x=x)
+    assert_same_bits(results(fused), alone(y, quant, group, given))
 
 
 @pytest.mark.parametrize("quant", QUANTS)
@@ -116,9 +123,9 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch():
     x, weight = torch.randn(300, 256).to(torch.bfloat16), torch.randn(256).to(torch.bfloat16)
     want = None
     for count in (1, 2, 3, 300):
-        got = room(count, 256, E4M3, 0, None)
-        on_host("rms_norm_quant", *got, x[-count:].clone(), weight, None, 0, 1e-6, 0.0)
-        last = [one[-1:].clone() for one in got]
+        got, rows = room(count, 256, E4M3, 0, None), x[-count:].clone()
+        on_host("rms_norm_quant", **got, x=rows, weight=weight, eps=1e-6, weight_offset=0.0)
+        last = [one[-1:].clone() for one in results(got)]
         want = want or last
         assert_same_bits(last, want)
 
@@ -156,14 +163,15 @@ def test_public_functions_take_any_leading_shape(shape, quant):
 def test_fused_public_functions_agree_with_the_two_they_stand_for(dtype, on_kernels, monkeypatch):
     seen = []
 
-    def run_kernel(spec, *arguments):
-        assert spec.has_variant(spec.bind(*arguments).variant)
+    def run_kernel(spec, **named):
+        a = spec.parameters.Arguments(**named)
+        assert spec.has_variant(spec.bind(a).variant)
         seen.append(spec.name)
-        host.run(spec, arguments, env=settings())
+        host.run(spec, a, env=settings())
 
     if on_kernels:
         for family in ("quantization", "norm", "activation"):
-            monkeypatch.setattr(f"kiln.jit_kernels.ops.{family}.call", run_kernel)
+            monkeypatch.setattr(f"kiln.jit_kernels.ops.{family}.functions.call", run_kernel)
     x, residual, weight = (torch.randn(n, 256).to(dtype) for n in (3, 3, 1))
     weight, x[1] = weight[0], 0
     want = quantize_per_token(rms_norm(x, weight, 1e-6, weight_offset=1.0))
@@ -186,12 +194,13 @@ def test_fused_public_functions_agree_with_the_two_they_stand_for(dtype, on_kern
 def test_a_given_scale_goes_before_groups():
     x, weight, scale = torch.randn(2, 256), torch.rand(256), torch.tensor([0.02])
     x, weight = x.bfloat16(), weight.bfloat16()
-    want = room(2, 256, E4M3, 0, scale)
-    on_host("rms_norm_quant", *want, x, weight, scale, 0, 1e-6, 0.0)
-    got = room(2, 256, E4M3, 0, scale)
-    on_host("rms_norm_quant", *got, x, weight, scale, 128, 1e-6, 0.0)
-    assert_same_bits(got, want)
-    assert_same_bits(rms_norm_quant(x, weight, 1e-6, group_size=128, scale=scale), want)
+    norm = {"x": x, "weight": weight, "eps": 1e-6, "weight_offset": 0.0}
+    want, got = room(2, 256, E4M3, 0, scale), room(2, 256, E4M3, 128, scale)
+    on_host("rms_norm_quant", **want, **norm)
+    on_host("rms_norm_quant", **got, **norm)
+    assert_same_bits(results(got), results(want))
+    fused = rms_norm_quant(x, weight, 1e-6, group_size=128, scale=scale)
+    assert_same_bits(fused, results(want))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -204,9 +213,9 @@ def test_only_a_bf16_model_has_fused_kernels_to_build_and_others_do_without(dtyp
 
 @pytest.mark.parametrize("count", [50, 1])
 def test_maxima_that_are_no_whole_vectors_are_refused(count):
-    codes = room(2, 64, E4M3, 0, torch.ones(1))
+    codes = room(2, 64, E4M3, 0, torch.ones(1)) | {"scale": None}
     with pytest.raises(ValueError, match=f"{count} maxima"):
-        on_host("quantize", *codes, torch.randn(2, 64), None, torch.rand(count), 0)
+        on_host("quantize", **codes, x=torch.randn(2, 64), maxima=torch.rand(count))
 
 
 def test_scales_can_be_column_major():

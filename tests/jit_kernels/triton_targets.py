@@ -68,8 +68,9 @@ def compile_one(spec: KernelSpec, variant: Variant) -> None:
     function = triton_form(spec.family, spec.name)
     compiled.clear()
     for sizes in spec.sizes:
-        made = spec.make_inputs(variant, sizes, "cpu")
-        function(*(x.as_subclass(OnGpu) if isinstance(x, torch.Tensor) else x for x in made))
+        made = spec.make_arguments(variant, sizes, "cpu")
+        on_gpu = (x.as_subclass(OnGpu) if isinstance(x, torch.Tensor) else x for x in made)
+        function(spec.arguments(list(on_gpu)))
         if compiled:
             return
 

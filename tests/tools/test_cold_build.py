@@ -21,7 +21,7 @@ def test_a_launcher_passes_every_argument_of_the_kernel_in_order(program, style)
     assert program.text in text
     (passed,) = re.findall(rf"{spec.entry}<<<.*>>>\((.*)\);", text)
     numbers = [int(number) for number in re.findall(r"\ba(\d+)", passed)]
-    assert numbers == list(range(len(spec.arguments)))
+    assert numbers == list(range(len(spec.c_types)))
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.jit_kernels.compile.template import render
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.spec import KernelSpec, label
+from kiln.jit_kernels.template import render
 
 KERNELS = (
     "silu_and_mul",
@@ -68,7 +68,7 @@ def _parameters(program: Program) -> list[tuple[str, str]]:
     listed = re.search(rf"\b{spec.entry}\s*\(([^)]*)\)\s*\{{", program.text)
     assert listed is not None, f"{spec.source} has no {spec.entry}(…) {{"
     types = [" ".join(part.split()[:-1]) for part in listed[1].split(",")]
-    return list(zip(spec.arguments, types, strict=True))
+    return list(zip(spec.c_types, types, strict=True))
 
 
 def template(program: Program) -> str:
@@ -126,7 +126,7 @@ def torch_binding(program: Program) -> str:
 
 
 def _signature(spec: KernelSpec, tensor: str) -> str:
-    kinds = enumerate(spec.arguments)
+    kinds = enumerate(spec.c_types)
     return ", ".join(f"{_TYPES.get(kind, tensor)} a{i}" for i, kind in kinds)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from gpu.pace import NotMeasured, Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
 from kiln.jit_kernels.errors import ToolchainMissing
 from kiln.jit_kernels.launch import launch, load_kernels
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.parity import largest_error, poisoned_inputs
 from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.settings import settings
@@ -57,7 +57,8 @@ def compare_sides(spec: KernelSpec, variant: Variant, device: str) -> Row:
             torch.cuda.synchronize()
         else:
             host.run(spec, there, seed=1, env=settings())
-        results = [(here[i], there[i].cpu()) for i in spec.result_positions]
+        names = spec.parameters.results
+        results = [(getattr(here, name), getattr(there, name).cpu()) for name in names]
         bitwise &= all(_same_bits(a, b) for a, b in results)
         difference = _difference(spec, here, copy_to(there, "cpu"))
         if not difference <= worst:  # a NaN too
@@ -69,14 +70,15 @@ def compare_sides(spec: KernelSpec, variant: Variant, device: str) -> Row:
     return row | found | {"ok": worst <= allowed}
 
 
-def _difference(spec: KernelSpec, here: Sequence[Any], there: Sequence[Any]) -> float:
+def _difference(spec: KernelSpec, here: Arguments, there: Arguments) -> float:
     """Return the largest difference: infinite where integers differ, else by the spec's measure."""
-    pairs = [(there[i], here[i]) for i in spec.result_positions]
+    wanted = {name: getattr(here, name) for name in spec.parameters.results}
+    pairs = [(getattr(there, name), want) for name, want in wanted.items()]
     whole = [(got, want) for got, want in pairs if not got.dtype.is_floating_point]
     if any(not torch.equal(got, want) for got, want in whole):
         return float("inf")
     if spec.error is not None:
-        return spec.error(there, [want for _, want in pairs])
+        return spec.error(there, wanted)
     errors = [0.0 if _same_bits(got, want) else largest_error(got, want) for got, want in pairs]
     return max(errors, default=0.0) if not any(e != e for e in errors) else float("nan")
 

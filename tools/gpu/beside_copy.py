@@ -94,7 +94,7 @@ def beside_copy(
     free_bytes: int,
 ) -> Row:
     """Return the times of a kernel and of a copy of as many bytes, in turn, each on cold inputs."""
-    first, cost = spec.make_inputs(variant, sizes, device), spec.cost(variant, sizes)
+    first, cost = spec.make_arguments(variant, sizes, device), spec.cost(variant, sizes)
     count = num_copies(cost.bytes, bytes_held(first), ceilings.l2_bytes, free_bytes)
     cases = copies_of(first, count)
     pairs = max(count, _TIMES_L2 * ceilings.l2_bytes // cost.bytes)

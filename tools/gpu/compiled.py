@@ -58,6 +58,6 @@ def _compile(work: tuple[KernelSpec, Sizes]) -> list[Row]:
     spec, sizes = without_scales(work[0]), work[1]
     form = forms_of(spec, _DEVICE)["compile"]
     assert not isinstance(form, str), form
-    form(spec.make_inputs(next(spec.variants(spec.bench_needs)), sizes, _DEVICE))()
+    form(spec.make_arguments(next(spec.variants(spec.bench_needs)), sizes, _DEVICE))()
     torch.cuda.empty_cache()  # the other processes need room too
     return []

@@ -13,6 +13,7 @@ from gpu.pace import Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
 from kiln.jit_kernels.invariance import attention_trials
 from kiln.jit_kernels.launch import launch
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import KernelSpec
 
@@ -65,35 +66,35 @@ def by_row(spec: KernelSpec, device: str, run: Run = launch) -> Row:
     trials = differ = 0
     for variant in spec.variants(spec.bench_needs):
         for sizes in spec.sizes:
-            arguments = copy_to(spec.make_inputs(variant, sizes, "cpu"), device)
-            named = dict(zip(spec.argument_names, arguments, strict=True))
-            if any(named.get(name) is not None for name in shared if name.startswith("edit")):
+            a = copy_to(spec.make_arguments(variant, sizes, "cpu"), device)
+            if any(getattr(a, name) is not None for name in shared if name.startswith("edit")):
                 continue  # lists that a row's number points into
-            rows = arguments[spec.result_positions[0]].shape[0]
-            whole = _results(spec, arguments, slice(None), run)
+            rows = getattr(a, spec.parameters.results[0]).shape[0]
+            whole = _results(spec, a, slice(None), run)
             picks = [torch.randperm(rows), *(torch.tensor([row]) for row in range(min(rows, 8)))]
             for pick in picks if rows else []:
-                some = _results(spec, arguments, pick.to(device), run)
+                some = _results(spec, a, pick.to(device), run)
                 trials += 1
                 differ += any(
-                    not torch.equal(_bits(a[pick.to(device)]), _bits(b))
-                    for a, b in zip(whole, some, strict=True)
+                    not torch.equal(_bits(one[pick.to(device)]), _bits(other))
+                    for one, other in zip(whole, some, strict=True)
                 )
     ok = not differ and trials > 0
     return {"kernel": spec.name, "trials": trials, "differ": differ, "ok": ok}
 
 
 def _results(
-    spec: KernelSpec, arguments: Sequence[Any], pick: slice | torch.Tensor, run: Run
+    spec: KernelSpec, a: Arguments, pick: slice | torch.Tensor, run: Run
 ) -> list[torch.Tensor]:
     """Run on some rows of fresh copies; return the results."""
     shared = _BY_ROW[spec.name]
     own = [
         value[pick].clone() if isinstance(value, torch.Tensor) and name not in shared else value
-        for name, value in zip(spec.argument_names, copy_to(tuple(arguments)), strict=True)
+        for name, value in copy_to(a)._asdict().items()
     ]
-    run(spec, tuple(own))
-    return [own[position] for position in spec.result_positions]
+    named = spec.arguments(own)
+    run(spec, named)
+    return [getattr(named, name) for name in spec.parameters.results]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -105,9 +105,9 @@ def _compare(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form) -> Pa
     """Return the error of one case, or None where its reference would take too much memory."""
     if spec.cost(variant, sizes).bytes * 4 > _WIDE_BYTES:
         return None
-    if bytes_held(spec.make_inputs(variant, sizes, DEVICE)) * 4 > 4 * _WIDE_BYTES:
+    if bytes_held(spec.make_arguments(variant, sizes, DEVICE)) * 4 > 4 * _WIDE_BYTES:
         return None
-    return compare(spec, variant, sizes, lambda *arguments: form(arguments)(), DEVICE)
+    return compare(spec, variant, sizes, lambda a: form(a)(), DEVICE)
 
 
 def launch_overhead(args: argparse.Namespace) -> list[Row]:
@@ -123,7 +123,7 @@ def launch_overhead(args: argparse.Namespace) -> list[Row]:
 def _launch_rows(spec: KernelSpec) -> list[Row]:
     variant = next(spec.variants(spec.bench_needs))
     load_kernels([spec], torch.device(DEVICE), variant)
-    inputs = spec.make_inputs(variant, spec.bench_sizes[0], DEVICE)
+    inputs = spec.make_arguments(variant, spec.bench_sizes[0], DEVICE)
     row: Row = {"kernel": spec.name}
     calls: dict[str, Callable[[], Any]] = {}
     for name, call in launch_functions(spec, inputs).items():

@@ -14,14 +14,15 @@ import torch
 from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.opening import kernel_cache
-from kiln.jit_kernels.compile.template import opening
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
 from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, label
+from kiln.jit_kernels.template import opening
 from kiln.jit_kernels.toolchains.cubin import resources_of
 
 Row = dict[str, Any]
@@ -34,10 +35,11 @@ _SHARED_UNASKED = 48 << 10  # bytes that a block gets without an attribute of it
 _KINDS = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
 
 
-def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Callable[[], Any] | str]:
+def launch_functions(spec: KernelSpec, a: Arguments) -> dict[str, Callable[[], Any] | str]:
     """Return launcher -> one launch of a kernel on packed arguments, or why it cannot run."""
     device = torch.device("cuda", torch.cuda.current_device())
-    bound = spec.bind(*inputs)
+    bound = spec.bind(a)
+    values = spec.kernel_values(a, bound)
     geometry = spec.geometry(bound.variant, bound.sizes, gpu(device.index))
     stream = torch.cuda.current_stream().cuda_stream
     cubin = build(spec, bound.variant, target_arch(device), kernel_cache()).cubin
@@ -54,9 +56,9 @@ def launch_functions(spec: KernelSpec, inputs: Sequence[Any]) -> dict[str, Calla
                 continue
             shared = spec.shared_bytes(bound.variant, gpu(torch.cuda.current_device()))
             function = launcher.load(name, cubin, spec.entry, shared, opening=begins)
-            kernel = LoadedKernel(name, function, spec.arguments, launcher)
-            found[title] = lambda kernel=kernel: kernel.launch(geometry, bound.values, stream)
-    found["cuda_core"] = _cuda_core(spec, cubin, geometry, bound.values, stream)
+            kernel = LoadedKernel(name, function, spec.c_types, launcher)
+            found[title] = lambda kernel=kernel: kernel.launch(geometry, values, stream)
+    found["cuda_core"] = _cuda_core(spec, cubin, geometry, values, stream)
     return found
 
 
@@ -80,7 +82,7 @@ def _cuda_core(
     queue = core.Stream.from_handle(stream)
 
     def call() -> None:
-        plain = [_plain(kind, value) for kind, value in zip(spec.arguments, values, strict=True)]
+        plain = [_plain(kind, value) for kind, value in zip(spec.c_types, values, strict=True)]
         core.launch(queue, config, kernel, *plain)
 
     return call

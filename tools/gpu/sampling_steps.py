@@ -71,7 +71,7 @@ def _title(sizes: Sizes) -> str:
 
 def _step_us(spec: KernelSpec, variant: Variant, sizes: Sizes, seed: int) -> float:
     torch.manual_seed(seed)
-    copies = copies_of(spec.make_inputs(variant, sizes, "cuda"), _COPIES)
+    copies = copies_of(spec.make_arguments(variant, sizes, "cuda"), _COPIES)
     work = GpuWork([lambda one=one: launch(spec, one) for one in copies])
     times = time_side_by_side({"step": work}, min_rounds=_ROUNDS, max_rounds=_ROUNDS)
     return times["step"].median_us

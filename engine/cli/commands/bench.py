@@ -146,7 +146,8 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _specs_of(family: str | None) -> list[KernelSpec]:
-    from kiln.jit_kernels.registry import families, operators
+    from kiln.jit_kernels.families import families
+    from kiln.jit_kernels.registry import operators
 
     if family is not None and family not in families():
         known = ", ".join(families())

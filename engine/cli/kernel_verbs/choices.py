@@ -20,10 +20,11 @@ def run(args: argparse.Namespace) -> int:
 
     from kiln.jit_kernels.choose import prepare
     from kiln.jit_kernels.launchers.choose import launcher
+    from kiln.jit_kernels.registry import all_specs
     from kiln.jit_kernels.settings import settings
 
     table = Table("family", "toggle", "runs", "because")
-    for choice in prepare():
+    for choice in prepare(all_specs().values()):
         toggle = settings().kernel_choice(choice.family)
         table.add_row(choice.family, toggle, choice.implementation, choice.reason)
     console = Console()

@@ -15,7 +15,7 @@ from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers import sparse_mlp  # noqa: F401 (registers kiln::moe)
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
-from kiln.jit_kernels.rotary_table import rotary_table
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, windows=(None, 3))
 METADATA = AttentionMetadata(

@@ -13,9 +13,9 @@ from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels.choose import Choice
-from kiln.jit_kernels.ops import kv
+from kiln.jit_kernels.ops.kv import functions as kv
+from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.rotary_table import rotary_table
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
@@ -46,7 +46,8 @@ def launches(monkeypatch):
 
     def launch(*arguments):
         seen.append("rope_store")
-        host.run(all_specs()["rope_store"], arguments, env=settings())
+        spec = all_specs()["rope_store"]
+        host.run(spec, spec.arguments(arguments), env=settings())
 
     monkeypatch.setattr(module, "is_one_launch", lambda *_: True)
     with torch.library._scoped_library("kiln", "IMPL") as library:

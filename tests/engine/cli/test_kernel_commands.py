@@ -15,14 +15,13 @@ from kiln.engine.cli.commands.kernels import find_verbs
 from kiln.engine.cli.main import main
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import read_model
-from kiln.jit_kernels import registry
+from kiln.jit_kernels import registry, template
 from kiln.jit_kernels.compile import kernel_cache as cache_module
-from kiln.jit_kernels.compile import template
 from kiln.jit_kernels.compile.opening import kernel_cache
-from kiln.jit_kernels.compile.template import read_source
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.template import read_source
 from kiln.jit_kernels.toolchains import nvrtc
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
@@ -36,7 +35,8 @@ NUM_VARIANTS = sum(
 def _few_families():
     with pytest.MonkeyPatch.context() as patch:
         all_specs.cache_clear()
-        patch.setattr(registry, "families", lambda: FAMILIES)
+        few = {family: registry.family_modules()[family] for family in FAMILIES}
+        patch.setattr(registry, "family_modules", lambda: few)
         yield
     all_specs.cache_clear()
 

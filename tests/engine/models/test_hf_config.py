@@ -10,8 +10,8 @@ import torch
 from kiln.engine.errors import ModelError
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import known_families, read_model
+from kiln.jit_kernels.ops.rotary.table import RopeScaling
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.rotary_table import RopeScaling
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],

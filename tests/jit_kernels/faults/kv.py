@@ -12,8 +12,8 @@ FAULTS = [
         },
         {
             "name": "slot of the neighbour",
-            "old": "(odd ? slots : positions)[token];",
-            "new": "(odd ? slots - (token ? 1 : 0) : positions)[token];",
+            "old": "(odd ? slot_mapping : positions)[token];",
+            "new": "(odd ? slot_mapping - (token ? 1 : 0) : positions)[token];",
         },
         {
             "name": "block of the position",

@@ -73,7 +73,7 @@ FAULTS = [
     },
     _ROUTE | {
         "name": "rows taken for dense",
-        "old": "logits + token * stride",
+        "old": "logits + token * logits_stride",
         "new": "logits + token * experts",
     },
     _ROUTE | {
@@ -174,7 +174,7 @@ FAULTS = [
     },
     _ALIGN | {
         "name": "runs not filled up",
-        "old": "sorted_ids[at] = pairs;\n    for",
+        "old": "sorted_token_ids[at] = pairs;\n    for",
         "new": "{}\n    for",
     },
     _ALIGN | {

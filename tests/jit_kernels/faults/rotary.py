@@ -51,8 +51,8 @@ FAULTS = [
         },
         {
             "name": "last head dropped",
-            "old": "if (head >= heads.num_all) return;",
-            "new": "if (head + 1 >= heads.num_all) return;",
+            "old": "if (head >= all.num_all) return;",
+            "new": "if (head + 1 >= all.num_all) return;",
         },
         {
             "name": "second head dropped",
@@ -61,12 +61,12 @@ FAULTS = [
         },
         {
             "name": "second heads past the last",
-            "old": "other < heads.num_all",
+            "old": "other < all.num_all",
             "new": "true",
         },
         {
             "name": "heads past the last",
-            "old": "if (head >= heads.num_all) return;",
+            "old": "if (head >= all.num_all) return;",
             "new": "",
         },
         {

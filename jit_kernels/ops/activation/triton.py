@@ -1,10 +1,11 @@
-"""Triton forms of the gated activations: same arguments as the operators, written in place."""
+"""Triton forms of the gated activations."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+
+from kiln.jit_kernels.parameters import Arguments
 
 _BLOCK = 1024
 
@@ -32,23 +33,24 @@ def _act_and_mul(out, x, d, out_stride, x_stride, ACTIVATION: tl.constexpr, BLOC
     tl.store(out + row * out_stride + columns, y, mask=mask)
 
 
-def _run(activation: str, out: torch.Tensor, x: torch.Tensor) -> None:
-    rows, d = out.shape
+def silu_and_mul(a: Arguments) -> None:
+    """Write silu(x[:, :d]) * x[:, d:] to out."""
+    _launch("silu", a)
+
+
+def gelu_and_mul(a: Arguments) -> None:
+    """Write gelu(x[:, :d]) * x[:, d:] to out, the exact GELU."""
+    _launch("gelu", a)
+
+
+def gelu_tanh_and_mul(a: Arguments) -> None:
+    """Write gelu(x[:, :d]) * x[:, d:] to out, the tanh GELU."""
+    _launch("gelu_tanh", a)
+
+
+def _launch(activation: str, a: Arguments) -> None:
+    rows, d = a.out.shape
     if rows and d:
         grid = (rows, triton.cdiv(d, _BLOCK))
-        _act_and_mul[grid](out, x, d, out.stride(0), x.stride(0), activation, _BLOCK)
-
-
-def silu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    """Write silu(x[:, :d]) * x[:, d:] to out. x: [rows, 2d], out: [rows, d]."""
-    _run("silu", out, x)
-
-
-def gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    """Write gelu(x[:, :d]) * x[:, d:] to out, the exact GELU. x: [rows, 2d], out: [rows, d]."""
-    _run("gelu", out, x)
-
-
-def gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> None:
-    """Write gelu(x[:, :d]) * x[:, d:] to out, the tanh GELU. x: [rows, 2d], out: [rows, d]."""
-    _run("gelu_tanh", out, x)
+        strides = (a.out.stride(0), a.x.stride(0))
+        _act_and_mul[grid](a.out, a.x, d, *strides, activation, _BLOCK)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.spec import Results
+
 
 def normalise(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float
@@ -19,3 +22,14 @@ def normalise(
     if weight_offset:
         return (normal * (weight_offset + weight.float())).to(x.dtype)
     return normal.to(x.dtype) * weight
+
+
+def rms_norm_reference(a: Arguments) -> Results:
+    """[rows, d], [d] -> [rows, d]."""
+    return {"out": normalise(a.x, a.weight, a.eps, a.weight_offset)}
+
+
+def fused_reference(a: Arguments) -> Results:
+    """[rows, d], [rows, d], [d] -> the new x and residual, [rows, d] each."""
+    total = a.x + a.residual
+    return {"x": normalise(total, a.weight, a.eps, a.weight_offset), "residual": total}

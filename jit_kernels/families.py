@@ -1,0 +1,29 @@
+"""The names of the kernel families, found without importing any (nor torch)."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+_UNCONVERTED = {  # left out as long as they are a module: their specs have an older form
+    "attention_decode",
+    "attention_prefill",
+    "kv",
+    "moe",
+    "quantization",
+    "sampling",
+}
+
+
+def families() -> list[str]:
+    """Return the names of the kernel families: the modules and packages in jit_kernels/ops."""
+    return sorted(family_modules())
+
+
+def family_modules() -> dict[str, str]:
+    """Return family -> the module that declares its SPECS, ``ops.<family>[.spec]``."""
+    return {
+        info.name: f"kiln.jit_kernels.ops.{info.name}" + (".spec" if info.ispkg else "")
+        for info in pkgutil.iter_modules([str(Path(__file__).parent / "ops")])
+        if info.ispkg or info.name not in _UNCONVERTED
+    }

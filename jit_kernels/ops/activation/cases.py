@@ -1,0 +1,25 @@
+"""The cases on which the gated activations are tested and timed."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
+
+SIZES = [
+    {"rows": rows, "d": d, "gap": gap}
+    for rows, d, gap in [
+        (0, 64, 0), (1, 1, 0), (3, 7, 0), (2, 129, 1), (5, 256, 8), (1, 2056, 0), (2, 4099, 3),
+        (3, 64, 3), (2, 2048, 0), (1, 2052, 0),
+    ]
+] + [{"rows": 9, "d": 60, "gap": 8, "out_gap": 4}]  # fmt: skip
+BENCH_SIZES = [{"rows": rows, "d": 14336} for rows in (1, 16, 128, 1024, 8192)]
+
+
+def act_and_mul_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
+    """Return rows of random numbers, with gaps between them where the sizes have some."""
+    dtype = DTYPES[variant["scalar_t"]]
+    rows, d, gap = sizes["rows"], sizes["d"], sizes.get("gap", 0)
+    x = torch.randn(rows, 2 * d + gap, device=device).mul_(3).to(dtype)[:, : 2 * d]
+    gap = sizes.get("out_gap", gap)
+    return {"x": x, "out": torch.empty(rows, d + gap, device=device, dtype=dtype)[:, :d]}

@@ -1,0 +1,78 @@
+"""The specs of the gated activations: one template, a spec for each activation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kiln.jit_kernels.ops.activation import cases
+from kiln.jit_kernels.ops.activation.reference import ACTIVATIONS, act_and_mul_reference
+from kiln.jit_kernels.parameters import Arguments, declare, derived, inputs, outputs
+from kiln.jit_kernels.spec import (
+    DTYPES,
+    SCALARS,
+    Bound,
+    Cost,
+    Gpu,
+    KernelSpec,
+    LaunchGeometry,
+    Sizes,
+    Variant,
+)
+from kiln.jit_kernels.torch_ops import define
+
+_THREADS = 128
+_PIECES, _PIECE_BYTES = 2, 8  # what a thread takes: kPieces and Piece of the template
+_MAX_BLOCKS = 65535  # the limit of grid.y and grid.z
+_PARAMETERS = declare(
+    outputs("out"),
+    inputs("x"),
+    derived("int64", "rows", "d", "out_stride", "x_stride"),
+)
+
+
+def _bind(activation: str, a: Arguments) -> Bound:
+    rows, d = a.out.shape
+    variant = {"scalar_t": SCALARS[a.x.dtype], "activation": activation}
+    strides = {"out_stride": a.out.stride(0), "x_stride": a.x.stride(0)}
+    return Bound(variant, {"rows": rows, "d": d}, {"rows": rows, "d": d, **strides})
+
+
+def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+    """Cover a row with blocks of 128 threads; a narrow row with part of a block."""
+    pieces = -(-sizes["d"] * DTYPES[variant["scalar_t"]].itemsize // _PIECE_BYTES)
+    wanted = -(-pieces // _PIECES)
+    across = min(1 << max(wanted - 1, 0).bit_length(), _THREADS)
+    down = _THREADS // across
+    rows = -(-sizes["rows"] // down)
+    deep = max(-(-rows // _MAX_BLOCKS), 1)
+    return LaunchGeometry((-(-wanted // across), -(-rows // deep), deep), (across, down, 1))
+
+
+def _cost(variant: Variant, sizes: Sizes) -> Cost:
+    elements = sizes["rows"] * sizes["d"]
+    return Cost(3 * elements * DTYPES[variant["scalar_t"]].itemsize, 5 * elements)
+
+
+BY_ACTIVATION = {
+    activation: KernelSpec(
+        name=f"{activation}_and_mul",
+        source="activation/act_and_mul.cu",
+        entry="act_and_mul",
+        parameters=_PARAMETERS,
+        params={"scalar_t": list(DTYPES), "activation": [activation]},
+        bind=partial(_bind, activation),
+        geometry=_geometry,
+        cost=_cost,
+        reference=partial(act_and_mul_reference, activation),
+        make_inputs=cases.act_and_mul_inputs,
+        sizes=cases.SIZES,
+        bench_sizes=cases.BENCH_SIZES,
+        tolerance={torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3},
+        paper="https://arxiv.org/abs/2002.05202",
+    )
+    for activation in ACTIVATIONS
+}
+SPECS = list(BY_ACTIVATION.values())
+define(SPECS)

@@ -1,0 +1,168 @@
+"""The public functions of mixture of experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from kiln.jit_kernels.ops.activation.functions import silu_and_mul
+from kiln.jit_kernels.ops.moe.reference import align_capacity
+from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS, ROUTE_TOKENS, variant_of
+from kiln.jit_kernels.shapes import check_shape, takes_arrays
+from kiln.jit_kernels.spec import SCALARS
+from kiln.jit_kernels.torch_ops import call
+
+MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32
+
+
+class Aligned(NamedTuple):
+    """Token-expert pairs in the order of experts; all int32.
+
+    ``sorted_token_ids`` [capacity] are indices of ids.flatten(), or its length for padding;
+    ``expert_ids`` [blocks] the expert of each block, -1 after the last; ``num_tokens_post_padded``
+    [1] the end of the last run; ``expert_ends`` [num_experts] the end of each expert's run.
+    """
+
+    sorted_token_ids: torch.Tensor
+    expert_ids: torch.Tensor
+    num_tokens_post_padded: torch.Tensor
+    expert_ends: torch.Tensor
+
+
+@takes_arrays
+def route_tokens(
+    logits: torch.Tensor,
+    top_k: int,
+    scoring: str = "softmax",
+    bias: torch.Tensor | None = None,
+    groups: tuple[int, int] = (1, 1),
+    renormalise: bool = True,
+    factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights [num_tokens, top_k] float32 and expert ids [num_tokens, top_k] int32.
+
+    logits: [num_tokens, num_experts]; bias: [num_experts] float32, added to the scores for the
+    choice only. ``scoring`` is "softmax" (Mixtral, Qwen) or "sigmoid" (DeepSeek-V3). ``groups`` =
+    (n, kept): experts form n groups of neighbours; a group is ranked by the sum of its two largest
+    choices, and only experts of the first ``kept`` groups are eligible. The largest choice is
+    first; of equal ones, the lower id. Ids are distinct and in range whatever the logits hold: a
+    NaN counts as -inf, and an expert at -inf has weight 0. ``renormalise`` divides the weights by
+    their sum + 1e-20; ``factor`` multiplies them. Raises ValueError on a wrong
+    shape or number, TypeError on a wrong dtype.
+    Source: https://arxiv.org/abs/2412.19437 section 2.1.2
+    """
+    num_groups, top_groups = groups
+    if logits.dim() != 2 or logits.dtype not in SCALARS:
+        raise TypeError(
+            f"route_tokens: logits are {logits.dtype} {list(logits.shape)}; want two dimensions of "
+            f"{', '.join(map(str, SCALARS))}"
+        )
+    tokens, experts = logits.shape
+    if scoring not in ("softmax", "sigmoid"):
+        raise ValueError(f"route_tokens: scoring {scoring!r}; want 'softmax' or 'sigmoid'")
+    _check_counts(experts, top_k, num_groups, top_groups)
+    if bias is not None:
+        check_shape("route_tokens", "bias", bias, (experts,))
+        if bias.dtype != torch.float32 or bias.device != logits.device:
+            raise TypeError(
+                f"route_tokens: bias is {bias.dtype} on {bias.device}; want torch.float32 on "
+                f"{logits.device}"
+            )
+        bias = bias.contiguous()
+    if not ROUTE_TOKENS.has_variant(variant_of(logits)):
+        logits = logits.float()
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    weights = logits.new_empty(tokens, top_k, dtype=torch.float32)
+    ids = logits.new_empty(tokens, top_k, dtype=torch.int32)
+    call(
+        ROUTE_TOKENS,
+        weights=weights,
+        ids=ids,
+        logits=logits,
+        bias=bias,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        sigmoid=scoring == "sigmoid",
+        renormalise=renormalise,
+        factor=factor,
+    )
+    return weights, ids
+
+
+def _check_counts(experts: int, top_k: int, num_groups: int, top_groups: int) -> None:
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise ValueError(f"route_tokens: {experts} experts; want 1 to {MAX_EXPERTS}")
+    if not 1 <= num_groups <= MAX_GROUPS or experts % num_groups:
+        raise ValueError(
+            f"route_tokens: {num_groups} groups of {experts} experts; want a divisor, at most "
+            f"{MAX_GROUPS}"
+        )
+    size = experts // num_groups
+    if not 1 <= top_groups <= num_groups or (num_groups > 1 and size < 2):
+        raise ValueError(
+            f"route_tokens: keep {top_groups} of {num_groups} groups of {size}; want 1 to "
+            f"{num_groups}, and groups of 2 or more"
+        )
+    if not 1 <= top_k <= min(MAX_TOP_K, top_groups * size):
+        raise ValueError(
+            f"route_tokens: top_k {top_k}; want 1 to {min(MAX_TOP_K, top_groups * size)}"
+        )
+
+
+@takes_arrays
+def align_tokens(ids: torch.Tensor, num_experts: int, block_size: int) -> Aligned:
+    """Return the token-expert pairs of ids sorted by expert, in runs of whole blocks.
+
+    ids: [num_tokens, top_k] int32; a pair whose id is not in 0 .. num_experts-1 is left out, such
+    as that of an expert on another GPU. An expert's pairs keep the order of the tokens, so that
+    every run gives the same result. With a block_size of 1 nothing is padded, and ``expert_ends``
+    are the offsets of a grouped matrix product. Raises ValueError and TypeError.
+    """
+    if ids.dtype != torch.int32:
+        raise TypeError(f"align_tokens: ids are {ids.dtype}; want torch.int32")
+    if not 1 <= num_experts <= MAX_EXPERTS or block_size < 1:
+        raise ValueError(
+            f"align_tokens: {num_experts} experts, blocks of {block_size}; want 1 to "
+            f"{MAX_EXPERTS}, and 1 or more"
+        )
+    pairs = ids.numel()
+    capacity = align_capacity(pairs, num_experts, block_size)
+    if capacity > 2**30:
+        raise ValueError(f"align_tokens: {capacity} places in all; want at most {2**30}")
+    sizes = (capacity, capacity // block_size, 1, num_experts)
+    aligned = Aligned(*(ids.new_empty(size) for size in sizes))
+    call(ALIGN_TOKENS, **aligned._asdict(), ids=ids.contiguous(), block_size=block_size)
+    return aligned
+
+
+def moe_experts(
+    x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
+    """Return the sum over chosen experts of weight * w2 @ silu_and_mul(w1 @ x), in x's dtype.
+
+    x: [num_tokens, hidden]; w1: [num_experts, 2 * intermediate, hidden], gate first; w2:
+    [num_experts, hidden, intermediate]; weights, ids: [num_tokens, top_k] as route_tokens gives
+    them. A pair whose id is out of range adds nothing. The products are torch's grouped_mm; the
+    sum is float32, in the order of top_k. Raises ValueError on a wrong shape.
+    """
+    (tokens, hidden), experts, top_k = x.shape, w1.shape[0], ids.shape[1]
+    check_shape("moe_experts", "w2", w2, (experts, hidden, w1.shape[1] // 2))
+    check_shape("moe_experts", "weights", weights, ids.shape)
+    check_shape("moe_experts", "ids", ids, (tokens, top_k))
+    if not ids.numel():
+        return torch.zeros_like(x)
+    aligned = align_tokens(ids, experts, 1)
+    places = aligned.sorted_token_ids.long()  # past the last end: ids.numel(), which is no pair
+    inside = places < ids.numel()
+    rows = x[places.clamp(max=ids.numel() - 1) // top_k]
+    ends = aligned.expert_ends
+    middle = silu_and_mul(F.grouped_mm(rows, w1.transpose(1, 2), offs=ends))
+    parts = F.grouped_mm(middle, w2.transpose(1, 2), offs=ends)
+    # Rows outside all groups are undefined, maybe NaN: multiplying by 0 would not clear them.
+    parts = torch.where(inside.unsqueeze(1), parts, 0.0).float()
+    back = parts.new_zeros(ids.numel() + 1, hidden).index_copy_(0, places, parts)
+    scaled = back[:-1].view(tokens, top_k, hidden) * weights.unsqueeze(2)
+    return scaled.sum(1).to(x.dtype)

@@ -1,0 +1,95 @@
+"""What the MoE kernels compute, in torch. Nothing here synchronises with the device."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.spec import Results
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def route_reference(a: Arguments) -> Results:
+    """Return weights and ids; shapes and rules as in route_tokens."""
+    scores, choice = scores_and_choice(a)
+    outside = torch.zeros_like(choice, dtype=torch.bool)
+    if a.num_groups > 1:
+        outside = outside_groups(group_sums(choice, a.num_groups), a)
+    by_choice = torch.sort(choice, dim=1, descending=True, stable=True).indices
+    inside_first = torch.sort(outside.gather(1, by_choice).int(), dim=1, stable=True).indices
+    ids = by_choice.gather(1, inside_first)[:, : a.ids.shape[1]].to(torch.int32)
+    return {"weights": weights_of(scores, a._replace(ids=ids)).to(a.weights.dtype), "ids": ids}
+
+
+def scores_and_choice(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what experts are weighted by and what they are chosen by, [tokens, experts] each."""
+    wide = a.logits if a.logits.dtype == torch.float64 else a.logits.float()
+    x = torch.where(wide.isnan(), -torch.inf, wide).clamp(max=_LARGEST)
+    if a.sigmoid:
+        scores = torch.sigmoid(x)
+    else:
+        parts = torch.where(x == -torch.inf, 0.0, torch.exp(x - x.amax(1, keepdim=True)))
+        total = parts.sum(1, keepdim=True)
+        scores = torch.where(total > 0, parts / total, 0.0)
+    if a.bias is None and a.num_groups == 1:
+        return scores, x  # the same order as the scores, without their rounding
+    choice = scores if a.bias is None else scores + a.bias
+    return scores, torch.where(choice.isnan(), -torch.inf, choice)
+
+
+def group_sums(choice: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Return the sum of each group's two largest choices, [tokens, num_groups]."""
+    grouped = choice.unflatten(1, (num_groups, -1))
+    sums = grouped.topk(2, dim=2).values.sum(2)
+    return torch.where(sums.isnan(), -torch.inf, sums)
+
+
+def outside_groups(sums: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """Return which experts are not in the groups with the largest sums, [tokens, experts]."""
+    best = torch.sort(sums, dim=1, descending=True, stable=True).indices[:, : a.top_groups]
+    dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, best, False)
+    return dropped.repeat_interleave(a.logits.shape[1] // a.num_groups, dim=1)
+
+
+def weights_of(scores: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """Return the weights of the experts ``a.ids``."""
+    chosen = scores.gather(1, a.ids.long())
+    if a.renormalise:
+        chosen = chosen / (chosen.sum(1, keepdim=True) + 1e-20)
+    return chosen.mul(a.factor)
+
+
+def align_capacity(pairs: int, num_experts: int, block_size: int) -> int:
+    """Return how many places pairs may need, whatever their experts: a multiple of block_size."""
+    used = min(pairs, num_experts)  # each expert that is used adds at most block_size - 1
+    whole = pairs + used * (block_size - 1)
+    return -(-whole // block_size) * block_size
+
+
+def align_reference(a: Arguments) -> Results:
+    """Return the same as align_tokens."""
+    flat, experts = a.ids.flatten().long(), a.expert_ends.shape[0]
+    pairs, capacity = flat.numel(), a.sorted_token_ids.numel()
+    bin_of = torch.where((flat >= 0) & (flat < experts), flat, experts)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=a.ids.device)
+    counts.scatter_add_(0, bin_of, torch.ones_like(flat))
+    counts = counts[:experts]
+    padded = (counts + a.block_size - 1) // a.block_size * a.block_size
+    ends = padded.cumsum(0)
+    order = torch.sort(bin_of, stable=True).indices
+    begins = torch.cat((ends - padded, ends.new_full((1,), capacity)))
+    before = torch.cat((counts.cumsum(0) - counts, counts.sum().reshape(1)))
+    bins = bin_of[order]
+    rank = torch.arange(pairs, device=a.ids.device) - before[bins]
+    places = torch.where(bins < experts, begins[bins] + rank, capacity)
+    sorted_ids = torch.full((capacity + 1,), pairs, dtype=torch.int32, device=a.ids.device)
+    sorted_ids.scatter_(0, places, torch.where(bins < experts, order, pairs).int())
+    first = torch.arange(a.expert_ids.numel(), device=a.ids.device) * a.block_size
+    owner = torch.searchsorted(ends, first, right=True)
+    return {
+        "sorted_token_ids": sorted_ids[:capacity],
+        "expert_ids": torch.where(first < ends[-1], owner, -1).int(),
+        "num_tokens_post_padded": ends[-1:].int(),
+        "expert_ends": ends.int(),
+    }

@@ -1,0 +1,70 @@
+"""How far a routing is from the float64 reference, where float32 may choose another expert."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.ops.moe.reference import (
+    group_sums,
+    outside_groups,
+    scores_and_choice,
+    weights_of,
+)
+from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.spec import Results
+
+# The float32 error of a score or of the sum of two: choices closer than this cannot be ordered.
+_INDISTINCT = 2e-6
+
+
+def route_error(a: Arguments, wanted: Results) -> float:
+    """Return the largest error of the weights of the ids that were chosen.
+
+    Infinite where ids are not distinct, not in range, or not those of the float64 reference. In a
+    row where float32 cannot order all choices, an id may differ if its choice is as good.
+    """
+    experts = a.logits.shape[1]
+    if not a.ids.numel():
+        return 0.0
+    ordered = torch.sort(a.ids.long(), dim=1).values
+    if ordered[:, 0].min() < 0 or ordered[:, -1].max() >= experts:
+        return float("inf")
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        return float("inf")
+    scores, choice = scores_and_choice(wide(a))
+    wrong = (a.ids != wanted["ids"]).any(1)
+    if (wrong & decidable_rows(choice, a)).any():
+        return float("inf")
+    if a.num_groups == 1:
+        got, want = (choice.gather(1, ids.long()) for ids in (a.ids, wanted["ids"]))
+        if not torch.where(got == want, 0.0, (got - want).abs()).le(2 * _INDISTINCT).all():
+            return float("inf")
+    want = weights_of(scores, a)
+    return float(((a.weights.double() - want).abs() / want.abs().clamp(min=1)).max())
+
+
+def wide(a: Arguments) -> Arguments:
+    """Return the arguments with logits and bias in float64."""
+    return a._replace(logits=a.logits.double(), bias=None if a.bias is None else a.bias.double())
+
+
+def decidable_rows(choice: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """Return for which rows of a float64 choice float32 finds the same order, [tokens].
+
+    Neighbours in the order are far apart, or equal: equal inputs are equal in any precision, and
+    then the lower id is first.
+    """
+    decidable = torch.ones(choice.shape[0], dtype=torch.bool, device=choice.device)
+    if a.num_groups > 1:
+        sums = group_sums(choice, a.num_groups)
+        decidable &= _distinct(sums, a.top_groups)
+        choice = choice.masked_fill(outside_groups(sums, a), -torch.inf)
+    return decidable & _distinct(choice, a.ids.shape[1])
+
+
+def _distinct(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Return in which rows the ``count`` largest and the next one are far apart or equal."""
+    head = torch.sort(x, dim=1, descending=True).values[:, : count + 1]
+    gaps = head[:, :-1] - head[:, 1:]
+    equal = head[:, :-1] == head[:, 1:]
+    return (equal | (gaps > _INDISTINCT)).all(1)

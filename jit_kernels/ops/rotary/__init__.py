@@ -1,0 +1,1 @@
+"""Rotary embeddings, NeoX style, and the tables of their cosines and sines."""
