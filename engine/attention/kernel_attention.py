@@ -10,11 +10,14 @@ import torch
 from kiln.engine.attention.context import AttentionContext
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.jit_kernels.attention.splits import KV_BLOCK, MOST_TOKENS
-from kiln.jit_kernels.attention.tiles import PrefillWorkspace, make_prefill_workspace
-from kiln.jit_kernels.attention.workspace import Workspace, make_workspace
-from kiln.jit_kernels.ops.attention_decode import paged_attention, plan_attention
-from kiln.jit_kernels.ops.attention_prefill import paged_prefill, plan_prefill
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
+from kiln.jit_kernels.ops.attention_decode.functions import paged_attention, plan_attention
+from kiln.jit_kernels.ops.attention_decode.workspace import Workspace, make_workspace
+from kiln.jit_kernels.ops.attention_prefill.functions import paged_prefill, plan_prefill
+from kiln.jit_kernels.ops.attention_prefill.workspace import (
+    PrefillWorkspace,
+    make_prefill_workspace,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.jit_kernels.families import families
-from kiln.jit_kernels.ops import attention_decode, attention_prefill
+from kiln.jit_kernels.ops.attention_decode import functions as decode_functions
+from kiln.jit_kernels.ops.attention_prefill import functions as prefill_functions
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
@@ -28,12 +29,12 @@ def launches(monkeypatch):
     """Run the kernels' own source, and list what is launched."""
     seen = []
 
-    def launch(spec, *arguments):
+    def launch(spec, **named):
         seen.append(spec.name)
-        host.run(spec, arguments, env=settings())
+        host.run(spec, spec.parameters.Arguments(**named), env=settings())
 
-    for family in (attention_decode, attention_prefill):
-        monkeypatch.setattr(family, "call", launch)
+    for functions in (decode_functions, prefill_functions):
+        monkeypatch.setattr(functions, "call", launch)
     return seen
 
 
