@@ -11,16 +11,9 @@ import torch
 
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.ops.attention.cases import FAR, changed, make_case
-from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, head_tile
-from kiln.jit_kernels.ops.attention_decode.splits import (
-    ITEM_INTS,
-    SCALE_ROOM,
-    Shape,
-    SplitRule,
-    most_items,
-    most_rows,
-)
-from kiln.jit_kernels.ops.attention_decode.workspace import make_mail
+from kiln.jit_kernels.ops.attention.variants import head_tile
+from kiln.jit_kernels.ops.attention_decode.splits import Shape, SplitRule
+from kiln.jit_kernels.ops.attention_decode.workspace import workspace_for
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import Gpu, KernelSpec, LaunchGeometry, Sizes, Variant
@@ -148,25 +141,19 @@ def _arranged(case: SimpleNamespace, order: list[int]) -> SimpleNamespace:
 
 def _run(case: SimpleNamespace, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torch.Tensor]:
     """Plan and attend on the device; return out and lse."""
-    tokens, heads, head_dim = case.query.shape
-    kv_heads, device = case.key_pool.shape[1], case.query.device
-    blocks = -(-int(case.seq_lens.max()) // KV_BLOCK)
-    shapes = (len(case.seq_lens), tokens, blocks, heads // kv_heads)
-    items = torch.zeros(1 + most_items(rule, *shapes), ITEM_INTS, dtype=torch.int32, device=device)
-    group = heads // kv_heads
-    _launch(
-        "attention_plan", {**vars(case), **rule.arguments(), "items": items, "group": group}, how
-    )
-    rows, floats = max(1, most_rows(rule, *shapes)), (kv_heads, head_dim + SCALE_ROOM)
-    warps = Shape(head_tile(head_dim), case.key_pool.element_size()).warps
+    workspace = workspace_for(case, rule)
+    workspace.partials.fill_(float("nan"))
+    items, group = workspace.items[case.window], case.query.shape[1] // case.key_pool.shape[1]
+    plan = {**vars(case), **rule.arguments(), "items": items, "group": group}
+    _launch("attention_plan", plan, how)
     arguments = {
         **vars(case),
-        "out": torch.zeros(case.query.shape, dtype=case.query.dtype, device=device),
-        "lse": torch.zeros(tokens, heads, device=device),
+        "out": torch.zeros_like(case.query),
+        "lse": torch.zeros(case.query.shape[:2], device=case.query.device),
         "items": items,
-        "partials": torch.full((rows, *floats), float("nan"), device=device),
-        "mail": make_mail(rule, rows, *floats, device),
-        "arrivals": torch.zeros(len(items), kv_heads, warps, dtype=torch.int32, device=device),
+        "partials": workspace.partials,
+        "mail": workspace.mail,
+        "arrivals": workspace.arrivals,
     }
     _launch("paged_attention", arguments, how)
     return arguments["out"], arguments["lse"]

@@ -249,22 +249,15 @@ def fake_flashinfer(log):
             table = torch.zeros(len(lengths), int(pages[0].diff().max()), dtype=torch.int32)
             for row, (first, last) in zip(table, pairwise(pages[0].tolist()), strict=True):
                 row[: last - first] = pages[1][first:last]
-            self.rest = {
-                "block_table": table,
-                "seq_lens": lengths,
-                "cu_seqlens_q": starts,
-                "sinks": None,
-                "scale": sm_scale,
-                "window": window_left + 1,
-                "soft_cap": 0.0,
-                "k_scale": 1.0,
-                "v_scale": 1.0,
-            }
+            self.case = SimpleNamespace(
+                block_table=table, seq_lens=lengths, cu_seqlens_q=starts, sinks=None,
+                scale=sm_scale, window=window_left + 1, soft_cap=0.0, k_scale=1.0, v_scale=1.0,
+            )  # fmt: skip
             log.append("plan")
 
         def run(self, query, pools):
-            case = {"query": query, "key_pool": pools[0], "value_pool": pools[1], **self.rest}
-            done = attend(SimpleNamespace(**case), lambda tokens: True)
+            self.case.query, (self.case.key_pool, self.case.value_pool) = query, pools
+            done = attend(self.case, lambda tokens: True)
             return torch.cat([one.out for one in done]).to(query.dtype)
 
     module = ModuleType("flashinfer")

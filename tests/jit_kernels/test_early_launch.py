@@ -119,21 +119,11 @@ def store_and_attend(seed, change=("", "")):
     blocks = a.block_table.gather(1, (place // 16).unsqueeze(1)).squeeze(1)
     query, key, value = torch.randn(requests, 8, 64).bfloat16().split((4, 2, 2), dim=1)
     stored = store.parameters.Arguments(
-        out=torch.empty_like(query),
-        key_pool=a.key_pool,
-        value_pool=a.value_pool,
-        query=query,
-        key=key,
-        value=value,
-        positions=torch.arange(requests),
-        cos_sin_table=torch.rand(requests, 64),
-        slot_mapping=blocks * 16 + place % 16,
-        query_weight=None,
-        key_weight=None,
-        eps=1e-6,
-        k_scale=1.0,
-        v_scale=1.0,
-    )
+        out=torch.empty_like(query), key_pool=a.key_pool, value_pool=a.value_pool, query=query,
+        key=key, value=value, positions=torch.arange(requests), query_weight=None, key_weight=None,
+        cos_sin_table=torch.rand(requests, 64), slot_mapping=blocks * 16 + place % 16,
+        eps=1e-6, k_scale=1.0, v_scale=1.0,
+    )  # fmt: skip
     world = World(checked=True, seed=seed)
     for spec, own in ((store, stored), (attention, a)):
         unit = render(spec, spec.bind(own).variant)

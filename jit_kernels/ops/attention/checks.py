@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -11,6 +13,20 @@ from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.shapes import check_dtype, check_shape
 
 _ALIGNED = 16  # bytes
+
+
+def checked(function: str, **arguments: Any) -> SimpleNamespace:
+    """Return the arguments of a public function, once they are found right, ready for a launch.
+
+    ``out`` is made where it is None, ``lse`` is empty then, and query has aligned rows. Raises what
+    check_attention does.
+    """
+    a = SimpleNamespace(**arguments)
+    a.out = a.query.new_empty(a.query.shape) if a.out is None else a.out
+    a.lse = torch.empty(0, device=a.query.device) if a.lse is None else a.lse
+    check_attention(function, a)
+    a.query = a.query if has_aligned_rows(a.query) else a.query.contiguous()
+    return a
 
 
 def check_attention(function: str, a: Arguments) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from kiln.jit_kernels.ops.attention.checks import check_attention, has_aligned_rows
+from kiln.jit_kernels.ops.attention.checks import checked
 from kiln.jit_kernels.ops.attention_decode.spec import ATTENTION_PLAN, PAGED_ATTENTION
 from kiln.jit_kernels.ops.attention_decode.workspace import Workspace, workspace_for
 from kiln.jit_kernels.shapes import takes_arrays
@@ -51,24 +50,11 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     With ``workspace`` its plan for this step (``plan_attention``) is used, and nothing is allocated
     but ``out``. Raises ValueError on a wrong shape or number, TypeError on a wrong dtype.
     """
-    a = SimpleNamespace(
-        out=query.new_empty(query.shape) if out is None else out,
-        lse=torch.empty(0, device=query.device) if lse is None else lse,
-        query=query,
-        key_pool=key_pool,
-        value_pool=value_pool,
-        block_table=block_table,
-        seq_lens=seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
-        sinks=sinks,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
-    check_attention("paged_attention", a)
-    a.query = query if has_aligned_rows(query) else query.contiguous()
+    a = checked(
+        "paged_attention", out=out, lse=lse, query=query, key_pool=key_pool, value_pool=value_pool,
+        block_table=block_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q, sinks=sinks,
+        scale=scale, window=window, soft_cap=soft_cap, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
     if workspace is None:
         workspace = workspace_for(a)
         plan_attention(workspace, block_table, seq_lens, cu_seqlens_q, query.shape[0])

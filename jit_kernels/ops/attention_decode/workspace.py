@@ -121,7 +121,7 @@ def make_mail(
     return torch.full((rows, num_kv_heads, floats), UNSENT, dtype=torch.int32, device=device)
 
 
-def workspace_for(a: Arguments) -> Workspace:
+def workspace_for(a: Arguments, rule: SplitRule | None = None) -> Workspace:
     """Return a workspace for one call of paged_attention, of which these are the arguments."""
     return make_workspace(
         max_requests=a.block_table.shape[0],
@@ -133,4 +133,5 @@ def workspace_for(a: Arguments) -> Workspace:
         kv_dtype=a.key_pool.dtype,
         device=a.query.device,
         windows=(a.window,),
+        rule=rule,
     )

@@ -63,16 +63,12 @@ def head_dim(variant: Variant, sizes: Sizes) -> int:
 
 def plan_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     """Return an empty table of tiles and the lengths of a case."""
-    lengths, starts = lengths_of(ragged(sizes), device)
-    return {"seq_lens": lengths, "cu_seqlens_q": starts, **_plan_rest(sizes, device)}
-
-
-def _plan_rest(sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return what the plan takes beside the lengths."""
     requests, group = ragged(sizes), sizes["group"]
+    lengths, starts = lengths_of(requests, device)
     room = most_tiles(len(requests), sum(count for _, count in requests), group)
     items = torch.zeros(1 + room, 4, dtype=torch.int32, device=device)
-    return {"items": items, "group": group, "window": sizes.get("window", 0)}
+    step = {"items": items, "seq_lens": lengths, "cu_seqlens_q": starts}
+    return {**step, "group": group, "window": sizes.get("window", 0)}
 
 
 def prefill_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
@@ -80,7 +76,7 @@ def prefill_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any
     dtype, dim = DTYPES[variant["scalar_t"]], head_dim(variant, sizes)
     sizes = {**sizes, "cap": _CAP if variant["soft_cap"] == "true" else 0}
     case = make_case(sizes, dtype, pool_dtype(variant), dim, device, requests=ragged(sizes))
-    plan = SimpleNamespace(**(vars(case) | _plan_rest(sizes, device)))
+    plan = SimpleNamespace(**plan_inputs(variant, sizes, device))
     return {
         **vars(case),
         "out": torch.zeros(case.query.shape, dtype=dtype, device=device),

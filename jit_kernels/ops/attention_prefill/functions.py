@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from kiln.jit_kernels.ops.attention.checks import check_attention, has_aligned_rows
+from kiln.jit_kernels.ops.attention.checks import checked
 from kiln.jit_kernels.ops.attention_prefill.spec import PAGED_PREFILL, PREFILL_PLAN
 from kiln.jit_kernels.ops.attention_prefill.workspace import (
     PrefillWorkspace,
@@ -44,24 +43,11 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
     its plan for this step (``plan_prefill``) is used, and nothing is allocated but ``out``. Source:
     https://arxiv.org/abs/2307.08691
     """
-    a = SimpleNamespace(
-        out=query.new_empty(query.shape) if out is None else out,
-        lse=torch.empty(0, device=query.device) if lse is None else lse,
-        query=query,
-        key_pool=key_pool,
-        value_pool=value_pool,
-        block_table=block_table,
-        seq_lens=seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
-        sinks=sinks,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
-    check_attention("paged_prefill", a)
-    a.query = query if has_aligned_rows(query) else query.contiguous()
+    a = checked(
+        "paged_prefill", out=out, lse=lse, query=query, key_pool=key_pool, value_pool=value_pool,
+        block_table=block_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q, sinks=sinks,
+        scale=scale, window=window, soft_cap=soft_cap, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
     group = query.shape[1] // key_pool.shape[1]
     if workspace is None:
         workspace = make_prefill_workspace(
