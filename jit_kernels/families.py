@@ -21,9 +21,17 @@ def families() -> list[str]:
 
 
 def family_modules() -> dict[str, str]:
-    """Return family -> the module that declares its SPECS, ``ops.<family>[.spec]``."""
+    """Return family -> the module that declares its SPECS, ``ops.<family>[.spec]``.
+
+    A package without a spec.py is no family: families share it.
+    """
+    folder = Path(__file__).parent / "ops"
     return {
         info.name: f"kiln.jit_kernels.ops.{info.name}" + (".spec" if info.ispkg else "")
-        for info in pkgutil.iter_modules([str(Path(__file__).parent / "ops")])
-        if info.ispkg or info.name not in _UNCONVERTED
+        for info in pkgutil.iter_modules([str(folder)])
+        if (
+            (folder / info.name / "spec.py").exists()
+            if info.ispkg
+            else info.name not in _UNCONVERTED
+        )
     }

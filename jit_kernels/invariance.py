@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from kiln.jit_kernels.attention.cases import FAR, make_case
-from kiln.jit_kernels.attention.reference import Paged
-from kiln.jit_kernels.attention.splits import (
-    ITEM_INTS,
-    KV_BLOCK,
-    SCALE_ROOM,
-    Shape,
-    SplitRule,
-    head_tile,
-    most_items,
-    most_rows,
-)
-from kiln.jit_kernels.attention.workspace import make_mail
 from kiln.jit_kernels.launch import launch
+from kiln.jit_kernels.ops.attention.cases import FAR, changed, make_case
+from kiln.jit_kernels.ops.attention.variants import head_tile
+from kiln.jit_kernels.ops.attention_decode.splits import Shape, SplitRule
+from kiln.jit_kernels.ops.attention_decode.workspace import workspace_for
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import Gpu, KernelSpec, LaunchGeometry, Sizes, Variant
@@ -106,8 +98,10 @@ def _request(chance: random.Random, longest: int) -> tuple[int, int]:
     return length, chance.choice((1, 1, 1, min(max(length, 1), chance.randint(2, 18))))
 
 
-def _rows(case: Paged, order: list[int], rule: SplitRule, how: _Launch) -> dict[int, torch.Tensor]:
-    """Run requests of a case in an order; return each one's out and lse, as bits, by request."""
+def _rows(
+    case: SimpleNamespace, order: list[int], rule: SplitRule, how: _Launch
+) -> dict[int, torch.Tensor]:
+    """Run requests of a case in an order; return the bits of each one's out and lse, by request."""
     batch = _arranged(case, order)
     out, lse = _run(batch, rule, how)
     together = torch.cat((out.view(torch.int16).int().flatten(1), lse.view(torch.int32)), dim=1)
@@ -119,7 +113,7 @@ def _rows(case: Paged, order: list[int], rule: SplitRule, how: _Launch) -> dict[
     }
 
 
-def _arranged(case: Paged, order: list[int]) -> Paged:
+def _arranged(case: SimpleNamespace, order: list[int]) -> SimpleNamespace:
     """Return the call of some requests in an order, over a block table of another width."""
     device, starts = case.query.device, case.cu_seqlens_q.tolist()
     padding = torch.full((1, *case.query.shape[1:]), float("nan"), device=device)
@@ -136,7 +130,7 @@ def _arranged(case: Paged, order: list[int]) -> Paged:
             row[: case.block_table.shape[1]] = case.block_table[request]
     lengths = case.seq_lens.tolist()
     ends = torch.tensor([0, *(len(rows) for rows in queries)]).cumsum(0)
-    return replace(
+    return changed(
         case,
         query=torch.cat(queries),
         block_table=table,
@@ -145,46 +139,41 @@ def _arranged(case: Paged, order: list[int]) -> Paged:
     )
 
 
-def _run(case: Paged, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torch.Tensor]:
+def _run(case: SimpleNamespace, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torch.Tensor]:
     """Plan and attend on the device; return out and lse."""
-    tokens, heads, head_dim = case.query.shape
-    kv_heads, device = case.key_pool.shape[1], case.query.device
-    blocks = -(-int(case.seq_lens.max()) // KV_BLOCK)
-    shapes = (len(case.seq_lens), tokens, blocks, heads // kv_heads)
-    items = torch.zeros(1 + most_items(rule, *shapes), ITEM_INTS, dtype=torch.int32, device=device)
-    lengths = (case.block_table, case.seq_lens, case.cu_seqlens_q)
-    numbers = (heads // kv_heads, case.window, *astuple(rule))
-    _launch("attention_plan", (items, *lengths, *numbers), how)
-    rows, floats = max(1, most_rows(rule, *shapes)), (kv_heads, head_dim + SCALE_ROOM)
-    out = torch.zeros(case.query.shape, dtype=case.query.dtype, device=device)
-    lse = torch.zeros(tokens, heads, device=device)
-    warps = Shape(head_tile(head_dim), case.key_pool.element_size()).warps
-    arrivals = torch.zeros(len(items), kv_heads, warps, dtype=torch.int32, device=device)
-    arguments = (
-        out, lse, case.query, case.key_pool, case.value_pool, *lengths, items, case.sinks,
-        torch.full((rows, *floats), float("nan"), device=device),
-        make_mail(rule, rows, *floats, device),
-        arrivals, case.scale, case.window, case.soft_cap, case.k_scale, case.v_scale,
-    )  # fmt: skip
+    workspace = workspace_for(case, rule)
+    workspace.partials.fill_(float("nan"))
+    items, group = workspace.items[case.window], case.query.shape[1] // case.key_pool.shape[1]
+    plan = {**vars(case), **rule.arguments(), "items": items, "group": group}
+    _launch("attention_plan", plan, how)
+    arguments = {
+        **vars(case),
+        "out": torch.zeros_like(case.query),
+        "lse": torch.zeros(case.query.shape[:2], device=case.query.device),
+        "items": items,
+        "partials": workspace.partials,
+        "mail": workspace.mail,
+        "arrivals": workspace.arrivals,
+    }
     _launch("paged_attention", arguments, how)
-    return out, lse
+    return arguments["out"], arguments["lse"]
 
 
-def _launch(name: str, arguments: Sequence[object], how: _Launch) -> None:
-    """Run a kernel on as many blocks as asked."""
+def _launch(name: str, named: dict[str, Any], how: _Launch) -> None:
+    """Run a kernel, on as many blocks as asked, on those of the arguments that it takes."""
     whole = find_spec(name)
+    a = whole.parameters.Arguments(**{key: named[key] for key in whole.parameters.names})
 
     def geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
         grid = (sizes["kv_heads"], how.blocks, 1) if "kv_heads" in sizes else (how.blocks, 1, 1)
         return replace(whole.geometry(variant, sizes, gpu), grid=grid)
 
     spec: KernelSpec = replace(whole, geometry=geometry)
-    tensor = next(value for value in arguments if isinstance(value, torch.Tensor))
-    if tensor.device.type == "cuda":
-        launch(spec, arguments)
+    if a.cu_seqlens_q.is_cuda:
+        launch(spec, a)
         return
-    kernel = host.load(whole, spec.bind(*arguments).variant, checked=False, env=settings())
-    host.launch(kernel, spec, arguments, seed=how.seed)
+    kernel = host.load(whole, spec.bind(a).variant, checked=False, env=settings())
+    host.launch(kernel, spec, a, seed=how.seed)
 
 
 def _int32(values: list[int], device: torch.device) -> torch.Tensor:

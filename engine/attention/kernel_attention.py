@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.jit_kernels.attention.checks import check_attention
-from kiln.jit_kernels.attention.reference import Paged
-from kiln.jit_kernels.attention.splits import KV_BLOCK, MOST_TOKENS
-from kiln.jit_kernels.attention.tiles import PrefillWorkspace, make_prefill_workspace
-from kiln.jit_kernels.attention.workspace import Workspace, make_workspace
-from kiln.jit_kernels.ops.attention_decode import plan_attention
-from kiln.jit_kernels.ops.attention_prefill import plan_prefill
-
-_PLAIN = (0.0, 1.0, 1.0)  # no soft cap, keys and values unscaled
+from kiln.jit_kernels.ops.attention.checks import checked
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
+from kiln.jit_kernels.ops.attention_decode.functions import launch_paged_attention, plan_attention
+from kiln.jit_kernels.ops.attention_decode.workspace import Workspace, make_workspace
+from kiln.jit_kernels.ops.attention_prefill.functions import launch_paged_prefill, plan_prefill
+from kiln.jit_kernels.ops.attention_prefill.workspace import (
+    PrefillWorkspace,
+    make_prefill_workspace,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +86,50 @@ class KernelAttention:
         What stays the same from step to step is checked here: with a step of no requests.
         """
         keys, values = pool.views(layer.index)
-        nothing, window = torch.empty(0, device=keys.device), layer.window or 0
-        query = keys.new_empty((0, layer.shape.num_heads, layer.shape.head_dim), dtype=dtype)
+        heads = layer.shape
         table, lengths, starts = (
             torch.zeros(size, dtype=torch.int32, device=keys.device) for size in ((0, 1), 0, 1)
         )
-        step = (table, lengths, starts, None, layer.scale, window, *_PLAIN)
-        check_attention("paged_attention", Paged(query, keys, values, *step), query, nothing)
-        return KernelAttend(keys, values, layer.scale, window, self._decode, self._prefill, nothing)
+        empty = checked(
+            "paged_attention",
+            out=None,
+            lse=None,
+            query=keys.new_empty((0, heads.num_heads, heads.head_dim), dtype=dtype),
+            key_pool=keys,
+            value_pool=values,
+            block_table=table,
+            seq_lens=lengths,
+            cu_seqlens_q=starts,
+            sinks=None,
+            scale=layer.scale,
+            window=layer.window or 0,  # 0: every key
+            soft_cap=0.0,
+            k_scale=1.0,
+            v_scale=1.0,
+        )
+        return KernelAttend(vars(empty), self._decode, self._prefill)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelAttend:
     """One layer's attention: each kernel writes the rows of its own requests."""
 
-    keys: torch.Tensor  # [num_blocks, num_kv_heads, KV_BLOCK, head_dim]
-    values: torch.Tensor
-    scale: float
-    window: int  # 0: every key
+    arguments: Mapping[str, Any]  # of the kernels, by name, checked; those of a step are replaced
     decode: Workspace
     prefill: PrefillWorkspace
-    no_lse: torch.Tensor
 
     def __call__(self, plan: KernelPlan, query: torch.Tensor, out: torch.Tensor) -> None:
         """Write every token's causal attention to out; both [num_tokens, num_heads, head_dim]."""
-        step, kernels = plan.metadata, torch.ops.kiln
-        paged = (
-            out, self.no_lse, query, self.keys, self.values, step.block_table, step.seq_lens,
-            step.cu_seqlens_q,
-        )  # fmt: skip
-        numbers = (self.scale, self.window, *_PLAIN)
+        step = plan.metadata
+        arguments = {
+            **self.arguments,
+            "out": out,
+            "query": query,
+            "block_table": step.block_table,
+            "seq_lens": step.seq_lens,
+            "cu_seqlens_q": step.cu_seqlens_q,
+        }
         if plan.decodes:
-            work = self.decode
-            kernels.paged_attention.default(
-                *paged, work.item_tables[self.window], None, work.partials, work.mail,
-                work.arrivals, *numbers,
-            )  # fmt: skip
+            launch_paged_attention(self.decode, **arguments)
         if plan.prefills:
-            kernels.paged_prefill.default(
-                *paged, self.prefill.items[self.window], None, self.prefill.counter, *numbers
-            )
+            launch_paged_prefill(self.prefill, **arguments)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.kv.pool import KVPool
+from kiln.jit_kernels.ops.kv.checks import check_rope_store
 from kiln.jit_kernels.ops.kv.functions import is_one_launch
-from kiln.jit_kernels.ops.kv.reference import check_pool, check_slots
+from kiln.jit_kernels.ops.kv.spec import ROPE_STORE
+from kiln.jit_kernels.torch_ops import call
 
 RotateAndStore = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
@@ -29,22 +32,40 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
     a pool.
     """
     keys, values = pool.views(layer.index)
-    rotary_dim = layer.rotary.table.shape[1]
-    if not is_one_launch(keys.device.type, dtype, keys.dtype, keys.shape[-1], rotary_dim):
+    heads, table = layer.shape, layer.rotary.table
+    if not is_one_launch(keys.device.type, dtype, keys.dtype, heads.head_dim, table.shape[1]):
         return SeparateOperations(layer, pool)
-    for name, view in (("key_pool", keys), ("value_pool", values)):
-        check_pool(name, view, dtype, 1.0)
-    check_slots(pool.num_blocks, pool.block_size)
-    return OneLaunch(layer, keys, values)
+    query, key = (
+        keys.new_empty((0, count, heads.head_dim), dtype=dtype)
+        for count in (heads.num_heads, heads.num_kv_heads)
+    )
+    nowhere = torch.empty(0, dtype=torch.int64, device=keys.device)
+    norms = layer.query_norm, layer.key_norm
+    empty = ROPE_STORE.parameters.Arguments(
+        out=query,
+        key_pool=keys,
+        value_pool=values,
+        query=query,
+        key=key,
+        value=key,
+        positions=nowhere,
+        cos_sin_table=table,
+        slot_mapping=nowhere,
+        query_weight=None if norms[0] is None else norms[0].weight,
+        key_weight=None if norms[1] is None else norms[1].weight,
+        eps=0.0 if norms[0] is None else norms[0].eps,
+        k_scale=1.0,
+        v_scale=1.0,
+    )
+    check_rope_store(empty)  # what stays the same from step to step
+    return OneLaunch(empty._asdict())
 
 
 @dataclass(frozen=True, slots=True)
 class OneLaunch:
     """All of it in one launch of rope_store."""
 
-    layer: AttentionLayer
-    keys: torch.Tensor
-    values: torch.Tensor
+    arguments: Mapping[str, Any]  # of the kernel, by name, checked; those of a step are replaced
 
     def __call__(
         self,
@@ -55,13 +76,15 @@ class OneLaunch:
         value: torch.Tensor,
     ) -> torch.Tensor:
         """Overwrite the query and return it; the key in qkv stays as it was."""
-        norms = self.layer.query_norm, self.layer.key_norm
-        weights = (None if norm is None else norm.weight for norm in norms)
-        eps = 0.0 if norms[0] is None else norms[0].eps
-        torch.ops.kiln.rope_store.default(
-            query, self.keys, self.values, query, key, value, positions, self.layer.rotary.table,
-            slots, *weights, eps, 1.0, 1.0,
-        )  # fmt: skip
+        step = {
+            "out": query,
+            "query": query,
+            "key": key,
+            "value": value,
+            "positions": positions,
+            "slot_mapping": slots,
+        }
+        call(ROPE_STORE, **{**self.arguments, **step})
         return query
 
 

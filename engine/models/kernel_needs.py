@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kiln.engine.models.hf_config import HFConfig
-from kiln.jit_kernels.attention.splits import head_tile
+from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.moe.spec import expert_capacity
 from kiln.jit_kernels.spec import Needs, needs_of
 

@@ -16,44 +16,33 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from kiln.jit_kernels.attention.reference import Paged
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
 PAGED = ("paged_attention", "paged_prefill")  # the operators that these can stand in for
 _WORKSPACE_BYTES = 128 << 20  # what FlashInfer's own examples give it
-_FIELDS = (
-    *("query", "key_pool", "value_pool", "block_table", "seq_lens", "cu_seqlens_q", "sinks"),
-    *("scale", "window", "soft_cap", "k_scale", "v_scale"),
-)
 
 
 def sdpa_form(spec: KernelSpec) -> Callable[[Arguments], Call]:
     """Return torch's scaled_dot_product_attention, flash backend, for requests of one length."""
-    return lambda a: _sdpa_call(_paged(a))
+    return _sdpa_call
 
 
-def _paged(a: Arguments) -> Paged:
-    return Paged(*(getattr(a, field) for field in _FIELDS))
-
-
-def _sdpa_call(case: Paged) -> Call:
-    tokens = {last - first for first, last in pairwise(case.cu_seqlens_q.tolist())}
-    lengths = set(case.seq_lens.tolist())
-    if len(tokens) != 1 or len(lengths) != 1 or case.window or case.soft_cap or case.k_scale != 1:
+def _sdpa_call(a: Arguments) -> Call:
+    tokens = {last - first for first, last in pairwise(a.cu_seqlens_q.tolist())}
+    lengths = set(a.seq_lens.tolist())
+    if len(tokens) != 1 or len(lengths) != 1 or a.window or a.soft_cap or a.k_scale != 1:
         raise ValueError("torch's flash backend takes requests of one length, no window, no cap")
     (queries,), (length,) = tokens, lengths
-    keys, values = (_dense(pool, case, length) for pool in (case.key_pool, case.value_pool))
-    query = case.query.unflatten(0, (-1, queries)).transpose(
-        1, 2
-    )  # [requests, heads, queries, dim]
+    keys, values = (_dense(pool, a, length) for pool in (a.key_pool, a.value_pool))
+    query = a.query.unflatten(0, (-1, queries)).transpose(1, 2)  # [requests, heads, queries, dim]
     if query.shape[1] != keys.shape[1] and queries not in (1, length):
         # The lower right mask reaches the kernel by a way that does not repeat the heads.
         keys, values = (
             x.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for x in (keys, values)
         )
-    more: dict[str, Any] = {"scale": case.scale}
+    more: dict[str, Any] = {"scale": a.scale}
     if queries == length:
         more |= {"is_causal": True, "enable_gqa": True}
     elif queries == 1:
@@ -69,9 +58,9 @@ def _sdpa_call(case: Paged) -> Call:
     return call
 
 
-def _dense(pool: torch.Tensor, case: Paged, length: int) -> torch.Tensor:
+def _dense(pool: torch.Tensor, a: Arguments, length: int) -> torch.Tensor:
     """Return a pool's rows of all requests, [requests, kv_heads, length, head_dim]."""
-    ids = case.block_table[:, : -(-length // pool.shape[2])].long()
+    ids = a.block_table[:, : -(-length // pool.shape[2])].long()
     return pool[ids].transpose(1, 2).flatten(2, 3)[:, :, :length].contiguous()
 
 
@@ -80,16 +69,15 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
     planned: dict[tuple[int, ...], Any] = {}
 
     def form(a: Arguments) -> Call:
-        case = _paged(a)
-        key = (*case.seq_lens.tolist(), -1, *case.cu_seqlens_q.tolist())
+        key = (*a.seq_lens.tolist(), -1, *a.cu_seqlens_q.tolist())
         if key not in planned:
             planned.clear()  # a workspace of the last case is enough
             make = _plan_decode if spec.name == "paged_attention" else _plan_prefill
-            planned[key] = make(flashinfer, case)
-        wrapper, pools = planned[key], (case.key_pool, case.value_pool)
+            planned[key] = make(flashinfer, a)
+        wrapper, pools = planned[key], (a.key_pool, a.value_pool)
 
         def call() -> torch.Tensor:
-            result: torch.Tensor = wrapper.run(case.query, pools)
+            result: torch.Tensor = wrapper.run(a.query, pools)
             return result
 
         return call
@@ -97,46 +85,46 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
     return form
 
 
-def _pages(case: Paged) -> dict[str, torch.Tensor]:
+def _pages(a: Arguments) -> dict[str, torch.Tensor]:
     """Return the block table as FlashInfer wants it: ids in a row, ends, tokens of last pages."""
-    block = case.key_pool.shape[2]
-    counts = (case.seq_lens + block - 1) // block
-    rows = [row[:count] for row, count in zip(case.block_table, counts.tolist(), strict=True)]
+    block = a.key_pool.shape[2]
+    counts = (a.seq_lens + block - 1) // block
+    rows = [row[:count] for row, count in zip(a.block_table, counts.tolist(), strict=True)]
     ends = F.pad(counts.cumsum(0), (1, 0)).int()
-    last = (case.seq_lens - 1) % block + 1
+    last = (a.seq_lens - 1) % block + 1
     return {"indptr": ends, "indices": torch.cat(rows).int(), "last_page_len": last.int()}
 
 
-def _shape(case: Paged) -> dict[str, Any]:
+def _shape(a: Arguments) -> dict[str, Any]:
     return {
-        "num_qo_heads": case.query.shape[1],
-        "num_kv_heads": case.key_pool.shape[1],
-        "page_size": case.key_pool.shape[2],
-        "window_left": case.window - 1,  # -1: all
-        "logits_soft_cap": case.soft_cap or None,
-        "q_data_type": case.query.dtype,
-        "kv_data_type": case.key_pool.dtype,
-        "sm_scale": case.scale * case.k_scale,
+        "num_qo_heads": a.query.shape[1],
+        "num_kv_heads": a.key_pool.shape[1],
+        "page_size": a.key_pool.shape[2],
+        "window_left": a.window - 1,  # -1: all
+        "logits_soft_cap": a.soft_cap or None,
+        "q_data_type": a.query.dtype,
+        "kv_data_type": a.key_pool.dtype,
+        "sm_scale": a.scale * a.k_scale,
     }
 
 
-def _workspace(case: Paged) -> torch.Tensor:
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=case.query.device)
+def _workspace(a: Arguments) -> torch.Tensor:
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=a.query.device)
 
 
-def _plan_decode(flashinfer: ModuleType, case: Paged) -> Any:
+def _plan_decode(flashinfer: ModuleType, a: Arguments) -> Any:
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        _workspace(case), "HND", use_tensor_cores=case.query.shape[1] > case.key_pool.shape[1]
+        _workspace(a), "HND", use_tensor_cores=a.query.shape[1] > a.key_pool.shape[1]
     )
-    wrapper.plan(**_pages(case), **_shape(case), head_dim=case.query.shape[2])
+    wrapper.plan(**_pages(a), **_shape(a), head_dim=a.query.shape[2])
     return wrapper
 
 
-def _plan_prefill(flashinfer: ModuleType, case: Paged) -> Any:
-    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(case), "HND")
-    pages = {f"paged_kv_{name}": tensor for name, tensor in _pages(case).items()}
-    dim = case.query.shape[2]
-    wrapper.plan(qo_indptr=case.cu_seqlens_q, **pages, **_shape(case), head_dim_qk=dim, causal=True)
+def _plan_prefill(flashinfer: ModuleType, a: Arguments) -> Any:
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(a), "HND")
+    pages = {f"paged_kv_{name}": tensor for name, tensor in _pages(a).items()}
+    dim = a.query.shape[2]
+    wrapper.plan(qo_indptr=a.cu_seqlens_q, **pages, **_shape(a), head_dim_qk=dim, causal=True)
     return wrapper
 
 

@@ -2,7 +2,7 @@
 // out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 tokens, rows dense, any other
 // strides; items: from attention_plan. head_dim: a multiple of 16 up to HEAD_TILE. Rows of query,
 // pools and out start at multiples of 16 bytes. Compile-time parameters: SCALAR_T, KV_T, HEAD_TILE
-// (jit_kernels/ops/attention_decode.py).
+// (jit_kernels/ops/attention_decode/spec.py).
 //
 // Work split: a block serves KV head blockIdx.x and every gridDim.y-th work item. Its warps divide
 // the item's keys. Partial results of a row are merged in a binary tree that depends on the request
@@ -51,7 +51,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
                 int64_t query_token, int64_t query_head, int64_t key_block, int64_t key_head,
                 int64_t key_token, int64_t value_block, int64_t value_head, int64_t value_token,
                 int64_t table_row, int capacity, int mail_rows, int group, int inverse_group,
-                int head_dim, int window, float scale, float cap, float steepness, float v_scale) {
+                int head_dim, int window, float qk_scale_log2, float soft_cap_log2, float steepness,
+                float v_scale) {
   kiln::pdl_reads_plan();
   __shared__ WorkItem own_items[kWarps][2];  // one copy for each warp: no barrier
   __shared__ int4 headers[kWarps];
@@ -72,7 +73,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const kiln::Results<SCALAR_T> to = {
       out, lse, sinks, partials, mail, mail_rows / 2, arrivals, head_dim, v_scale};
   const kiln::Queries<SCALAR_T> from = {query, query_token, query_head};
-  const kiln::Softmax how = {scale, cap, steepness};
+  const kiln::Softmax how = {qk_scale_log2, soft_cap_log2, steepness};
   const kiln::Room<Shape> room = {queries, query_scales, item_place, results, warp_scales};
   kiln::Fetch<Shape> fetch(pools, me, stages, head);
   auto copy_item = [&](int at, int side) {

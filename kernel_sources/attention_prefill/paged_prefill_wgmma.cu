@@ -2,7 +2,7 @@
 // out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 SCALAR_T tokens, rows dense,
 // any other strides; items: from prefill_plan. scale > 0; no soft_cap. head_dim: a multiple of 16
 // up to HEAD_TILE. Rows of query, pools and out start at multiples of 16 bytes. counter: 0 before
-// and after. Compile-time parameters: SCALAR_T, HEAD_TILE (jit_kernels/ops/attention_prefill.py).
+// and after. Compile-time parameters: SCALAR_T, HEAD_TILE (ops/attention_prefill/spec.py).
 // Work split: as paged_prefill, but for sm_90a: two warpgroups of 64 rows each, and tiles of 128
 // keys.
 // Memory: two tiles of keys and two of values, filled by cp.async. wgmma multiplies the keys of
@@ -131,10 +131,11 @@ paged_prefill_wgmma(SCALAR_T* out, float* lse, const SCALAR_T* query, const SCAL
                     const float* sinks, int64_t query_token, int64_t query_head, int64_t key_block,
                     int64_t key_head, int64_t key_token, int64_t value_block, int64_t value_head,
                     int64_t value_token, int64_t table_row, int num_heads, int num_kv_heads,
-                    int head_dim, int window, float scale, float soft_cap, float v_scale) {
+                    int head_dim, int window, float qk_scale, float soft_cap, float v_scale) {
   kiln::pdl_wait();
   kiln::prefill<Core, SCALAR_T, SCALAR_T>({
       out, lse, query, key_pool, value_pool, block_table, seq_lens, cu_seqlens_q, items, counter,
       sinks, query_token, query_head, key_block, key_head, key_token, value_block, value_head,
-      value_token, table_row, num_heads, num_kv_heads, head_dim, window, scale, soft_cap, v_scale});
+      value_token, table_row, num_heads, num_kv_heads, head_dim, window, qk_scale, soft_cap,
+      v_scale});
 }

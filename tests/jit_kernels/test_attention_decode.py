@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import mmap
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from kiln.jit_kernels.attention.cases import FAR, far_greatest, make_case
-from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
-from kiln.jit_kernels.attention.reference import attend, scattered
-from kiln.jit_kernels.attention.splits import (
-    KV_BLOCK,
-    MOST_TOKENS,
-    UNSENT,
-    Part,
-    Shape,
-    SplitRule,
-)
-from kiln.jit_kernels.attention.workspace import make_workspace
 from kiln.jit_kernels.errors import HostFault
-from kiln.jit_kernels.ops import attention_decode
-from kiln.jit_kernels.ops.attention_decode import paged_attention, plan_attention
+from kiln.jit_kernels.ops.attention.cases import FAR, changed, far_greatest, make_case
+from kiln.jit_kernels.ops.attention.error import MOST_UNITS, attention_error
+from kiln.jit_kernels.ops.attention.reference import attend, scattered
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
+from kiln.jit_kernels.ops.attention_decode import functions
+from kiln.jit_kernels.ops.attention_decode.functions import (
+    paged_attention,
+    plan_attention,
+)
+from kiln.jit_kernels.ops.attention_decode.splits import UNSENT, Part, Shape, SplitRule, is_decode
+from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU, Gpu
@@ -36,10 +33,6 @@ SIZES = {"kv_heads": 2, "group": 4}
 MIXED = [(0, 1), (1, 1), (40, 1), (300, 4), (60, 17), (0, 0), (33, 1)]
 
 
-def serves(tokens):
-    return tokens <= MOST_TOKENS
-
-
 def case_of(requests, seed=0, dtype=torch.bfloat16, head_dim=64, kv_dtype=None, **sizes):
     torch.manual_seed(seed)
     return make_case(
@@ -49,27 +42,24 @@ def case_of(requests, seed=0, dtype=torch.bfloat16, head_dim=64, kv_dtype=None, 
 
 def on_host(monkeypatch, checked=True):
     """Let the operators run the kernels' own source, as KILN_CPU_KERNELS does for a process."""
-    monkeypatch.setattr(
-        attention_decode,
-        "call",
-        lambda spec, *arguments: host.run(spec, arguments, checked=checked, env=settings()),
-    )
+
+    def call(spec, **named):
+        a = spec.parameters.Arguments(**named)
+        host.run(spec, a, checked=checked, env=settings())
+
+    monkeypatch.setattr(functions, "call", call)
 
 
 def run(case, **named):
     """Call the public function on a case."""
-    positional = ("query", "key_pool", "value_pool", "block_table", "seq_lens", "cu_seqlens_q")
-    values = {field.name: getattr(case, field.name) for field in fields(case)}
-    first = [values.pop(name) for name in positional]
-    return paged_attention(*first, **values, **named)
+    return paged_attention(**vars(case), **named)
 
 
 def error(case, out, lse, before=None):
-    wanted = scattered(
-        attend(case, serves), torch.zeros_like(out) if before is None else before, lse
-    )
+    after = changed(case, out=torch.zeros_like(out) if before is None else before, lse=lse)
+    wanted = scattered(after, is_decode)
     fp16 = case.query.dtype == torch.float16 or case.key_pool.dtype == torch.float8_e4m3fn
-    return attention_error(case, out, lse, wanted, serves, fp16_weights=fp16)
+    return attention_error(changed(after, out=out), wanted, is_decode, fp16_weights=fp16)
 
 
 @pytest.mark.parametrize("kernel", [False, True], ids=["reference", "kernel"])
@@ -80,7 +70,7 @@ def test_the_public_function_plans_for_itself(monkeypatch, kernel):
     out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
     assert run(case, out=out, lse=lse) is out
     assert error(case, out, lse) <= MOST_UNITS
-    without = run(replace(case, query=case.query.contiguous()))
+    without = run(changed(case, query=case.query.contiguous()))
     alone = torch.ones(len(out), dtype=torch.bool)
     alone[7:24] = False  # of the request with 17 tokens: it is not written
     assert torch.equal(without[alone], out[alone])
@@ -108,7 +98,7 @@ def test_one_workspace_serves_steps_of_any_lengths_and_two_windows(monkeypatch):
         case = case_of([(length, 1) for length in lengths], seed)
         plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
         for window in (0, 50):
-            windowed = replace(case, window=window)
+            windowed = changed(case, window=window)
             out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
             run(windowed, out=out, lse=lse, workspace=workspace)
             assert error(windowed, out, lse) <= MOST_UNITS
@@ -124,8 +114,8 @@ def test_a_step_that_the_workspace_may_not_hold_is_refused_with_the_numbers():
     case = case_of([(40, 1)] * 5)
     with pytest.raises(ValueError, match=r"room for 4 requests, 16 work items.* may need 5"):
         plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
-    with pytest.raises(ValueError, match=r"window 9 is not of the workspace's: \[0\]"):
-        run(replace(case, window=9), workspace=workspace)
+    with pytest.raises(ValueError, match=r"window 9 is not one of the workspace's: \[0\]"):
+        run(changed(case, window=9), workspace=workspace)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +125,7 @@ def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
     on_host(monkeypatch)
     bits = Shape(head_dim, 2).warp_bits
     requests = [(0, 1), (40, 1), (777, 2), (1500, 1)]
-    case = replace(case_of(requests, dtype=dtype, head_dim=head_dim, steep=6), window=0)
+    case = changed(case_of(requests, dtype=dtype, head_dim=head_dim, steep=6), window=0)
     kinds, results = [], []
     for most in (4, 8, 16):
         rule = SplitRule(most, 64, 4, warp_bits=bits)
@@ -144,7 +134,7 @@ def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
             head_dim=head_dim, kv_dtype=dtype, device=CPU, rule=rule,
         )  # fmt: skip
         plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
-        table = workspace.item_tables[0]
+        table = workspace.items[0]
         kinds.append({Part(place >> 29) for place in table[1 : 1 + table[0, 0], 4].tolist()})
         out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
         run(case, out=out, lse=lse, workspace=workspace)
@@ -163,7 +153,7 @@ def test_queries_of_any_size_beside_bytes(monkeypatch, size, group):
     case = case_of([(0, 1), (40, 1), (100, 2)], kv_dtype=torch.float8_e4m3fn, group=group)
     case.query[..., 40:] *= 16
     case.query[:, 1] = 0
-    case = replace(case, query=case.query * size, scale=case.scale / 16 / size)
+    case = changed(case, query=case.query * size, scale=case.scale / 16 / size)
     lse = torch.zeros(case.query.shape[:2])
     assert error(case, run(case, lse=lse), lse) <= MOST_UNITS
 
@@ -194,18 +184,18 @@ def test_with_the_stages_that_a_smaller_multiprocessor_has_room_for(tile):
     text = unit.headers[header].replace("106 * 1024;  // as Hopper", "70 * 1024;")
     assert text != unit.headers[header]
     kernel = host.build(
-        replace(unit, headers={**unit.headers, header: text}), spec.entry, spec.arguments,
+        replace(unit, headers={**unit.headers, header: text}), spec.entry, spec.c_types,
         name="smaller", checked=True, env=settings(),
     )  # fmt: skip
     for sizes in spec.sizes[2:6]:
         torch.manual_seed(0)
-        inputs = spec.make_inputs(variant, sizes, "cpu")
-        wanted, bound, world = spec.reference(*inputs), spec.bind(*inputs), World(checked=True)
+        a = spec.make_arguments(variant, sizes, "cpu")
+        wanted, bound, world = spec.reference(a), spec.bind(a), World(checked=True)
         geometry = spec.geometry(variant, bound.sizes, smaller)
         assert geometry.shared_bytes < spec.shared_bytes(variant, HOST_GPU)
-        world.enqueue(0, kernel, geometry, bound.values)
+        world.enqueue(0, kernel, geometry, spec.kernel_values(a, bound))
         world.run()
-        assert spec.error(inputs, wanted) <= MOST_UNITS
+        assert spec.error(a, wanted) <= MOST_UNITS
 
 
 @pytest.mark.parametrize("room", [8000, 6000], ids=["enough", "too-small"])
@@ -213,17 +203,19 @@ def test_more_requests_than_the_plan_has_threads(room):
     spec = find_spec("attention_plan")
     lengths = torch.tensor([length % 700 for length in range(1300)], dtype=torch.int32)
     items = torch.full((1 + room + 20, 16), -1, dtype=torch.int32)
-    arguments = [
-        items[: 1 + room],
-        torch.randint(9999, (1300, 44), dtype=torch.int32),
-        lengths,
-        torch.arange(1301, dtype=torch.int32),
-        *(4, 0, 33, 4, 33, 4, 2),
-    ]
-    (wanted,) = spec.reference(*arguments)
+    a = spec.parameters.Arguments(
+        items=items[: 1 + room],
+        block_table=torch.randint(9999, (1300, 44), dtype=torch.int32),
+        seq_lens=lengths,
+        cu_seqlens_q=torch.arange(1301, dtype=torch.int32),
+        group=4,
+        window=0,
+        **SplitRule(33, 4, 33).arguments(),
+    )
+    wanted = spec.reference(a)["items"]
     assert wanted[0, 0] == min(room, 7281)
-    host.run(spec, arguments, env=settings())
-    assert torch.equal(arguments[0], wanted)
+    host.run(spec, a, env=settings())
+    assert torch.equal(a.items, wanted)
     assert (items[1 + room :] == -1).all()
 
 
@@ -232,26 +224,31 @@ def test_nothing_at_or_past_a_length_is_read(monkeypatch):
     case = case_of([(37, 1), (0, 1), (300, 3), (16, 1)])
     lengths = case.seq_lens.tolist()
 
-    def only_own(spec, *arguments):
-        bound, world = spec.bind(*arguments), World(checked=True, seed=1)
-        values = list(bound.values)
-        if spec.name == "paged_attention":
-            for row, length in enumerate(lengths):
-                for at, pool in ((3, case.key_pool), (4, case.value_pool)):
-                    values[at] = pool.data_ptr()
-                    for place in range(0, length, KV_BLOCK):
-                        block = case.block_table[row, place // KV_BLOCK]
-                        for rows in pool[block]:  # a head's
-                            world.allow(rows[: length - place])
+    def only_own(spec, **named):
+        a = spec.parameters.Arguments(**named)
+        bound, world = spec.bind(a), World(checked=True, seed=1)
+        values = list(spec.kernel_values(a, bound))
+        passed = [one.name for one in spec.parameters.passed]
+
+        def hide(name):  # an address allows nothing, a tensor all of its bytes
+            values[passed.index(name)] = getattr(a, name).data_ptr()
+
+        hide("block_table")
         for row, length in enumerate(lengths):
             world.allow(case.block_table[row, : -(-length // KV_BLOCK)])
-        values[5 if spec.name == "paged_attention" else 1] = case.block_table.data_ptr()
+        for pool in ("key_pool", "value_pool") if spec.name == "paged_attention" else ():
+            hide(pool)
+            for row, length in enumerate(lengths):
+                for place in range(0, length, KV_BLOCK):
+                    block = case.block_table[row, place // KV_BLOCK]
+                    for rows in getattr(case, pool)[block]:  # a head's
+                        world.allow(rows[: length - place])
         kernel = host.load(spec, bound.variant, checked=True, env=settings())
         geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
         world.enqueue(0, kernel, geometry, values)
         world.run()
 
-    monkeypatch.setattr(attention_decode, "call", only_own)
+    monkeypatch.setattr(functions, "call", only_own)
     out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
     run(case, out=out, lse=lse)
     assert error(case, out, lse) <= MOST_UNITS
@@ -273,7 +270,7 @@ def far_case(folder):
     for pool, source in zip(pools, (near.key_pool, near.value_pool), strict=True):
         pool.copy_(source)
     assert (count - 1) * step > 2**31
-    return near, replace(near, key_pool=pools[0], value_pool=pools[1])
+    return near, changed(near, key_pool=pools[0], value_pool=pools[1])
 
 
 def test_pools_beyond_two_to_the_31_elements(monkeypatch, tmp_path):
@@ -287,38 +284,36 @@ def test_a_32_bit_offset_is_caught(tmp_path):
     _, far = far_case(tmp_path)
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_decode, "call", lambda spec, *a: seen.append((spec, a)))
+        patch.setattr(functions, "call", lambda spec, **named: seen.append((spec, named)))
         run(far)
-    (plan, planned), (spec, arguments) = seen
-    host.run(plan, planned, env=settings())
-    bound = spec.bind(*arguments)
+    (plan, planned), (spec, named) = seen
+    host.run(plan, plan.parameters.Arguments(**planned), env=settings())
+    a = spec.parameters.Arguments(**named)
+    bound = spec.bind(a)
     unit = render(spec, bound.variant)
     header = "attention_decode/fetch.cuh"
     text = unit.headers[header].replace("id[m] * block", "int(id[m] * block)")
     assert text != unit.headers[header]
     short = replace(unit, headers={**unit.headers, header: text})
     kernel = host.build(
-        short, spec.entry, spec.arguments, name="32 bits", checked=True, env=settings()
+        short, spec.entry, spec.c_types, name="32 bits", checked=True, env=settings()
     )
     try:
-        host.launch(kernel, spec, arguments)
+        host.launch(kernel, spec, a)
     except HostFault:
         return
-    out, lse = arguments[0], torch.zeros(0)
-    assert not error(far, out, lse) <= MOST_UNITS
+    assert not error(far, a.out, torch.zeros(0)) <= MOST_UNITS
 
 
 def test_logits_of_hundreds_leave_no_infinity(monkeypatch):
     on_host(monkeypatch)
     case = case_of([(64, 1), (300, 2), (500, 1)], soft_cap=0)
-    case = replace(case, scale=case.scale * 40)
+    case = changed(case, scale=case.scale * 40)
     out, lse = torch.zeros_like(case.query), torch.zeros(case.query.shape[:2])
     run(case, out=out, lse=lse)
     assert out.isfinite().all()
-    wide = attend(replace(case, query=case.query.double()), serves)
-    for one in wide:
-        rows = slice(one.first_token, one.first_token + one.num_tokens)
-        assert ((out[rows] - one.out).abs() <= 2**-7 * one.bound + 2e-4).all()
+    for one in attend(case, is_decode, wide=True):
+        assert ((out[one.rows] - one.out).abs() <= 2**-7 * one.bound + 2e-4).all()
 
 
 @pytest.mark.parametrize(
@@ -354,7 +349,7 @@ def test_logits_of_hundreds_leave_no_infinity(monkeypatch):
 def test_what_does_not_fit_is_refused_by_name(changes, kind, says):
     case = case_of([(20, 1), (30, 1)])
     with pytest.raises(kind, match=says):
-        run(replace(case, **changes))
+        run(changed(case, **changes))
 
 
 def test_ids_past_the_end_are_as_far_as_the_tests_say():

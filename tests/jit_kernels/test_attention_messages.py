@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.attention.error import MOST_UNITS
+from kiln.jit_kernels.ops.attention.error import MOST_UNITS
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU, Gpu
@@ -18,17 +18,17 @@ SPLITS = {"kv_heads": 1, "group": 5, "most": 68, "split": 1, "few": 68}  # of a 
 QUARTERS = {"kv_heads": 1, "group": 2, "most": 32, "split": 32, "few": 8, "context": 4096}
 
 
-def result(monkeypatch, machine, tile, sizes, seed=0, change=lambda inputs: None):
+def result(monkeypatch, machine, tile, sizes, seed=0, change=lambda a: None):
     """The bits of out and lse, once they are found right, and the number of work items."""
     variant = next(SPEC.variants({"scalar_t": "kiln::bf16", "head_tile": tile}))
     torch.manual_seed(0)
-    inputs = SPEC.make_inputs(variant, sizes, "cpu")
-    change(inputs)
-    wanted = SPEC.reference(*inputs)
+    a = SPEC.make_arguments(variant, sizes, "cpu")
+    change(a)
+    wanted = SPEC.reference(a)
     monkeypatch.setattr(host, "HOST_GPU", machine)
-    host.run(SPEC, inputs, checked=True, seed=seed, env=settings())
-    assert SPEC.error(inputs, wanted) <= MOST_UNITS
-    return inputs[0].view(torch.int16), inputs[1].view(torch.int32), int(inputs[8][0, 0])
+    host.run(SPEC, a, checked=True, seed=seed, env=settings())
+    assert SPEC.error(a, wanted) <= MOST_UNITS
+    return a.out.view(torch.int16), a.lse.view(torch.int32), int(a.items[0, 0])
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["in-a-pair", "in-two-pairs"])
@@ -52,12 +52,11 @@ def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
     results = []
     for machine in (LARGE, HOST_GPU):
         torch.manual_seed(0)
-        inputs = SPEC.make_inputs(variant, {**SPLITS, "requests": 1, "context": 48}, "cpu")
-        values, last = inputs[4], int(inputs[5][0, 2])
-        values[last] = float("inf")
+        a = SPEC.make_arguments(variant, {**SPLITS, "requests": 1, "context": 48}, "cpu")
+        a.value_pool[int(a.block_table[0, 2])] = float("inf")
         monkeypatch.setattr(host, "HOST_GPU", machine)
-        host.run(SPEC, inputs, checked=True, env=settings())
-        results.append(inputs[0])
+        host.run(SPEC, a, checked=True, env=settings())
+        results.append(a.out)
     assert all(out.isposinf().all() for out in results)
 
 
@@ -80,16 +79,16 @@ def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch, tile, g
     assert all(map(torch.equal, sent, whole))
 
 
-def cancel(inputs):
+def cancel(a):
     """Let the second half of a request take back what the first adds: what is left is rounding.
 
     But for its first key, which is of greater weight and has no value: the halves' tops differ.
     """
-    query, keys, values, table, lengths = inputs[2:7]
-    first, second = table[0, : int(lengths[0]) // 16].long().chunk(2)
+    keys, values = a.key_pool, a.value_pool
+    first, second = a.block_table[0, : int(a.seq_lens[0]) // 16].long().chunk(2)
     values[first[0], :, 0] = 0
     keys[second], values[second] = keys[first], -values[first]
-    keys[second[0], :, 0] = 0.7 * query[0].sum(0)  # of all heads
+    keys[second[0], :, 0] = 0.7 * a.query[0].sum(0)  # of all heads
 
 
 @pytest.mark.parametrize(("tile", "quarters"), [("64", 64), ("256", 32)])

@@ -6,25 +6,27 @@ import mmap
 import random
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kiln.jit_kernels.attention.cases import far_greatest, make_case
-from kiln.jit_kernels.attention.error import MOST_UNITS, attention_error
-from kiln.jit_kernels.attention.reference import Paged, attend, scattered
-from kiln.jit_kernels.attention.tiles import (
+from kiln.jit_kernels.catalog import best_form
+from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.ops.attention.cases import changed, far_greatest, make_case
+from kiln.jit_kernels.ops.attention.error import MOST_UNITS, attention_error
+from kiln.jit_kernels.ops.attention.reference import attend, scattered
+from kiln.jit_kernels.ops.attention_prefill import functions
+from kiln.jit_kernels.ops.attention_prefill.functions import paged_prefill, plan_prefill
+from kiln.jit_kernels.ops.attention_prefill.tiles import (
     TILE_ROWS,
     Tiles,
-    make_prefill_workspace,
+    is_prefill,
     most_tiles,
     ordered_tiles,
-    serves,
 )
-from kiln.jit_kernels.compile.warmup import jobs_for
-from kiln.jit_kernels.ops import attention_prefill
-from kiln.jit_kernels.ops.attention_prefill import paged_prefill, plan_prefill
-from kiln.jit_kernels.registry import best_form, find_spec
+from kiln.jit_kernels.ops.attention_prefill.workspace import make_prefill_workspace
+from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.toolchains import host
@@ -39,54 +41,51 @@ class Kernels:
     def __init__(self):
         self.blocks, self.seed, self.launched, self.arch = 4, 0, [], ""
 
-    def call(self, spec, *arguments):
+    def call(self, spec, **named):
+        a = spec.parameters.Arguments(**named)
         self.launched.append(spec.name)
         if spec.name == "paged_prefill":
-            spec = best_form(spec, spec.bind(*arguments).variant, self.arch)
+            spec = best_form(spec, spec.bind(a).variant, self.arch)
             whole = spec.geometry
 
             def geometry(variant, sizes, gpu):
                 one = whole(variant, sizes, gpu)
                 return LaunchGeometry((self.blocks, 1, 1), one.block, one.shared_bytes)
 
-            kernel = host.load(spec, spec.bind(*arguments).variant, checked=False, env=settings())
+            kernel = host.load(spec, spec.bind(a).variant, checked=False, env=settings())
             spec = replace(spec, geometry=geometry)
-            host.launch(kernel, spec, arguments, seed=self.seed)
+            host.launch(kernel, spec, a, seed=self.seed)
         else:
-            host.run(spec, arguments, env=settings())
+            host.run(spec, a, env=settings())
 
 
 @pytest.fixture
 def kernels(monkeypatch):
     runs = Kernels()
-    monkeypatch.setattr(attention_prefill, "call", runs.call)
+    monkeypatch.setattr(functions, "call", runs.call)
     return runs
 
 
-def case(requests, seed=0, dtype=torch.bfloat16, **sizes) -> Paged:
+def case(requests, seed=0, dtype=torch.bfloat16, **sizes) -> SimpleNamespace:
     torch.manual_seed(seed)
     sizes = {"kv_heads": HEADS, "group": GROUP, **sizes}
     return make_case(sizes, dtype, dtype, DIM, "cpu", requests=requests)
 
 
-def run(one: Paged, workspace=None) -> tuple[torch.Tensor, torch.Tensor]:
+def run(one: SimpleNamespace, workspace=None) -> tuple[torch.Tensor, torch.Tensor]:
     """Out and lse as integers: a NaN of a row that was left alone equals itself."""
     out = torch.full(one.query.shape, float("nan")).to(one.query.dtype)
     lse = torch.full(one.query.shape[:2], float("nan"))
-    paged_prefill(
-        one.query, one.key_pool, one.value_pool, one.block_table, one.seq_lens, one.cu_seqlens_q,
-        one.scale, window=one.window, soft_cap=one.soft_cap, sinks=one.sinks, k_scale=one.k_scale,
-        v_scale=one.v_scale, out=out, lse=lse, workspace=workspace,
-    )  # fmt: skip
+    paged_prefill(**vars(one), out=out, lse=lse, workspace=workspace)
     return out.view(torch.int16), lse.view(torch.int32)
 
 
-def pick(one: Paged, rows: list[int]) -> tuple[Paged, torch.Tensor]:
+def pick(one: SimpleNamespace, rows: list[int]) -> tuple[SimpleNamespace, torch.Tensor]:
     """Some requests of a call in another order, and which tokens of the call theirs were."""
     starts = one.cu_seqlens_q.tolist()
     tokens = torch.tensor([t for r in rows for t in range(starts[r], starts[r + 1])]).long()
     lengths = [0, *(starts[r + 1] - starts[r] for r in rows)]
-    return replace(
+    return changed(
         one,
         query=one.query[tokens],
         block_table=one.block_table[rows],
@@ -130,10 +129,11 @@ def test_small_weights_count_where_the_greatest_has_no_value(kernels, arch, dtyp
     out, lse = (
         bits.view(kind) for bits, kind in zip(run(one), (dtype, torch.float32), strict=True)
     )
-    wanted = scattered(attend(one, serves), out, lse)
+    done = changed(one, out=out, lse=lse)
+    wanted = scattered(done, is_prefill)
     assert 0 < out.abs().max() < 1e-3
     fp16 = dtype == torch.float16
-    assert attention_error(one, out, lse, wanted, serves, fp16_weights=fp16) <= MOST_UNITS
+    assert attention_error(done, wanted, is_prefill, fp16_weights=fp16) <= MOST_UNITS
 
 
 def test_a_target_with_its_own_instructions_has_its_own_kernel():
@@ -178,7 +178,7 @@ def test_blocks_beyond_2_to_the_31_elements(kernels):
     pools[far:, 0], pools[far:, 1] = one.key_pool, one.value_pool
     moved = one.block_table.clone()
     moved[:, :3] += far
-    distant = replace(one, key_pool=pools[:, 0], value_pool=pools[:, 1], block_table=moved)
+    distant = changed(one, key_pool=pools[:, 0], value_pool=pools[:, 1], block_table=moved)
     for got, want in zip(run(distant), run(one), strict=True):
         assert torch.equal(got, want)
 
@@ -193,16 +193,13 @@ def test_blocks_that_no_row_of_a_tile_sees_are_not_read(kernels):
 
 def test_lse_may_be_left_out(kernels):
     one = case([(30, 30)])
-    out = paged_prefill(
-        one.query, one.key_pool, one.value_pool, one.block_table, one.seq_lens, one.cu_seqlens_q,
-        one.scale, k_scale=one.k_scale, v_scale=one.v_scale,
-    )  # fmt: skip
+    out = paged_prefill(**vars(one))
     assert torch.equal(out.view(torch.int16), run(one)[0])
 
 
 def test_the_reference_leaves_other_requests_alone():
     one = case([(20, 20), (9, 3), (40, 16), (18, 17)])
-    assert [(a.first_token, a.num_tokens) for a in attend(one, serves)] == [(0, 20), (39, 17)]
+    assert [(a.first_token, a.num_tokens) for a in attend(one, is_prefill)] == [(0, 20), (39, 17)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -216,7 +213,7 @@ def test_tiles_cover_every_row_once_heaviest_first_within_the_room(seed):
     wanted = [
         (request, tile)
         for request, (_, tokens) in enumerate(sizes)
-        if serves(tokens)
+        if is_prefill(tokens)
         for tile in range(-(-tokens * group // TILE_ROWS))
     ]
     assert rows == wanted
@@ -237,12 +234,8 @@ def test_tiles_cover_every_row_once_heaviest_first_within_the_room(seed):
 )
 def test_wrong_input_is_refused_by_name(named, error, says):
     one = case([(20, 20)])
-    arguments = {"scale": one.scale, **named}
     with pytest.raises(error, match=says):
-        paged_prefill(
-            one.query, one.key_pool, one.value_pool, one.block_table, one.seq_lens,
-            one.cu_seqlens_q, **arguments,
-        )  # fmt: skip
+        paged_prefill(**{**vars(one), **named})
 
 
 def test_a_workspace_that_is_too_small_or_another_model_s_is_refused(kernels):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from kiln.jit_kernels.attention.splits import (
-    KV_BLOCK,
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
+from kiln.jit_kernels.ops.attention_decode.splits import (
     Shape,
     SplitRule,
     cut,
@@ -17,7 +17,7 @@ from kiln.jit_kernels.attention.splits import (
     most_rows,
     split_rule,
 )
-from kiln.jit_kernels.attention.workspace import make_workspace
+from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace
 from kiln.jit_kernels.spec import HOST_GPU, Gpu
 
 H200 = Gpu(num_multiprocessors=132, max_shared_bytes=227 * 1024)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kiln.jit_kernels import invariance
-from kiln.jit_kernels.attention.cases import make_case
-from kiln.jit_kernels.attention.splits import Part, SplitRule
 from kiln.jit_kernels.invariance import attention_trials
+from kiln.jit_kernels.ops.attention.cases import make_case
+from kiln.jit_kernels.ops.attention_decode.splits import Part, SplitRule
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_so_is_one_whose_splits_are_added_up_by_four_blocks_or_two_or_one(monkey
     def spy(name, arguments, how):
         launch(name, arguments, how)
         if name == "attention_plan":
-            items = arguments[0]
+            items = arguments["items"]
             kinds.append({Part(place >> 29) for place in items[1 : 1 + items[0, 0], 4].tolist()})
 
     monkeypatch.setattr(invariance, "_launch", spy)

@@ -8,12 +8,11 @@ import time
 from collections import namedtuple
 from dataclasses import replace
 from itertools import pairwise
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
-from kiln.jit_kernels.attention.reference import Paged, attend
 from kiln.jit_kernels.bench import forms, measure, peer_sampling, peers
 from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings
 from kiln.jit_kernels.bench.copies import bytes_held, copies_of, copy_to, is_cold, num_copies
@@ -21,6 +20,7 @@ from kiln.jit_kernels.bench.limits import time_limit
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
 from kiln.jit_kernels.bench.peer_attention import flashinfer_form, sdpa_form
 from kiln.jit_kernels.bench.table import remarks, side_by_side
+from kiln.jit_kernels.ops.attention.reference import attend
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import Cost
 
@@ -249,11 +249,15 @@ def fake_flashinfer(log):
             table = torch.zeros(len(lengths), int(pages[0].diff().max()), dtype=torch.int32)
             for row, (first, last) in zip(table, pairwise(pages[0].tolist()), strict=True):
                 row[: last - first] = pages[1][first:last]
-            self.rest = (table, lengths, starts, None, sm_scale, window_left + 1, 0.0, 1.0, 1.0)
+            self.case = SimpleNamespace(
+                block_table=table, seq_lens=lengths, cu_seqlens_q=starts, sinks=None,
+                scale=sm_scale, window=window_left + 1, soft_cap=0.0, k_scale=1.0, v_scale=1.0,
+            )  # fmt: skip
             log.append("plan")
 
         def run(self, query, pools):
-            done = attend(Paged(query, *pools, *self.rest), lambda tokens: True)
+            self.case.query, (self.case.key_pool, self.case.value_pool) = query, pools
+            done = attend(self.case, lambda tokens: True)
             return torch.cat([one.out for one in done]).to(query.dtype)
 
     module = ModuleType("flashinfer")

@@ -18,49 +18,55 @@ WAITS = ("kiln::take_turn();", "kiln::pdl_wait();", "kiln::pdl_writes_plan();")
 
 
 def a_case(spec):
-    """Return a small call that launches something: its variant, sizes and arguments."""
+    """Return the arguments of a small call that launches something."""
     torch.manual_seed(0)
     variant = next(spec.variants(spec.bench_needs))
     for sizes in spec.sizes:
-        inputs = spec.make_inputs(variant, sizes, "cpu")
-        bound = spec.bind(*inputs)
+        a = spec.make_arguments(variant, sizes, "cpu")
+        bound = spec.bind(a)
         geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
-        if 0 not in geometry.grid and all(t.numel() for t in inputs if isinstance(t, torch.Tensor)):
-            return bound, geometry
+        if 0 not in geometry.grid and all(t.numel() for t in a if isinstance(t, torch.Tensor)):
+            return a
     raise AssertionError(f"{spec.name} has no case that launches a block")
 
 
-def run_twice(kernel, bound, geometry, seed):
+def enqueue(world, spec, a, kernel=None, *, overlaps=True):
+    """Queue a call of a spec's kernel, or of another form of it."""
+    bound = spec.bind(a)
+    kernel = kernel or host.load(spec, bound.variant, checked=True, env=settings())
+    geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
+    world.enqueue(0, kernel, geometry, spec.kernel_values(a, bound), overlaps=overlaps)
+
+
+def run_twice(spec, a, kernel=None):
     """Run a kernel and, launched early, itself: each writes what the other reads or writes."""
-    world = World(checked=True, seed=seed)
+    world = World(checked=True, seed=1)
     for early in (False, True):
-        world.enqueue(0, kernel, geometry, bound.values, overlaps=early)
+        enqueue(world, spec, a, kernel, overlaps=early)
     world.run()
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_kernel_waits_before_it_touches_anything(spec):
     assert opening(spec.source)
-    bound, geometry = a_case(spec)
-    kernel = host.load(spec, bound.variant, checked=True, env=settings())
-    run_twice(kernel, bound, geometry, seed=1)
+    run_twice(spec, a_case(spec))
 
 
 @pytest.mark.parametrize("name", ["apply_rotary", "copy_blocks"])
 def test_a_kernel_that_does_not_wait_races_with_the_one_ahead(name):
     spec = all_specs()[name]
-    bound, geometry = a_case(spec)
-    unit = render(spec, bound.variant)
+    a = a_case(spec)
+    unit = render(spec, spec.bind(a).variant)
     text = unit.text
     for wait in WAITS:
         text = text.replace(wait, "")
     assert text != unit.text
     kernel = host.build(
-        Unit(unit.name, text, unit.headers), spec.entry, spec.arguments, name="no wait",
+        Unit(unit.name, text, unit.headers), spec.entry, spec.c_types, name="no wait",
         checked=True, env=settings(),
     )  # fmt: skip
     with pytest.raises(HostFault, match="data race on global memory"):
-        run_twice(kernel, bound, geometry, seed=1)
+        run_twice(spec, a, kernel)
 
 
 def plan_and_attend(seed, *, between=(), early=True):
@@ -69,22 +75,17 @@ def plan_and_attend(seed, *, between=(), early=True):
     torch.manual_seed(seed)
     sizes = next(s for s in attention.sizes if s["batch"] == 4)
     variant = next(attention.variants(attention.bench_needs))
-    inputs = list(attention.make_inputs(variant, sizes, "cpu"))
-    numbers = (sizes["group"], sizes.get("window", 0), *plan.make_inputs({}, sizes, "cpu")[6:])
-    inputs[8] = torch.zeros_like(inputs[8])
-    values = {plan: (inputs[8], *inputs[5:8], *numbers), attention: inputs}
+    named = attention.make_inputs(variant, sizes, "cpu")
+    named["items"].zero_()
+    rule = plan.make_inputs({}, sizes, "cpu")
+    step = {name: named.get(name, rule[name]) for name in plan.parameters.names}
+    calls = {plan: step, attention: named}
     world = World(checked=True, seed=seed)
     for spec in (plan, *between, attention):
-        if spec in between:
-            bound, geometry = a_case(spec)
-        else:
-            bound = spec.bind(*values[spec])
-            geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
-        kernel = host.load(spec, bound.variant, checked=True, env=settings())
-        overlaps = early or spec is not attention
-        world.enqueue(0, kernel, geometry, bound.values, overlaps=overlaps)
+        a = a_case(spec) if spec in between else spec.parameters.Arguments(**calls[spec])
+        enqueue(world, spec, a, overlaps=early or spec is not attention)
     world.run()
-    return attention.error(inputs, attention.reference(*inputs))
+    return attention.error(a, attention.reference(a))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -113,25 +114,27 @@ def store_and_attend(seed, change=("", "")):
         "split": 64,
     }
     variant = next(attention.variants({**attention.bench_needs, "head_tile": "64"}))
-    inputs = list(attention.make_inputs(variant, sizes, "cpu"))
-    pools, place = inputs[3:5], inputs[6].long() - 1
-    blocks = inputs[5].gather(1, (place // 16).unsqueeze(1)).squeeze(1)
+    a = attention.make_arguments(variant, sizes, "cpu")
+    place = a.seq_lens.long() - 1
+    blocks = a.block_table.gather(1, (place // 16).unsqueeze(1)).squeeze(1)
     query, key, value = torch.randn(requests, 8, 64).bfloat16().split((4, 2, 2), dim=1)
-    positions, table = torch.arange(requests), torch.rand(requests, 64)
-    stored = (torch.empty_like(query), *pools, query, key, value, positions, table)
-    stored += (blocks * 16 + place % 16, None, None, 1e-6, 1.0, 1.0)
+    stored = store.parameters.Arguments(
+        out=torch.empty_like(query), key_pool=a.key_pool, value_pool=a.value_pool, query=query,
+        key=key, value=value, positions=torch.arange(requests), query_weight=None, key_weight=None,
+        cos_sin_table=torch.rand(requests, 64), slot_mapping=blocks * 16 + place % 16,
+        eps=1e-6, k_scale=1.0, v_scale=1.0,
+    )  # fmt: skip
     world = World(checked=True, seed=seed)
-    for spec, bound in ((store, store.bind(*stored)), (attention, attention.bind(*inputs))):
-        unit = render(spec, bound.variant)
+    for spec, own in ((store, stored), (attention, a)):
+        unit = render(spec, spec.bind(own).variant)
         headers = {name: text.replace(*change) for name, text in unit.headers.items()}
         kernel = host.build(
-            Unit(unit.name, unit.text, headers), spec.entry, spec.arguments, name="stored",
+            Unit(unit.name, unit.text, headers), spec.entry, spec.c_types, name="stored",
             checked=True, env=settings(),
         )  # fmt: skip
-        geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
-        world.enqueue(0, kernel, geometry, bound.values, overlaps=True)
+        enqueue(world, spec, own, kernel)
     world.run()
-    return attention.error(inputs, attention.reference(*inputs))
+    return attention.error(a, attention.reference(a))
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -102,7 +102,7 @@ def test_declaration_is_coherent(spec, variant):
 
 
 _TYPES = {"pointer": torch.Tensor, "int64": int, "int32": int, "float": float, "bool": bool}
-_PART = re.compile("table|pool")  # of which a call touches a part only
+_PART = re.compile("table|pool|items")  # of which a call touches a part only
 
 
 def _check_cost(spec, variant, sizes, a):

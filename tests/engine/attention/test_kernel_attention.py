@@ -33,7 +33,7 @@ def launches(monkeypatch):
     def instead_of(spec):
         def launch(*arguments):
             seen.append(spec.name)
-            host.run(spec, arguments, env=settings())
+            host.run(spec, spec.arguments(arguments), env=settings())
 
         return launch
 

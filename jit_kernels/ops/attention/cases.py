@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import torch
 
-from kiln.jit_kernels.attention.reference import Paged
-from kiln.jit_kernels.attention.splits import KV_BLOCK
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 
 FAR = 2**30  # a block id that no pool has
 Ragged = Sequence[tuple[int, int]]  # (tokens in the pool, query tokens) of each request
-BATCHES: Sequence[Ragged] = (
-    [(0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (33, 1)],
-    [],
-    [(255, 1), (256, 1), (0, 1), (257, 1)],
-    [(2, 3), (9, 0), (17, 3), (40, 17), (0, 0), (120, 16), (5, 1)],
-    [(20, 1), (777, 1)],
-    [(295, 9)],
-)
 _DEFAULTS = MappingProxyType(
     {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "far": 0}
 )
 
 
-def ragged(sizes: Mapping[str, int]) -> Ragged:
-    """Return a case's requests: one of BATCHES, or ``requests`` of ``context``, one ``long``."""
-    if "batch" in sizes:
-        return BATCHES[sizes["batch"]]
-    one_long = [(sizes["long"], 1)] if "long" in sizes else []
-    return one_long + [(sizes["context"], 1)] * sizes["requests"]
-
-
-def moved_bytes(sizes: Mapping[str, int], head_dim: int, itemsize: int, kv_itemsize: int) -> int:
-    """Return the bytes that a case must move: keys and values that are seen, query, out, lse."""
-    lengths = ragged(sizes)
-    window, heads = sizes.get("window", 0), sizes["kv_heads"] * sizes["group"]
-    keys = sum(min(length, window + tokens) if window else length for length, tokens in lengths)
-    tokens = sum(tokens for _, tokens in lengths)
-    moved = 2 * keys * sizes["kv_heads"] * head_dim * kv_itemsize
-    moved += tokens * heads * (2 * head_dim * itemsize + 4)
-    return moved + (8 * len(lengths) + 4) + 4 * heads * sizes.get("sinks", 0)
+def lengths_of(requests: Ragged, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return seq_lens and cu_seqlens_q of requests."""
+    lengths = torch.tensor([length for length, _ in requests], dtype=torch.int32)
+    starts = torch.tensor([0, *(tokens for _, tokens in requests)]).cumsum(0).to(torch.int32)
+    return lengths.to(device), starts.to(device)
 
 
 def make_case(
@@ -52,16 +31,15 @@ def make_case(
     head_dim: int,
     device: str,
     *,
-    requests: Ragged | None = None,
-) -> Paged:
-    """Return a random call. Block tables have holes, and ids of no block past a request's end.
+    requests: Ragged,
+) -> SimpleNamespace:
+    """Return what a random call of paged_attention takes, by name, all but out and lse.
 
-    ``sizes``: what ``ragged`` takes, unless ``requests`` are given; kv_heads, group; and, where
-    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head), far (it is
-    far_greatest's); steep, a factor of the logits.
+    Block tables have ids of no block past a request's end. ``sizes``: kv_heads, group; and, where
+    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head), far (as
+    ``far_greatest`` has it); steep, a factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
-    requests = ragged(sizes) if requests is None else requests
     kv_heads, heads = sizes["kv_heads"], sizes["kv_heads"] * sizes["group"]
     counts = [-(-length // KV_BLOCK) for length, _ in requests]
     table, spare = random_table(counts)
@@ -72,16 +50,16 @@ def make_case(
     if sizes["by_token"]:
         pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
     pool = pool.to(kv_dtype)
-    starts = torch.tensor([0, *(tokens for _, tokens in requests)]).cumsum(0).to(torch.int32)
+    lengths, starts = lengths_of(requests, device)
     query = torch.randn(int(starts[-1]), heads + 1, head_dim).to(dtype)[:, :heads]
     sinks = torch.randn(heads).mul_(2) if sizes["sinks"] else None
-    case = Paged(
+    case = SimpleNamespace(
         query=query.to(device),
         key_pool=pool[:, 0],
         value_pool=pool[:, 1],
         block_table=table.to(device),
-        seq_lens=torch.tensor([length for length, _ in requests], dtype=torch.int32).to(device),
-        cu_seqlens_q=starts.to(device),
+        seq_lens=lengths,
+        cu_seqlens_q=starts,
         sinks=None if sinks is None else sinks.to(device),
         scale=head_dim**-0.5 * sizes["steep"],
         window=sizes["window"],
@@ -92,11 +70,16 @@ def make_case(
     return far_greatest(case) if sizes["far"] else case
 
 
-def far_greatest(case: Paged) -> Paged:
+def changed(case: SimpleNamespace, **changes: Any) -> SimpleNamespace:
+    """Return a copy of a call with other values for some names."""
+    return SimpleNamespace(**{**vars(case), **changes})
+
+
+def far_greatest(case: SimpleNamespace) -> SimpleNamespace:
     """Return a call in which every logit is 0 but that of a request's first key, which is 14.8.
 
-    That key's values are 0, all others 1: what comes out is the sum of weights of about 2**-21,
-    of which fp16 keeps three bits.
+    That key's values are 0, all others 1: the output is the sum of weights of about 2**-21, of
+    which fp16 keeps three bits.
     """
     held = case.block_table[case.seq_lens > 0, 0].long()
     steep = 14.8 / (case.k_scale * case.scale * case.query.shape[2])
@@ -107,11 +90,11 @@ def far_greatest(case: Paged) -> Paged:
         wide[held, :, 0] = value
         pools.append(wide.to(pool.dtype))
     query = torch.ones_like(case.query)
-    return replace(case, query=query, key_pool=pools[0], value_pool=pools[1])
+    return changed(case, query=query, key_pool=pools[0], value_pool=pools[1])
 
 
 def random_table(counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a table [num_requests, max_blocks] int32, and the blocks that nobody holds."""
+    """Return a table [num_requests, max_blocks] int32, and the blocks that no request has."""
     order = torch.randperm(sum(counts) + 3).to(torch.int32)
     table = torch.full((len(counts), max(counts, default=0) + 2), FAR, dtype=torch.int32)
     at = 0

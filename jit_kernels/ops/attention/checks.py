@@ -1,24 +1,40 @@
-"""What the public functions of attention refuse, by name."""
+"""What the public functions of attention refuse, with the argument's name."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from kiln.jit_kernels.attention.reference import Paged
-from kiln.jit_kernels.attention.splits import KV_BLOCK, MOST_GROUP
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_GROUP
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.shapes import check_dtype, check_shape
 
 _ALIGNED = 16  # bytes
 
 
-def check_attention(function: str, call: Paged, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Refuse a call that the kernels cannot serve.
+def checked(function: str, **arguments: Any) -> SimpleNamespace:
+    """Return the arguments of a public function, once they are found right, ready for a launch.
 
-    Raises ValueError for shapes and numbers, TypeError for dtypes.
+    ``out`` is made where it is None, ``lse`` is empty then, and query has aligned rows. Raises what
+    check_attention does.
     """
-    query, table = call.query, call.block_table
+    a = SimpleNamespace(**arguments)
+    a.out = a.query.new_empty(a.query.shape) if a.out is None else a.out
+    a.lse = torch.empty(0, device=a.query.device) if a.lse is None else a.lse
+    check_attention(function, a)
+    a.query = a.query if has_aligned_rows(a.query) else a.query.contiguous()
+    return a
+
+
+def check_attention(function: str, a: Arguments) -> None:
+    """Refuse arguments of paged_attention or paged_prefill that the kernels cannot serve.
+
+    They include out and lse. Raises ValueError for shapes and numbers, TypeError for dtypes.
+    """
+    query, table, out = a.query, a.block_table, a.out
     if query.dim() != 3 or table.dim() != 2:
         raise ValueError(
             f"{function}: query is {list(query.shape)}, block_table {list(table.shape)}; want "
@@ -28,10 +44,10 @@ def check_attention(function: str, call: Paged, out: torch.Tensor, lse: torch.Te
     check_shape(function, "out", out, query.shape)
     if not out.is_contiguous():
         raise ValueError(f"{function}: out has strides {out.stride()}, want contiguous")
-    _check_pool(function, "key_pool", call.key_pool, query)
-    _check_pool(function, "value_pool", call.value_pool, query)
-    check_shape(function, "value_pool", call.value_pool, call.key_pool.shape)
-    heads, kv_heads = query.shape[1], call.key_pool.shape[1]
+    _check_pool(function, "key_pool", a.key_pool, query)
+    _check_pool(function, "value_pool", a.value_pool, query)
+    check_shape(function, "value_pool", a.value_pool, a.key_pool.shape)
+    heads, kv_heads = query.shape[1], a.key_pool.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{function}: {heads} query heads do not share {kv_heads} KV heads evenly")
     if heads > MOST_GROUP * kv_heads:
@@ -41,25 +57,25 @@ def check_attention(function: str, call: Paged, out: torch.Tensor, lse: torch.Te
         )
     requests = table.shape[0]
     _check_dense(function, "block_table", table, tuple(table.shape), torch.int32)
-    _check_dense(function, "seq_lens", call.seq_lens, (requests,), torch.int32)
-    _check_dense(function, "cu_seqlens_q", call.cu_seqlens_q, (requests + 1,), torch.int32)
-    if call.sinks is not None:
-        _check_dense(function, "sinks", call.sinks, (heads,), torch.float32)
-    if lse.numel():
-        _check_dense(function, "lse", lse, tuple(query.shape[:2]), torch.float32)
-    _check_numbers(function, call)
+    _check_dense(function, "seq_lens", a.seq_lens, (requests,), torch.int32)
+    _check_dense(function, "cu_seqlens_q", a.cu_seqlens_q, (requests + 1,), torch.int32)
+    if a.sinks is not None:
+        _check_dense(function, "sinks", a.sinks, (heads,), torch.float32)
+    if a.lse.numel():
+        _check_dense(function, "lse", a.lse, tuple(query.shape[:2]), torch.float32)
+    _check_numbers(function, a)
 
 
-def _check_numbers(function: str, call: Paged) -> None:
-    # Prefill finds a row's greatest logit before scale multiplies it.
-    for name, value in (("scale", call.scale), ("k_scale", call.k_scale)):
+def _check_numbers(function: str, a: Arguments) -> None:
+    # Prefill takes a row's largest logit before the scale is applied: the scale must be positive.
+    for name, value in (("scale", a.scale), ("k_scale", a.k_scale)):
         if not 0 < value < math.inf:
             raise ValueError(f"{function}: {name} {value}, want a finite number above 0")
-    if call.window < 0:
-        raise ValueError(f"{function}: window {call.window}, want 0 for none or a number of keys")
-    if not 0 <= call.soft_cap < math.inf:
+    if a.window < 0:
+        raise ValueError(f"{function}: window {a.window}, want 0 for none or a number of keys")
+    if not 0 <= a.soft_cap < math.inf:
         raise ValueError(
-            f"{function}: soft_cap {call.soft_cap}, want 0 for none or a finite number above 0"
+            f"{function}: soft_cap {a.soft_cap}, want 0 for none or a finite number above 0"
         )
 
 

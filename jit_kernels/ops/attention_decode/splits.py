@@ -9,31 +9,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kiln.jit_kernels.spec import Gpu, Variant
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
+from kiln.jit_kernels.spec import Gpu
 
-KV_BLOCK = 16  # tokens of a block of the pool
-PAIR_BLOCKS = 2  # that a warp takes at a time
-TILE_ROWS = 16  # (token, head of the group) rows of an mma tile
-MOST_TOKENS = 16  # a request with more query tokens in a step is prefill's
+PAIR_BLOCKS = 2  # blocks that a warp takes at a time
+TILE_ROWS = 16  # rows (token, query head of the group) of an mma tile
 NODE_SPLITS = 8  # splits of a divisible request that are merged first
-HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
-MOST_GROUP = 255  # heads of a group that the kernels' division holds for
-_SPLIT_BLOCKS = 64  # of one-byte elements, half of two-byte ones: less is not worth a merge
+_SPLIT_BLOCKS = 64  # of one-byte elements, half of two-byte ones: smaller splits do not pay
 _FEW_SPLITS = 2
-_LONG_SPLIT = 128  # blocks that each must have, of more splits than these few
-_RESERVED = 1024  # bytes of shared memory that the driver keeps of each block
+_LONG_SPLIT = 128  # blocks of each split where a request has more than these few
+_RESERVED = 1024  # bytes of shared memory that the driver takes from each block
 _STATIC = 1536  # bytes, more than the kernel's own shared variables
-_STAGES = 106 * 1024  # bytes of stages that leave room for two blocks on Hopper
-_FEWER_STAGES = 70 * 1024  # where a multiprocessor has less: for two, or one
-FIRST_IDS = 8  # blocks of a split whose ids stand in its work item
+_STAGES = 106 * 1024  # bytes of stages: two blocks fit on a multiprocessor of Hopper
+_FEWER_STAGES = 70 * 1024  # for multiprocessors with less shared memory: two blocks or one
+FIRST_IDS = 8  # block ids of a split that its work item holds
 ITEM_INTS = 8 + FIRST_IDS
 SCALE_ROOM = 8  # floats after the columns of a partial result: its scale, up to 32 bytes
-UNSENT = -1  # a word of a message that has not come
+UNSENT = -1  # a word of a message that has not arrived
 _REGISTER_BLOCKS = 2  # resident blocks that the registers of a multiprocessor allow
 
 
 class Part(IntEnum):
-    """What a work item is: a split, and whether that has units; or half or a quarter of one."""
+    """What a work item is: a split, with or without units, or a half or a quarter of a split."""
 
     SPLIT = 0
     SPLIT_IN_UNITS = 1
@@ -42,23 +39,24 @@ class Part(IntEnum):
 
     @property
     def halvings(self) -> int:
-        """How many times a split was halved to be such an item."""
+        """How many times a split is halved to get such an item."""
         return max(0, self - Part.SPLIT_IN_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """Up to ``few`` splits of a request, one for each ``blocks`` blocks; then ever twice as many.
+    """How many splits a request gets: one for each ``blocks`` blocks, up to ``few``.
 
-    That is as long as each has ``longer`` times that, and no more than ``most`` come of it.
-    ``most`` items fill the machine: also the most that all tiles of a request have. So as many
-    divisible requests of one length as are a power of two have items that fill it, or nearly, where
-    they have ``most`` times ``blocks`` blocks in all.
+    Longer requests get a larger power of two times ``few``, as long as each split has ``longer``
+    times ``blocks`` blocks and there are at most ``most`` splits. ``most`` work items fill the
+    machine, and all tiles of a request together have no more. So a power of two of divisible
+    requests of one length fill the machine, or nearly, if they have ``most`` times ``blocks``
+    blocks in all.
 
-    A split has as many shares as a block has warps, and a share as many units; splits, shares and
-    units are added up as a binary tree. Where no more than ``most`` items come of it, quarters of
-    the splits of requests that are divisible are items, or halves; else the splits are. The order
-    of additions is the same, and looks at nothing but the request.
+    A split has as many shares as a block has warps, and a share as many units. Splits, shares and
+    units are merged as a binary tree. If a step then has at most ``most`` items, the splits of its
+    divisible requests are cut into quarters, or else halves, each a work item of its own. The order
+    of additions stays the same: it depends on the request alone.
     """
 
     most: int
@@ -67,8 +65,18 @@ class SplitRule:
     longer: int = 4
     warp_bits: int = 2  # a block has 2 ** warp_bits warps
 
+    def arguments(self) -> dict[str, int]:
+        """Return the rule as attention_plan takes it, by name."""
+        return {
+            "max_splits": self.most,
+            "split_blocks": self.blocks,
+            "few_splits": self.few,
+            "longer": self.longer,
+            "warp_bits": self.warp_bits,
+        }
+
     def splits(self, num_blocks: int) -> int:
-        """Return how many splits a request of so many blocks would have, were there no ``most``."""
+        """Return how many splits a request gets before its tiles share ``most``."""
         pieces = -(-num_blocks // self.blocks)
         if pieces <= self.few:
             return pieces
@@ -78,19 +86,9 @@ class SplitRule:
         return splits
 
 
-def head_tile(head_dim: int) -> int:
-    """Return what head_dim is rounded up to; itself where no kernel comes for it."""
-    tile = next((tile for tile in HEAD_TILES if head_dim <= tile), head_dim)
-    return head_dim if head_dim % 16 else tile
-
-
-def comes(variant: Variant) -> bool:
-    """Return whether there is a variant: those that models need, as each is built for all targets.
-
-    Of bf16 all but a pool of e4m3 for head_dim above 128; fp16 has neither of the two.
-    """
-    plain, narrow = variant["kv_t"] == "SCALAR_T", variant["head_tile"] != "256"
-    return plain and narrow if variant["scalar_t"] == "kiln::fp16" else plain or narrow
+def is_decode(num_tokens: int) -> bool:
+    """Return whether decode attention serves a request of so many tokens in this step."""
+    return num_tokens <= MOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class Shape:
         return gpu.num_multiprocessors * max(1, min(room, _REGISTER_BLOCKS))
 
     def places(self, num_kv_heads: int, gpu: Gpu) -> int:
-        """Return how many blocks a KV head has: an even number, as they come in pairs."""
+        """Return how many blocks a KV head has: an even number, as blocks run in pairs."""
         return max(1, self.resident_blocks(gpu) // num_kv_heads // 2) * 2
 
 
@@ -158,10 +156,10 @@ class Cut:
 
 
 def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int) -> Cut:
-    """Return how a request of ``num_tokens`` queries and ``seq_len`` keys is cut up."""
+    """Return how a request of ``num_tokens`` queries and ``seq_len`` keys is cut into work."""
     first = max(0, seq_len - num_tokens + 1 - window) // KV_BLOCK if window else 0
     blocks = -(-seq_len // KV_BLOCK) - first
-    tiles = -(-num_tokens * group // TILE_ROWS) if num_tokens <= MOST_TOKENS else 0
+    tiles = -(-num_tokens * group // TILE_ROWS) if is_decode(num_tokens) else 0
     most = max(1, rule.most // max(1, tiles))
     splits = max(1, min(rule.splits(blocks), most))
     shares = splits << rule.warp_bits
@@ -174,12 +172,12 @@ def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int)
 
 
 def unit_begin(unit: int, num_pairs: int, warp_bits: int) -> int:
-    """Return where a unit of a split of so many pairs of blocks begins, in pairs."""
+    """Return where a unit of a split of ``num_pairs`` pairs of blocks begins, in pairs."""
     return unit * num_pairs >> 2 * warp_bits
 
 
 def first_unit(kind: Part, part: int, warp: int, warp_bits: int) -> int:
-    """Return which unit of its split a warp begins with."""
+    """Return the unit of its split that a warp starts with."""
     own = part % (1 << kind.halvings) << (2 * warp_bits - kind.halvings)
     return own + (warp << (warp_bits - kind.halvings))
 

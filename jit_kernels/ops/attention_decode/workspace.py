@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kiln.jit_kernels.arch import gpu
-from kiln.jit_kernels.attention.splits import (
+from kiln.jit_kernels.ops.attention.variants import head_tile
+from kiln.jit_kernels.ops.attention_decode.splits import (
     ITEM_INTS,
     SCALE_ROOM,
     TILE_ROWS,
     UNSENT,
     Shape,
     SplitRule,
-    head_tile,
     most_items,
     most_rows,
     split_rule,
 )
+from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import HOST_GPU
 
 
@@ -27,16 +29,17 @@ from kiln.jit_kernels.spec import HOST_GPU
 class Workspace:
     """Everything that decode attention needs beside its arguments.
 
-    ``partials`` are kept in float32: rows of head_dim, each with its scale. So are the messages of
-    ``mail``, whose words are all UNSENT between launches. ``arrivals`` count, and are zero between
-    launches. One stream at a time may use a workspace.
+    ``partials`` are the partial results of splits: float32 rows of head_dim, each with its scale.
+    ``mail`` is the mailbox through which blocks send each other such rows; all its words are UNSENT
+    between launches. ``arrivals`` are counters, zero between launches. Only one stream at a time
+    may use a workspace.
     """
 
     rule: SplitRule
     num_heads: int
     num_kv_heads: int
     max_requests: int
-    item_tables: Mapping[int, torch.Tensor]  # by window: [1 + max_items, 16] int32
+    items: Mapping[int, torch.Tensor]  # by window: [1 + max_items, 16] int32
     partials: torch.Tensor  # [max_rows, num_kv_heads, head_dim + SCALE_ROOM] float32
     mail: torch.Tensor  # [max_mail, num_kv_heads, head_dim + SCALE_ROOM] int32
     arrivals: torch.Tensor  # [max_items, num_kv_heads, warps of a block] int32
@@ -44,7 +47,7 @@ class Workspace:
     @property
     def num_bytes(self) -> int:
         """Bytes of device memory in all."""
-        tensors = [self.partials, self.mail, self.arrivals, *self.item_tables.values()]
+        tensors = [self.partials, self.mail, self.arrivals, *self.items.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def check(self, num_requests: int, num_tokens: int, max_blocks: int) -> None:
@@ -92,47 +95,43 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
     sizes = (max_requests, max_tokens, max_blocks, group)
     items, rows = most_items(rule, *sizes), most_rows(rule, *sizes)
     floats = (num_kv_heads, head_dim + SCALE_ROOM)
-
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=device)
-
+    integers = partial(torch.zeros, dtype=torch.int32, device=device)
     return Workspace(
         rule=rule,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         max_requests=max_requests,
-        item_tables={window: integers(1 + items, ITEM_INTS) for window in windows},
+        items={window: integers((1 + items, ITEM_INTS)) for window in windows},
         partials=torch.empty(rows, *floats, device=device),
         mail=make_mail(rule, rows, *floats, device),
-        arrivals=integers(items, num_kv_heads, shape.warps),
+        arrivals=integers((items, num_kv_heads, shape.warps)),
     )
 
 
 def make_mail(
     rule: SplitRule, max_rows: int, num_kv_heads: int, floats: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Return room for the messages of a step, none of them sent.
+    """Return a mailbox with room for the messages of a step, none of them sent.
 
-    It suffices for as many items as the rule has, with all rows of a tile each, and ``max_rows`` in
-    all, and for sums of items behind them; what a step has beyond that is counted. ``floats``: of a
-    message.
+    It has room for ``max_rows`` rows, or for all rows of as many items as the rule allows, and for
+    as many sums of them. Partial results of a step that has more are merged without messages, by
+    counters. ``floats``: of a message.
     """
     rows = 2 * min(max_rows, rule.most * TILE_ROWS)
     return torch.full((rows, num_kv_heads, floats), UNSENT, dtype=torch.int32, device=device)
 
 
-def workspace_for(
-    query: torch.Tensor, key_pool: torch.Tensor, block_table: torch.Tensor, window: int
-) -> Workspace:
-    """Return a workspace for one call of paged_attention, of which these are arguments."""
+def workspace_for(a: Arguments, rule: SplitRule | None = None) -> Workspace:
+    """Return a workspace for one call of paged_attention, of which these are the arguments."""
     return make_workspace(
-        max_requests=block_table.shape[0],
-        max_tokens=query.shape[0],
-        max_blocks=block_table.shape[1],
-        num_heads=query.shape[1],
-        num_kv_heads=key_pool.shape[1],
-        head_dim=query.shape[2],
-        kv_dtype=key_pool.dtype,
-        device=query.device,
-        windows=(window,),
+        max_requests=a.block_table.shape[0],
+        max_tokens=a.query.shape[0],
+        max_blocks=a.block_table.shape[1],
+        num_heads=a.query.shape[1],
+        num_kv_heads=a.key_pool.shape[1],
+        head_dim=a.query.shape[2],
+        kv_dtype=a.key_pool.dtype,
+        device=a.query.device,
+        windows=(a.window,),
+        rule=rule,
     )

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 
 from kiln.jit_kernels.arch import gpu
-from kiln.jit_kernels.attention.splits import (
+from kiln.jit_kernels.ops.attention.parameters import strides_of
+from kiln.jit_kernels.ops.attention.triton import (
+    finish,
+    options_of,
+    pools_of,
+    step,
+    tiles_that_fit,
+)
+from kiln.jit_kernels.ops.attention.variants import MOST_TOKENS
+from kiln.jit_kernels.ops.attention_decode.splits import (
     FIRST_IDS,
     ITEM_INTS,
-    MOST_TOKENS,
     SCALE_ROOM,
     TILE_ROWS,
 )
+from kiln.jit_kernels.parameters import Arguments
 
-_LOG2E = tl.constexpr(1.44269504088896)
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
 _ROOM = tl.constexpr(SCALE_ROOM)
 _TILE = 64  # keys at a time
-# Stages of the loop, where shared memory has room for one tile of keys and values, or for two: the
-# look-up of a block costs the pipeline three of them.
+# Stages of the loop, if shared memory has room for one tile of keys and values, or for two. The
+# look-up of a block id takes three of them.
 _STAGES = (4, 5)
-_PROGRAMS = 4  # a multiprocessor
-
-
-def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
-    """Return how many tiles of keys and values a block has room for, beside its queries.
-
-    8 for the interpreter, which has no shared memory.
-    """
-    if not query.is_cuda:
-        return 8
-    row = dim * query.element_size()
-    room = gpu(query.device.index).max_shared_bytes - rows * row - 1024  # Triton's own
-    return max(0, room // (2 * keys * row))
+_PROGRAMS = 4  # of a multiprocessor
 
 
 @triton.jit
@@ -95,8 +88,9 @@ def _plan(  # noqa: PLR0913
     begins = tl.load(cu_seqlens_q + every, mask=here, other=0)
     tokens = tl.load(cu_seqlens_q + every + 1, mask=here, other=0) - begins
     first, blocks, tiles, splits, divisible = _cut(
-        lengths, tokens, group, window, max_splits, split_blocks, few_splits, longer, warp_bits
-    )
+        lengths, tokens, group, window, max_splits=max_splits, split_blocks=split_blocks,
+        few_splits=few_splits, longer=longer, warp_bits=warp_bits,
+    )  # fmt: skip
     undivided = tl.where(here, tiles * splits, 0)
     more = tl.sum(tl.where(divisible, undivided, 0), 0)  # items, for each more of a split
     once, halvings = tl.sum(undivided, 0), warp_bits
@@ -150,80 +144,10 @@ def _item_keys(item, place):
 
 
 @triton.jit
-def _widen(bits):
-    """Return the float32 values of e4m3 bits; 0x7f and 0xff are NaN."""
-    size = (bits.to(tl.int32) & 0x7F) << 20
-    value = size.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
-    value = tl.where(size == 0x7F << 20, float("nan"), value)
-    return tl.where(bits.to(tl.int32) >= 128, -value, value)
-
-
-@triton.jit
-def _capped(y, soft_cap):
-    """Return logits in log2 units, capped unless soft_cap is 0."""
-    if soft_cap > 0:
-        y = soft_cap * _LOG2E * (1 - 2 / (tl.exp2(y * (2 / soft_cap)) + 1))
-    return y
-
-
-@triton.jit
-def _finish(  # noqa: PLR0913
-    out, lse, sinks, row, head, used, o, top, total, v_scale, D: tl.constexpr, DIM: tl.constexpr,
-    LSE: tl.constexpr, SINKS: tl.constexpr,
-):  # fmt: skip
-    """Divide by the sum, to which a sink adds one logit without a value, and store."""
-    if SINKS:
-        sink = tl.load(sinks + head, mask=used, other=0.0) * _LOG2E
-        best = tl.maximum(top, sink)
-        o = o * tl.exp2(top - best)[:, None]
-        total = total * tl.exp2(top - best) + tl.exp2(sink - best)
-        top = best
-    some = total > 0
-    scale = tl.where(some, v_scale / tl.where(some, total, 1.0), 0.0)
-    d = tl.arange(0, DIM)
-    to = out + row[:, None] * D + d[None, :]
-    tl.store(to, (o * scale[:, None]).to(out.dtype.element_ty), mask=used[:, None] & (d < D)[None])
-    if LSE:
-        value = (top + tl.log2(tl.where(some, total, 1.0))) / _LOG2E
-        tl.store(lse + row, tl.where(some, value, float("-inf")), mask=used)
-
-
-@triton.jit
-def _step(  # noqa: PLR0913
-    o, top, total, q, keys, values, table, start, end, limit, least, key_block, key_token,
-    value_block, value_token, scale, soft_cap, D: tl.constexpr, DIM: tl.constexpr,
-    TILE: tl.constexpr, FP8: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """Attend to a tile of keys from ``start``: return sums, tops and totals after it.
-
-    A row's top is its largest logit, less what fp16 needs for the bits of small weights.
-    """
-    LIFT: tl.constexpr = 6 if tl.float16 == COMPUTE else 0
-    key, d = start + tl.arange(0, TILE), tl.arange(0, DIM)
-    here = key < end
-    block = tl.load(table + key // 16, mask=here, other=0).to(tl.int64)
-    at = block * key_block + key % 16 * key_token
-    wanted = (d < D)[:, None] & here[None, :]
-    k = tl.load(keys + at[None, :] + d[:, None], mask=wanted, other=0)
-    at = block * value_block + key % 16 * value_token
-    wanted = here[:, None] & (d < D)[None, :]
-    v = tl.load(values + at[:, None] + d[None, :], mask=wanted, other=0)
-    if FP8:
-        k, v = _widen(k), _widen(v)
-    y = _capped(tl.dot(q, k.to(COMPUTE)) * (scale * _LOG2E), soft_cap)
-    seen = (key[None, :] < limit[:, None]) & (key[None, :] >= least[:, None])
-    y = tl.where(seen & here[None, :], y, float("-inf"))
-    best = tl.maximum(top, tl.max(y, 1) - LIFT)
-    base = tl.where(best > float("-inf"), best, 0.0)
-    p, f = tl.exp2(y - base[:, None]), tl.exp2(top - base)
-    return o * f[:, None] + tl.dot(p.to(COMPUTE), v.to(COMPUTE)), best, total * f + tl.sum(p, 1)
-
-
-@triton.jit
 def _attend(  # noqa: PLR0913
     out, lse, query, key_pool, value_pool, block_table, items, sinks, partials,
     query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
-    table_row, num_kv_heads, group, window, scale, soft_cap, v_scale, D: tl.constexpr,
+    table_row, num_kv_heads, group, window, qk_scale, soft_cap, v_scale, D: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
     LSE: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
@@ -251,13 +175,13 @@ def _attend(  # noqa: PLR0913
         table = block_table + request.to(tl.int64) * table_row
         keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
         for start in tl.range(begin, end, TILE, num_stages=STAGES):
-            o, top, total = _step(
+            o, top, total = step(
                 o, top, total, q, keys, values, table, start, end, limit, least, key_block,
-                key_token, value_block, value_token, scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
+                key_token, value_block, value_token, qk_scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
             )  # fmt: skip
         if size < 512:  # one split
-            _finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
-                    total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
+            finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
+                   total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
         else:
             slot = tl.load(item + 5) + split.to(tl.int64) * tokens * group + row
             slot = slot * num_kv_heads + kv_head
@@ -284,14 +208,14 @@ def _merge(  # noqa: PLR0913
             used = row < tokens * group
             slot = (tl.load(item + 5).to(tl.int64) + row) * num_kv_heads + kv_head
             part_row = partials + slot * (D + _ROOM)
-            step = tokens.to(tl.int64) * group * num_kv_heads * (D + _ROOM)
+            stride = tokens.to(tl.int64) * group * num_kv_heads * (D + _ROOM)
             top = tl.full([16], float("-inf"), tl.float32)
             for s in range(num_splits):
-                top = tl.maximum(top, tl.load(part_row + s * step + D, mask=used, other=0.0))
+                top = tl.maximum(top, tl.load(part_row + s * stride + D, mask=used, other=0.0))
             base = tl.where(top > float("-inf"), top, 0.0)
             total, o = tl.zeros([16], tl.float32), tl.zeros([16, DIM], tl.float32)
             for s in range(num_splits):
-                at = part_row + s * step
+                at = part_row + s * stride
                 f = tl.exp2(tl.load(at + D, mask=used, other=0.0) - base)
                 total += tl.load(at + D + 1, mask=used, other=0.0) * f
                 seen = used[:, None] & (d < D)[None, :]
@@ -299,56 +223,31 @@ def _merge(  # noqa: PLR0913
                 o += part_o * f[:, None]
             head = kv_head * group + row % group
             to = (first_token + row // group).to(tl.int64) * (num_kv_heads * group) + head
-            _finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
+            finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
 
 
-def attention_plan(
-    out_items: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    *numbers: int,
-) -> None:
-    """Write the table of work items as the kernel of this name does.
-
-    ``numbers``: group, window, max_splits, split_blocks, few_splits, longer, warp_bits.
-    """
-    count = seq_lens.shape[0]
+def attention_plan(a: Arguments) -> None:
+    """Write the table of work items as the kernel of this name does."""
+    count = a.seq_lens.shape[0]
     _plan[(count + 1,)](
-        out_items, block_table, seq_lens, cu_seqlens_q, block_table.stride(0), count,
-        out_items.shape[0] - 1, *numbers, ALL=triton.next_power_of_2(max(count, 1)),
+        a.items, a.block_table, a.seq_lens, a.cu_seqlens_q, a.block_table.stride(0), count,
+        a.items.shape[0] - 1, a.group, a.window, a.max_splits, a.split_blocks, a.few_splits,
+        a.longer, a.warp_bits, ALL=triton.next_power_of_2(max(count, 1)),
     )  # fmt: skip
 
 
-def paged_attention(*arguments: Any) -> None:
-    """Write out and out_lse; the arguments of the operator. It needs no mail and no counters."""
-    out, lse, query, key_pool, value_pool, table = arguments[:6]
-    items, sinks, partials = arguments[8:11]
-    scale, window, soft_cap, k_scale, v_scale = arguments[13:]
-    fp8 = key_pool.dtype != query.dtype
-    if fp8:
-        key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
-    kv_heads, head_dim = key_pool.shape[1], query.shape[2]
-    heads = (kv_heads, query.shape[1] // kv_heads)
-    options = {
-        "D": head_dim,
-        "DIM": triton.next_power_of_2(head_dim),
-        "LSE": lse.numel() > 0,
-        "SINKS": sinks is not None,
-    }
-    tiles = tiles_that_fit(query, 16, _TILE, options["DIM"])
-    # The interpreter multiplies the bits of bfloat16 as integers.
-    compute = tl.float32
+def paged_attention(a: Arguments) -> None:
+    """Write out and lse. Needs neither the mailbox nor the counters."""
+    options = options_of(a)
+    tiles = tiles_that_fit(a.query, 16, _TILE, options["DIM"])
     programs = TILE_ROWS // 2
-    if query.is_cuda:
-        compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
-        programs = _PROGRAMS * gpu(query.device.index).num_multiprocessors
+    if a.query.is_cuda:
+        programs = _PROGRAMS * gpu(a.query.device.index).num_multiprocessors
+    heads = (a.key_pool.shape[1], a.query.shape[1] // a.key_pool.shape[1])
     _attend[(programs,)](
-        out, lse, query, key_pool, value_pool, table, items, sinks, partials,
-        *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3],
-        table.stride(0), *heads, window, scale * k_scale, soft_cap, v_scale,
-        TILE=_TILE, STAGES=_STAGES[tiles > 1], FP8=fp8, COMPUTE=compute, **options,
+        a.out, a.lse, a.query, *pools_of(a), a.block_table, a.items, a.sinks, a.partials,
+        *strides_of(a).values(), *heads, a.window, a.scale * a.k_scale, a.soft_cap, a.v_scale,
+        TILE=_TILE, STAGES=_STAGES[tiles > 1], **options,
     )  # fmt: skip
-    _merge[(programs,)](
-        out, lse, items, sinks, partials, *heads, v_scale, **options,
-    )  # fmt: skip
+    merge = {name: options[name] for name in ("D", "DIM", "LSE", "SINKS")}
+    _merge[(programs,)](a.out, a.lse, a.items, a.sinks, a.partials, *heads, a.v_scale, **merge)

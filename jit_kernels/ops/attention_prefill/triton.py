@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.attention.splits import MOST_TOKENS
-from kiln.jit_kernels.attention.tiles import TILE_KEYS, TILE_ROWS
-from kiln.jit_kernels.triton_ops.attention_decode import _finish, _step, tiles_that_fit
+from kiln.jit_kernels.ops.attention.parameters import strides_of
+from kiln.jit_kernels.ops.attention.triton import (
+    finish,
+    options_of,
+    pools_of,
+    step,
+    tiles_that_fit,
+)
+from kiln.jit_kernels.ops.attention.variants import MOST_TOKENS
+from kiln.jit_kernels.ops.attention_prefill.tiles import TILE_KEYS, TILE_ROWS
+from kiln.jit_kernels.parameters import Arguments
 
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ROWS = tl.constexpr(TILE_ROWS)
 _RANGES = tl.constexpr(16)  # of weights, as ordered_tiles has them
-_SEARCH = tl.constexpr(24)  # halvings: more than the tiles of any request take
-_STAGES = (1, 4, 5)  # of the loop, where keys and values have one buffer, two, three or more
+_SEARCH = tl.constexpr(24)  # steps of a binary search: enough for the tiles of any request
+_STAGES = (1, 4, 5)  # of the loop, if one tile of keys and values fits, two, three or more
 
 
 @triton.jit
 def _end(length, tokens, group, tile):
-    """Return the end of the blocks of which a row of a tile sees a key."""
+    """Return the end of the blocks with a key that some row of a tile sees."""
     last = tl.minimum(tokens - 1, (tile * _ROWS + _ROWS - 1) // group)
     return (tl.maximum(0, length - tokens + last + 1) + 15) // 16
 
@@ -85,7 +91,7 @@ def _plan(items, seq_lens, cu_seqlens_q, num_requests, capacity, group, window, 
 def _prefill(  # noqa: PLR0913
     out, lse, query, key_pool, value_pool, block_table, seq_lens, cu_seqlens_q, items, sinks,
     query_token, query_head, key_block, key_head, key_token, value_block, value_head, value_token,
-    table_row, num_kv_heads, group, window, scale, soft_cap, v_scale, D: tl.constexpr,
+    table_row, num_kv_heads, group, window, qk_scale, soft_cap, v_scale, D: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr,
     LSE: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
@@ -113,25 +119,19 @@ def _prefill(  # noqa: PLR0913
         table = block_table + request.to(tl.int64) * table_row
         keys, values = key_pool + kv_head * key_head, value_pool + kv_head * value_head
         for start in tl.range(begin, end, TILE, num_stages=STAGES):
-            o, top, total = _step(
+            o, top, total = step(
                 o, top, total, q, keys, values, table, start, end, limit, least, key_block,
-                key_token, value_block, value_token, scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
+                key_token, value_block, value_token, qk_scale, soft_cap, D, DIM, TILE, FP8, COMPUTE,
             )  # fmt: skip
         to = token * (num_kv_heads * group) + head
-        _finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
+        finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
 
 
-def prefill_plan(
-    out_items: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    group: int,
-    window: int,
-) -> None:
+def prefill_plan(a: Arguments) -> None:
     """Write the table of tiles, as the kernel of this name does."""
-    count = seq_lens.shape[0]
+    count = a.seq_lens.shape[0]
     _plan[(1,)](
-        out_items, seq_lens, cu_seqlens_q, count, out_items.shape[0] - 1, group, window,
+        a.items, a.seq_lens, a.cu_seqlens_q, count, a.items.shape[0] - 1, a.group, a.window,
         ALL=triton.next_power_of_2(max(count, 1)),
     )  # fmt: skip
 
@@ -144,25 +144,15 @@ def _loop(query: torch.Tensor, tile: int) -> tuple[int, int]:
     return TILE_KEYS, _STAGES[min(tiles, len(_STAGES)) - 1]
 
 
-def paged_prefill(*arguments: Any) -> None:
-    """Write out and out_lse; the arguments of the operator. The counter is not needed."""
-    out, lse, query, key_pool, value_pool, table, seq_lens, starts, items, sinks = arguments[:10]
-    scale, window, soft_cap, k_scale, v_scale = arguments[11:]
-    fp8 = key_pool.dtype != query.dtype
-    if fp8:
-        key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
-    kv_heads, head_dim = key_pool.shape[1], query.shape[2]
-    compute = tl.float32  # the interpreter multiplies the bits of bfloat16 as integers
-    if query.is_cuda:
-        compute = tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float16
-    programs, tile = (items.shape[0] - 1) * kv_heads, triton.next_power_of_2(head_dim)
-    keys, stages = _loop(query, tile)
+def paged_prefill(a: Arguments) -> None:
+    """Write out and lse. Does not need the counter."""
+    options, kv_heads = options_of(a), a.key_pool.shape[1]
+    keys, stages = _loop(a.query, options["DIM"])
+    programs = (a.items.shape[0] - 1) * kv_heads
     if programs:
         _prefill[(programs,)](
-            out, lse, query, key_pool, value_pool, table, seq_lens, starts, items, sinks,
-            *query.stride()[:2], *key_pool.stride()[:3], *value_pool.stride()[:3], table.stride(0),
-            kv_heads, query.shape[1] // kv_heads, window, scale * k_scale, soft_cap, v_scale,
-            D=head_dim, DIM=tile, TILE=keys, STAGES=stages,
-            FP8=fp8, LSE=lse.numel() > 0, SINKS=sinks is not None, COMPUTE=compute,
-            num_warps=8 if head_dim > 64 else 4,
+            a.out, a.lse, a.query, *pools_of(a), a.block_table, a.seq_lens, a.cu_seqlens_q,
+            a.items, a.sinks, *strides_of(a).values(), kv_heads, a.query.shape[1] // kv_heads,
+            a.window, a.scale * a.k_scale, a.soft_cap, a.v_scale, TILE=keys, STAGES=stages,
+            num_warps=8 if options["D"] > 64 else 4, **options,
         )  # fmt: skip

@@ -1,1 +1,0 @@
-"""What both attention families share: references, cases, splits, tiles and workspaces."""

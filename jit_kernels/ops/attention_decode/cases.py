@@ -1,0 +1,125 @@
+"""The cases on which decode attention is tested and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from kiln.jit_kernels.ops.attention.cases import Ragged, lengths_of, make_case, random_table
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, pool_dtype
+from kiln.jit_kernels.ops.attention_decode.reference import plan_reference
+from kiln.jit_kernels.ops.attention_decode.splits import (
+    ITEM_INTS,
+    SCALE_ROOM,
+    Shape,
+    SplitRule,
+    most_items,
+    most_rows,
+)
+from kiln.jit_kernels.ops.attention_decode.workspace import make_mail
+from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
+
+_BATCHES: Sequence[Ragged] = (
+    [(0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (33, 1)],
+    [],
+    [(255, 1), (256, 1), (0, 1), (257, 1)],
+    [(2, 3), (9, 0), (17, 3), (40, 17), (0, 0), (120, 16), (5, 1)],
+    [(20, 1), (777, 1)],
+    [(295, 9)],
+)
+SIZES: list[dict[str, int]] = [
+    {"batch": 0, "kv_heads": 2, "group": 4, "most": 6, "split": 16},
+    {"batch": 1, "kv_heads": 1, "group": 1, "most": 6, "split": 16},
+    {"batch": 2, "kv_heads": 1, "group": 3, "most": 3, "split": 2, "by_token": 1, "less": 16},
+    {"batch": 3, "kv_heads": 1, "group": 8, "most": 33, "split": 2, "cap": 3, "sinks": 1},
+    {"batch": 0, "kv_heads": 1, "group": 2, "most": 6, "split": 2, "sinks": 1, "less": 48},
+    {"batch": 3, "kv_heads": 1, "group": 16, "most": 33, "split": 1, "few": 2, "window": 20},
+    {"batch": 4, "kv_heads": 2, "group": 1, "most": 40, "split": 1, "sinks": 1},
+    {"batch": 4, "kv_heads": 1, "group": 4, "most": 2, "split": 64, "steep": 8},
+    {"batch": 4, "kv_heads": 1, "group": 4, "most": 4, "split": 64, "steep": 8},
+    {"batch": 4, "kv_heads": 1, "group": 4, "most": 6, "split": 64, "steep": 8},
+    {"batch": 0, "kv_heads": 1, "group": 2, "most": 6, "split": 2, "far": 1},
+]
+_LLAMA = {"kv_heads": 8, "group": 4, "most": 32, "split": 32, "few": 2}
+_SHORT = [(1, 128), (1, 1024), (8, 1024), (64, 1024)]
+_LONG = [(2, 8192), (4, 8192), (8, 8192), (64, 8192), (2, 16384), (1, 32768)]
+BENCH_SIZES: list[dict[str, int]] = [
+    {**_LLAMA, "requests": requests, "context": context} for requests, context in _SHORT + _LONG
+]
+BENCH_SIZES.append({**BENCH_SIZES[0], "requests": 63, "context": 1024, "long": 131072})
+
+
+def ragged(sizes: Sizes) -> Ragged:
+    """Return a case's requests: of a batch above, or ``requests`` of ``context``, one ``long``."""
+    if "batch" in sizes:
+        return _BATCHES[sizes["batch"]]
+    one_long = [(sizes["long"], 1)] if "long" in sizes else []
+    return one_long + [(sizes["context"], 1)] * sizes["requests"]
+
+
+PLAN_SIZES = [{**sizes, "requests": len(ragged(sizes))} for sizes in SIZES]
+
+
+def shape_of(variant: Variant) -> Shape:
+    """Return what a variant's shared memory depends on."""
+    return Shape(int(variant["head_tile"]), pool_dtype(variant).itemsize)
+
+
+def room(sizes: Sizes) -> tuple[int, int]:
+    """Return how many work items and partial rows a case may need."""
+    requests = ragged(sizes)
+    tokens = sum(count for _, count in requests)
+    blocks = max((-(-length // KV_BLOCK) for length, _ in requests), default=0)
+    shapes = (len(requests), tokens, blocks, sizes["group"])
+    return most_items(_rule(sizes), *shapes), most_rows(_rule(sizes), *shapes)
+
+
+def _rule(sizes: Sizes) -> SplitRule:
+    return SplitRule(
+        most=sizes["most"],
+        blocks=sizes["split"],
+        few=sizes.get("few", sizes["most"]),
+        longer=sizes.get("longer", 4),
+        warp_bits=sizes.get("warp_bits", 2),
+    )
+
+
+def plan_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
+    """Return an empty table of items and the requests of a case."""
+    requests = ragged(sizes)
+    lengths, starts = lengths_of(requests, device)
+    table, _ = random_table([-(-length // KV_BLOCK) for length, _ in requests])
+    step = {"block_table": table.to(device), "seq_lens": lengths, "cu_seqlens_q": starts}
+    return step | _plan_rest(sizes, device)
+
+
+def _plan_rest(sizes: Sizes, device: str) -> dict[str, Any]:
+    """Return what the plan takes beside the requests."""
+    items = torch.zeros(1 + room(sizes)[0], ITEM_INTS, dtype=torch.int32, device=device)
+    numbers = {"group": sizes["group"], "window": sizes.get("window", 0)}
+    return {"items": items, **numbers, **_rule(sizes).arguments()}
+
+
+def decode_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
+    """Return a random call and its plan, made by the reference."""
+    shape, dtype = shape_of(variant), DTYPES[variant["scalar_t"]]
+    sizes = {**sizes, "warp_bits": shape.warp_bits}
+    head_dim, requests = shape.head_tile - sizes.get("less", 0), ragged(sizes)
+    case = make_case(sizes, dtype, pool_dtype(variant), head_dim, device, requests=requests)
+    plan = SimpleNamespace(**(vars(case) | _plan_rest(sizes, device)))
+    items, rows, kv_heads = plan_reference(plan)["items"], max(1, room(sizes)[1]), sizes["kv_heads"]
+    floats = (kv_heads, head_dim + SCALE_ROOM)
+    return {
+        **vars(case),
+        "out": torch.zeros(case.query.shape, dtype=dtype, device=device),
+        "lse": torch.zeros(case.query.shape[:2], device=device),
+        "items": items,
+        "partials": torch.zeros(rows, *floats, device=device),
+        "mail": make_mail(_rule(sizes), rows, *floats, device),
+        "arrivals": torch.zeros(
+            len(items), kv_heads, shape.warps, dtype=torch.int32, device=device
+        ),
+    }

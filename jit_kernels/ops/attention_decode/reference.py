@@ -1,0 +1,88 @@
+"""The plan of decode attention and its result, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import torch
+
+from kiln.jit_kernels.ops.attention.error import attention_error
+from kiln.jit_kernels.ops.attention.reference import scattered
+from kiln.jit_kernels.ops.attention_decode.splits import (
+    FIRST_IDS,
+    PAIR_BLOCKS,
+    UNSENT,
+    Cut,
+    Part,
+    SplitRule,
+    cut,
+    first_unit,
+    halvings,
+    is_decode,
+    unit_begin,
+)
+from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.spec import Results
+
+
+def plan_reference(a: Arguments) -> Results:
+    """Return the table of work items: a header, then request by request, tile by tile."""
+    rule = SplitRule(
+        most=a.max_splits, blocks=a.split_blocks, few=a.few_splits, longer=a.longer,
+        warp_bits=a.warp_bits,
+    )  # fmt: skip
+    starts, lengths = a.cu_seqlens_q.tolist(), a.seq_lens.tolist()
+    counts = [last - first for first, last in pairwise(starts)]
+    cuts = [
+        cut(rule, tokens, length, a.group, a.window)
+        for tokens, length in zip(counts, lengths, strict=True)
+    ]
+    divided = Part(Part.SPLIT_IN_UNITS + halvings(rule, cuts))  # of divisible requests
+    items: list[tuple[int, ...]] = []
+    num_rows = 0  # of partial results
+    for request, (tokens, one) in enumerate(zip(counts, cuts, strict=True)):
+        kind = divided if one.divisible else Part.SPLIT
+        parts = one.num_splits << kind.halvings
+        size = (starts[request], parts << 8 | tokens, lengths[request])
+        for tile, part in product(range(one.num_tiles), range(parts)):
+            place = kind << 29 | tile << 16 | part
+            split = part >> kind.halvings
+            blocks = (one.begin(split), one.begin(split + 1))
+            ids = _first_ids(a.block_table[request], one, kind, part, rule.warp_bits)
+            items.append((request, *size, place, num_rows, *blocks, *ids))
+        if one.num_tiles and parts > 1:
+            num_rows += parts * tokens * a.group
+    table = a.items.clone()
+    header = (min(len(items), len(table) - 1), num_rows, 0, 0)
+    table[0, :4] = torch.tensor(header, dtype=table.dtype)
+    if items := items[: len(table) - 1]:
+        table[1 : 1 + len(items)] = torch.tensor(items, dtype=table.dtype, device=table.device)
+    return {"items": table}
+
+
+def _first_ids(
+    table: torch.Tensor, one: Cut, kind: Part, part: int, warp_bits: int
+) -> Iterator[int]:
+    """Yield the ids of the pair of blocks that each warp of an item starts with, 0 past its end."""
+    split = part >> kind.halvings
+    begin, end = one.begin(split), one.begin(split + 1)
+    pairs = -(-(end - begin) // PAIR_BLOCKS)
+    for warp, i in product(range(FIRST_IDS // PAIR_BLOCKS), range(PAIR_BLOCKS)):
+        unit = first_unit(kind, part, warp, warp_bits)
+        place = begin + unit_begin(unit, pairs, warp_bits) * PAIR_BLOCKS + i
+        yield int(table[place]) if place < end else 0
+
+
+def decode_reference(a: Arguments) -> Results:
+    """Return the new out and lse, which do not depend on how the work is split."""
+    return scattered(a, is_decode)
+
+
+def decode_error(a: Arguments, wanted: Results) -> float:
+    """Return the error in units of rounding; infinite if a counter or message was left behind."""
+    if a.arrivals.any() or (a.mail != UNSENT).any():
+        return float("inf")
+    # The kernel turns a pool of bytes into fp16.
+    fp16 = a.query.dtype == torch.float16 or a.key_pool.dtype != a.query.dtype
+    return attention_error(a, wanted, is_decode, fp16_weights=fp16)

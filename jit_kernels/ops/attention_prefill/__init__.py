@@ -1,0 +1,1 @@
+"""Paged attention for prompts: a plan once a step, a kernel a layer."""
