@@ -1,4 +1,4 @@
-"""How many threads share a row, for the kernels that include kiln/rows.cuh."""
+"""How many threads share a row, for the kernels that include kiln/rows/rows.cuh."""
 
 from __future__ import annotations
 

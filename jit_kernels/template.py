@@ -56,7 +56,7 @@ def prelude(variant: Variant) -> str:
 def include_closure(text: str) -> dict[str, str]:
     """Return every header reachable from ``text``, as include name -> content.
 
-    Raises CompileError on an absent one, and on a name that leaves kernel_sources/include.
+    Raises CompileError on an absent one, and on a name that leaves kernel_sources.
     """
     seen: dict[str, str] = {}
     todo = list(_included_by(text))
@@ -65,10 +65,22 @@ def include_closure(text: str) -> dict[str, str]:
         if name in seen or name in _HOST_ONLY:
             continue
         if not _HEADER_NAME.fullmatch(name):
-            raise CompileError(f'#include "{name}": name a header below kernel_sources/include/')
-        seen[name] = closed_source(f"include/{name}")
+            raise CompileError(
+                f'#include "{name}": write "kiln/…" for a header of kernel_sources/include/, or '
+                '"<family>/…" for one beside the templates of a family'
+            )
+        seen[name] = closed_source(header_path(name))
         todo += _included_by(seen[name])
     return dict(sorted(seen.items()))
+
+
+def header_path(name: str) -> str:
+    """Return where a header lies below kernel_sources/, by its name in an ``#include``.
+
+    ``kiln/…`` is shared by families and lies in include/; ``<family>/…`` lies beside the family's
+    templates.
+    """
+    return f"include/{name}" if name.startswith("kiln/") else name
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +105,7 @@ def render(spec: KernelSpec, variant: Variant) -> Unit:
 def opening(path: str) -> str:
     """Return what a source's kernel begins with that allows to launch it early, "" for nothing.
 
-    The name of a function of kiln/ptx_launch.cuh, which says what it promises.
+    The name of a function of kiln/ptx/launch.cuh, which says what it promises.
     """
     found = _OPENING.search(read_source(path))
     return found[1] if found else ""
@@ -103,8 +115,8 @@ def opening(path: str) -> str:
 def closed_source(path: str) -> str:
     """Return a source that reads nothing but the headers that its key names.
 
-    Everything that can change a cubin must be in its key, so a template includes its headers by
-    ``#include "kiln/…"`` alone: no system header, no macro for a name, no date, no time.
+    Everything that can change a cubin must be in its key, so a template includes only headers of
+    kernel_sources, by ``#include "…"``: no system header, no macro for a name, no date, no time.
     """
     text = read_source(path)
     for match in _OPENINGS.finditer(text):
@@ -114,6 +126,6 @@ def closed_source(path: str) -> str:
         line = text.count("\n", 0, match.start()) + 1
         raise CompileError(
             f"kernel_sources/{path}({line}): {match[0].strip()!r} reads what the key of a build "
-            f'cannot name; include headers of kernel_sources/include/ by #include "kiln/…"'
+            f'cannot name; include headers of kernel_sources/ by #include "kiln/…" or "<family>/…"'
         )
     return text

@@ -29,6 +29,7 @@ LEVELS = [
     ("scheduler",),
     ("core", "process", "token_stream"),
     ("llm", "client", "worker"),
+    ("bench",),
 ]
 MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 400, 60, 120
 

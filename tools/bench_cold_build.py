@@ -25,8 +25,8 @@ what each way costs before it has anything to compile.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -38,10 +38,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
-from cold_build.report import write_plot, write_table  # noqa: E402
+from cold_build import report  # noqa: E402 - after the path, as all below
 from cold_build.sources import KERNELS, Program, programs_of  # noqa: E402
-from cold_build.ways import Seconds, Way, find_ways  # noqa: E402 - after the path, as all below
-from machine import PACKAGES, machine  # noqa: E402
+from cold_build.ways import Seconds, Way, find_ways  # noqa: E402
+
+from kiln.engine.bench.machine import versions  # noqa: E402
+from kiln.engine.bench.report import Report, command_line  # noqa: E402
 
 Round = tuple[list[Seconds], Seconds | None]  # of each program; of an empty kernel
 
@@ -59,7 +61,6 @@ def main() -> int:
         help="pip install apache-tvm-ffi into a throwaway environment",
     )
     args = parser.parse_args()
-    args.output.mkdir(parents=True, exist_ok=True)
     programs = programs_of(args.kernels)
     with tempfile.TemporaryDirectory(prefix="kiln-cold-build-") as name:
         ways, absent = find_ways(Path(name), args.arch, programs, args.install_tvm_ffi)
@@ -87,20 +88,18 @@ def _write(
     absent: dict[str, str],
 ) -> None:
     """Write what is measured so far: a round takes minutes."""
-    result = {
-        "command": f"tools/bench_cold_build.py {' '.join(sys.argv[1:])}",
-        "machine": machine(PACKAGES),
-        "load_average_at_end": round(os.getloadavg()[0], 2),
-        "arch": args.arch,
-        "kernels": list(args.kernels),
-        "rounds": args.rounds,
-        "not_measured": absent,
-        "ways": rows,
-        "programs": by_program,
-    }
-    (args.output / "cold_build.json").write_text(json.dumps(result, indent=1) + "\n")
-    write_table(result, args.output / "cold_build.md")
-    write_plot(result, args.output / "cold_build.png")
+    average = round(os.getloadavg()[0], 2)
+    details = {"load_average_at_end": average, "not_measured": absent, "programs": by_program}
+    load = {"arch": args.arch, "kernels": list(args.kernels), "rounds": args.rounds}
+    command, found = command_line("tools/bench_cold_build.py"), versions() | {"nvcc": _nvcc()}
+    report.write(Report("cold_build", command, rows, load, details, versions=found), args.output)
+
+
+def _nvcc() -> str:
+    if shutil.which("nvcc") is None:
+        return "absent"
+    lines = subprocess.check_output(["nvcc", "--version"], text=True).splitlines()
+    return next((line for line in lines if "release" in line), lines[-1]).strip()
 
 
 def _measure(way: Way, number: int) -> Round:

@@ -16,25 +16,38 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
-from machine import describe, machine  # noqa: E402
-from rich.progress import Progress  # noqa: E402
+from rich.progress import Progress  # noqa: E402 - after the path, as all below
 
-from kiln.cache.store import Store  # noqa: E402 - after the path, as all below
+from kiln.cache.store import Store  # noqa: E402
+from kiln.engine.bench.report import Report, table  # noqa: E402
 from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
 from kiln.jit_kernels.compile.build import build  # noqa: E402
 from kiln.jit_kernels.compile.kernel_cache import KernelCache  # noqa: E402
 from kiln.jit_kernels.compile.warmup import Job, jobs_for  # noqa: E402
 from kiln.jit_kernels.registry import all_specs, find_spec  # noqa: E402
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Rows = dict[str, dict[str, Any]]  # by the job's name
 ROUNDS = 4  # the same for every program on record
+_COLUMNS = {
+    "kernel": "{kernel}",
+    "programs": "{programs}",
+    "median": "{median:.3f}",
+    "slowest": "{slowest:.3f}",
+    "bound": "{bound}",
+    "the slowest one": "{slowest_one}",
+}
 
 
 def main() -> None:
@@ -45,12 +58,16 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := sorted({*(args.kernels or ())} - {*all_specs()}):
         parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
-    here, record, old = machine(), args.output / "compile.json", Rows()
+    report = Report("compile", "tools/bench_compile.py", load={"rounds": ROUNDS})
+    record, old = args.output / "compile.json", Rows()
     if args.kernels and record.exists():
         before = json.loads(record.read_text())
         old = before["programs"]
-        if before["machine"] != here:
-            parser.error(f"{record} is of another machine: time all kernels, without --kernels")
+        if changes := _changes(before, report):
+            parser.error(
+                f"{record} is of another machine ({', '.join(changes)} differ): time all "
+                "kernels, without --kernels"
+            )
     specs = [find_spec(name) for name in args.kernels or all_specs()]
     now = _time(jobs_for(specs, ALL_ARCHS))
     programs = {
@@ -58,16 +75,17 @@ def main() -> None:
         for job in jobs_for(all_specs().values(), ALL_ARCHS)
         if job.name in now or job.name in old
     }
-    result = {
-        "command": "tools/bench_compile.py",
-        "machine": here,
-        "load_average_at_end": round(os.getloadavg()[0], 2),
-        "rounds": ROUNDS,
-        "programs": programs,
-    }
-    args.output.mkdir(parents=True, exist_ok=True)
-    write(result, args.output)
+    load_average = round(os.getloadavg()[0], 2)
+    details = {"load_average_at_end": load_average, "programs": programs}
+    write(replace(report, details=details), args.output)
     print((args.output / "compile.md").read_text())
+
+
+def _changes(before: Mapping[str, Any], now: Report) -> list[str]:
+    """Return what differs between a record's machine and this one; Kiln's own version may."""
+    here = {**now.hardware, **now.versions}
+    recorded = {**before["hardware"], **before["versions"], "kiln": here["kiln"]}
+    return [name for name, value in recorded.items() if here.get(name) != value]
 
 
 def _time(jobs: Sequence[Job]) -> Rows:
@@ -89,62 +107,46 @@ def _time(jobs: Sequence[Job]) -> Rows:
     return rows
 
 
-def write(result: dict[str, Any], folder: Path) -> None:
-    """Write the result, a table of its kernels, and a plot with a dot for each program."""
-    (folder / "compile.json").write_text(json.dumps(result, indent=1) + "\n")
-    (folder / "compile.md").write_text(_table(result))
-    _plot(result, folder / "compile.png")
-
-
-def _by_kernel(result: dict[str, Any]) -> dict[str, Rows]:
+def write(report: Report, folder: Path) -> None:
+    """Write the report, a table of its kernels, and a plot with a dot for each program."""
+    programs: Rows = report.details["programs"]
     kernels: dict[str, Rows] = {}
-    for name, row in result["programs"].items():
+    for name, row in programs.items():
         kernels.setdefault(row["kernel"], {})[name] = row
-    return dict(sorted(kernels.items(), key=lambda one: -max(_seconds(one[1]))))
+    kernels = dict(sorted(kernels.items(), key=lambda one: -max(_seconds(one[1]))))
+    text = report.markdown(
+        "Compile time of every program",
+        f"CPU seconds, the best of {report.load['rounds']} rounds; {len(programs)} programs.",
+        table(_COLUMNS, [_kernel_row(kernel, rows) for kernel, rows in kernels.items()]),
+    )
+    report.write(folder, "compile", text, {"compile.png": partial(_draw, kernels)})
 
 
 def _seconds(rows: Rows) -> list[float]:
     return [row["cpu_seconds"] for row in rows.values()]
 
 
-def _table(result: dict[str, Any]) -> str:
-    lines = [
-        "# Compile time of every program",
-        "",
-        f"{describe(result['machine'])}. CPU seconds, the best of {result['rounds']} rounds; "
-        f"{len(result['programs'])} programs.",
-        "",
-        f"`{result['command']}`",
-        "",
-        "| kernel | programs | median | slowest | bound | the slowest one |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for kernel, rows in _by_kernel(result).items():
-        seconds = sorted(_seconds(rows))
-        slowest = max(rows, key=lambda name: rows[name]["cpu_seconds"])
-        lines.append(
-            f"| {kernel} | {len(rows)} | {seconds[len(rows) // 2]:.3f} | {seconds[-1]:.3f} | "
-            f"{find_spec(kernel).max_cpu_seconds} | {slowest} |"
-        )
-    return "\n".join(lines) + "\n"
+def _kernel_row(kernel: str, rows: Rows) -> dict[str, Any]:
+    seconds = sorted(_seconds(rows))
+    return {
+        "kernel": kernel,
+        "programs": len(rows),
+        "median": seconds[len(rows) // 2],
+        "slowest": seconds[-1],
+        "bound": find_spec(kernel).max_cpu_seconds,
+        "slowest_one": max(rows, key=lambda name: rows[name]["cpu_seconds"]),
+    }
 
 
-def _plot(result: dict[str, Any], path: Path) -> None:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        print("no matplotlib: no plot")
-        return
-    kernels = dict(reversed(_by_kernel(result).items()))
-    figure, axis = pyplot.subplots(figsize=(9, 0.3 * len(kernels) + 1.2))
-    for place, (kernel, rows) in enumerate(kernels.items()):
+def _draw(kernels: dict[str, Rows], figure: Figure) -> None:
+    figure.set_size_inches(9, 0.3 * len(kernels) + 1.2)
+    axis = figure.subplots()
+    for place, (kernel, rows) in enumerate(reversed(kernels.items())):
         axis.plot(_seconds(rows), [place] * len(rows), "o", color="C0", alpha=0.4)
         axis.plot(find_spec(kernel).max_cpu_seconds, place, "|", color="C3", markersize=14)
-    axis.set_yticks(range(len(kernels)), list(kernels))
+    axis.set_yticks(range(len(kernels)), list(reversed(kernels)))
     axis.set(xlabel="CPU seconds to compile a program (red: the bound)", xlim=(0, None))
     axis.grid(axis="x", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

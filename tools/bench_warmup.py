@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 
-from machine import machine  # noqa: E402 - after the path
+from kiln.engine.bench.report import Report  # noqa: E402 - after the path
 
 COMMAND = ("warmup", "--arch", "all", "--json")
 
@@ -32,7 +33,7 @@ def main() -> None:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "warmup.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
     args = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     for _ in range(args.rounds):
@@ -41,16 +42,10 @@ def main() -> None:
                 runs[kind].append(_run(folder))
                 print(kind, runs[kind][-1], flush=True)
     best = {kind: min(rows, key=lambda row: row["seconds"]) for kind, rows in runs.items()}
-    result = {
-        "command": "kiln " + " ".join(COMMAND),
-        "machine": machine(),
-        "load_average_at_end": os.getloadavg()[0],
-        "limit_seconds": 60,
-        "best": best,
-        "runs": runs,
-    }
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.output}")
+    load_average = round(os.getloadavg()[0], 2)
+    details = {"load_average_at_end": load_average, "limit_seconds": 60, "best": best, "runs": runs}
+    report = Report("warmup", shlex.join(["kiln", *COMMAND]), details=details)
+    print(f"wrote {report.write(args.output, 'warmup')[0]}")
 
 
 def _run(folder: str) -> dict[str, Any]:

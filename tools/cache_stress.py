@@ -20,9 +20,7 @@ import os
 import platform
 import sys
 import tempfile
-from contextlib import suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,8 @@ from cache_trials import flips, kills, lookups, nfs  # noqa: E402 - after the pa
 from cache_trials.processes import Child  # noqa: E402
 
 from kiln.cache.keys import content_key  # noqa: E402
+from kiln.engine.bench.machine import hardware  # noqa: E402
+from kiln.engine.bench.report import Report, command_line, write_json  # noqa: E402
 
 
 def main() -> int:
@@ -57,10 +57,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kiln-stress-", dir=args.folder) as folder:
         trials = {"kill": _kill, "flips": _flips, "nfs": _nfs, "lookup": _lookup}
         result = trials[args.trial](args, Path(folder))
-    result["command"] = "tools/cache_stress.py " + " ".join(sys.argv[1:])
-    print(json.dumps(result, indent=1))
+    result["load_average_of_15_minutes"] = round(os.getloadavg()[2], 1)  # this trial's own included
+    report = Report(
+        "cache_stress",
+        command_line("tools/cache_stress.py"),
+        details=result,
+        hardware=hardware() | _system(),
+    ).to_json()
+    print(json.dumps(report, indent=1))
     if args.output:
-        _file(args.output, args, result)
+        _file(args.output, args, report)
     return 0 if result["passed"] else 1
 
 
@@ -126,30 +132,21 @@ def _compile(name: str, unit: Any) -> bytes:
     return nvrtc.compile_cubin(name, unit, kills.ARCH)
 
 
-def _file(path: Path, args: argparse.Namespace, result: dict[str, Any]) -> None:
+def _file(path: Path, args: argparse.Namespace, report: dict[str, Any]) -> None:
     words = [args.trial, "nvrtc" if getattr(args, "nvrtc", False) else ""]
     if hasattr(args, "seconds"):
         words.append(f"{args.seconds:g} s")
     results = json.loads(path.read_text()) if path.exists() else {}
-    results[" ".join(filter(None, words))] = {**result, "machine": _machine()}
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    results[" ".join(filter(None, words))] = report
+    write_json(path, results)
 
 
-def _machine() -> dict[str, str]:
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+def _system() -> dict[str, str]:
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[2]
-    machine = {
-        "cpu": f"{cores} cores of {models[0] if models else platform.machine()}",
-        "load": f"{load:.1f} on average over the last 15 minutes, this trial included",
+    return {
         "system": f"Linux {platform.release().partition('-')[0]}",
         "root_file_system": next((m[2] for m in mounts if m[1] == "/"), "unknown"),
-        "python": platform.python_version(),
     }
-    with suppress(PackageNotFoundError):
-        machine["nvrtc"] = version("nvidia-cuda-nvrtc")
-    return machine
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import importlib
 import json
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gpu.children import run_all  # noqa: E402
 from gpu.pace import NotMeasured, share_of  # noqa: E402
 from gpu.sections import BY_KERNEL, SECTIONS  # noqa: E402
 
+from kiln.engine.bench.report import Report, command_line  # noqa: E402
 from kiln.jit_kernels.registry import all_specs  # noqa: E402
 
 
@@ -42,23 +44,18 @@ def main() -> int:
         parser.error(f"{', '.join(whole)} cannot keep to some kernels: leave --kernels out")
     if args.section:
         return _child(args)
-    result: dict[str, Any] = {
-        "command": "tools/gpu_check.py " + " ".join(sys.argv[1:]),
-        "machine": report.machine(),
-        "sections": {},
-    }
-    args.output.mkdir(parents=True, exist_ok=True)
-    path, failed = args.output / "gpu_check.json", False
+    whole, failed = Report("gpu_check", command_line("tools/gpu_check.py")), False
     found: dict[str, Any] = {}
     for name, section in run_all(sections, args):
         found[name] = section
         failed |= section["status"] == "failed"
         report.show(name, section)
         # After each section: a machine that is taken away leaves what it measured.
-        result["sections"] = {name: found[name] for name in SECTIONS if name in found}
-        path.write_text(json.dumps(result, indent=1) + "\n")
-    report.write_tables(result, args.output)
-    print(f"wrote {path}")
+        in_order = {name: found[name] for name in SECTIONS if name in found}
+        whole = replace(whole, details={"sections": in_order})
+        whole.write(args.output, "gpu_check")
+    for path in report.write(whole, args.output):
+        print(f"wrote {path}")
     if not torch.cuda.is_available():
         return 3
     return 1 if failed else 0

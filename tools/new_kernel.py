@@ -21,7 +21,7 @@ TEMPLATE = """\
 // out[i] = x[i] * factor      x, out: [size]
 //
 // Say here what may be assumed of shapes and alignment. Compile-time parameters: SCALAR_T.
-#include "kiln/ptx_launch.cuh"
+#include "kiln/ptx/launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -1,4 +1,4 @@
-"""How decode attention is cut into work items: the host's side of ``kiln/attention_split.cuh``.
+"""How decode attention is cut into work items: the host's side of ``kiln/attention/split.cuh``.
 
 A split depends on its own request and on constants of the machine, never on the batch.
 """

@@ -1,4 +1,4 @@
-"""How prefill attention is cut into tiles: the host's side of ``kiln/attention_tiles.cuh``.
+"""How prefill attention is cut into tiles: the host's side of ``attention_prefill/tiles.cuh``.
 
 A tile is 128 rows (token, head of the group) of one request, and depends on nothing else.
 """

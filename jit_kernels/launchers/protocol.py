@@ -22,7 +22,7 @@ class Launcher(Protocol):
 
         ``shared_bytes``: the most dynamic shared memory that a launch asks for. ``opening``: what
         the kernel begins with so that it may be launched before the one ahead of it in its stream
-        has ended (kiln/ptx_launch.cuh). Raises LaunchError.
+        has ended (kiln/ptx/launch.cuh). Raises LaunchError.
         """
 
     def launch(

@@ -31,7 +31,7 @@ KEYS = ("seed", "position", "top_k", "num_logprobs")
 MAX_VOCAB_WITH_EDITS = 8 * 36 * 1024  # a bit a token in shared memory
 _LOGITS = ("kiln::bf16", "float")
 _MAX_THREADS = 512
-_SHARED_BYTES = 40 * 1024  # kSamplerBytes in kernel_sources/include/kiln/peaks.cuh
+_SHARED_BYTES = 40 * 1024  # kSamplerBytes in kernel_sources/sampling/peaks.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def shared_bytes(sizes: Sizes, threads: int) -> int:
     """Return the dynamic shared memory of a block in bytes.
 
     A bit a token if any may hide, and two bytes for each 16 tokens, or for 32, 64 ... where that
-    would be too much: what Peaks in kernel_sources/include/kiln/peaks.cuh makes of it.
+    would be too much: what Peaks in kernel_sources/sampling/peaks.cuh makes of it.
     """
     bits = 16 * -(-sizes["vocab"] // 128) if sizes["hides"] else 0
     peaks = -(-sizes["vocab"] // 16)

@@ -1,4 +1,4 @@
-"""The arithmetic of a draw in torch, bit for bit as kernel_sources/include/kiln/draw.cuh has it."""
+"""The arithmetic of a draw in torch, bit for bit as kernel_sources/sampling/draw.cuh has it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from kiln.cache.root import cache_root
 from kiln.jit_kernels.errors import LaunchError
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import HOST_GPU, KernelSpec, Variant, label
-from kiln.jit_kernels.template import Unit, read_source, render
+from kiln.jit_kernels.template import Unit, header_path, read_source, render
 from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
 from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
@@ -133,13 +133,13 @@ def _build(
         thunk += (
             f'extern "C" {{ CUDA_HOST_API extern const unsigned {_CLUSTER}[3] = {{{dims[1]}}}; }}\n'
         )
-    files = {f"kernel_sources/include/{name}": text for name, text in unit.headers.items()}
+    files = {f"kernel_sources/{header_path(name)}": text for name, text in unit.headers.items()}
     files |= {f"kernel_sources/{header}": read_source(header) for header in HEADERS}
     recipe = Recipe(
         f"{name} (host{', checked' if checked else ''})",
         unit.text + thunk,
         files,
-        ("kernel_sources/include", "kernel_sources/host"),
+        ("kernel_sources/include", "kernel_sources", "kernel_sources/host"),
         (*_FLAGS, *(_CHECKED if checked else _PLAIN), *_only_gcc(compiler, checked)),
     )
     loaded = runtime(compiler, root)  # first: the kernel's symbols resolve against it

@@ -12,8 +12,7 @@ from pathlib import Path
 
 _ADDRESS = re.compile(r"\[([^\]\s]+)\+(0x[0-9a-f]+)\]")
 # What stands between a kernel's line and the access: the language surface, its wrappers, the thunk.
-_NOT_KERNEL = ("kernel_sources/host/", "kernel_sources/include/kiln/ptx", "main.cpp", "??")
-_HEADERS = "kernel_sources/include/"
+_NOT_KERNEL = ("kernel_sources/host/", "kernel_sources/include/kiln/ptx/", "main.cpp", "??")
 
 
 def readable(report: str) -> str:
@@ -42,7 +41,7 @@ def _place(library: str, offset: str) -> str:
     kernel = [frame for frame in frames if not frame.startswith(_NOT_KERNEL)]
     if not kernel:
         return frames[0] if frames else f"{path.name}+{offset}"
-    callers = [frame for frame in kernel if not frame.startswith(_HEADERS)]
-    if kernel[0].startswith(_HEADERS) and callers:
+    callers = [frame for frame in kernel if ".cuh:" not in frame]
+    if ".cuh:" in kernel[0] and callers:
         return f"{kernel[0]}, called from {callers[0]}"
     return kernel[0]

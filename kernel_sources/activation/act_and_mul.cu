@@ -1,10 +1,9 @@
 // out[r, i] = act(x[r, i]) * x[r, d + i]      x: [rows, 2d], out: [rows, d], rows may be strided
-//
-// Any row count, any d, any alignment. A block takes blockDim.y rows and blockDim.x * kPieces
-// pieces of each; gridDim.x covers a row, gridDim.y and gridDim.z together all rows.
+// Any number of rows, any d, any alignment. A block processes blockDim.y rows and blockDim.x *
+// kPieces pieces of each. gridDim.x covers a row; gridDim.y and gridDim.z together cover the rows.
 // Compile-time parameters (jit_kernels/ops/activation/spec.py): SCALAR_T, ACTIVATION.
-#include "kiln/gated.cuh"
-#include "kiln/ptx_launch.cuh"
+#include "kiln/rows/gated.cuh"
+#include "kiln/ptx/launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -13,10 +12,10 @@
 
 namespace {
 
-constexpr int kPieces = 2;  // of gate and of up that a thread takes, all loaded at once
+constexpr int kPieces = 2;  // of gate and of up in each thread, loaded together
 
-// Pieces of 8 bytes, not 16: as fast for many rows, and for one there are more threads with less to
-// execute each, which is what it waits for.
+// Pieces of 8 bytes, not 16. That is as fast for many rows. For one row it gives more threads with
+// less work each, and so a lower latency.
 struct alignas(8) Piece {
   static constexpr int kSize = 8 / sizeof(SCALAR_T);
   uint32_t word[2];
@@ -47,7 +46,7 @@ KILN_FN void store_pieces(SCALAR_T* y, Pieces& some, uint32_t first, uint32_t si
   }
 }
 
-// Not inlined: what is jumped over costs time where there are few rows.
+// Not inlined: with few rows, even code that is jumped over costs time.
 KILN_NOINLINE void run_elements(SCALAR_T* y, const SCALAR_T* gate, int64_t first, int64_t d) {
   const int span = blockDim.x * Piece::kSize;
 #pragma unroll 1
@@ -75,7 +74,7 @@ act_and_mul(SCALAR_T* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t o
   const bool mine = row < rows;
   const uint32_t first = thread * Piece::kSize, size = whole && mine ? uint32_t(d) : 0;
   const SCALAR_T* gate = x + row * x_stride;
-  Pieces some = load_pieces(gate, first, size);  // under way before the first branch
+  Pieces some = load_pieces(gate, first, size);  // in flight before the first branch
   SCALAR_T* y = out + row * out_stride;
   if (__builtin_expect(whole, 1)) store_pieces(y, some, first, size);
   else if (mine) run_elements(y, gate, int64_t(thread) * Piece::kSize, d);

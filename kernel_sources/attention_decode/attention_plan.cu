@@ -1,20 +1,21 @@
-// items[1..] = for r, tile, split: what a block must know to begin (kiln/attention_split.cuh)
-//
-// items: [1 + capacity] of 64 bytes, of which nothing past capacity is written; items[0] counts.
-// block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q: [num_requests + 1].
-// A block writes the items of one request at a time, and adds up the others, of which each warp
-// looks at all where they are few; the one after the last request writes the header. Of divisible
-// requests quarters of the splits are items if no more than max_splits items come of it in all, else
-// halves, else the splits. No compile-time parameters.
-#include "kiln/attention_split.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/ptx_warp.cuh"
+// items[1 + i] = WorkItem of the i-th (request, tile, part), what a block needs to start on it
+// items: [1 + capacity] of 64 bytes (kiln/attention/split.cuh), items[0] the header. Nothing is
+// written past capacity. block_table: [num_requests, ..]; seq_lens: [num_requests]; cu_seqlens_q:
+// [num_requests + 1]. No compile-time parameters.
+// Work split: a block writes the items of one request at a time, and counts the items of earlier
+// requests to find their offset. Up to 32 requests, each warp counts all: no barrier. One more
+// block writes the header. Splits of divisible requests become quarters if the batch then has at
+// most max_splits items, else halves under the same condition, else they stay whole.
+#include "kiln/attention/split.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/warp.cuh"
 
 namespace {
 
 constexpr int kThreads = 128;
-// Of the requests before one, and of all: items, those that can be divided, and rows of partial
-// results: where nothing is divided, of requests that cannot be, and of a part of those that can.
+// Sums over the requests before one, and (all_*) over all. more: items of divisible requests. rows:
+// of partial results if nothing is divided; else other_rows counts those of requests that are not
+// divisible, divisible_rows the rest.
 struct Counts {
   int items, more, rows, other_rows, divisible_rows, all_items, all_more;
 
@@ -24,7 +25,7 @@ struct Counts {
   }
 };
 
-// The block's own request.
+// Each block's own request.
 struct Own {
   kiln::RequestCut cut;
   int first_token, num_tokens, seq_len;
@@ -43,7 +44,7 @@ KILN_FN Counts warp_sum(const Counts& x) {
           kiln::warp_total(x.divisible_rows), kiln::warp_total(x.all_items),
           kiln::warp_total(x.all_more)};
 }
-// The sum of x over the block; partial is free again at the block's next barrier.
+// Return the sum of x over the block. `partial` may be reused after the block's next barrier.
 KILN_FN Counts block_sum(Counts x, Counts* partial) {
   x = warp_sum(x);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
@@ -54,13 +55,13 @@ KILN_FN Counts block_sum(Counts x, Counts* partial) {
   return x;
 }
 
-// The step's requests, and the rule by which they are cut.
+// Inputs of the step, and the rule that cuts its requests.
 struct Step {
   const int *seq_lens, *cu_seqlens_q;
   int num_requests, group, window;
   kiln::SplitRule rule;
 
-  // Count request r; `request` is the block's own.
+  // Add request r to `count`. If r is the block's own `request`, set `own`.
   KILN_FN void count(int r, int request, Counts& count, Own& own) const {
     const int first_token = cu_seqlens_q[r], tokens = cu_seqlens_q[r + 1] - first_token;
     const int seq_len = seq_lens[r];
@@ -106,7 +107,7 @@ attention_plan(kiln::WorkItem* items, const int* block_table, const int* seq_len
       count = block_sum(count, partial);
       own = shared_own;
     }
-    int halvings = warp_bits;  // of the splits of divisible requests
+    int halvings = warp_bits;  // how often splits of divisible requests are halved
     while (halvings && count.all_items + ((1 << halvings) - 1) * count.all_more > max_splits)
       --halvings;
     const int first_item = count.items + ((1 << halvings) - 1) * count.more;

@@ -1,23 +1,23 @@
-// out[t, h, :] = v_scale sum_j softmax_j(cap(scale q[t, h, :] . k_j)) v_j, j the keys that t sees
-//
+// out[t, h, :] = v_scale sum_j softmax_j(cap(scale q[t, h, :] . k_j)) v_j, j: keys visible to t
 // out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 tokens, rows dense, any other
-// strides; items: attention_plan's. head_dim: a multiple of 16 up to HEAD_TILE. Query, pools and
-// out start every row at a multiple of 16 bytes. Compile-time parameters: SCALAR_T, KV_T,
-// HEAD_TILE (jit_kernels/ops/attention_decode.py).
+// strides; items: from attention_plan. head_dim: a multiple of 16 up to HEAD_TILE. Rows of query,
+// pools and out start at multiples of 16 bytes. Compile-time parameters: SCALAR_T, KV_T, HEAD_TILE
+// (jit_kernels/ops/attention_decode.py).
 //
-// A block serves one KV head, blockIdx.x, and every gridDim.y-th item. A warp eats a pair of blocks
-// of the pool at a time through stages of its own, so the loop has no block barrier; the first keys
-// of the next item are on their way while this one is merged. What the request had before this step
-// is read before the kernel ahead has ended: blocks of the next launch come where this one's have
-// ended, and fill their stages while the others are at their last.
-// A row's parts are added up as a binary tree, node by node, by whichever warp arrives last of
-// those that hold them. Or, where no block has two items, by the block of a node's last part, or
-// the cluster of its last two: the others, blocks before it, send it theirs. Where it is many, each
-// cluster adds up two halves or quarters of a split first. A row's bits depend on its own request,
-// not on the batch, the grid or the schedule.
-// Between launches `arrivals` is all 0, and `mail`, of mail_rows, all kUnsent.
-#include "kiln/attention_attend.cuh"
-#include "kiln/ptx_launch.cuh"
+// Work split: a block serves KV head blockIdx.x and every gridDim.y-th work item. Its warps divide
+// the item's keys. Partial results of a row are merged in a binary tree that depends on the request
+// alone, so a row's bits do not depend on the batch, the grid or the schedule.
+//
+// Memory: each warp streams two KV blocks at a time through its own pipeline stages, so the main
+// loop has no block barrier. Before pdl_wait a block reads only the plan and KV of earlier steps.
+// The last warp to arrive at a tree node (atomic counter) merges it. If no block has two items, a
+// mailbox replaces the counters: global memory where a sentinel value marks words not yet sent
+// (merge.cuh). The block or cluster of a node's last parts then merges it, and waits for earlier
+// blocks only. If a request has many parts, each cluster first merges its own two parts.
+//
+// Callers: between launches `arrivals` is all 0, and `mail`, of mail_rows rows, all kUnsent.
+#include "attention_decode/attend.cuh"
+#include "kiln/ptx/launch.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -39,7 +39,7 @@ constexpr int kHalves = Shape::kHalves, kAhead = Shape::kAhead;
 
 using Rows = kiln::QueryRows<Shape, SCALAR_T>;
 using Inbox = kiln::Inbox<Shape>;
-template <int N> struct Eights { static constexpr int kCount = N; };  // of rows
+template <int N> struct Eights { static constexpr int kCount = N; };  // groups of 8 rows
 
 }  // namespace
 
@@ -53,7 +53,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
                 int64_t table_row, int capacity, int mail_rows, int group, int inverse_group,
                 int head_dim, int window, float scale, float cap, float steepness, float v_scale) {
   kiln::pdl_reads_plan();
-  __shared__ WorkItem own_items[kWarps][2];  // each warp copies what it needs: no barrier
+  __shared__ WorkItem own_items[kWarps][2];  // one copy for each warp: no barrier
   __shared__ int4 headers[kWarps];
   __shared__ kiln::Scale warp_scales[kWarps][kiln::kTileRows];
   __shared__ float query_scales[kiln::kTileRows];
@@ -86,10 +86,10 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   if (lane == 4) kiln::copy_async_16(&headers[warp], items);
   kiln::copy_commit();
   kiln::copy_wait<0>();
-  __syncwarp();  // the item is there
+  __syncwarp();  // the item has arrived
   const int first = blockIdx.y, num_items = headers[warp].x;
   const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows / 2;
-  if (first > 0 && first >= num_items) return;  // and leave the place to the next launch
+  if (first > 0 && first >= num_items) return;  // the SM is free for the next launch
   const WorkItem& first_item = own_items[warp][0];
   if (kiln::kPairs<Shape> && first < num_items && kiln::is_paired<Shape>(first_item, one_each)) {
     Inbox::clear(queries);
@@ -102,7 +102,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
 #pragma unroll 1
   for (int i = 0;; ++i) {
     if (i == early.halves) {
-      kiln::pdl_wait();  // so far the plan was read, what it read, and keys and values of before
+      kiln::pdl_wait();  // before: reads only the plan, its inputs, and older KV
       kiln::pdl_launch_dependents();
       if (first >= num_items) return;
       rows.copy(queries, own_chunk);
@@ -111,7 +111,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     if (early.waits && 0 < i && i < early.halves) kiln::copy_wait<0>();
     fetch.first(first_item, i, sizeof(KV_T) > 1 && early.one_by_one && i < early.halves);
   }
-  // The wait for the queries counts the groups after them, of which the early halves are none.
+  // Early halves precede the queries' commit group; their wait counts later groups: add empty ones.
   for (int i = kAhead; i < early.halves; ++i) kiln::copy_commit();
 
 #pragma unroll 1
@@ -124,7 +124,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
       kiln::copy_wait<kHalves - kAhead>();
       if constexpr (Shape::Tile::kWide)
         Rows(item, from, heads, head_dim).narrow(queries, query_scales);
-      __syncthreads();  // the queries are there
+      __syncthreads();  // the queries have arrived
       copy_item(next, side ^ 1);
     };
     auto attend = [&](auto eights) {
@@ -134,20 +134,20 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     const kiln::ItemPlace place =
         sight.last_row - sight.first_row < 8 ? attend(Eights<1>()) : attend(Eights<2>());
 
-    // End this item, and begin the next.
+    // Finish this item and start to fetch the next.
     const bool more = next < num_items;
     if (more) fetch.begin(next_item);
     const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, place);
     if (more)
 #pragma unroll 1
       for (int i = 0; i < kAhead; ++i) fetch.first(next_item, i);
-    __syncthreads();  // all results are there, and the queries have been read
+    __syncthreads();  // all results are written, and the queries have been read
     if (more) {
       const Rows next_rows(next_item, from, heads, head_dim);
       next_rows.copy(queries, next_rows.chunk(threadIdx.x));
     }
     if (kiln::kPairs<Shape> && place.paired) {
-      kiln::cluster_wait();  // the other block can be sent to
+      kiln::cluster_wait();  // the other block can receive
       end.merge_blocks(results, &warp_scales[0][0], Inbox::of(queries));
     } else {
       end.merge_warps(results, &warp_scales[0][0]);

@@ -1,17 +1,15 @@
-// out[t, h, :] = v_scale sum_j softmax_j(cap(scale q[t, h, :] . k_j)) v_j, j the keys that t sees
-//
+// out[t, h, :] = v_scale sum_j softmax_j(cap(scale q[t, h, :] . k_j)) v_j, j: keys visible to t
 // out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 tokens, rows dense, any other
-// strides; items: prefill_plan's. scale > 0. head_dim: a multiple of 16 up to HEAD_TILE. Query,
-// pools and out start every row at a multiple of 16 bytes. counter: 0 before and after.
-// Compile-time parameters: SCALAR_T, KV_T, HEAD_TILE, SOFT_CAP
-// (jit_kernels/ops/attention_prefill.py).
-//
-// A block takes 128 rows (token, head of the group) of one request at a time, its warps 32 each (16
-// where registers are short), and goes over the keys in tiles of 64 that all warps share, while the
-// next one is on its way. Blocks take items as they come free, heaviest first: the bits of a row do
-// not depend on which block computed it, nor on any other request.
-#include "kiln/attention_prefill.cuh"
-#include "kiln/ptx_fp8.cuh"
+// strides; items: from prefill_plan. scale > 0. head_dim: a multiple of 16 up to HEAD_TILE. Rows of
+// query, pools and out start at multiples of 16 bytes. counter: 0 before and after. Compile-time
+// parameters: SCALAR_T, KV_T, HEAD_TILE, SOFT_CAP (jit_kernels/ops/attention_prefill.py).
+// Work split: a block takes 128 rows (token, head of the group) of one request and KV head at a
+// time, each warp 32 of them (16 if registers are short). Blocks take items from an atomic counter,
+// heaviest first. A row's bits depend neither on its block nor on other requests.
+// Memory: all warps share tiles of 64 keys. cp.async copies the next tile while one is multiplied;
+// two block barriers per tile separate its copies from its reads.
+#include "attention_prefill/prefill.cuh"
+#include "kiln/ptx/fp8.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -22,7 +20,7 @@
 #ifndef HEAD_TILE
 #define HEAD_TILE 128
 #endif
-#ifndef SOFT_CAP  // whether there is one: code that is never run slows the loop down by 4 %
+#ifndef SOFT_CAP  // whether to cap: code that never runs slows the loop down by 4 %
 #define SOFT_CAP false
 #endif
 
@@ -30,29 +28,29 @@ namespace {
 
 using kiln::kLog2e;
 struct Core {
-  // Tiles of 16 rows of a warp: each key read from shared memory serves all of them.
+  // Tiles of 16 rows in a warp: each key read from shared memory serves all of them.
   static constexpr int kParts = HEAD_TILE <= 128 ? 2 : 1;
   static constexpr int kThreads = kiln::kPrefillRows / (16 * kParts) * 32;
   static constexpr int kHeadTile = HEAD_TILE, kKeys = 64;  // keys of a tile
   static constexpr int kSteps = HEAD_TILE / 16;
   static constexpr bool kFp8 = sizeof(KV_T) == 1;
-  // Rows of shared memory lie an odd number of 16-byte chunks apart: the eight that ldmatrix reads
-  // at once are in different banks.
+  // The row pitch is an odd number of 16-byte chunks, so the eight rows that ldmatrix reads at once
+  // fall in different banks.
   static constexpr int kChunks = HEAD_TILE / 8, kStep = (kChunks | 1) * 16;  // bytes
   static constexpr int kTile = kKeys * kStep;  // of keys or of values
-  // What cp.async brings; KV_T of one byte has a stage of its own, which becomes SCALAR_T.
+  // Layout that cp.async fills. One-byte KV has its own stage, which widen() converts to SCALAR_T.
   static constexpr int kRawChunks = HEAD_TILE * int(sizeof(KV_T)) / 16;
   static constexpr int kRawStep = kFp8 ? (kRawChunks | 1) * 16 : kStep;
   static constexpr int kRawTile = kKeys * kRawStep;
-  // Shared memory: queries, then kStages tiles of keys and one of values, then, with KV_T of one
-  // byte, what is to become them. Within the 99 KiB of the smallest GPUs up to HEAD_TILE 128.
+  // Shared memory: queries, kStages tiles of keys, one of values; for one-byte KV also the raw
+  // tiles. It fits in the 99 KiB of the smallest GPUs up to HEAD_TILE 128.
   static constexpr int kStages = kFp8 || HEAD_TILE > 128 ? 1 : 2;
 
   KILN_FN static unsigned char* queries() { return kiln::dynamic_shared(); }
   KILN_FN static int query_place(int row, int chunk) { return row * kStep + chunk * 16; }
   KILN_FN static int key_place(int row, int chunk) { return row * kRawStep + chunk * 16; }
 
-  // s = queries times a tile of keys. queries: the warp's rows.
+  // s += queries times a tile of keys. queries: the warp's rows.
   KILN_FN static void multiply_keys(float (&s)[kParts][kKeys / 8][4], const unsigned char* queries,
                                     const unsigned char* keys, int lane) {
 #pragma unroll
@@ -101,7 +99,7 @@ struct Core {
     }
   }
 
-  // A tile of KV_T of one byte as SCALAR_T; the whole block.
+  // Convert a tile of one-byte KV to SCALAR_T; the whole block takes part.
   KILN_FN static void widen(unsigned char* to, const unsigned char* raw) {
     for (int i = threadIdx.x; i < kKeys * kRawChunks; i += kThreads) {
       const int row = i / kRawChunks, chunk = i % kRawChunks;
@@ -134,11 +132,11 @@ struct Core {
     begun();
     for (int i = 0; i < count; ++i) {
       kiln::copy_wait<0>();
-      __syncthreads();  // the keys of tile i are complete, and every warp is done with tile i - 1
+      __syncthreads();  // the keys of tile i are loaded, and every warp is done with tile i - 1
       if constexpr (kFp8) {
         widen(tiles, raw_keys);
         widen(values, raw_values);
-        __syncthreads();  // the tile is there, and where it came from is free
+        __syncthreads();  // the tile is there, and the raw tile is free
         if (i + 1 < count) {
           fetch_keys(i + 1, raw_keys + (i + 1) % kStages * kRawTile);
           fetch_values(i + 1, raw_values);

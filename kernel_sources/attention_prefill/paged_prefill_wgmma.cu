@@ -1,16 +1,15 @@
-// out[t, h, :] = v_scale sum_j softmax_j(scale q[t, h, :] . k_j) v_j, j the keys that t sees
-//
-// As paged_prefill, with the tensor cores of sm_90a. out, query: [num_tokens, num_heads, head_dim];
-// pools: blocks of 16 tokens of SCALAR_T, rows dense, any other strides; items: prefill_plan's.
-// scale > 0; no soft_cap. head_dim: a multiple of 16 up to HEAD_TILE. Query, pools and out start
-// every row at a multiple of 16 bytes. counter: 0 before and after. Compile-time parameters:
-// SCALAR_T, HEAD_TILE (jit_kernels/ops/attention_prefill.py).
-//
-// A block takes 128 rows (token, head of the group) of one request at a time, two groups of four
-// warps 64 each, and goes over the keys in tiles of 128. Tensor cores multiply the next tile's keys
-// and this one's values while the threads copy the tiles after and find the next one's weights.
-#include "kiln/attention_prefill.cuh"
-#include "kiln/ptx_wgmma.cuh"
+// out[t, h, :] = v_scale sum_j softmax_j(scale q[t, h, :] . k_j) v_j, j: keys visible to t
+// out, query: [num_tokens, num_heads, head_dim]; pools: blocks of 16 SCALAR_T tokens, rows dense,
+// any other strides; items: from prefill_plan. scale > 0; no soft_cap. head_dim: a multiple of 16
+// up to HEAD_TILE. Rows of query, pools and out start at multiples of 16 bytes. counter: 0 before
+// and after. Compile-time parameters: SCALAR_T, HEAD_TILE (jit_kernels/ops/attention_prefill.py).
+// Work split: as paged_prefill, but for sm_90a: two warpgroups of 64 rows each, and tiles of 128
+// keys.
+// Memory: two tiles of keys and two of values, filled by cp.async. wgmma multiplies the keys of
+// tile i and the values of tile i - 1 while the threads copy the next tiles and compute the weights
+// of tile i. The one block barrier per tile is in next_tiles.
+#include "attention_prefill/prefill.cuh"
+#include "kiln/ptx/wgmma.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -23,7 +22,7 @@ namespace {
 
 struct Core {
   static constexpr int kParts = 1, kThreads = 256, kHeadTile = HEAD_TILE, kKeys = 128;
-  // Panels of 64 columns: of the queries, then two tiles of keys and two of values.
+  // Shared memory: the queries, two tiles of keys, two of values, all in panels of 64 columns.
   static constexpr int kRows = kiln::kPrefillRows, kTile = kKeys * HEAD_TILE * 2;
   static constexpr int kQueryPanel = kRows * 128, kPanel = kKeys * 128;
   using Sums = kiln::PrefillRows<kParts, HEAD_TILE>;
@@ -36,7 +35,7 @@ struct Core {
     return chunk / 8 * kPanel + kiln::swizzled(row, chunk);
   }
 
-  // s = queries times a tile of keys. queries: the first panel's rows of the group of warps.
+  // s = queries times a tile of keys. queries: the warpgroup's rows in the first panel.
   KILN_FN static void multiply_keys(float (&s)[kKeys / 8][4], const unsigned char* queries,
                                     const unsigned char* keys) {
 #pragma unroll
@@ -75,7 +74,7 @@ struct Core {
     const float scale = x.scale * kiln::kLog2e;
     auto keys = [&](int i) { return tiles + i % 2 * kTile; };
     auto values = [&](int i) { return tiles + (2 + i % 2) * kTile; };
-    // The tiles on their way are there, and every warp is done with the ones before.
+    // Wait until the tiles in flight are loaded and every warp is done with the ones before.
     auto next_tiles = [&] {
       kiln::copy_wait<0>();
       kiln::publish_to_wgmma();

@@ -1,14 +1,14 @@
-// items[1..] = (request, tile, first block, end block), the tiles of most keys first; [0] counts
-//
-// items: [1 + capacity] of 16 bytes; seq_lens: [num_requests]; cu_seqlens_q: [.. + 1]. Requests of
-// few query tokens have no tiles. One block of 16 warps: each places the tiles whose number of keys
-// lies in one of up to 16 equal ranges, as wide as a power of two; within a range they stay in the
-// order of their requests. Where a range begins in a request is a formula, and a lane finds the
-// tile of its record by prefix sums: no loop goes over tiles one by one. Nothing is written past
-// capacity. Compile-time parameters: none.
-#include "kiln/attention_tiles.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/reduce.cuh"
+// items[1 + i] = (request, tile, first block, end block), heaviest first; items[0] = their number
+// items: [1 + capacity] of 16 bytes, nothing is written past capacity; seq_lens: [num_requests];
+// cu_seqlens_q: [num_requests + 1]. Requests of few query tokens have no tiles. No compile-time
+// parameters.
+// Work split: one block of 16 warps. Each warp places the tiles whose weight (number of keys) falls
+// in one of up to 16 equal ranges of power-of-two width; within a range they keep the order of
+// their requests. A formula gives the first tile of a range in each request. A lane finds the tile
+// of its record by prefix sums, so no loop visits tiles one by one.
+#include "attention_prefill/tiles.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/math/reduce.cuh"
 
 namespace {
 
@@ -23,13 +23,13 @@ struct Batch {
     if (r >= num_requests) return {0, 0, 0, 0};
     return kiln::PrefillRequest::load(r, seq_lens, cu_seqlens_q, group);
   }
-  // What a tile's keys cost is the number of blocks before its end, but no more than this: never
-  // less for a later tile.
+  // Upper limit of a tile's weight, the number of KV blocks before its end: what a window can
+  // reach. Weights never fall from a tile to the next.
   KILN_FN int most_weight() const {
     return window ? (window + kiln::kPrefillRows / group) / kiln::kKVBlock + 1 : 0x7fffffff;
   }
-  // The first tile of at least this weight. Its last row's token, if not the last of all, is
-  // (tile * kPrefillRows + kPrefillRows - 1) / group.
+  // Return the first tile of at least this weight. The token of a tile's last row, except in the
+  // last tile, is (tile * kPrefillRows + kPrefillRows - 1) / group.
   KILN_FN int first_tile(const kiln::PrefillRequest& x, int weight) const {
     const int token = (weight - 1) * kiln::kKVBlock - (x.seq_len - x.num_tokens);
     if (weight <= 0 || token <= 0) return weight > most_weight() ? x.num_tiles : 0;
@@ -38,7 +38,7 @@ struct Batch {
   }
 };
 
-// The sum of x over the lanes up to this one.
+// Inclusive prefix sum over the warp.
 KILN_FN int sum_upto(int x) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {

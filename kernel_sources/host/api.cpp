@@ -1,5 +1,5 @@
-// The C interface that ctypes calls, what a thread may ask about itself, and reports. A report says
-// "[library+0x12]"; the caller turns that into file:line, for addr2line cannot run here.
+// The C interface for ctypes, a thread's queries about itself, and reports. A report contains
+// "[library+0x12]", which the caller turns into file:line, as addr2line cannot run here.
 #include <dlfcn.h>
 #include <link.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ std::string format(const char* text, ...) {
   return buffer;
 }
 
-std::string at(const void* pc) {  // the call before a return address
+std::string at(const void* pc) {  // address of the call before a return address
   Dl_info info{};
   if (!dladdr(pc, &info) || !info.dli_fname) return "?";
   return format("[%s+0x%zx]", info.dli_fname, uintptr_t(pc) - 1 - uintptr_t(info.dli_fbase));
@@ -46,7 +46,7 @@ void fail(const std::string& report) {
   run.reports.push_back(report);
   run.stopped = true;
   back_to_scheduler();
-  __builtin_unreachable();  // a stopped run resumes nobody
+  __builtin_unreachable();  // a stopped run resumes no fiber
 }
 
 void report_once(const void* a, const void* b, const std::string& report) {
@@ -73,7 +73,7 @@ void describe_stuck(const std::string& why) {
   run.stopped = true;
 }
 
-// This OS thread's instance of the thread-local segment of the library that holds `entry`.
+// The thread-local segment, in this OS thread, of the library that holds `entry`.
 static Segment segment_of(void (*entry)(void**)) {
   Dl_info info;
   link_map* map = nullptr;
@@ -100,7 +100,7 @@ API void cuda_host_begin(unsigned ranks, uint64_t seed, unsigned resident, int c
   run.ranks = std::vector<Rank>(ranks);
 }
 
-// Regions come in ascending order and do not overlap.
+// Regions must be passed in ascending order and may not overlap.
 API void cuda_host_region(uintptr_t begin, size_t bytes) {
   run.regions.push_back({begin, begin + bytes, nullptr});
 }
@@ -113,7 +113,7 @@ API size_t cuda_host_enqueue(unsigned rank, void (*entry)(void**), const unsigne
   const unsigned blocks = g.x * g.y * g.z;
   const Segment shared = segment_of(entry);
   Rank& r = run.ranks[rank];
-  // Equal ids are ordered. A launch that runs after all of the last shares ids with it.
+  // Equal ids count as ordered. A launch that does not overlap the previous one reuses its ids.
   const unsigned threads = blocks * b.x * b.y * b.z, first = overlaps ? r.threads : 0;
   r.threads = std::max(r.threads, first + threads);
   r.queue.push_back({entry, parameters, g, b, dynamic_bytes, shared, blocks, cluster, stride,

@@ -1,5 +1,5 @@
-// The checker: happens-before by scope, bounds, and uninitialised shared memory. A kernel compiled
-// with -fsanitize, but linked without its runtime, calls the hooks at the end of this file.
+// The checker: happens-before with scopes, bounds, and uninitialised shared memory. Kernels
+// compiled with -fsanitize, but linked without its runtime, call the hooks at the end of this file.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ void Clock::merge(const Clock& from) {
   others = std::move(all);
 }
 
-ClockRef release_clock(Fiber& fiber) {  // what those who acquire from this thread learn
+ClockRef release_clock(Fiber& fiber) {  // what an acquire from this thread learns
   Clock clock = *fiber.clock;
   clock.own[fiber.index] = fiber.epoch++;
   return std::make_shared<const Clock>(std::move(clock));
@@ -33,7 +33,7 @@ void learn(Fiber& fiber, const Clock& clock) {
   fiber.clock = std::make_shared<const Clock>(std::move(merged));
 }
 
-// These threads of one block all synchronise with each other.
+// Order these threads of one block after each other, as a barrier does.
 void order_all(const std::vector<Fiber*>& fibers) {
   Clock clock = *fibers[0]->clock;
   const Clock* last = fibers[0]->clock.get();
@@ -68,7 +68,7 @@ static Region* find_region(uintptr_t& p, bool* shared, const void* pc) {
   return after == run.regions.begin() || p >= after[-1].end ? nullptr : &after[-1];
 }
 
-// The shadow of an address, or null for memory that needs none: a kernel's constants.
+// Return the shadow of an address, or null for memory that has none: a kernel's constants.
 static Word* shadow(uintptr_t& p, size_t bytes, bool write, bool* shared, const void* pc) {
   Region* region = find_region(p, shared, pc);
   Dl_info info{};
@@ -77,7 +77,7 @@ static Word* shadow(uintptr_t& p, size_t bytes, bool write, bool* shared, const 
     fail(format("out-of-bounds %s of %zu bytes at 0x%zx by %s", write ? "write" : "read", bytes, p,
                 where(*current, pc).c_str()));
   const uintptr_t first = region->begin >> 3;
-  if (!region->words) {  // calloc: pages that are never touched cost nothing
+  if (!region->words) {  // calloc: untouched pages cost nothing
     const size_t count = ((region->end - 1) >> 3) - first + 1;
     region->words.reset(static_cast<Word*>(calloc(count, sizeof(Word))));
     if (!region->words) abort();
@@ -91,7 +91,7 @@ static std::string describe(const Access& a) {
                 a.write ? "write" : "read", o.rank, o.block, o.thread, at(a.place()).c_str());
 }
 
-// Compare an access with those remembered for its word, then remember it.
+// Compare an access with those recorded for its word, then record it.
 static void visit(Word& word, const Access& a, bool shared) {
   Access* place = nullptr;
   for (Access& old : word.slots) {
@@ -103,7 +103,7 @@ static void visit(Word& word, const Access& a, bool shared) {
     }
     if (!(old.mask & a.mask) || old.id == a.id || !(old.write || a.write)) continue;
     if (old.epoch <= (*current->clock)[old.id]) {
-      // What would race with the old access races with this one too: forget the old.
+      // Any race with the old access is also a race with this one: drop the old.
       if (!(old.mask & ~a.mask) && (a.write || !old.write)) old.epoch = 0;
       continue;
     }
@@ -114,11 +114,11 @@ static void visit(Word& word, const Access& a, bool shared) {
                   format("data race on %s memory: ", shared ? "shared" : "global") + describe(a) +
                       ", unordered with " + describe(old));
   }
-  if (!place) place = &word.slots[run.accesses % 6];  // a race with an evicted access can be missed
+  if (!place) place = &word.slots[run.accesses % 6];  // races with an evicted access can be missed
   *place = a;
 }
 
-// Whether an address is of a thread's own variables.
+// Whether an address is on the thread's own stack.
 static bool is_own(uintptr_t p) { return p - uintptr_t(current->stack) < kStackBytes; }
 
 bool check(const void* address, size_t bytes, Kind kind, int scope, const void* pc) {
@@ -152,7 +152,7 @@ bool seen_by_wgmma(const void* address, size_t bytes) {
   return true;
 }
 
-// Shared memory that the current thread has just written, but that nobody may read yet.
+// For shared memory that the current thread has just written, but that must not be read yet.
 void mark_uninitialised(const void* address, size_t bytes) {
   uintptr_t p = uintptr_t(address);
   bool shared = false;
@@ -174,8 +174,8 @@ static void undefined(const char* what, const void* pc) {
   fail(std::string(what) + " by " + where(*current, pc));
 }
 
-// What a GPU does as one access. The hooks see its alignment for nothing; a sanitizer's checks of
-// every pointer that is followed were a fifth of the time of a compile.
+// For what a GPU does in one access: also check its alignment. That is free here, while a
+// sanitizer's check of every dereferenced pointer took a fifth of the compile time.
 static void on_whole_access(const void* p, size_t bytes, Kind kind, const void* pc) {
   if (uintptr_t(p) % bytes && current && run.check && !is_own(uintptr_t(p)))
     undefined("misaligned access", pc);
@@ -198,7 +198,7 @@ API void __tsan_write_range(void* p, size_t n) { on_access(p, n, Kind::write, PC
 API void __tsan_init() {}
 API void __tsan_func_entry(void*) {}
 API void __tsan_func_exit() {}
-API void* __tsan_memset(void* to, int byte, size_t n) {  // clang turns mem* calls into these
+API void* __tsan_memset(void* to, int byte, size_t n) {  // clang replaces mem* calls by these
   on_access(to, n, Kind::write, PC);
   return __builtin_memset(to, byte, n);
 }

@@ -1,4 +1,4 @@
-// Thread block clusters: a barrier over several blocks, and their shared memory for each other.
+// Thread block clusters: the cluster barrier, and access to the shared memory of other blocks.
 #include <algorithm>
 
 #include "runtime.h"
@@ -11,7 +11,7 @@ unsigned cluster_rank() {
 }
 unsigned cluster_size() { return current->block->launch->cluster; }
 
-// What all threads had done and knew when they arrived; the blocks of a cluster share `others`.
+// Merge what all threads had done and knew on arrival; the cluster's blocks then share `others`.
 static void join_clocks(Cluster& cluster) {
   for (Block* block : cluster.blocks) {
     Clock clock = *block->fibers[0].clock;
@@ -85,8 +85,8 @@ void cluster_wait(Site site) {
   else learn(f, *f.block->met);
 }
 
-// Shared memory ends with its block: a peer's access must come before. What an atomic read has
-// found has come.
+// Shared memory ends with its block, so accesses by peers must be ordered before the block's exit.
+// A write that an atomic read has seen is ordered.
 static void check_peers_are_done(const Block& block) {
   Clock known = *block.fibers[0].clock;
   const Clock* last = nullptr;
@@ -114,7 +114,7 @@ void thread_exited(Fiber& fiber) {
   complete_if_all_arrived(cluster);
 }
 
-// The block whose shared memory holds p while another one runs; p becomes its own name for it.
+// Return the peer block whose shared memory holds p; p becomes the address that it uses itself.
 Block* find_peer(uintptr_t& p) {
   for (Block* peer : current->block->cluster->blocks) {
     const uintptr_t fixed = uintptr_t(peer->shared.data());
@@ -144,11 +144,11 @@ void* map_shared(const void* address, unsigned rank, Site site) {
   return is_dynamic ? peer.dynamic.data() + (p - dynamic) : peer.shared.data() + (p - fixed);
 }
 
-// Programmatic dependent launch. The next launch starts when every block has let it in or ended.
+// Programmatic dependent launch: the next launch starts once every block has allowed it or ended.
 void launch_dependents() { current->block->lets_in = true; }
 
-// What the launch ahead did is known from here on; and by the next launch, which starts later than
-// a block of this one that has waited.
+// From here on the thread is ordered after the launch ahead. So is the next launch, as it starts
+// after a block of this launch that has waited.
 void wait_for_launch_ahead() {
   Fiber& f = *current;
   if (!f.block->lets_in) f.block->launch->informed = true;
@@ -156,7 +156,7 @@ void wait_for_launch_ahead() {
   if (!run.check || f.clock->others == before) return;
   Block& block = *f.block;
   const ClockRef clock = f.clock;
-  if (block.waited_from != clock) {  // most threads come here with one clock
+  if (block.waited_from != clock) {  // most threads call this with the same clock
     Clock all{clock->first, clock->own, before};
     const auto own = before->begin() + clock->first;
     raise(all.own, 0, Epochs(own, own + long(all.own.size())));

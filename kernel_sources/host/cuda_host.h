@@ -1,8 +1,8 @@
-// CUDA C++ on a CPU: the language surface. A template that reaches this header through kiln/ptx.cuh
-// compiles with g++ or clang++ and runs on the fibers of this folder. No toolkit header, and no C++
-// standard header: every kernel pays for what is included here on every compile.
+// CUDA C++ on a CPU: the language surface. A template that includes this header through
+// kiln/ptx/ptx.cuh compiles with g++ or clang++ and runs on this folder's fibers. It includes no
+// header of the toolkit or of the C++ library, because every kernel would compile that too.
 #pragma once
-#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // libstdc++: the C math.h alone; <cmath> costs 0.1 s
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS  // only C's math.h; libstdc++'s <cmath> costs 0.1 s
 #include <math.h>
 #undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <stdint.h>
@@ -14,7 +14,7 @@ struct dim3 {
 };
 
 namespace cuda_host {
-struct Site { const char* file; int line; };  // where a kernel called in, for reports
+struct Site { const char* file; int line; };  // where a kernel made a call, for reports
 enum Scope : int { cta, gpu, sys };
 enum Order : int { relaxed, acquire, release, acq_rel };
 enum Op : int { load, store, add, sub, exch, cas, max_, min_, and_, or_, xor_, inc, add_float };
@@ -24,30 +24,31 @@ enum WarpOp : int {
 };
 
 #define CUDA_HOST_API __attribute__((visibility("default")))
-#define CUDA_HOST_CONST __attribute__((visibility("default"), const))  // one value for one thread
+#define CUDA_HOST_CONST __attribute__((visibility("default"), const))  // a constant within a thread
 CUDA_HOST_CONST uint3 thread_idx();
 CUDA_HOST_CONST uint3 block_idx();
 CUDA_HOST_CONST dim3 block_dim();
 CUDA_HOST_CONST dim3 grid_dim();
 CUDA_HOST_CONST int lane();
 CUDA_HOST_CONST void* dynamic_shared();           // 16-byte aligned
-CUDA_HOST_API int barrier(bool vote, Site site);  // returns the block's votes
-// Meet the lanes of `mask`. `value`: a shuffle's source lane, a ballot's predicate. A shuffle
-// replaces the `bytes` at `data` by the source lane's; a ballot returns the votes; a matrix
-// operation finds its operands at `data` and leaves its result there.
+CUDA_HOST_API int barrier(bool vote, Site site);  // returns the sum of votes in the block
+// Synchronise the lanes of `mask`. `value`: a shuffle's source lane, or a ballot's predicate. A
+// shuffle replaces the `bytes` at `data` by the source lane's. A ballot returns the votes. A matrix
+// operation reads its operands at `data` and stores its result there.
 CUDA_HOST_API unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site site);
 CUDA_HOST_API uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare,
                               Order order, Scope scope, Site site);
 CUDA_HOST_API void fence(Scope scope);
-// cp.async: the bytes arrive when a wait covers their group, or earlier, as the seed decides. Until
-// that wait they are poison, or count as uninitialised.
+// cp.async: the seed decides whether the bytes arrive when a wait covers their group, or earlier.
+// Until that wait they are poison, or count as uninitialised.
 CUDA_HOST_API void copy_async(void* to, const void* from, int bytes, bool valid, Site site);
 CUDA_HOST_API void copy_commit();
 CUDA_HOST_API void copy_wait(int pending);  // for all but the newest `pending` groups
-// wgmma: a warp's 16 rows of a result of N eights of columns. It is summed when a wait covers its
-// group, or earlier, as the seed decides. Until that wait d is poison, and nobody touches d and a.
+// wgmma: a warp's 16 rows of a result with 8 * eights columns. The seed decides whether it is added
+// when a wait covers its group, or earlier. Until that wait d is poison, and d and a may not be
+// used.
 struct Panel { const unsigned char* begin; int next; };
-struct WgmmaOperands {  // of one lane; a null: it is `in`
+struct WgmmaOperands {  // operands of one lane; a: null if A is in shared memory (`in`)
   bool bf16, adds;
   int eights;
   float (*d)[4];
@@ -55,7 +56,7 @@ struct WgmmaOperands {  // of one lane; a null: it is `in`
   Panel in, b;
 };
 CUDA_HOST_API void wgmma(const WgmmaOperands& of, Site site);
-CUDA_HOST_API void wgmma_fence();  // the registers that wgmma takes are not written from here on
+CUDA_HOST_API void wgmma_fence();  // afterwards, registers that wgmma uses may not be written
 CUDA_HOST_API void wgmma_commit();
 CUDA_HOST_API void wgmma_wait(int pending, Site site);  // for all but the newest `pending` groups
 CUDA_HOST_API void publish_to_wgmma();
@@ -89,13 +90,13 @@ __attribute__((always_inline)) inline void mma(WarpOp op, float (&d)[4], const u
 }
 __attribute__((always_inline)) inline void load_matrix(WarpOp op, uint32_t (&r)[4],
                                                        const void* row, Site site) {
-  uint64_t io[2] = {uint64_t(row), 0};  // the address goes in, the elements come out
+  uint64_t io[2] = {uint64_t(row), 0};  // in: the address; out: the elements
   warp(op, ~0u, 0, io, sizeof io, site);
   for (int i = 0; i < 4; i++) r[i] = uint32_t(io[i / 2] >> i % 2 * 32);
 }
 
-// One access of sizeof(V) bytes, as on the GPU. A plain struct copy is split into small accesses,
-// which would hide a misaligned vector and report races of the wrong size.
+// One access of sizeof(V) bytes, as on the GPU. A compiler would split a plain struct copy into
+// small accesses, which would hide a misaligned vector and report races of the wrong size.
 template <int N> struct Raw { typedef char type __attribute__((vector_size(N), may_alias)); };
 template <class V> inline V load_vector(const void* p) {
   const typename Raw<sizeof(V)>::type raw = *static_cast<const typename Raw<sizeof(V)>::type*>(p);
@@ -105,7 +106,7 @@ template <class V> inline void store_vector(void* p, const V& v) {
   *static_cast<typename Raw<sizeof(V)>::type*>(p) = copy_bits<typename Raw<sizeof(V)>::type>(v);
 }
 
-// Entry<&kernel>::call unpacks parameters given as cuLaunchKernel takes them: pointers to values.
+// Entry<&kernel>::call unpacks parameters passed as to cuLaunchKernel: pointers to values.
 template <int...> struct Indices {};
 template <auto Kernel> struct Entry;
 template <class... A, void (*Kernel)(A...)> struct Entry<Kernel> {
@@ -118,7 +119,7 @@ template <class... A, void (*Kernel)(A...)> struct Entry<Kernel> {
 };
 }  // namespace cuda_host
 
-#ifndef CUDA_HOST_RUNTIME  // the runtime itself wants none of CUDA's names
+#ifndef CUDA_HOST_RUNTIME  // the runtime itself uses no CUDA names
 #define __global__
 #define __device__
 #define __host__
@@ -127,7 +128,7 @@ template <class... A, void (*Kernel)(A...)> struct Entry<Kernel> {
 #define __launch_bounds__(...)
 #define __maxnreg__(n)
 #define __forceinline__ inline __attribute__((always_inline))
-// A module's __shared__ variables become its thread-local segment, which the runtime saves and
+// A module's __shared__ variables are in its thread-local segment, which the runtime saves and
 // restores when it switches blocks. Section attributes would not work inside templates.
 #define __shared__ static thread_local
 #define __align__(n) __attribute__((aligned(n)))
@@ -175,7 +176,7 @@ template <class T> inline T __shfl_up_sync(unsigned m, T v, int d, int w = 32, C
   return cuda_host::shuffle(m, v, source < (lane & -w) ? lane : source, site);
 }
 
-// CUDA's own atomics are relaxed. For min and max, `compare` says whether T is signed.
+// CUDA's own atomics are relaxed. For min and max, `compare` tells whether T is signed.
 #define CUDA_HOST_ATOMIC(name, op, scope_)                                                        \
   template <class T> inline T name(T* p, T v, CUDA_HOST_SITE) {                                   \
     using namespace cuda_host;                                                                    \
@@ -198,7 +199,7 @@ inline void __threadfence_block() { cuda_host::fence(cuda_host::cta); }
 inline void __threadfence() { cuda_host::fence(cuda_host::gpu); }
 inline void __threadfence_system() { cuda_host::fence(cuda_host::sys); }
 
-#define __expf(x) expf(x)  // macros, because glibc declares functions of these names
+#define __expf(x) expf(x)  // macros, because glibc declares functions with these names
 #define __logf(x) logf(x)
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class T> inline T __ldg(const T* p) { return *p; }

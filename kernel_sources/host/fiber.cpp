@@ -1,4 +1,4 @@
-// Fibers: stacks, the switch between them, shared memory that follows the block, and faults.
+// Fibers: their stacks, the switch between them, per-block shared memory, and memory faults.
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "runtime.h"
 
 extern "C" void cuda_host_switch(void** save, void* to);
-// Save the registers that a call must preserve on this stack, then continue on the other one.
+// Save the callee-saved registers on this stack, then continue on the other stack.
 #if defined(__x86_64__)
 asm(R"(.text
 .type cuda_host_switch,@function
@@ -42,14 +42,14 @@ namespace cuda_host {
 
 Fiber* current;
 static void* scheduler_stack;
-static std::vector<char*> free_stacks;  // the last used first: a kernel that never waits stays hot
+static std::vector<char*> free_stacks;  // LIFO: a kernel that never waits stays in cache
 
 static void add_stack() {
   static unsigned made;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (stack == MAP_FAILED) abort();
-  // A guard page splits a mapping in two, and Linux allows 65530 mappings to a process.
+  // A guard page splits a mapping in two, and Linux allows a process 65530 mappings.
   if (++made < 16384) mprotect(stack, 4096, PROT_NONE);
   free_stacks.push_back(static_cast<char*>(stack));
 }
@@ -58,7 +58,7 @@ static void prepare(Fiber& fiber) {
   if (free_stacks.empty()) add_stack();
   fiber.stack = free_stacks.back();
   free_stacks.pop_back();
-  // Tops at one distance modulo the cache's size would evict each other: spread them over 64 KiB.
+  // Stack tops at equal distances modulo the cache size would evict each other: spread over 64 KiB.
   const uintptr_t colour = uintptr_t(fiber.stack) / kStackBytes * 1088 % (64 << 10);
   void** top = reinterpret_cast<void**>(fiber.stack + kStackBytes - colour) - 2 - kFrameWords;
   memset(top, 0, sizeof(void*) * kFrameWords);
@@ -66,7 +66,7 @@ static void prepare(Fiber& fiber) {
   fiber.stack_pointer = top;
 }
 
-// Put the block's own __shared__ variables in the thread-local segment of its library.
+// Copy the block's __shared__ variables into the thread-local segment of its library.
 static void bring_shared(Block& block) {
   Block* owner = run.shared_owner;
   if (owner == &block) return;
@@ -95,7 +95,7 @@ static struct sigaction old_actions[3];
 static stack_t old_stack;
 static pthread_t runner;
 
-// Leave through the scheduler, as longjmp would. Other threads' faults are not ours to handle.
+// Return to the scheduler, as by longjmp. Faults of other threads go to the previous handler.
 static void on_fault(int signal, siginfo_t* info, void*) {
   if (!current || !pthread_equal(pthread_self(), runner)) {
     for (int i = 0; i < 3; i++)

@@ -75,8 +75,8 @@ float widen(uint16_t x, bool bf16) {
   return unbits<float>(s | (e == 31 ? 255 : e + 112) << 23 | m << 13);
 }
 
-// D (16 x 8) += A (16 x 16) B (16 x 8), in the fragments of the PTX manual. The products are exact;
-// each sum is rounded to float32, in the order of k. A GPU may round otherwise.
+// D (16 x 8) += A (16 x 16) B (16 x 8), in the fragments of the PTX manual. Products are exact;
+// each sum is rounded to float32, in the order of k. A GPU may round differently.
 static void mma(bool bf16, Fiber* lanes) {
   float a[16][16], b[16][8], d[16][8];
   for (int i = 0; i < 32; i++) {

@@ -1,4 +1,4 @@
-// The scheduler: blocks start and retire, and a seeded choice decides which thread runs next.
+// The scheduler: starts and retires blocks; a seeded choice decides which thread runs next.
 #include <time.h>
 
 #include "runtime.h"
@@ -40,7 +40,7 @@ void fiber_main() {
   __builtin_unreachable();  // a finished thread is never resumed
 }
 
-// The threads know what the launch is ordered after; their first epoch is one that nobody knows.
+// Threads inherit the clock of the launch; their first epoch is one that no thread knows.
 static void start_checking(Block& block, const Rank& rank) {
   const unsigned first = block.fibers[0].id;
   const auto from = rank.start->begin() + first;
@@ -57,7 +57,7 @@ static void start_checking(Block& block, const Rank& rank) {
   block.regions[1] = {dynamic, dynamic + block.dynamic.size(), nullptr};
 }
 
-// Block n of the grid.
+// Start block n of the grid.
 static void start_block(Rank& rank, Launch& launch, unsigned n,
                         const std::shared_ptr<Cluster>& cluster) {
   launch.started++;
@@ -71,7 +71,7 @@ static void start_block(Rank& rank, Launch& launch, unsigned n,
   block->rank = unsigned(&rank - run.ranks.data());
   block->number = n;
   block->index = {n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
-  block->shared.assign(launch.shared.size, kPoison);  // no zeros to rely on
+  block->shared.assign(launch.shared.size, kPoison);  // kernels cannot rely on zeros
   block->dynamic.assign(launch.dynamic_bytes, kPoison);
   block->waiting_lanes.assign((threads + 31) / 32, 0);
   block->live = threads;
@@ -101,11 +101,11 @@ static void remember(Rank& rank, const Block& block) {
   }
 }
 
-// Drop finished blocks and launches, admit new blocks.
+// Remove finished blocks and launches; start new blocks.
 static void advance(Rank& rank) {
   for (size_t i = rank.resident.size(); i-- > 0;) {
     Block& block = *rank.resident[i];
-    if (block.cluster->live) continue;  // peers may still reach its shared memory
+    if (block.cluster->live) continue;  // peers may still access its shared memory
     if (run.check) remember(rank, block);
     if (run.shared_owner == &block) run.shared_owner = nullptr;
     rank.resident.erase(rank.resident.begin() + long(i));
@@ -138,13 +138,13 @@ static size_t random_below(size_t n) {
   return size_t((random_bits() >> 32) * n >> 32);
 }
 
-// Seed 0 takes turns. Other seeds choose at random, and now and then freeze a rank, a block or a
-// warp for up to 16384 steps: uniform choice alone almost never lets one rank get far ahead.
+// Seed 0 runs threads in turn. Other seeds choose at random, and now and then freeze a rank, a
+// block or a warp for up to 16384 steps: a uniform choice almost never lets one rank get far ahead.
 static Fiber& pick() {
   const size_t n = run.ready.size();
-  if (run.seed && run.idle < 4 * n) {  // while all poll they take turns: someone may go on
+  if (run.seed && run.idle < 4 * n) {  // if all poll, run them in turn: one may make progress
     size_t i = random_below(n);
-    // Another block's shared variables must be copied in: stay with one block for some steps.
+    // Switching blocks copies their shared variables, so stay with one block for some steps.
     if (run.ranks.size() == 1 && run.shared_owner && random_below(16))
       for (int tries = 0; tries < 8 && run.ready[i]->block != run.shared_owner; tries++)
         i = random_below(n);
@@ -157,7 +157,7 @@ static Fiber& pick() {
     if (run.switches < run.victim.until) {
       int tries = 0;
       while (is_victim(*run.ready[i]) && ++tries < 32) i = random_below(n);
-      if (tries == 32 && run.ranks.size() == 1) run.victim.until = 0;  // nobody else can run
+      if (tries == 32 && run.ranks.size() == 1) run.victim.until = 0;  // no other thread can run
     }
     std::swap(run.ready.front(), run.ready[i]);
   }

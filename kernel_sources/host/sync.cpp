@@ -1,4 +1,4 @@
-// Where threads meet: barriers, warp operations, atomics and fences.
+// Synchronisation of threads: barriers, warp operations, atomics and fences.
 #include <string.h>
 
 #include <algorithm>
@@ -12,11 +12,11 @@ static bool same(Site a, Site b) { return a.line == b.line && !strcmp(a.file, b.
 
 static std::string describe(const Fiber& f) { return std::string(f.what) + " by " + where(f); }
 
-// All lanes of `mask` are here: check that they ask for the same, then serve them.
+// All lanes of `mask` have arrived: check that they request the same operation, then perform it.
 static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
   std::vector<Fiber*> in;
   unsigned votes = 0;
-  char data[32][16];  // of a shuffle
+  char data[32][16];  // of shuffles
   for (unsigned i = 0; i < 32; i++) {
     if (!(mask >> i & 1)) continue;
     Fiber& f = lanes[i];
@@ -40,7 +40,7 @@ static void complete_warp(Block& block, Fiber* lanes, unsigned mask) {
   // Only __syncwarp orders memory; shuffles and votes do not.
   if (current->op == warp_sync && run.check) order_all(in);
   block.waiting_lanes[current->index / 32] &= ~mask;
-  // A vote on what its lanes have polled is no progress, nor that they go on.
+  // A vote on values that its lanes polled is no progress, and neither is their wake-up.
   const auto polled = [](const Fiber* f) { return f->polled; };
   const uint64_t idle = std::any_of(in.begin(), in.end(), polled) ? run.idle : 0;
   for (Fiber* f : in)
@@ -65,7 +65,7 @@ unsigned warp(WarpOp op, unsigned mask, int value, void* data, int bytes, Site s
     fail(format("the mask 0x%08x lacks its own caller: %s", mask, describe(f).c_str()));
   if (left < 32 && op > warp_ballot)
     fail(format("%s needs a whole warp", describe(f).c_str()));
-  if (left < 32) mask &= (1u << left) - 1;  // a full mask is fine in a last, partial warp
+  if (left < 32) mask &= (1u << left) - 1;  // allow a full mask in a partial last warp
   for (unsigned i = 0; i < 32; i++)
     if (mask >> i & 1 && lanes[i].done)
       fail(format("%s waits for lane %u, which has exited", describe(f).c_str(), i));
@@ -91,7 +91,7 @@ void lane_exited(const Fiber& fiber) {
       fail(format("%s waits for lane %u, which has exited", describe(f).c_str(), lane));
 }
 
-// A thread that has exited no longer counts, as on GPUs since Volta.
+// Threads that have exited do not count, as on GPUs since Volta.
 int barrier(bool vote, Site site) {
   Block& block = *current->block;
   block.votes += vote;
@@ -122,7 +122,7 @@ void complete_barrier(Block& block) {
   for (Fiber* f : in) wake(*f);
 }
 
-// One OS thread runs every fiber, so that plain memory accesses are atomic here.
+// One OS thread runs every fiber, so a plain memory access is atomic.
 template <class T> static uint64_t apply(Op op, T* p, T v, uint64_t compare) {
   using Signed = std::make_signed_t<T>;
   const T old = *p;
@@ -162,7 +162,7 @@ static void synchronise(Op op, std::vector<Publication>& published, Order order,
   else if (f.released) published.push_back({f.released, f.id, scope});
 }
 
-// All yield at times, and loads always when they poll, so that the thread they wait for can run.
+// Yield at random, and always in a load that polls, so that the thread it waits for can run.
 uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Order order,
                 Scope scope, Site site) {
   Fiber& f = *current;
@@ -179,7 +179,7 @@ uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Ord
       bytes == 4   ? apply(op, static_cast<uint32_t*>(p), uint32_t(value), compare)
       : bytes == 8 ? apply(op, static_cast<uint64_t*>(p), value, compare)
                    : apply(op, static_cast<uint16_t*>(p), uint16_t(value), compare);
-  // Whoever polls may ask several flags in turn: that is no progress.
+  // A thread may poll several flags in turn: that is no progress.
   if (op != load || (f.polled_at == p && f.polled_value != old)) run.idle = 0;
   f.polled = op == load;
   f.polled_at = p;

@@ -1,19 +1,19 @@
-// wgmma: what four warps multiply while their threads go on. A host does each warp's part apart, as
-// late as a wait allows, so that whoever touches operands or sums too early is found out.
+// wgmma: asynchronous products of four warps. The host computes each warp's part separately, as
+// late as a wait allows, so that a kernel that accesses operands or sums too early fails a check.
 #include <string.h>
 
 #include "runtime.h"
 
 namespace cuda_host {
 
-// Where 16 bytes of an operand lie: chunk `chunk` of a row, counted from where the operand begins.
+// Address of a 16-byte chunk of a row; chunks count from the start of the operand.
 static const unsigned char* place(const Panel& x, int row, int chunk) {
   const int bytes = chunk / 8 * x.next + row * 128 + chunk % 8 * 16;
   const uintptr_t p = uintptr_t(x.begin) + uintptr_t(bytes);
   return reinterpret_cast<const unsigned char*>(p ^ (p >> 3 & 0x70));
 }
 
-// The current thread's share of what its warp reads.
+// Check the current thread's share of its warp's reads.
 static void check_panels(const Multiplication& m) {
   if (!run.check) return;
   const unsigned lane = current->index % 32, warp = current->index / 32 % 4;
@@ -38,7 +38,7 @@ static Registers* find(Fiber& f, const void* begin) {
   return nullptr;
 }
 
-// The registers are the wgmma's from here on.
+// Reserve registers for a wgmma.
 static Registers& take(const void* begin, size_t words) {
   Fiber& f = *current;
   Registers* r = find(f, begin);
@@ -57,7 +57,7 @@ static Registers& take(const void* begin, size_t words) {
   return *r;
 }
 
-// A wgmma is done with the registers; those of a sum get it once nobody adds to it any more.
+// Release a wgmma's registers. A sum is stored once no pending wgmma adds to it.
 static void give_back(const void* begin, bool sum) {
   Registers& r = *find(*current, begin);
   if (--r.users || !sum) return;
@@ -105,7 +105,7 @@ void wgmma_wait(int pending, Site site) {
     done++;
   }
   warp(warp_wgmma_wait, ~0u, int(done), nullptr, 0, site);
-  if (done) f.fenced = false;  // who has waited goes on to write registers
+  if (done) f.fenced = false;  // after a wait, threads may write registers
   for (size_t i = 0; i < done; i++) {
     const WgmmaOperands& of = f.multiplications[i].of;
     if (of.a) give_back(of.a, false);
@@ -118,7 +118,7 @@ void publish_to_wgmma() {
   if (run.check) current->published = current->epoch++;
 }
 
-// D (16 x 8 N) += A (16 x 16) B (16 x 8 N), a warp's part, summed as by mma.
+// D (16 x 8 N) += A (16 x 16) B (16 x 8 N) for one warp, in the order of mma().
 static void multiply(Fiber* lanes, size_t number) {
   const WgmmaOperands& of = lanes[0].multiplications[number].of;
   float a[16][16], b[16][128];

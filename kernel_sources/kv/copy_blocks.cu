@@ -1,23 +1,22 @@
 // pool[p, pairs[i, 1], :] = pool[p, pairs[i, 0], :]      for every pool p and pair i, in bytes
-//
-// pool: [pools, blocks, block_bytes], blocks dense, 16-byte aligned and of a multiple of 16 bytes;
-// pairs: [num_pairs, 2] int64: source, destination. No block is the destination of one pair and in
-// another pair too. A pair with a negative source is padding. The grid: pieces of a block, pools,
-// pairs. No compile-time parameters.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/ptx_store.cuh"
+// pool: [pools, blocks, block_bytes], blocks dense, 16-byte aligned, in multiples of 16 bytes;
+// pairs: [num_pairs, 2] int64: source, destination. The destination of a pair is in no other pair.
+// A negative source marks padding. Grid: pieces of a block, pools, pairs. No compile-time
+// parameters.
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/store.cuh"
 
 namespace {
 
 constexpr int kInFlight = 4;  // vectors that a thread loads before it stores any
-struct alignas(16) Vector { uint32_t word[4]; };  // bytes would be unpacked, and packed again
+struct alignas(16) Vector { uint32_t word[4]; };  // not bytes: they would be unpacked and repacked
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128)
 copy_blocks(uint8_t* pool, const int64_t* pairs, int64_t num_pairs, int64_t block_bytes,
             int64_t pool_stride, int64_t block_stride) {
-  kiln::pdl_writes_plan();  // of blocks, which attention reads before it waits
+  kiln::pdl_writes_plan();  // writes blocks that attention reads before its pdl_wait
   kiln::pdl_launch_dependents_last();
   uint8_t* blocks = pool + blockIdx.y * pool_stride;
   const int step = blockDim.x * sizeof(Vector);

@@ -1,17 +1,18 @@
-// A token's way from the qkv projection into attention, in one launch. For each head of query and
-// key: rms_norm(x, weight) where there are weights, then the NeoX rotation of apply_rotary; then
-//   out[t, h, :] = query;  key_pool[slot / B, h, slot % B, :] = key / k_scale;  value_pool likewise
+// out[t, h, :] = rope(norm(query));  key_pool[slot / B, h, slot % B, :] = rope(norm(key)) / k_scale
+// value_pool: value / v_scale.  norm: rms_norm of a head if weights are given; rope: NeoX rotation
 //
 // query, out: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; pools: [blocks,
 // kv_heads, B, head_dim]; slots: [tokens] int64, -1 stores nothing; out may be query. All rows
-// 16-byte aligned, head_dim and rotary_dim / 2 multiples of 8, head_dim at most 256. A pool of e4m3
-// holds x / scale, saturating; one of SCALAR_T x. Bit for bit what rms_norm, apply_rotary and a
-// copy give. A head has a team of threads, a power of two, each with two chunks of 8 elements: the
-// two of a rotation, or of what is not rotated two neighbours. threadIdx.y is the head: nothing is
-// divided. Compile-time parameters (jit_kernels/ops/kv.py): SCALAR_T, KV_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rotate.cuh"
-#include "kiln/vec.cuh"
+// 16-byte aligned; head_dim, at most 256, and rotary_dim / 2 are multiples of 8. An e4m3 pool holds
+// x / scale, saturated; a SCALAR_T pool holds x. The same bits as rms_norm, apply_rotary and a
+// copy.
+// Work split: a team of threads, a power of two, for each head. Each thread has two chunks of 8
+// elements: two that are rotated together, or two adjacent ones that are not rotated. threadIdx.y
+// is the head, which saves a division. Compile-time parameters (jit_kernels/ops/kv.py): SCALAR_T,
+// KV_T.
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rotate.cuh"
+#include "kiln/rows/vec.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -42,7 +43,7 @@ struct Chunk {
 };
 
 KILN_FN void store_chunk(SCALAR_T* p, const Chunk& x, float) { x.store(p); }
-// Not inlined: two copies of eight divisions are much to compile.
+// Not inlined: eight divisions take long to compile, and there would be two copies.
 KILN_NOINLINE void store_chunk(kiln::e4m3* p, Chunk x, float scale) {
   kiln::Vec<kiln::e4m3, kChunk> bytes;
 #pragma unroll
@@ -56,9 +57,9 @@ KILN_NOINLINE void store_chunk(kiln::e4m3* p, Chunk x, float scale) {
   bytes.store(p);
 }
 
-// Which two chunks of a head a thread of its team has.
+// The two chunks of a head that a thread of its team holds.
 struct Place {
-  int thread, team, chunks, pieces;  // chunks of a head, of half the rotated dimensions
+  int thread, team, chunks, pieces;  // chunks: of a head; pieces: of half the rotated dimensions
   bool rotated;
   int first, second;
 
@@ -68,8 +69,7 @@ struct Place {
     first = rotated ? thread : 2 * thread;
     second = rotated ? thread + pieces : 2 * thread + 1;
   }
-  // The sums x of the first and y of the second chunks as they would be if thread i had the chunks
-  // i and i + team.
+  // Exchange the chunks' sums: thread i gets those of chunks i and i + team, as in rms_norm.
   KILN_FN void in_order(float& x, float& y) const {
     const float low = of(x, y, thread), high = of(x, y, thread + team);
     x = low, y = high;
@@ -96,8 +96,8 @@ KILN_FN float sum_of_squares(const Vector& x) {
   return sum;
 }
 
-// The sum of squares of a head, in the order of rms_norm's teams: the vectors of a thread, then the
-// threads as a butterfly.
+// The sum of squares of a head, in the order of rms_norm: over a thread's vectors, then a butterfly
+// over the threads.
 KILN_FN float sum_of_squares(const Chunk& a, const Chunk& b, const Place& place) {
   float sums[kVectors];
 #pragma unroll
@@ -127,7 +127,7 @@ KILN_FN void scale_chunk(Chunk& x, const SCALAR_T* weight, float scale) {
   }
 }
 
-// From lane 1, which has it.
+// Broadcast lane 1's value.
 KILN_FN int64_t slot_of(int64_t near) {
   const uint32_t low = __shfl_sync(kWarp, uint32_t(near), 1);
   const uint32_t high = __shfl_sync(kWarp, uint32_t(uint64_t(near) >> 32), 1);
@@ -150,7 +150,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   kiln::take_turn();
   const Place place(head_dim, half);
   const int64_t token = blockIdx.x;
-  // Odd lanes ask for the slot; the others for the position, that it may be near when it is read.
+  // Odd lanes load the slot. Even lanes prefetch the position, which is read below.
   const uint32_t odd = (threadIdx.y * blockDim.x + threadIdx.x) % 2;
   const int64_t near = (odd ? slots : positions)[token];
   const int head = blockIdx.y * blockDim.y + threadIdx.y, kv_head = head - heads;
@@ -163,10 +163,10 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   const bool has_first = there && place.first < place.chunks;
   const bool has_second = there && place.second < place.chunks;
   const int i = place.first * kChunk, j = place.second * kChunk;
-  Chunk a = {}, b = {};  // on their way while position and slot arrive
+  Chunk a = {}, b = {};  // in flight while position and slot load
   if (has_first) a.load(from + i);
   if (has_second) b.load(from + j);
-  __syncwarp();  // or the compiler asks for those once the position is known
+  __syncwarp();  // else the compiler issues these loads after the position's
   const int64_t position = positions[token];
   const bool rotated = has_first && place.rotated && !is_value;
   kiln::Turn<kChunk> turn;
@@ -190,7 +190,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
     if (has_first) a.store(to + i);
     if (has_second) b.store(to + j);
   } else if (slot >= 0) {
-    // A division of 64 bits is ten times the code; there are 2^32 slots of such blocks at most.
+    // 64-bit division is ten times the code. Such a pool has at most 2^32 slots.
     const int64_t block =
         block_shift >= 0 ? slot >> block_shift : uint32_t(slot) / uint32_t(block_size);
     const int64_t row = slot - block * block_size;

@@ -1,21 +1,21 @@
-// sorted_ids = the places of ids [pairs] in the order of their experts, each expert's run in the
-//   order of the places and filled up with `pairs` to a multiple of block_size; expert_ids[b] = the
-//   expert of block b; expert_ends[e] = where e's run ends; num_post_padded = where the last ends
+// sorted_ids = indices of ids [pairs] sorted by expert, each expert's run padded with `pairs` to a
+//   multiple of block_size; expert_ids[b] = expert of block b; expert_ends[e] = end of e's run;
+//   num_post_padded = end of the last run
 //
-// ids: [pairs] int32, what is outside 0 .. experts-1 is left out. sorted_ids: [capacity] with room
-// for all runs, the rest of it is filled with `pairs`; expert_ids: [blocks], the rest -1. Blocks of
-// 512 threads, at most 512 experts; stable: the same on every run.
-// Each block counts all pairs, and places those of its own experts: so blocks need not meet.
-// Compile-time parameters: none.
-#include "kiln/ptx.cuh"
-#include "kiln/ptx_launch.cuh"
+// ids: [pairs] int32; ids outside 0 .. experts-1 are left out. sorted_ids: [capacity], room for all
+// runs; the rest is filled with `pairs`. expert_ids: [blocks]; the rest is -1. The sort is stable,
+// so every run gives the same result. At most 512 experts. No compile-time parameters.
+// Work split: blocks of 512 threads. Each block counts all pairs, but places only those of its own
+// experts, so blocks need not synchronise.
+#include "kiln/ptx/ptx.cuh"
+#include "kiln/ptx/launch.cuh"
 
 namespace {
 
 constexpr int kWarps = 16, kMaxExperts = 512, kExpertBits = 9, kAhead = 4;
 constexpr uint32_t kAll = 0xffffffffu;
 
-// The lanes whose expert is this lane's; nothing of use where that is out of range.
+// The lanes with the same expert as this lane. Undefined if this lane's expert is out of range.
 KILN_FN uint32_t peers_of(int expert, bool valid) {
   uint32_t peers = __ballot_sync(kAll, valid);
 #pragma unroll
@@ -26,7 +26,7 @@ KILN_FN uint32_t peers_of(int expert, bool valid) {
   return peers;
 }
 
-// The sum of x over this thread and all before it. partial: shared, kWarps ints.
+// Inclusive prefix sum over the block. partial: shared memory, kWarps ints.
 KILN_FN int sum_up_to(int x, int* partial) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
@@ -42,8 +42,8 @@ KILN_FN int sum_up_to(int x, int* partial) {
   return before + x;
 }
 
-// Each warp has a stretch of the pairs to itself, of whole groups of 32; the ids of some groups are
-// on their way while one is worked on.
+// A warp's own range of the pairs, in whole groups of 32. The ids of the next kAhead groups are
+// prefetched while the warp processes one.
 struct Stretch {
   const int32_t* ids;
   int end;
@@ -73,7 +73,7 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
              int32_t* expert_ends, const int32_t* ids, int pairs, int experts, int block_size,
              int capacity, int blocks) {
   kiln::take_turn();
-  __shared__ int places[kWarps * kMaxExperts];  // of a warp and an expert: first a count
+  __shared__ int places[kWarps * kMaxExperts];  // for each warp and expert: first a count
   __shared__ int first_block[kMaxExperts], end_block[kMaxExperts], filled[kMaxExperts];
   __shared__ int partial[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
@@ -94,7 +94,7 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
   Stretch placed(ids, begin, end);
   __syncthreads();
 
-  // Counts of warps become where each begins inside its expert's run; runs are laid end to end.
+  // Counts become offsets of the warps in each expert's run; the runs follow each other.
   int count = 0;
   if (thread < experts) {
     int own[kWarps];
@@ -130,7 +130,7 @@ align_tokens(int32_t* sorted_ids, int32_t* expert_ids, int32_t* num_post_padded,
     const int rank = before + __popc(peers & ((1u << lane) - 1));
     if (valid) sorted_ids[first_block[expert] * block_size + rank] = first + lane;
   }
-  const int own = lane * kWarps + warp;  // most experts have no pairs, where those are few
+  const int own = lane * kWarps + warp;  // spread over warps: with few pairs most experts have none
   const bool of_block = own >= first_own && own < end_own;
   uint32_t used = __ballot_sync(kAll, of_block && first_block[own] < end_block[own]);
   for (; used; used &= used - 1) {

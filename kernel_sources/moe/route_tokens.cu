@@ -1,18 +1,18 @@
-// out_ids[t, :] = the top_k experts of largest choice[t, :], first the largest, ties to the lower id
+// out_ids[t, :] = the top_k experts of largest choice[t, :], largest first, ties to the lower id
 // out_weights[t, j] = score[t, out_ids[t, j]] / (renormalise ? their sum + 1e-20 : 1) * factor
-//   score = softmax or sigmoid of logits[t, :]; choice = score + bias. With groups of neighbours,
-//   only experts of the top_groups groups of largest sum of their two largest choices are chosen.
+//   score = softmax or sigmoid of logits[t, :]; choice = score + bias. With groups of experts, only
+//   the top_groups groups, ranked by the sum of their two largest choices, are eligible.
 //
-// logits: [tokens, experts], rows may be strided; bias: [experts] or null; out_*: [tokens, top_k].
-// experts <= MAX_EXPERTS, num_groups divides them; top_k <= 32 and <= what the kept groups hold.
-// A NaN counts as -inf and +inf as the largest float, so ids are always distinct and in range; an
-// expert at -inf weighs 0. Without bias and groups the logits themselves are compared: nothing is
-// rounded. One warp a token, in exactly rounded float32: the same bits anywhere.
-// Compile-time parameters (jit_kernels/ops/moe.py): LOGITS_T, MAX_EXPERTS.
-#include "kiln/math.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/ptx_warp.cuh"
-#include "kiln/reduce.cuh"
+// logits: [tokens, experts], any row stride; bias: [experts] or null; out_*: [tokens, top_k].
+// experts <= MAX_EXPERTS, divisible by num_groups; top_k <= 32 and <= the experts in the kept
+// groups. A NaN logit counts as -inf and +inf as the largest float, so ids are distinct and in
+// range; an expert at -inf has weight 0. Without bias and groups, logits are compared directly,
+// without rounding. Compile-time parameters (jit_kernels/ops/moe.py): LOGITS_T, MAX_EXPERTS.
+// Work split: one warp per token, in exactly rounded float32: the same bits on every GPU.
+#include "kiln/math/exact.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/warp.cuh"
+#include "kiln/math/reduce.cuh"
 
 #ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
 #define LOGITS_T kiln::bf16
@@ -21,12 +21,12 @@
 
 namespace {
 
-constexpr int kPerLane = MAX_EXPERTS / 32;  // expert lane * kPerLane + i is entry i of a lane
+constexpr int kPerLane = MAX_EXPERTS / 32;  // entry i of a lane is expert lane * kPerLane + i
 constexpr uint32_t kTaken = 0, kOutside = 1;  // keys below that of any number
 constexpr uint32_t kAll = 0xffffffffu;
 constexpr float kLargest = 3.4028235e38f, kLog2e = 1.44269504f;
 
-// A key that is larger for a larger x, which is no NaN and not -0.
+// Integer key with the order of x, which is neither NaN nor -0.
 KILN_FN uint32_t ordered(float x) {
   const uint32_t u = kiln::as_uint(x);
   return u >> 31 ? ~u : u | 0x80000000u;
@@ -38,20 +38,20 @@ KILN_FN float exp_of(float x) { return kiln::exp2_exact(kiln::mul_rn(x, kLog2e))
 
 KILN_FN float cleaned(float x) { return x == x ? fminf(x, kLargest) : kiln::minus_infinity(); }
 
-// The exponential that a logit x weighs by: e^-|x| for a sigmoid, else e^(x - largest).
+// The exponential in a logit's score: e^-|x| for a sigmoid, else e^(x - largest).
 KILN_FN float exponential_of(float x, bool sigmoid, float largest) {
   const float e = exp_of(sigmoid ? (x < 0.0f ? x : -x) : kiln::sub_rn(x, largest));
   return x == kiln::minus_infinity() ? 0.0f : e;
 }
-// What a logit x weighs; `total` is the sum of all exponentials of a softmax.
+// Score of a logit x; `total`: the sum of all exponentials of a softmax.
 KILN_FN float score_of(float x, float exponential, bool sigmoid, float total) {
   const float over = sigmoid && !(x < 0.0f) ? 1.0f : exponential;
   const float under = sigmoid ? kiln::add_rn(1.0f, exponential) : total;
   return under > 0.0f ? kiln::div_rn(over, under) : 0.0f;
 }
 
-// Four entries at a time, in one copy of the code: less to compile, and to fetch, than one for each
-// entry, and not one after the other.
+// Four entries at a time, not inlined: one copy of the code is less to compile and to fetch than
+// one for each entry, and four entries overlap.
 struct Four { float v[4]; };
 KILN_NOINLINE Four exponentials_of(Four x, bool sigmoid, float largest) {
 #pragma unroll
@@ -79,15 +79,16 @@ struct Two {
   }
 };
 
-// The key of the group of each lane g < num_groups: the sum of its two largest choices. A group has
-// `lanes` whole lanes, a power of two, and all are done at once; or where that is 0 any `size`.
+// Key of group g in lane g < num_groups: the sum of its two largest choices. If a group fills
+// `lanes` whole lanes, a power of two, all groups are reduced at once; if lanes is 0, any `size`
+// works.
 KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int lanes, int size,
                               int num_groups) {
   uint32_t of_group = kTaken;
 #pragma unroll 1
   for (int g = 0; g < (lanes ? 1 : num_groups); ++g) {
     Two two;
-    const int first = lanes ? 0 : lane * kPerLane - g * size;  // of this lane's, in the group
+    const int first = lanes ? 0 : lane * kPerLane - g * size;  // this lane's first entry in it
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
       if (uint32_t(first + i) < uint32_t(size)) two.take(choice[i / 4].v[i % 4]);
@@ -100,7 +101,7 @@ KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int 
   return lane < num_groups ? of_group : kTaken;
 }
 
-// Mark the keys of all experts outside the top groups: those that too many others come before.
+// Mark the keys of experts outside the top groups, which top_groups others precede.
 KILN_FN void keep_groups(uint32_t (&key)[kPerLane], const Four (&choice)[kPerLane / 4], int lane,
                          int experts, int num_groups, int top_groups) {
   const int size = experts / num_groups;
@@ -114,7 +115,7 @@ KILN_FN void keep_groups(uint32_t (&key)[kPerLane], const Four (&choice)[kPerLan
     before += other > own || (other == own && g < lane);
   }
   const uint32_t kept = __ballot_sync(kAll, lane < num_groups && before < top_groups);
-  uint32_t inside = 0;  // bit i: entry i of this lane is of a group that is kept
+  uint32_t inside = 0;  // bit i: entry i of this lane is in a kept group
   if (lanes) {
     inside = kept >> (lane / lanes) & 1 ? kAll : 0;
   } else {
@@ -148,14 +149,14 @@ route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const
   const bool by_logit = bias == nullptr && num_groups == 1;
   for (int64_t token = int64_t(blockIdx.x) * warps + threadIdx.x / 32; token < tokens;
        token += int64_t(gridDim.x) * warps) {
-    __syncwarp();  // tells the compiler that all lanes are here: else each shuffle is two
+    __syncwarp();  // converges the lanes: else the compiler emits each shuffle twice
     const LOGITS_T* row = logits + token * stride;
     Four x[kPerLane / 4], e[kPerLane / 4];
     uint32_t key[kPerLane];
     float largest = kiln::minus_infinity(), total = 0.0f;
     LOGITS_T logit[kPerLane];
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {  // all loads at once
+    for (int i = 0; i < kPerLane; ++i) {  // issue all loads first
       logit[i] = LOGITS_T{};
       if (lane * kPerLane + i < experts) logit[i] = row[lane * kPerLane + i];
     }
@@ -181,26 +182,26 @@ route_tokens(float* out_weights, int32_t* out_ids, const LOGITS_T* logits, const
       for (int i = 0; i < kPerLane / 4; ++i) x[i] = scores_of(x[i], e[i], sigmoid, total);
     }
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {  // x is what is compared, but for the bias
+    for (int i = 0; i < kPerLane; ++i) {  // from here on x is the choice
       const int expert = lane * kPerLane + i;
-      const float more = bias && expert < experts ? bias[expert] : 0.0f;  // makes 0 of -0
+      const float more = bias && expert < experts ? bias[expert] : 0.0f;  // also turns -0 into 0
       float& own = x[i / 4].v[i % 4];
       own = comparable(kiln::add_rn(own, more));
       key[i] = expert < experts ? ordered(own) : kTaken;
     }
     if (num_groups > 1) keep_groups(key, x, lane, experts, num_groups, top_groups);
-    int id = 0;  // of lane j: what was chosen in round j
+    int id = 0;  // lane j: the expert chosen in round j
     uint32_t best = largest_of(key);
 #pragma unroll 1
     for (int j = 0; j < top_k; ++j) {
       const uint32_t most = kiln::warp_largest(best);
-      const int owner = __ffs(__ballot_sync(kAll, best == most)) - 1;  // has the lowest ids
+      const int owner = __ffs(__ballot_sync(kAll, best == most)) - 1;  // the lowest ids
       int at = 0;
       if (lane == owner) {
 #pragma unroll
         for (int i = kPerLane - 1; i >= 0; --i) at = key[i] == most ? i : at;
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i)  // a choice, not an index: keys stay in registers
+        for (int i = 0; i < kPerLane; ++i)  // a select, not an index: keys stay in registers
           key[i] = i == at ? kTaken : key[i];
         best = largest_of(key);
       }

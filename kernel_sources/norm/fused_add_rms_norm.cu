@@ -1,10 +1,10 @@
 // residual[r, i] += x[r, i];  x[r, i] = rms_norm(residual[r, :])[i] * (weight_offset + weight[i])
-//
-// x, residual: [rows, d], both in place, rows may be strided; weight: [d]. A team of threads a row;
-// any d, any alignment. The sum is rounded to SCALAR_T before the norm reads it: bit for bit what
-// add then norm gives. Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rms.cuh"
+// x, residual: [rows, d], both in place, any row stride; weight: [d]. Any d, any alignment. One
+// team of threads per row (kiln/rows/rows.cuh). The sum is rounded to SCALAR_T before the norm
+// reads it: the same bits as add, then norm.
+// Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

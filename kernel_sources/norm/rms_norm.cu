@@ -1,10 +1,9 @@
 // out[r, i] = x[r, i] / sqrt(mean_i(x[r, i]^2) + eps) * (weight_offset + weight[i])
-//
-// x, out: [rows, d], rows may be strided; weight: [d]. A team of threads a row; any d, any
-// alignment. With weight_offset 0 the row is rounded to SCALAR_T before the weight multiplies it.
-// Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rms.cuh"
+// x, out: [rows, d], any row stride; weight: [d]. Any d, any alignment. One team of threads per row
+// (kiln/rows/rows.cuh). With weight_offset 0 the row is rounded to SCALAR_T before it is multiplied
+// by the weight. Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

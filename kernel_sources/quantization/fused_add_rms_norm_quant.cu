@@ -1,11 +1,10 @@
 // residual[r, i] += x[r, i];  out[r, :] = quantize(rms_norm(residual[r, :])), with its scales
-//
-// x, residual, out: [rows, d], rows may be strided; weight: [d]; scales as in quantize.cu. A team
-// of threads a row, which is read once; bit for bit what add, norm and quantize give.
+// x, residual, out: [rows, d], any row stride; weight: [d]; scales as in quantize.cu. One team of
+// threads per row, which is read once; the same bits as add, norm and quantize.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
-#include "kiln/rms.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
+#include "kiln/rows/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -1,13 +1,12 @@
-// out[r, i] = QUANT_T(x[r, i] / scale), scale = max |x| / 448 (e4m3) or 127 (int8) of what has it
-//
-// x, out: [rows, d], rows may be strided; any d, any alignment. One scale a row, out_scale
-// [rows, 1]; or, group 128, for each 128 elements of one, out_scale [rows, d / 128], where 128
-// divides d; or for all, out_scale [1]: the one given, or that of the largest of the maxima
-// [num_maxima], a multiple of 4, 16-byte aligned.
+// out[r, i] = QUANT_T(x[r, i] / scale), scale = max |x| / (e4m3: 448, int8: 127) of its elements
+// x, out: [rows, d], any row stride, any d, any alignment. Scales are shared by a row: out_scale
+// [rows, 1]; or, if group is 128, by 128 elements of a row: out_scale [rows, d / 128], 128 divides
+// d; or by all: out_scale [1], the given scale, or that of the largest of the maxima [num_maxima],
+// a multiple of 4, 16-byte aligned.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/plain.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
+#include "quantization/plain.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -21,7 +20,7 @@ quantize(QUANT_T* out, float* out_scale, const SCALAR_T* x, const float* scale, 
   kiln::take_turn();
   __shared__ kiln::Partial<uint32_t> partial;
   float given = scale ? *scale : 0.0f;
-  if (maxima) {  // few enough for each warp to look at all
+  if (maxima) {  // few enough for each warp to read all
     uint32_t largest = 0;
 #pragma unroll 1
     for (int i = (threadIdx.y * blockDim.x + threadIdx.x) % 32 * 4; i < num_maxima; i += 128) {

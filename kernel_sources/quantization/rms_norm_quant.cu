@@ -1,12 +1,11 @@
-// out[r, :] = quantize(rms_norm(x[r, :])), with its scales: bit for bit what those two give
-//
-// x, out: [rows, d], rows may be strided; weight: [d]; scales as in quantize.cu. Half a team of
-// threads a row, which is read once: each thread has four chunks, as there is much to do for a row
-// that takes as long for one chunk as for four.
+// out[r, :] = quantize(rms_norm(x[r, :])), with its scales; the same bits as norm, then quantize
+// x, out: [rows, d], any row stride; weight: [d]; scales as in quantize.cu. Half a team of threads
+// per row, which is read once. A thread has four chunks, because much of the work for a row takes
+// as long for one chunk as for four.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
-#include "kiln/rms.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
+#include "kiln/rows/rms.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

@@ -1,11 +1,10 @@
-// out[r, :] = quantize(silu(x[r, :d]) * x[r, d:]), with its scales: bit for bit what those two give
-//
-// x: [rows, 2d], out: [rows, d], rows may be strided; scales as in quantize.cu. A team of threads a
+// out[r, :] = quantize(silu(x[r, :d]) * x[r, d:]), with its scales; the same bits as unfused
+// x: [rows, 2d], out: [rows, d], any row stride; scales as in quantize.cu. One team of threads per
 // row, which is read once.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T, QUANT_T.
-#include "kiln/gated_rows.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
+#include "quantization/gated_rows.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16

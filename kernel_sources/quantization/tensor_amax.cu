@@ -1,10 +1,9 @@
 // out[b] = max |x[r, i]| over all i and the rows r = b, b + num_parts, ...      out: [num_parts]
-//
-// x: [rows, d], rows may be strided; any d, any alignment. A block a part; the largest of all parts
-// is the tensor's, whatever the order, and a NaN stays one.
+// x: [rows, d], any row stride, any d, any alignment. A block computes each part; the largest part
+// is the tensor's maximum, in any order, and NaN propagates.
 // Compile-time parameters (jit_kernels/quantization_specs.py): SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/quantize.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "quantization/quantize.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -12,7 +11,7 @@
 
 namespace {
 
-// The largest of ROWS rows at a time: one alone leaves too little under way, where there are many.
+// Maximum over ROWS rows at a time: with many rows, one at a time has too few loads in flight.
 template <int ROWS>
 KILN_FN uint32_t largest_of(const SCALAR_T* x, int64_t rows, int64_t d, int64_t stride) {
   using Chunk = kiln::Chunk<SCALAR_T>;
@@ -31,7 +30,7 @@ KILN_FN uint32_t largest_of(const SCALAR_T* x, int64_t rows, int64_t d, int64_t 
   return largest;
 }
 
-// The largest of rows of any width and alignment.
+// Maximum over rows of any width and alignment.
 KILN_FN uint32_t largest_of_elements(const SCALAR_T* x, int64_t rows, int64_t d, int64_t stride) {
   uint32_t largest = 0;
   for (int64_t row = blockIdx.x; row < rows; row += gridDim.x)

@@ -1,16 +1,16 @@
-// NeoX rotation, in place, of query and key in one launch. With h = rotary_dim / 2, i < h,
-// c = cos_sin_table[positions[t], i], s = cos_sin_table[positions[t], h + i]:
-//   (x[t, head, i], x[t, head, h + i]) = (x_i * c - x_(h+i) * s, x_(h+i) * c + x_i * s)
+// (x[t, head, i], x[t, head, h + i]) = (x_i * c - x_(h+i) * s, x_(h+i) * c + x_i * s), in place
+//   for query and key (NeoX); h = rotary_dim / 2, i < h,
+//   (c, s) = cos_sin_table[positions[t], (i, h + i)]
 //
-// query: [tokens, heads, head_dim], key: [tokens, kv_heads, head_dim], last dimension dense;
-// positions: [tokens] int64; cos_sin_table: [max_position, rotary_dim] float32. Dimensions of a
-// head past rotary_dim stay as they are. A block turns some heads of token blockIdx.x. Where all
-// rows are 16-byte aligned a thread turns one vector of each half of a head, or of two heads;
-// threadIdx.y is the head, so that nothing is divided. Compile-time parameters
-// (jit_kernels/ops/rotary/spec.py): SCALAR_T.
-#include "kiln/ptx_launch.cuh"
-#include "kiln/rotate.cuh"
-#include "kiln/vec.cuh"
+// query: [tokens, query_heads, head_dim], key: [tokens, key_heads, head_dim], last dimension dense;
+// positions: [tokens] int64; cos_sin_table: [max_position, rotary_dim] float32. Dimensions from
+// rotary_dim on are unchanged. Compile-time parameters (jit_kernels/ops/rotary/spec.py): SCALAR_T.
+// Work split: a block rotates some heads of token blockIdx.x. If all rows are 16-byte aligned, a
+// thread rotates one vector of each half of a head, or of two heads; threadIdx.y is the head, which
+// saves a division. Otherwise a thread rotates single elements.
+#include "kiln/ptx/launch.cuh"
+#include "kiln/rows/rotate.cuh"
+#include "kiln/rows/vec.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -20,7 +20,7 @@ namespace {
 
 using Chunk = kiln::Chunk<SCALAR_T>;
 
-struct Heads {  // of query and key, as one row of heads
+struct Heads {  // of query and key, numbered together
   SCALAR_T *query, *key;
   int num_query, num_all;
   int64_t query_stride, query_head_stride, key_stride, key_head_stride;
@@ -36,7 +36,7 @@ struct Heads {  // of query and key, as one row of heads
   }
 };
 
-// Turn a pair of elements at a time.
+// Rotate one pair of elements at a time.
 KILN_FN void turn_elements(const Heads& heads, int64_t token, const float* row, int half) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
   for (int pair = blockIdx.y * threads + thread; pair < heads.num_all * half;
@@ -49,7 +49,7 @@ KILN_FN void turn_elements(const Heads& heads, int64_t token, const float* row, 
   }
 }
 
-struct Piece {  // of a head: a vector of each half
+struct Piece {  // a vector of each half of a head
   Chunk a, b;
 
   KILN_FN void load(const SCALAR_T* x, int half) {
@@ -84,7 +84,7 @@ apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const flo
   const bool two = other < all.num_all;
   SCALAR_T* x = all.at(token, head) + i;
   SCALAR_T* y = all.at(token, two ? other : head) + i;
-  Piece first, second = {};  // on their way while the position arrives
+  Piece first, second = {};  // in flight while the position loads
   first.load(x, half);
   if (two) second.load(y, half);
   kiln::Turn<Chunk::kSize> turn;

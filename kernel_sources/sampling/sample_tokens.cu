@@ -1,26 +1,24 @@
-// token[r] ~ softmax(edited logits[r, :] / temperature) over what mask, top-k, top-p, min-p leave
+// token[r] ~ softmax(edited logits[r, :] / temperature) within mask, top-k, top-p and min-p
+// logits: [rows, vocab], any row stride and alignment. settings [rows, 6], keys [rows, 4], mask
+// [rows, ceil(vocab / 32)] and the lists of edits are laid out as in jit_kernels/ops/sampling.py; a
+// token is edited at most once. Compile-time parameters: LOGITS_T.
 //
-// logits: [rows, vocab], rows any distance apart and at any alignment; one block a row. settings
-// [rows, 6], keys [rows, 4], mask [rows, ceil(vocab / 32)] and the lists of edits are laid out as
-// jit_kernels/ops/sampling.py says; a token is edited at most once.
-// Compile-time parameters (jit_kernels/ops/sampling.py): LOGITS_T.
-//
-// 1. One pass over the row finds each thread's largest logit and the mass of the row, nearly, and
-//    leaves the largest of every sixteen in shared memory: later steps look there first. A greedy
-//    row ends here.
-// 2. The m-th largest of the threads' bounds the m-th largest logit from below: what reaches the
-//    bound, a few more than m, is listed.
-// 3. Histograms of the list decide top-k, and top-p with the mass of the row: nearly known is
-//    enough, as long as no cut could lie elsewhere; else what the histogram has counted exactly is
-//    told from the rest. Where the list does not reach far enough, a longer one or histograms of
-//    the row decide.
-// 4. What is left runs a race; the first to arrive is the token. Over a whole row few tokens draw
-//    a number: see race.cuh.
-// Masses are integers and a race has one winner, so no step can tell how the work was cut up:
-// block size, schedule and neighbours leave every bit of the result alone.
-#include "kiln/likely.cuh"
-#include "kiln/ptx_launch.cuh"
-#include "kiln/survey.cuh"
+// Work split: one block per row, in four steps.
+// 1. survey: one pass over the row finds each thread's largest logit, the row's approximate mass
+// (sum of weights), and in shared memory the largest logit of each unit of 16 tokens, so that later
+// steps can skip units. A greedy row ends here.
+// 2. gather: the m-th largest of the threads' maxima is at most the m-th largest logit. All logits
+// from this bound on, a few more than m, go into a list.
+// 3. cut: histograms of the list decide top-k, and with the row's mass top-p. The approximate mass
+// suffices unless its error could move the cut. Then the exact mass of the counted keys replaces
+// their part of it. If the list is too short, a longer one or histograms of the row decide.
+// 4. draw: the remaining tokens run an exponential race, and the first to arrive is drawn. In a
+// race over a whole row few tokens need a random number: see race.cuh.
+// Masses are integers and a race has one winner, so a row's bits do not depend on the block size,
+// the schedule or other rows.
+#include "sampling/likely.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "sampling/survey.cuh"
 
 #ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
 #define LOGITS_T kiln::bf16
@@ -29,30 +27,29 @@
 namespace {
 using namespace kiln;
 using Logits = Row<LOGITS_T>;
-constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // of a nearly known mass that hold
-constexpr int kLikely = 288;  // logits that mostly hold a top-p: some 450 are listed
+constexpr int kFastBits = kFreeBits<LOGITS_T> ? 19 : 18;  // correct bits of an approximate mass
+constexpr int kLikely = 288;  // logits that usually suffice for top-p; about 450 get listed
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
-// A mass that is off by no more than `error`.
+// An approximate mass, and a bound of its error.
 struct Nearly {
   uint64_t mass, error;
 
-  // Of the first pass: nearer than 2^-19 of it. A power, its unit's sum, and the power of the largest
-  // logit are off by 2^-22 each, smaller things by as much together. The weight that it stands for
-  // is off by up to four times that: where few are large and many small, the differences of logits
-  // are rounded alike. Twice as much is allowed for float32. And each weight is rounded down to a
-  // step.
+  // The first pass errs by at most 2^-19 of the mass. Exponentials, unit sums and the exponential
+  // of the largest logit err by 2^-22 each, all else together by as much. The exact weights err by
+  // up to 2^-20, if many small logits all round alike. float32 is allowed twice as much. Each
+  // weight is also rounded down to a step of the mass.
   KILN_FN static Nearly of(uint64_t mass, int vocab) {
     return {mass, (mass >> kFastBits) + uint64_t(vocab)};
   }
-  // This, the rest of a row, and what was counted and edited, exactly. But the rest of units that
-  // counted was rounded by itself, to 2^-23 of the power of two next to their largest weights.
+  // Add exact masses to this, the mass of the rest. The rest of a partly counted unit was rounded
+  // separately, to 2^-23 of the power of two next to its largest weight.
   KILN_FN Nearly and_exact(uint64_t counted, uint64_t edited) const {
     return {mass + counted + edited, error + (counted >> 23)};
   }
 };
 
-// What is wrong with a row that has a NaN or +inf, or whose largest logit is not finite.
+// Return the error of a row that has NaN or +inf, or whose largest logit is not finite.
 KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
   bool nan = false;
   if (broken)
@@ -62,10 +59,10 @@ KILN_NOINLINE int error_of(const Logits& row, bool broken, float top) {
   return top == minus_infinity() ? kNothing : kInfinite;
 }
 
-// So many threads' largest bound a list at the most: of 384, some 700 logits.
+// Upper limit of `wanted` for a bound from the threads' maxima; 384 lists about 700 logits.
 KILN_FN int most_wanted() { return int(blockDim.x) * 3 / 4; }
 
-// List the largest logits, `wanted` of them if there are so many and a few more.
+// List the `wanted` largest logits, or all if the row has fewer, and a few more.
 KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top, int wanted,
                           SamplerShared& s) {
   uint32_t bound = lowest_key();
@@ -76,10 +73,10 @@ KILN_NOINLINE void gather(const Logits& row, Peaks peaks, float best, float top,
   list_from(row, peaks, bound, s);
 }
 
-// Whether no token is below what is listed.
+// Whether the list holds every token.
 KILN_FN bool lists_all(const SamplerShared& s) { return s.bound == lowest_key(); }
 
-// The mass of the edited tokens, but for those from some logit on.
+// Return the mass of the edited tokens with logits below `below`.
 KILN_NOINLINE uint64_t mass_of_edits(const Logits& row, Weights weights, float below,
                                      SamplerShared& s) {
   uint64_t mass = 0;
@@ -88,7 +85,7 @@ KILN_NOINLINE uint64_t mass_of_edits(const Logits& row, Weights weights, float b
   return sums_of({mass, 0}, s.row).a;
 }
 
-// The largest key in the list below another; 0: there is none.
+// Return the largest key in the list that is below `key`; 0: none.
 KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
   uint64_t next = 0;
 #pragma unroll 1
@@ -97,8 +94,8 @@ KILN_FN uint32_t next_listed(uint32_t key, SamplerShared& s) {
   return uint32_t(largest_of(next, s.next));
 }
 
-// A key that top-p does not go below, of a row of some mass: tokens of less than an even share of
-// half of what it leaves out are cut, however many.
+// Lower bound of top-p's cutoff key in a row of this mass. Tokens that each have less than an even
+// share of half the mass that top-p leaves out are cut, however many they are.
 KILN_NOINLINE uint32_t base_of(const Logits& row, float top_p, Weights weights, uint64_t mass) {
   const float rest = 1.0f - top_p;
   if (!(rest > 0x1p-16f)) return lowest_key();
@@ -107,7 +104,7 @@ KILN_NOINLINE uint32_t base_of(const Logits& row, float top_p, Weights weights, 
   return max(lowest_key(), key_of(weights.logit_below(log2_fast(share) - 41.0f)));
 }
 
-// The least key that may be drawn by top-k and top-p, after gather.
+// Return the cutoff key of top-k and top-p. Call after gather.
 KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
                            const Seen& seen, SamplerShared& s) {
   const bool reaches = lists_all(s) || !want.cuts_count || int(s.listed) >= want.top_k;
@@ -118,7 +115,8 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     found = descend(row, peaks, in_list, weights, limits, s);
   }
   if (!want.cuts_mass) return found;
-  // Of what top-k left; or of the row, nearly: that is enough unless a cut is just where it counts.
+  // Total mass for top-p: of what top-k left, or of the row, approximately unless that is
+  // ambiguous.
   Nearly all = {0, 0};
   bool nearly = false;
   if (want.cuts_count) {
@@ -134,15 +132,15 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t base = in_list ? 0 : base_of(row, want.top_p, weights, all.mass);
     found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
-    if (in_list && !lists_all(s) && s.kept < low) {  // it is too short
-      in_list = s.wanted < most_wanted() && s.kept > low - low / 8;  // by little
+    if (in_list && !lists_all(s) && s.kept < low) {  // the list is too short
+      in_list = s.wanted < most_wanted() && s.kept > low - low / 8;  // only by a little
       if (in_list) gather(row, peaks, seen.value, weights.top, most_wanted(), s);
       in_list &= s.listed <= kCandidates;
       continue;
     }
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (all.error == 0 || enough(s.kept)) return found;
-    if (nearly) {  // most of it is known by now: only the rest of the row is not
+    if (nearly) {  // now exact for the counted keys, approximate for the rest
       const uint32_t from = in_list ? max(s.total_from, s.bound) : s.total_from;
       const uint64_t known = seen_from(row, peaks, from, weights.top, want.plan.scale, s);
       all = Nearly::of(seen.mass - min(seen.mass, known), row.vocab);
@@ -151,7 +149,7 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
       nearly = false;
       if (enough(s.kept)) return found;
     }
-    if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // and so perhaps too many
+    if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // still ambiguous: sum exactly
       all = {sum_of_row(row, peaks, weights, s), 0};
       if (enough(s.kept)) return found;
     }
@@ -167,7 +165,7 @@ struct Drawn {
   float cutoff;
 };
 
-// One token of a row that is not greedy.
+// Draw a token of a row that is not greedy.
 KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, const Seen& seen,
                          SamplerShared& s) {
   const float top = value_of_entry(seen.first);
@@ -199,8 +197,8 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
   return {int(uint32_t(~largest_of(~arrival, s.arrival))), cutoff};
 }
 
-// Log-probabilities of the row before any edit, at temperature 1: of the token, and the largest;
-// from what gather left of it.
+// Report log-probabilities of the unedited row at temperature 1: of the token, and of the most
+// likely ones. Uses the list that gather left if it suffices.
 KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen& seen, int num_top,
                           int width, float* logprob, int* rank, int* top_tokens,
                           float* top_logprobs, SamplerShared& s) {
@@ -218,7 +216,7 @@ KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen&
   } else {
     const float above = value_of(key_of(x) + 1);
     const uint64_t own = visit(raw, peaks, false, {Visit::count, above, plain}, s);
-    larger = int(sums_of({own, 0}, s.survey).a);  // of s.row the mass may still be read
+    larger = int(sums_of({own, 0}, s.survey).a);  // s.row may still be in use by sum_of_row
   }
   if (threadIdx.x == 0) *logprob = x - top - log_mass, *rank = larger + 1;
   int listed = kSorted + 1;
@@ -275,7 +273,7 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   const uint32_t* allowed = mask == nullptr ? nullptr : mask + r * words;
   const bool hides = allowed != nullptr || edits.first != edits.last;
   uint8_t* hidden = hides ? dynamic_shared() : nullptr;
-  if (t == 0) {  // for later steps; shared, so that nobody keeps them in registers
+  if (t == 0) {  // for later steps; in shared memory to save registers
     raw = {data, vocab, is_vector_aligned(data), nullptr, nullptr, {}};
     row = {data, vocab, is_vector_aligned(data), allowed, hidden, edits};
   }
@@ -301,10 +299,10 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
       return report_nothing(width, out_logprobs + r, out_ranks + r, out_top_tokens + r * width,
                             out_top_logprobs + r * width);
     if (row.hidden == nullptr && want.plan.scale == kPlainScale) break;
-    __syncthreads();  // once more, as the row came
+    __syncthreads();  // next, survey the unedited row
     from = &raw;
   }
-  // What was listed for the draw may do.
+  // The list made for the draw may suffice.
   const int likely = max(want.num_top, 1);
   if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
     gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, s);

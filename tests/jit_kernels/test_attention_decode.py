@@ -190,7 +190,7 @@ def test_with_the_stages_that_a_smaller_multiprocessor_has_room_for(tile):
     spec = find_spec("paged_attention")
     smaller = Gpu(num_multiprocessors=4, max_shared_bytes=163 * 1024)
     variant = next(spec.variants({"scalar_t": "kiln::bf16", "head_tile": tile}))
-    unit, header = render(spec, variant), "kiln/ptx_launch.cuh"
+    unit, header = render(spec, variant), "kiln/ptx/launch.cuh"
     text = unit.headers[header].replace("106 * 1024;  // as Hopper", "70 * 1024;")
     assert text != unit.headers[header]
     kernel = host.build(
@@ -293,7 +293,7 @@ def test_a_32_bit_offset_is_caught(tmp_path):
     host.run(plan, planned, env=settings())
     bound = spec.bind(*arguments)
     unit = render(spec, bound.variant)
-    header = "kiln/attention_fetch.cuh"
+    header = "attention_decode/fetch.cuh"
     text = unit.headers[header].replace("id[m] * block", "int(id[m] * block)")
     assert text != unit.headers[header]
     short = replace(unit, headers={**unit.headers, header: text})

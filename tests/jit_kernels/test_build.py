@@ -63,7 +63,7 @@ def test_an_entry_says_what_went_into_it_and_what_it_takes(tmp_path):
     assert key_of(stored_ingredients(header)) == built.key
     labels = [label for label, _ in header["ingredients"]]
     assert {"arch", "toolchain", "option", "entry", "program", "source"} < set(labels)
-    assert "header kiln/vec.cuh" in labels
+    assert "header kiln/rows/vec.cuh" in labels
     assert header["resources"]["rms_norm"]["registers"] > 8
     assert header["resources"]["rms_norm"]["shared_bytes"] > 0  # the warps' partial sums
 

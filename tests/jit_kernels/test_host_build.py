@@ -18,7 +18,9 @@ from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find
 from kiln.jit_kernels.toolchains.host_folder import LibraryFolder, library_folder
 from kiln.jit_kernels.toolchains.host_world import World
 
-TEXT = '#include "kiln/ptx.cuh"\nextern "C" __global__ void k(float* p) { p[threadIdx.x] = 7; }\n'
+TEXT = """#include "kiln/ptx/ptx.cuh"
+extern "C" __global__ void k(float* p) { p[threadIdx.x] = 7; }
+"""
 RECIPE = Recipe("one", '#include "two.h"\nint one() { return TWO; }', {"two.h": "#define TWO 2"},
                 (".",), ("-shared", "-fPIC", "-nostdlib"))  # fmt: skip
 KEY = "0" * 64

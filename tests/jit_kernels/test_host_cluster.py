@@ -12,8 +12,9 @@ from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
-HEADERS = ("ptx_cluster", "ptx_launch", "ptx_memory")
-INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS) + "using namespace kiln;\n"
+HEADERS = ("cluster", "launch", "memory")
+INCLUDES = "".join(f'#include "kiln/ptx/{name}.cuh"\n' for name in HEADERS)
+INCLUDES += "using namespace kiln;\n"
 
 
 def build(source, *values, checked=True):

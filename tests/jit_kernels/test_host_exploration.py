@@ -15,7 +15,7 @@ from kiln.jit_kernels.toolchains.host_world import World
 # Ranks tell each other that they have come to an epoch, and wait for each other. One that waits for
 # exactly its own epoch misses it when a peer is an epoch ahead, and has stored the next.
 MEET = """
-#include "kiln/ptx_memory.cuh"
+#include "kiln/ptx/memory.cuh"
 using namespace kiln;
 extern "C" __global__ void k(uint32_t* flags, int rank, int ranks, int epoch) {
   const int peer = threadIdx.x;

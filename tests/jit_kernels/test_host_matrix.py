@@ -15,7 +15,7 @@ from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
-INCLUDES = '#include "kiln/ptx_async.cuh"\n#include "kiln/ptx_mma.cuh"\nusing namespace kiln;\n'
+INCLUDES = '#include "kiln/ptx/async.cuh"\n#include "kiln/ptx/mma.cuh"\nusing namespace kiln;\n'
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

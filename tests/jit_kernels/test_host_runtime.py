@@ -13,8 +13,8 @@ from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World, touchable
 
 PRELUDE = """
-#include "kiln/reduce.cuh"
-#include "kiln/vec.cuh"
+#include "kiln/math/reduce.cuh"
+#include "kiln/rows/vec.cuh"
 inline int peek(int* p, cuda_host::Order o, cuda_host::Scope s, CUDA_HOST_SITE) {
   return int(cuda_host::atomic(cuda_host::load, p, 4, 0, 0, o, s, site));
 }

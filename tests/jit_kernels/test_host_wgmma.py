@@ -16,8 +16,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 # x [64, 16] times y [128, 16] transposed, and that times z [128, WIDTH], from panels.
 SOURCE = """
-#include "kiln/ptx_mma.cuh"
-#include "kiln/ptx_wgmma.cuh"
+#include "kiln/ptx/mma.cuh"
+#include "kiln/ptx/wgmma.cuh"
 using namespace kiln;
 extern "C" __global__ void k(T* x, T* y, T* z, float* first, float* second) {
   unsigned char* panels = panel_begin(dynamic_shared());

@@ -131,10 +131,10 @@ def test_a_sealed_miss_names_the_ingredient_that_differs(warm, compiles, other_n
         with pytest.raises(SealedMiss, match=r"option .*: -lineinfo here, nothing there$"):
             build(SPEC, VARIANT, ARCH, sealed)
     unit = build_module.render(SPEC, VARIANT)
-    headers = {**unit.headers, "kiln/vec.cuh": "other"}
+    headers = {**unit.headers, "kiln/rows/vec.cuh": "other"}
     changed = dataclasses.replace(unit, headers=headers)
     monkeypatch.setattr(build_module, "render", lambda spec, variant: changed)
-    with pytest.raises(SealedMiss, match=r"header kiln/vec\.cuh: \S+ here, \S+ there$"):
+    with pytest.raises(SealedMiss, match=r"header kiln/rows/vec\.cuh: \S+ here, \S+ there$"):
         build(SPEC, VARIANT, ARCH, sealed)
     with pytest.raises(SealedMiss, match="holds no kernel at all"):
         build(SPEC, VARIANT, ARCH, KernelCache(Store(None, mode="sealed")))

@@ -17,7 +17,7 @@ from kiln.jit_kernels.compile.ingredients import (
 )
 from kiln.jit_kernels.errors import CompileError
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.template import read_source, render
+from kiln.jit_kernels.template import header_path, read_source, render
 from kiln.jit_kernels.toolchains import nvrtc
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
@@ -40,7 +40,7 @@ def sources(monkeypatch):
 
 def reachable(spec):
     unit = render(spec, next(iter(spec.variants())))
-    return [spec.source, *(f"include/{name}" for name in unit.headers)]
+    return [spec.source, *map(header_path, unit.headers)]
 
 
 TEMPLATES = list({spec.source: spec for spec in all_specs().values()}.values())
@@ -126,12 +126,12 @@ def test_nothing_else_changes_a_key(sources):
                 assert same == (changed not in reachable(spec))
         del sources[changed]
     # reduce.cuh is the norms' own: the other kernels do not reach it.
-    sources["include/kiln/reduce.cuh"] = read_source("include/kiln/reduce.cuh") + " "
+    sources["include/kiln/math/reduce.cuh"] = read_source("include/kiln/math/reduce.cuh") + " "
     for spec in all_specs().values():
         unit = render(spec, next(iter(spec.variants())))
         same = key(spec, next(iter(spec.variants())))
         was = keys[spec.name, str(next(iter(spec.variants())))]
-        assert (same == was) == ("kiln/reduce.cuh" not in unit.headers)
+        assert (same == was) == ("kiln/math/reduce.cuh" not in unit.headers)
     # The header of the other toolchain stands behind a switch that NVRTC never takes.
     assert all(
         "cuda_host.h" not in path for spec in all_specs().values() for path in reachable(spec)
@@ -146,12 +146,12 @@ def test_nothing_else_changes_a_key(sources):
         '#include "../secret.cuh"',
         '#include "/etc/passwd.h"',
         "#include HEADER",
-        "  #  include_next <kiln/vec.cuh>",
-        "#/* */include <kiln/vec.cuh>",
-        "#\\\ninclude <kiln/vec.cuh>",
-        '#embed "kiln/vec.cuh"',
-        "%:include <kiln/vec.cuh>",
-        '#if __has_include("kiln/vec.cuh")',
+        "  #  include_next <kiln/rows/vec.cuh>",
+        "#/* */include <kiln/rows/vec.cuh>",
+        "#\\\ninclude <kiln/rows/vec.cuh>",
+        '#embed "kiln/rows/vec.cuh"',
+        "%:include <kiln/rows/vec.cuh>",
+        '#if __has_include("kiln/rows/vec.cuh")',
         "const char* when = __DATE__ __TIME__;",
     ],
 )
@@ -185,7 +185,7 @@ def test_differing_names_the_labels_and_only_those():
     other = ingredients_of(spec, unit, "sm_90a", "nvrtc/cc/dd")
     assert differing(own, own) == []
     assert differing(own, other) == ["toolchain"]
-    headers = {name: text for name, text in unit.headers.items() if name != "kiln/vec.cuh"}
+    headers = {name: text for name, text in unit.headers.items() if name != "kiln/rows/vec.cuh"}
     fewer = dataclasses.replace(unit, headers=headers)
     less = ingredients.ingredients_of(spec, fewer, "sm_90a", TOOLCHAIN)
-    assert differing(own, less) == differing(less, own) == ["header kiln/vec.cuh"]
+    assert differing(own, less) == differing(less, own) == ["header kiln/rows/vec.cuh"]

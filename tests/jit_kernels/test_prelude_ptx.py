@@ -11,8 +11,8 @@ from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import nvrtc
 
 HEADERS = (
-    *("math", "ptx_async", "ptx_cluster", "ptx_fp8", "ptx_launch", "ptx_memory", "ptx_mma"),
-    *("ptx_pair", "ptx_warp", "ptx_wgmma", "reduce", "vec"),
+    *(f"ptx/{name}" for name in ("async", "cluster", "fp8", "launch", "memory", "mma")),
+    *("ptx/pair", "ptx/warp", "ptx/wgmma", "math/exact", "math/reduce", "rows/vec"),
 )
 INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS)
 SIGNATURE = "float* p, uint32_t* q, kiln::bf16* b, kiln::fp16* h, kiln::e4m3* e"

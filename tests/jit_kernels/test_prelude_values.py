@@ -13,7 +13,7 @@ from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
-HEADERS = ("math", "ptx_fp8", "ptx_memory", "reduce", "vec")
+HEADERS = ("math/exact", "ptx/fp8", "ptx/memory", "math/reduce", "rows/vec")
 INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS)
 
 

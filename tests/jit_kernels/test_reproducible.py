@@ -70,8 +70,8 @@ def run(script, root, environ, *user, cwd):
 def poison(folder):
     """Headers of the same names as ours, wherever a compiler might look for them."""
     for place in ("", "kernel_sources/include/", "kernel_sources/norm/", "include/"):
-        for name in ("vec.cuh", "ptx.cuh", "reduce.cuh"):
-            path = folder / place / "kiln" / name
+        for name in ("kiln/rows/vec.cuh", "kiln/ptx/ptx.cuh", "kiln/math/reduce.cuh"):
+            path = folder / place / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("#error poisoned\n")
     (folder / "cuda_host.h").write_text("#error poisoned\n")

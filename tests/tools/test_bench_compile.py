@@ -37,11 +37,12 @@ def test_a_record_of_another_machine_is_not_added_to(tmp_path, monkeypatch, caps
     record = tmp_path / "compile.json"
     run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_blocks")
     other = json.loads(record.read_text())
-    other["machine"]["cores"] += 1
+    other["hardware"]["cores"] += 1
+    other["versions"]["kiln"] = "another"
     record.write_text(json.dumps(other))
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_blocks")
-    assert "compile.json is of another machine" in capsys.readouterr().err
+    assert "compile.json is of another machine (cores differ)" in capsys.readouterr().err
     assert json.loads(record.read_text()) == other
 
 

@@ -9,6 +9,8 @@ import subprocess
 import pytest
 from cold_build import report, sources
 
+from kiln.engine.bench.report import Report
+
 STYLES = [sources.plain_c, sources.tvm_ffi, sources.torch_extension]
 
 
@@ -39,24 +41,18 @@ def test_the_table_names_machine_command_and_ratio(tmp_path):
         "empty_kernel_cpu_seconds": None, "rounds": [[0.1, 0.1]],
     }  # fmt: skip
     other = {**row, "what": "nvcc -cubin", "times_nvrtc_wall": 5.5}
-    machine = {"processor": "P", "cores": 2, "python": "3", "packages": {"torch": "2"}, "nvcc": "n"}
-    result = {
-        "command": "the command", "machine": machine, "load_average_at_end": 0.1, "arch": "sm_90a",
-        "kernels": ["rms_norm"], "rounds": 3, "not_measured": {"tvm-ffi-so": "not installed"},
-        "ways": [row, other],
+    details = {
+        "load_average_at_end": 0.1, "not_measured": {"tvm-ffi-so": "not installed"},
         "programs": [{"program": "rms_norm[bf16]", "nvrtc_cpu_seconds": 0.1,
                       "nvcc_cubin_cpu_seconds": 0.4, "times_nvrtc_cpu": 4.0}],
     }  # fmt: skip
-    report.write_table(result, tmp_path / "t.md")
-    text = (tmp_path / "t.md").read_text()
-    for part in (
-        "the command",
-        "P, 2 cores",
-        "| nvcc -cubin |",
-        "5.5",
-        "not installed",
-        "| rms_norm[bf16] |",
-    ):
-        assert part in text
-    report.write_plot(result, tmp_path / "t.png")
-    assert (tmp_path / "t.png").stat().st_size > 1000
+    result = Report(
+        "cold_build", "the command", [row, other],
+        {"arch": "sm_90a", "kernels": ["rms_norm"], "rounds": 3}, details,
+        hardware={"cpu": "P", "cores": 2, "gpu": "none"},
+    )  # fmt: skip
+    report.write(result, tmp_path)
+    text = (tmp_path / "cold_build.md").read_text()
+    parts = ("the command", "P, 2 cores", "| nvcc -cubin |", "5.5", "not installed")
+    assert all(part in text for part in (*parts, "| rms_norm[bf16] |")), text
+    assert (tmp_path / "cold_build.png").stat().st_size > 1000

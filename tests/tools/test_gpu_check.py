@@ -25,6 +25,7 @@ from gpu import (
 from gpu.pace import NotMeasured, Pace, chosen, share_of
 from gpu.sealed import sealed_bundle
 
+from kiln.engine.bench.report import Report
 from kiln.jit_kernels.bench.ceilings import Ceilings
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
@@ -337,12 +338,8 @@ def test_timings_become_a_table_and_a_roofline(tmp_path):
     }  # fmt: skip
     torch_row = row | {"implementation": "torch", "median_us": 4.0, "times_ours": 2.0}
     rows = [{"ceilings": asdict(Ceilings(4e12, 8e14, 1.3, 60 << 20))}, row, torch_row]
-    result = {
-        "command": "c",
-        "machine": report.machine(),
-        "sections": {"kernel_timing": {"status": "passed", "rows": rows, "seconds": 1}},
-    }
-    report.write_tables(result, tmp_path)
+    sections = {"kernel_timing": {"status": "passed", "rows": rows, "seconds": 1}}
+    report.write(Report("gpu_check", "c", details={"sections": sections}), tmp_path)
     assert "| rms_norm | rows=1 | 2.00 |" in (tmp_path / "gpu_check.md").read_text()
     assert (tmp_path / "roofline-norm.png").stat().st_size > 1000
 

@@ -1,72 +1,55 @@
-"""The table and the plot of a cold build."""
+"""The page and the plot of a cold build."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING
 
-from machine import describe
+from kiln.engine.bench.report import Report, table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def write_table(result: dict[str, Any], path: Path) -> None:
-    """Write a Markdown table, with what it was measured on above it."""
-    lines = [
-        "# Cold build of one program",
-        "",
-        f"{describe(result['machine'])}; {result['machine']['nvcc']}. Load at the end: "
-        f"{result['load_average_at_end']}.",
-        "",
-        f"`{result['command']}`",
-        "",
-        f"Mean over {', '.join(result['kernels'])} for every type ({result['arch']}), medians of "
-        f"up to {result['rounds']} rounds.",
-        "",
-        "| way | wall s | CPU s | times NVRTC, wall | times NVRTC, CPU | an empty kernel, CPU s |"
-        " artefact bytes | rounds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in result["ways"]:
-        lines.append(
-            f"| {row['what']} | {row['wall_seconds']:.3f} | {row['cpu_seconds']:.3f} | "
-            f"{row['times_nvrtc_wall']} | {row['times_nvrtc_cpu']} | "
-            f"{row['empty_kernel_cpu_seconds'] or ''} | {row['artefact_bytes']} | "
-            f"{len(row['rounds'])} |"
-        )
-    lines += _program_table(result["programs"])
-    lines += [
-        "",
-        *(f"Not measured: {name}: {why}." for name, why in result["not_measured"].items()),
-    ]
-    path.write_text("\n".join(lines).rstrip() + "\n")
+_WAYS = {
+    "way": "{what}",
+    "wall s": "{wall_seconds:.3f}",
+    "CPU s": "{cpu_seconds:.3f}",
+    "times NVRTC, wall": "{times_nvrtc_wall}",
+    "times NVRTC, CPU": "{times_nvrtc_cpu}",
+    "an empty kernel, CPU s": "{empty_kernel_cpu_seconds}",
+    "artefact bytes": "{artefact_bytes}",
+    "rounds": "{num_rounds}",
+}
+_PROGRAMS = {
+    "program": "{program}",
+    "NVRTC": "{nvrtc_cpu_seconds:.3f}",
+    "nvcc -cubin": "{nvcc_cubin_cpu_seconds:.3f}",
+    "times": "{times_nvrtc_cpu}",
+}
 
 
-def _program_table(programs: list[dict[str, Any]]) -> list[str]:
-    if not programs:
-        return []
-    return [
-        "",
-        "By program, CPU s:",
-        "",
-        "| program | NVRTC | nvcc -cubin | times |",
-        "| --- | ---: | ---: | ---: |",
-        *(
-            f"| {row['program']} | {row['nvrtc_cpu_seconds']:.3f} | "
-            f"{row['nvcc_cubin_cpu_seconds']:.3f} | {row['times_nvrtc_cpu']} |"
-            for row in programs
-        ),
-    ]
+def write(report: Report, folder: Path) -> None:
+    """Write cold_build.json, .md and .png."""
+    load, found = report.load, report.details
+    programs = table(_PROGRAMS, found["programs"])
+    text = report.markdown(
+        "Cold build of one program",
+        f"Mean over {', '.join(load['kernels'])} for every type ({load['arch']}), medians of "
+        f"up to {load['rounds']} rounds. Load average at the end: {found['load_average_at_end']}.",
+        table(_WAYS, [{**row, "num_rounds": len(row["rounds"])} for row in report.rows]),
+        programs and f"By program, CPU s:\n\n{programs}",
+        "\n".join(f"Not measured: {way}: {why}." for way, why in found["not_measured"].items()),
+    )
+    report.write(folder, "cold_build", text, {"cold_build.png": partial(_draw, report)})
 
 
-def write_plot(result: dict[str, Any], path: Path) -> None:
+def _draw(report: Report, figure: Figure) -> None:
     """Draw CPU and wall seconds of each way, on a logarithmic axis."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        print("no matplotlib: no plot")
-        return
-    ways = result["ways"][::-1]
-    figure, axis = pyplot.subplots(figsize=(9, 0.7 * len(ways) + 1.4))
+    ways = report.rows[::-1]
+    figure.set_size_inches(9, 0.7 * len(ways) + 1.4)
+    axis = figure.subplots()
     for offset, name, label in ((0.2, "wall_seconds", "wall"), (-0.2, "cpu_seconds", "CPU")):
         places = [index + offset for index in range(len(ways))]
         bars = axis.barh(places, [way[name] for way in ways], height=0.36, label=label)
@@ -76,5 +59,3 @@ def write_plot(result: dict[str, Any], path: Path) -> None:
     axis.set_xlim(right=axis.get_xlim()[1] * 4)
     axis.grid(axis="x", alpha=0.3)
     axis.legend(loc="upper right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)

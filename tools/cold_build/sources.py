@@ -54,7 +54,7 @@ def write_headers(folder: Path, programs: Sequence[Program]) -> None:
     """
     for one in programs:
         for header, text in render(one.spec, one.variant).headers.items():
-            if header == "kiln/ptx.cuh":
+            if header == "kiln/ptx/ptx.cuh":
                 text = text.replace("#ifdef __CUDACC_RTC__", "#include <cstdint>\n#if 1", 1)
                 text = re.sub(r"^using u?int\d+_t = .*;\n", "", text, flags=re.M)
             path = folder / header

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from kiln.engine.cli.bench_kernel_files import write_files
-from kiln.engine.cli.bench_roofline import draw_roofline
+from kiln.engine.bench import kernels
+from kiln.engine.bench.report import Report
 
 ROW = {
     "kernel": "rms_norm", "family": "norm", "variant": {}, "sizes": {"rows": 1},
@@ -57,17 +57,8 @@ def test_a_family_that_does_not_exist_is_named_with_those_that_do(kiln):
 
 def test_there_is_a_picture_for_each_family_that_has_numbers(tmp_path):
     none = ROW | {"family": "empty", "status": "not installed"}
-    report = {
-        "device": "cuda", "remark": "", "ceilings": ROOFS, "versions": {}, "command": "c",
-        "hardware": {"gpu": "some GPU", "cpu": "c", "cores": 1}, "date": "2026-01-01T00:00:00",
-        "rows": [ROW, ROW | {"family": "kv", "kernel": "copy", "flops": 0}, none],
-    }  # fmt: skip
-    names = {path.name for path in write_files(report, tmp_path)}
+    rows = [ROW, ROW | {"family": "kv", "kernel": "copy", "flops": 0}, none]
+    report = Report("kernels", "c", rows, details={"device": "cuda", "ceilings": ROOFS})
+    names = {path.name for path in kernels.write(report, tmp_path)}
     assert names == {"kernels.json", "kernels.md", "roofline-norm.png", "roofline-kv.png"}
     assert all((tmp_path / name).stat().st_size for name in names)
-
-
-def test_nothing_is_drawn_of_a_family_without_numbers(tmp_path):
-    path = tmp_path / "none.png"
-    assert not draw_roofline([ROW | {"status": "failed"}], ROOFS, "nowhere", path)
-    assert not path.exists()

@@ -1,6 +1,6 @@
 """Faults planted in the activation kernels; see test_faults.py."""
 
-_GATED = "kiln/gated.cuh"
+_GATED = "kiln/rows/gated.cuh"
 _FLOAT = {"scalar_t": "float"}
 _SMALL = [{"rows": 5, "d": 256, "gap": 8}]
 

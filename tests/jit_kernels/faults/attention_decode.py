@@ -37,17 +37,17 @@ def _planted(kernel, rows):
         yield {"kernel": kernel, **fault, "sizes": [fault["sizes"]]}
 
 
-_ATTEND = {"header": "kiln/attention_attend.cuh"}
-_FETCH = {"header": "kiln/attention_fetch.cuh"}
-_PARTS = {"header": "kiln/attention_parts.cuh"}
-_LOGITS = {"header": "kiln/attention_logits.cuh"}
-_MERGE = {"header": "kiln/attention_merge.cuh"}
-_ROWS = {"header": "kiln/attention_rows.cuh"}
-_CUT = {"header": "kiln/attention_split.cuh"}
+_ATTEND = {"header": "attention_decode/attend.cuh"}
+_FETCH = {"header": "attention_decode/fetch.cuh"}
+_PARTS = {"header": "attention_decode/parts.cuh"}
+_LOGITS = {"header": "kiln/attention/logits.cuh"}
+_MERGE = {"header": "attention_decode/merge.cuh"}
+_ROWS = {"header": "attention_decode/rows.cuh"}
+_CUT = {"header": "kiln/attention/split.cuh"}
 _SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
 _MANY_BLOCKS = {**_PARTS, "multiprocessors": 17}
 _MORE_BLOCKS = {**_PARTS, "multiprocessors": 18}
-_MEMORY = {"header": "kiln/ptx_memory.cuh", "seeds": 3}
+_MEMORY = {"header": "kiln/ptx/memory.cuh", "seeds": 3}
 _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
 _RELAXED = "inc, counter, last, cuda_host::relaxed"
 _HALF = "copy_wait<kHalves - 1>();\n    "
@@ -194,7 +194,7 @@ _ATTENTION = [
     ("wrong chunk of the values", "(2 * c + lane / 8 % 2)", "(2 * c + 1 - lane / 8 % 2)", _TINY,
      _ROWS),
     ("bytes of fp8 values not sorted", "(four & 0xff0000ff) |", "four |", _TINY,
-     {**_FP8, "header": "kiln/ptx_fp8.cuh"}),
+     {**_FP8, "header": "kiln/ptx/fp8.cuh"}),
     ("scales of queries in one place", "scales[i / kRow] = as_float", "scales[0] = as_float", _TINY,
      {**_FP8, **_ATTEND}),
     ("scales of queries left out", "how.scale * room.query_scales[row]", "how.scale", _TINY,

@@ -39,7 +39,7 @@ FAULTS = [
         "name": "half of the warp not compared",
         "old": "int m = 16; m; m >>= 1",
         "new": "int m = 8; m; m >>= 1",
-        "header": "kiln/ptx_warp.cuh",
+        "header": "kiln/ptx/warp.cuh",
     },
     _ROUTE | {
         "name": "the second of a group forgotten between lanes",

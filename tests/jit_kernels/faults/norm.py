@@ -1,6 +1,6 @@
 """Faults planted in the norm kernels; see test_faults.py."""
 
-_ROWS, _RMS = "kiln/rows.cuh", "kiln/rms.cuh"
+_ROWS, _RMS = "kiln/rows/rows.cuh", "kiln/rows/rms.cuh"
 
 
 def _at(rows, d, gap=0, offset=0):
@@ -103,7 +103,7 @@ FAULTS = [
             "name": "elements in the wrong half of a word",
             "old": "pack<T>(x[0], x[1])",
             "new": "pack<T>(x[1], x[0])",
-            "header": "kiln/chunk.cuh",
+            "header": "kiln/rows/chunk.cuh",
             "sizes": _WARP,
         },
         {

@@ -5,7 +5,8 @@ What they share with the norms, the rows, is faulty there.
 
 _FP8 = {"scalar_t": "kiln::bf16", "quant_t": "kiln::e4m3"}
 _INT8 = {"scalar_t": "kiln::bf16", "quant_t": "int8_t"}
-_CODES, _RMS, _GATED = "kiln/quantize.cuh", "kiln/rms.cuh", "kiln/gated_rows.cuh"
+_CODES, _GATED = "quantization/quantize.cuh", "quantization/gated_rows.cuh"
+_RMS = "kiln/rows/rms.cuh"
 
 _GROUPS = [{"rows": 5, "d": 256, "group": 128, "gap": 16, "column_major": 1}]
 _GIVEN = [{"rows": 4, "d": 192, "given": 1, "gap": 8}]
@@ -144,7 +145,7 @@ FAULTS = [
         "name": "dropped barrier between the maxima and their reading",
         "old": "= x;\n  __syncthreads();\n  return warp_largest",
         "new": "= x;\n  __syncwarp();\n  return warp_largest",
-        "header": "kiln/rows.cuh",
+        "header": "kiln/rows/rows.cuh",
         "needs": _INT8,
         "sizes": _WIDE,
     },
@@ -162,7 +163,7 @@ FAULTS = [
         "name": "half of a team of a warp left out of the sum",
         "old": "    x = add_rn(x, y);\n",
         "new": "",
-        "header": "kiln/rows.cuh",
+        "header": "kiln/rows/rows.cuh",
         "needs": _FP8,
         "sizes": [{"rows": 4, "d": 256, "gap": 8}],
     },
@@ -171,7 +172,7 @@ FAULTS = [
         "name": "half of a team's warps left out of the sum",
         "old": "return sum_warps(partial, 2 * warps);",
         "new": "return sum_warps(partial, warps);",
-        "header": "kiln/rows.cuh",
+        "header": "kiln/rows/rows.cuh",
         "needs": _FP8,
         "sizes": _WIDE,
     },

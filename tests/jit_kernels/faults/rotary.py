@@ -17,7 +17,7 @@ FAULTS = [
             "name": "wrong sign",
             "old": "sub_rn(mul_rn(a, c), mul_rn(b, s))",
             "new": "add_rn(mul_rn(a, c), mul_rn(b, s))",
-            "header": "kiln/rotate.cuh",
+            "header": "kiln/rows/rotate.cuh",
         },
         {
             "name": "wrong row of the table",

@@ -1,8 +1,8 @@
 """Faults planted in the sampler; see test_faults.py."""
 
-DRAW, ROW, LIKELY = "kiln/draw.cuh", "kiln/vocabulary.cuh", "kiln/likely.cuh"
-LIST, RACE, SURVEY = "kiln/shortlist.cuh", "kiln/race.cuh", "kiln/survey.cuh"
-MASS, CUT, BINS = "kiln/mass.cuh", "kiln/cut.cuh", "kiln/bins.cuh"
+DRAW, ROW, LIKELY = "sampling/draw.cuh", "sampling/vocabulary.cuh", "sampling/likely.cuh"
+LIST, RACE, SURVEY = "sampling/shortlist.cuh", "sampling/race.cuh", "sampling/survey.cuh"
+MASS, CUT, BINS = "sampling/mass.cuh", "sampling/cut.cuh", "sampling/bins.cuh"
 
 # name, header (empty: the template), what is replaced, by what
 _PLANTED = [

@@ -1,0 +1,88 @@
+"""Every kernel beside the other ways to run it: its time, and its share of the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from kiln.engine.bench.machine import versions
+from kiln.engine.bench.report import Plots, Report, Row, command_line, grid
+from kiln.engine.bench.roofline import draw_roofline
+from kiln.jit_kernels.bench import peers
+from kiln.jit_kernels.bench.ceilings import measure_ceilings
+from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
+from kiln.jit_kernels.bench.table import MEASURED, remarks, side_by_side
+from kiln.jit_kernels.spec import KernelSpec
+
+CPU_REMARK = "CPU SMOKE TEST: these numbers say nothing about a GPU"
+
+
+def measure(specs: Iterable[KernelSpec], wanted: Wanted, tell: Callable[[str], None]) -> Report:
+    """Measure the machine's ceilings, then the kernels; ``tell`` hears what is done next."""
+    tell("measuring the machine")
+    ceilings = measure_ceilings(wanted.device)
+    return Report(
+        "kernels",
+        command_line("kiln"),
+        [row for spec in specs for row in bench_kernel(spec, ceilings, wanted, tell)],
+        details={"device": wanted.device, "ceilings": asdict(ceilings)},
+        remark=CPU_REMARK if wanted.device == "cpu" else "",
+        versions=versions() | (peers.versions() if wanted.peers else {}),
+    )
+
+
+def processor(report: Report) -> str:
+    """Return the name of the GPU or CPU that the kernels ran on, and the report's remark."""
+    kind = "cpu" if report.details["device"] == "cpu" else "gpu"
+    return f"{report.hardware[kind]} {report.remark}".strip()
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write kernels.json, kernels.md and roofline-FAMILY.png into a folder; return their paths.
+
+    A smoke test on a CPU has -cpu-smoke-test in every name.
+    """
+    mark = "-cpu-smoke-test" if report.details["device"] == "cpu" else ""
+    ceilings, where = report.details["ceilings"], f"{processor(report)}, {report.date[:10]}"
+    text = report.markdown("Kernels", *blocks(report.rows, ceilings))
+    plots = rooflines(report.rows, ceilings, where, mark)
+    return report.write(folder, f"kernels{mark}", text, plots)
+
+
+def roofs(ceilings: Mapping[str, float]) -> str:
+    """Return the machine's ceilings in words."""
+    return (
+        f"copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s, matrix product "
+        f"{ceilings['matmul_flops_s'] / 1e12:,.1f} TFLOP/s, smallest launch "
+        f"{ceilings['launch_us']:.2f} µs"
+    )
+
+
+def blocks(rows: Sequence[Row], ceilings: Mapping[str, float]) -> list[str]:
+    """Return the rows as blocks of Markdown: how to read them, the table, remarks."""
+    return [
+        f"Ceilings: {roofs(ceilings)}, all measured on this machine just before. µs: median of "
+        "rounds in which all implementations take turns; ±: width of the middle half of the "
+        "rounds over the median; of floor: the time in which the bytes or the operations could "
+        "be done at those rates over the time taken. A ratio above 1: Kiln is faster. On a GPU "
+        "from sm_90 on, a launch of Kiln's may begin before the one ahead has ended, in graphs "
+        "too; the others' do not.",
+        grid(*side_by_side(rows)),
+        "\n".join(f"- {remark}" for remark in remarks(rows)),
+    ]
+
+
+def rooflines(
+    rows: Iterable[Row], ceilings: Mapping[str, float], where: str, mark: str = ""
+) -> Plots:
+    """Return roofline-FAMILY.png and its drawing for each family that has numbers."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["status"] == MEASURED:
+            families.setdefault(row["family"], []).append(row)
+    return {
+        f"roofline-{family}{mark}.png": partial(draw_roofline, mine, ceilings, where)
+        for family, mine in families.items()
+    }

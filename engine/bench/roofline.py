@@ -1,0 +1,111 @@
+"""A family's kernels under the machine's roofs, as one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kiln.engine.bench.report import Row
+from kiln.jit_kernels.bench.table import names_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#c2410c", "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d")
+_MARKERS = "os^DvP*X"
+_STEP = 1.22  # sideways between two implementations of one intensity, which would cover each other
+
+
+def draw_roofline(
+    rows: Sequence[Row], ceilings: Mapping[str, float], where: str, figure: Figure
+) -> None:
+    """Draw the measured rows of one family.
+
+    One panel a kernel: operations a byte on x, operations a second on y, the copy bandwidth and
+    the matrix product's rate as roofs, a point for each implementation and size. The points of
+    one size stand side by side, Kiln's own at its true place and the others to the right of it.
+    ``where`` names the machine.
+    """
+    kernels = list(dict.fromkeys(row["kernel"] for row in rows))
+    columns = min(3, len(kernels))
+    lines = -(-len(kernels) // columns)
+    figure.set_size_inches(1.2 + 4.3 * columns, 1.6 + 4.4 * lines)
+    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
+    names = names_in(rows)
+    for kernel, panel in zip(kernels, panels, strict=False):
+        _draw_panel(panel, kernel, [row for row in rows if row["kernel"] == kernel], names)
+    for panel in panels[: len(kernels)]:
+        _draw_roofs(panel, ceilings)
+    for panel in panels[len(kernels) :]:
+        panel.set_visible(False)
+    handles = {
+        label: handle
+        for panel in figure.axes
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 3 * columns)
+    )
+    figure.suptitle(
+        f"{rows[0]['family']} on {where}\npoints of one size stand side by side, the first in its "
+        "place",
+        fontsize=9,
+    )
+
+
+def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[str]) -> None:
+    computes = rows[0]["flops"] > 0
+    for place, name in enumerate(names):
+        mine = [row for row in rows if row["implementation"] == name]
+        if not mine:
+            continue
+        # What only moves bytes is drawn as if it did one operation a byte.
+        work = [row["flops"] if computes else row["bytes"] for row in mine]
+        x = [ops / row["bytes"] * _STEP**place for ops, row in zip(work, mine, strict=True)]
+        y = [ops / row["median_us"] / 1e6 for ops, row in zip(work, mine, strict=True)]
+        style = {"color": _COLOURS[place % 8], "marker": _MARKERS[place % 8]}
+        panel.plot(x, y, label=name, markersize=5, linestyle="", alpha=0.85, **style)
+        if place == 0:
+            _label(panel, sorted(zip(y, x, (row["bytes"] for row in mine), strict=True)))
+    panel.set_title(kernel if computes else f"{kernel} (moves bytes only)", fontsize=9)
+    panel.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
+    panel.grid(alpha=0.25)
+
+
+def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
+    """Write the bytes beside the points (y, x, bytes), but not over a label that is there."""
+    there: list[tuple[float, float]] = []
+    for up, left, num_bytes in points:
+        if any(up < 1.6 * y and max(left / x, x / left) < 4 for y, x in there):
+            continue
+        panel.annotate(
+            _short(num_bytes), (left, up), xytext=(-7, -2), textcoords="offset points", ha="right",
+            va="center", fontsize=7, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+        )  # fmt: skip
+        there.append((up, left))
+
+
+def _draw_roofs(panel: Any, ceilings: Mapping[str, float]) -> None:
+    """Draw both roofs over a panel's points, whole with the ridge between them."""
+    copy, matmul = ceilings["copy_bytes_s"] / 1e12, ceilings["matmul_flops_s"] / 1e12
+    points = [point for line in panel.lines for point in line.get_xydata()]
+    ridge = matmul / copy
+    left = min(*(x for x, _ in points), ridge) / 5
+    right = max(*(x for x, _ in points), ridge) * 2.5
+    low = min(*(y for _, y in points), left * copy) / 2
+    panel.plot(
+        [left, ridge], [left * copy, matmul], color="#374151", linestyle="--", linewidth=1,
+        label=f"copy {copy:.2f} TB/s",
+    )  # fmt: skip
+    panel.plot(
+        [ridge, right], [matmul, matmul], color="#374151", linestyle=":", linewidth=1.2,
+        label=f"matrix product {matmul:,.0f} TFLOP/s",
+    )  # fmt: skip
+    panel.set(xlim=(left, right), ylim=(low, matmul * 2))
+
+
+def _short(num_bytes: int) -> str:
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,152 @@
+"""A server under concurrent streams: its load, its row of numbers, and the report.
+
+Nothing here imports torch before the load is over: the server needs every core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kiln.engine.bench.load_client import LoadError, Measured, run_load
+from kiln.engine.bench.report import Report, Row, table
+from kiln.engine.errors import ModelError
+from kiln.engine.model_folder import read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WARM_UP_TOKENS = 4
+_COLUMNS = {
+    "": "{name}",
+    "output tokens/s": "{output_tokens_per_s:,.0f}",
+    "requests/s": "{requests_per_s:.2f}",
+    "TTFT ms, median": "{ttft_ms_median:.1f}",
+    "TTFT ms, p99": "{ttft_ms_p99:.1f}",
+    "between tokens ms, median": "{inter_token_ms_median:.2f}",
+    "between tokens ms, p99": "{inter_token_ms_p99:.2f}",
+    "threads": "{threads}",
+    "first row is faster by": "{kiln_is_faster_by:.1f}×",
+}
+
+
+def make_prompts(folder: Path, count: int, longest: int) -> list[list[int]]:
+    """Return random prompts for a model: a quarter to the whole of ``longest`` tokens each.
+
+    They are the same in every run. Raises ModelError if config.json names no vocabulary.
+    """
+    vocabulary = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(vocabulary, int) or vocabulary < 1:
+        raise ModelError(f"{folder}: config.json has no vocab_size to draw prompts from")
+    draw = random.Random(0)
+    return [
+        [draw.randrange(vocabulary) for _ in range(draw.randint(max(1, longest // 4), longest))]
+        for _ in range(count)
+    ]
+
+
+def measure(url: str, prompts: Sequence[list[int]], output_tokens: int, concurrency: int) -> Row:
+    """Return the row of a server: greedy answers of exactly ``output_tokens`` tokens.
+
+    Raises LoadError when an answer is not complete.
+    """
+    fixed = {"temperature": 0, "ignore_eos": True, "min_tokens": output_tokens}
+    bodies = [{"prompt": prompt, "max_tokens": output_tokens, **fixed} for prompt in prompts]
+    warm = [
+        {**body, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0} for body in bodies[:concurrency]
+    ]
+    asyncio.run(run_load(url, warm, concurrency))
+    seconds, answers = asyncio.run(run_load(url, bodies, concurrency))
+    row = {"name": f"kiln, {concurrency} streams", **summarise(seconds, answers)}
+    if row["output_tokens"] != (expected := output_tokens * len(prompts)):
+        raise LoadError(f"{row['output_tokens']} output tokens, not {expected}: nothing to compare")
+    return row
+
+
+def summarise(seconds: float, answers: Sequence[Measured]) -> Row:
+    """Return the numbers of one run; latencies in milliseconds.
+
+    The time between tokens is between two events of a stream. A token that ends amid a character
+    has no event of its own: its text comes with the next token's.
+    """
+    first = [1000 * (one.events[0] - one.started) for one in answers if one.events]
+    between = [
+        1000 * (late - early)
+        for one in answers
+        for early, late in zip(one.events, one.events[1:], strict=False)
+    ]
+    prompt_tokens = sum(one.prompt_tokens for one in answers)
+    return {
+        **throughput(
+            len(answers), prompt_tokens, sum(one.output_tokens for one in answers), seconds
+        ),
+        **_quantiles("ttft_ms", first),
+        **_quantiles("inter_token_ms", between),
+    }
+
+
+def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Row:
+    """Return the fields that every row of a serving benchmark has: counts, and rates of them."""
+    return {
+        "requests": requests,
+        "seconds": seconds,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "output_tokens_per_s": output_tokens / seconds,
+        "requests_per_s": requests / seconds,
+    }
+
+
+def make_report(command: str, model: str, rows: Sequence[Row], load: Mapping[str, Any]) -> Report:
+    """Return the report of one run. The first row is Kiln's; ratios are of its tokens a second."""
+    first = rows[0]["output_tokens_per_s"]
+    others = [{**row, "kiln_is_faster_by": first / row["output_tokens_per_s"]} for row in rows[1:]]
+    return Report("serving", command, [rows[0], *others], load, {"model": model})
+
+
+def markdown(report: Report) -> str:
+    """Return the report's page."""
+    load = report.load
+    return report.markdown(
+        f"Serving {report.details['model']}",
+        f"One run: {load['num_prompts']} prompts of up to {load['prompt_tokens']} random tokens, "
+        f"{load['output_tokens']} output tokens each, greedy, {load['concurrency']} at a time.",
+        table(_COLUMNS, report.rows),
+    )
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write JSON, page and plot, named for the model and the device, and return their paths."""
+    place = "cpu" if report.hardware["gpu"] == "none" else "gpu"
+    name = re.sub(r"[^\w.-]+", "-", f"serving-{report.details['model']}-{place}")
+    draw = partial(_draw, report, report.hardware[place])
+    return report.write(folder, name, markdown(report), {f"{name}.png": draw})
+
+
+def _draw(report: Report, processor: str, figure: Figure) -> None:
+    """Draw output tokens a second, a bar a row."""
+    rows = report.rows[::-1]
+    figure.set_size_inches(8, 1.2 + 0.6 * len(rows))
+    axes = figure.subplots()
+    colours = ["#a99e91"] * (len(rows) - 1) + ["#c2410c"]
+    bars = axes.barh(
+        [row["name"] for row in rows], [row["output_tokens_per_s"] for row in rows], color=colours
+    )
+    axes.bar_label(bars, fmt="{:,.0f}", padding=4)
+    axes.set_xlabel("output tokens per second")
+    axes.set_title(f"{report.details['model']} on {processor}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+
+
+def _quantiles(name: str, values: list[float]) -> dict[str, float]:
+    if len(values) < 2:
+        return {}
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {f"{name}_median": cuts[49], f"{name}_p99": cuts[98]}
