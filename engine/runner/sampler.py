@@ -12,8 +12,9 @@ from kiln.engine.batch import SampledToken, ScheduledRequest
 from kiln.engine.request import TokenLogprobs
 from kiln.engine.runner.edits import edit_lists
 from kiln.jit_kernels.ops.sampling import Edits, Samples, sample_tokens
+from kiln.jit_kernels.references.sampling import INFINITE, NAN, NOTHING
 
-_COMPLAINTS = {1: "NaN", 2: "+inf", 4: "no finite logit left"}
+_COMPLAINTS = {NAN: "NaN", INFINITE: "+inf", NOTHING: "no finite logit left"}
 
 
 def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
@@ -45,7 +46,7 @@ def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> tuple[
             request.request_id,
             tokens[row],
             None if logprobs is None else logprobs.of(row, request.params.logprobs),
-            None if not errors[row] else _complaint(errors[row]),
+            None if not errors[row] else _complaint(errors[row], request),
         )
         for row, request in enumerate(requests)
     )
@@ -85,8 +86,10 @@ class _Logprobs:
         return TokenLogprobs(self._tokens[row], self._values[row], self._ranks[row], top)
 
 
-def _complaint(error: int) -> str:
+def _complaint(error: int, request: ScheduledRequest) -> str:
     what = _COMPLAINTS[error]
+    if error == NOTHING and request.banned_token_ids:
+        return "every token that is left is a stop token, and min_tokens is not reached: lower it"
     return f"the model's logits hold {what}: weights or dtype may not fit the model"
 
 

@@ -98,7 +98,7 @@ def _index(rows: list[int], like: torch.Tensor) -> torch.Tensor | slice:
     """Return what picks some rows: of all, a view."""
     if len(rows) == len(like):
         return slice(None)
-    return torch.tensor(rows, device=like.device)
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)  # there may be no row
 
 
 def _put(every: Sequence[torch.Tensor], rows: list[int], some: Sequence[torch.Tensor]) -> None:

@@ -128,12 +128,15 @@ def test_a_broken_row_is_an_error_and_its_neighbours_are_not(broken, word, tempe
     assert last.error is None
     whole = sample(logits[[0, 2]], [rows[0], rows[2]])
     assert (first, last) == whole
+    assert sample(logits[[1, 1]], [rows[1]] * 2) == (error, error)  # nobody is left to draw for
 
 
 def test_banning_everything_is_an_error_of_that_row():
-    drawn = sample(torch.zeros(2, 3), [request(banned=(0, 1, 2)), request()])
-    assert "no finite" in drawn[0].error
+    banned = request(banned=(0, 1, 2))
+    drawn = sample(torch.zeros(2, 3), [banned, request()])
+    assert "every token that is left is a stop token, and min_tokens" in drawn[0].error
     assert drawn[1].error is None
+    assert sample(torch.zeros(1, 3), [banned]) == drawn[:1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
