@@ -230,7 +230,7 @@ _PLANTED = [
         "return aligned ? vocab / kUnit : 0;",
         "return aligned ? num_units() : 0;",
     ),
-    ("rows taken as dense", "", "logits + r * stride", "logits + r * vocab"),
+    ("rows taken as dense", "", "logits + r * logits_stride", "logits + r * vocab"),
     (
         "greedy takes the highest of equals",
         SURVEY,
