@@ -11,12 +11,10 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
+from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
-
-_TEMPERATURE, _TOP_P = 0, 1  # columns of sample_tokens' settings
-_TOP_K = 2  # and of its keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +41,9 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
         if a.mask is not None or a.edit_starts is not None:
             raise ValueError("no masks and no penalties there")
         logits = a.logits
-        temperature = a.settings[:, _TEMPERATURE].contiguous()
-        top_p = a.settings[:, _TOP_P].contiguous()
-        top_k = a.keys[:, _TOP_K].int()
+        temperature = a.settings[:, SETTINGS.index("temperature")].contiguous()
+        top_p = a.settings[:, SETTINGS.index("top_p")].contiguous()
+        top_k = a.keys[:, KEYS.index("top_k")].int()
         if (temperature == 0).all():
             return lambda: Drawn(logits.argmax(1), logits)
         draw = _draw_of(sampling, top_k, top_p)
