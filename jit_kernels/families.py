@@ -5,15 +5,6 @@ from __future__ import annotations
 import pkgutil
 from pathlib import Path
 
-_UNCONVERTED = {  # left out as long as they are a module: their specs have an older form
-    "attention_decode",
-    "attention_prefill",
-    "kv",
-    "moe",
-    "quantization",
-    "sampling",
-}
-
 
 def families() -> list[str]:
     """Return the names of the kernel families: the modules and packages in jit_kernels/ops."""
@@ -29,9 +20,5 @@ def family_modules() -> dict[str, str]:
     return {
         info.name: f"kiln.jit_kernels.ops.{info.name}" + (".spec" if info.ispkg else "")
         for info in pkgutil.iter_modules([str(folder)])
-        if (
-            (folder / info.name / "spec.py").exists()
-            if info.ispkg
-            else info.name not in _UNCONVERTED
-        )
+        if not info.ispkg or (folder / info.name / "spec.py").exists()
     }

@@ -1,4 +1,4 @@
-"""What requests change about single tokens before a draw: bans, biases, penalties."""
+"""Lists of the logits that requests change before a draw: bans, biases, penalties."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from kiln.engine.batch import ScheduledRequest
 
-_UNSEEN = -1  # of a token that is in neither prompt nor output
+_UNSEEN = -1  # the count of a token that is in neither prompt nor output
 
 
 def edit_lists(requests: Sequence[ScheduledRequest]) -> list[torch.Tensor]:
-    """Return starts, tokens, counts and biases as kiln.jit_kernels.ops.sampling.Edits has them.
+    """Return starts, tokens, counts and biases for kiln.jit_kernels.ops.sampling.functions.Edits.
 
-    An empty list where no request changes anything.
+    An empty list if no request changes a logit.
     """
     if not any(r.banned_token_ids or r.token_counts or r.params.logit_bias for r in requests):
         return []

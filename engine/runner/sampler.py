@@ -1,4 +1,4 @@
-"""Draw one token a row. A draw depends on the seed, the position and the row's logits alone."""
+"""Draw one token per request, from its seed, its position and its row of logits alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from kiln.engine.batch import SampledToken, ScheduledRequest
 from kiln.engine.request import TokenLogprobs
 from kiln.engine.runner.edits import edit_lists
-from kiln.jit_kernels.ops.sampling import Edits, Samples, sample_tokens
-from kiln.jit_kernels.references.sampling import INFINITE, NAN, NOTHING
+from kiln.jit_kernels.ops.sampling.functions import Edits, Samples, sample_tokens
+from kiln.jit_kernels.ops.sampling.reference import INFINITE, NAN, NOTHING
 
 _COMPLAINTS = {NAN: "NaN", INFINITE: "+inf", NOTHING: "no finite logit left"}
 
@@ -20,9 +20,9 @@ _COMPLAINTS = {NAN: "NaN", INFINITE: "+inf", NOTHING: "no finite logit left"}
 def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
     """Draw a token for each request from its row of logits [num_rows, vocab_size].
 
-    Temperature 0 takes the likeliest token, the lowest id among equals. A row with NaN, +inf or
-    nothing finite gives an error in its SampledToken; the others are not touched by it. One copy
-    to the device and one back.
+    Temperature 0 takes the likeliest token, the lowest id among equals. A row with NaN, with +inf
+    or without a finite logit gives an error in its SampledToken and does not affect other rows.
+    Makes one copy to the device and one back.
     """
     width = max((request.params.logprobs or 0 for request in requests), default=0)
     numbers, integers = array("f"), array("q")
@@ -66,7 +66,7 @@ def _keys(request: ScheduledRequest) -> tuple[int, ...]:
 
 
 class _Logprobs:
-    """The log-probabilities of a step, out of their tensors at once."""
+    """The log-probabilities of a step, converted to lists once for all rows."""
 
     def __init__(self, host: Samples) -> None:
         self._errors, self._tokens = host.errors.tolist(), host.tokens.tolist()
@@ -74,7 +74,7 @@ class _Logprobs:
         self._top = host.top_tokens.tolist(), host.top_logprobs.tolist()
 
     def of(self, row: int, wanted: int | None) -> TokenLogprobs | None:
-        """Return what a row asked for, or None where it asked for nothing or is broken."""
+        """Return the log-probabilities of a row; None if it wants none or has an error."""
         if wanted is None or self._errors[row]:
             return None
         ids, values = (column[row][:wanted] for column in self._top)

@@ -1,6 +1,6 @@
-"""FlashInfer's sampling in the place of Kiln's: filters and a draw, without what Kiln reports too.
+"""FlashInfer's sampling, to compare with Kiln's: filters and a draw, without log-probabilities.
 
-Its random numbers are its own, so its tokens cannot be those of the reference.
+Its random numbers differ from Kiln's, so its tokens cannot equal the reference's.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
+from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
-_TEMPERATURE, _TOP_P = 0, 1  # columns of sample_tokens' settings
-_TOP_K = 2  # and of its keys
-
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens [rows] that were drawn by other random numbers than the reference's."""
+    """Tokens [rows] drawn with random numbers other than the reference's."""
 
     tokens: torch.Tensor
     logits: torch.Tensor
 
     def check(self) -> None:
-        """Raise ValueError unless every token has some probability."""
+        """Raise ValueError if a token is out of range or has probability 0."""
         rows = torch.arange(self.logits.shape[0], device=self.logits.device)
         tokens = self.tokens.long()
         inside = (tokens >= 0) & (tokens < self.logits.shape[1])
@@ -36,16 +34,16 @@ class Drawn:
 
 
 def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Arguments], Call]:
-    """Return FlashInfer's softmax and sampling for the filters that the rows have in common."""
+    """Return a form that runs FlashInfer's softmax and the sampling function for the rows."""
     sampling = flashinfer.sampling
 
     def form(a: Arguments) -> Call:
         if a.mask is not None or a.edit_starts is not None:
             raise ValueError("no masks and no penalties there")
         logits = a.logits
-        temperature = a.settings[:, _TEMPERATURE].contiguous()
-        top_p = a.settings[:, _TOP_P].contiguous()
-        top_k = a.keys[:, _TOP_K].int()
+        temperature = a.settings[:, SETTINGS.index("temperature")].contiguous()
+        top_p = a.settings[:, SETTINGS.index("top_p")].contiguous()
+        top_k = a.keys[:, KEYS.index("top_k")].int()
         if (temperature == 0).all():
             return lambda: Drawn(logits.argmax(1), logits)
         draw = _draw_of(sampling, top_k, top_p)
@@ -57,7 +55,7 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
 def _draw_of(
     sampling: ModuleType, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the cheapest of its functions that does what the rows ask for."""
+    """Return the cheapest of FlashInfer's functions that applies the filters of the rows."""
     by_k, by_p = bool((top_k > 0).any()), bool((top_p < 1).any())
     if by_k and by_p:
         return lambda probs: sampling.top_k_top_p_sampling_from_probs(probs, top_k, top_p)

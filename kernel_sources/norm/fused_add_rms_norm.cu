@@ -1,8 +1,8 @@
 // residual[r, i] += x[r, i];  x[r, i] = rms_norm(residual[r, :])[i] * (weight_offset + weight[i])
 // x, residual: [rows, d], both in place, any row stride; weight: [d]. Any d, any alignment. One
 // team of threads per row (kiln/rows/rows.cuh). The sum is rounded to SCALAR_T before the norm
-// reads it: the same bits as add, then norm. Compile-time parameters (jit_kernels/ops/norm/spec.py):
-// SCALAR_T.
+// reads it: the same bits as add, then norm.
+// Compile-time parameters (jit_kernels/ops/norm/spec.py): SCALAR_T.
 #include "kiln/ptx/launch.cuh"
 #include "kiln/rows/rms.cuh"
 

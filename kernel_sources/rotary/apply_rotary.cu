@@ -1,8 +1,8 @@
 // (x[t, head, i], x[t, head, h + i]) = (x_i * c - x_(h+i) * s, x_(h+i) * c + x_i * s), in place
-//   for query and key (NeoX); h = rotary_dim / 2, i < h; table = cos_sin_table:
-//   (c, s) = table[positions[t], (i, h + i)]
+//   for query and key (NeoX); h = rotary_dim / 2, i < h,
+//   (c, s) = cos_sin_table[positions[t], (i, h + i)]
 //
-// query: [tokens, heads, head_dim], key: [tokens, kv_heads, head_dim], last dimension dense;
+// query: [tokens, query_heads, head_dim], key: [tokens, key_heads, head_dim], last dimension dense;
 // positions: [tokens] int64; cos_sin_table: [max_position, rotary_dim] float32. Dimensions from
 // rotary_dim on are unchanged. Compile-time parameters (jit_kernels/ops/rotary/spec.py): SCALAR_T.
 // Work split: a block rotates some heads of token blockIdx.x. If all rows are 16-byte aligned, a

@@ -1,5 +1,5 @@
 // Arithmetic of a draw: weights, masses, and the clocks of a race. Its bits are the same on every
-// GPU, on the host and in torch (jit_kernels/references/sampling.py).
+// GPU, on the host and in torch (jit_kernels/ops/sampling/noise.py).
 #pragma once
 #include "kiln/math/order.cuh"
 

@@ -1,7 +1,8 @@
 // token[r] ~ softmax(edited logits[r, :] / temperature) within mask, top-k, top-p and min-p
 // logits: [rows, vocab], any row stride and alignment. settings [rows, 6], keys [rows, 4], mask
-// [rows, ceil(vocab / 32)] and the lists of edits are laid out as in jit_kernels/ops/sampling.py; a
-// token is edited at most once. Compile-time parameters: LOGITS_T.
+// [rows, ceil(vocab / 32)] and the lists of edits are laid out as in
+// jit_kernels/ops/sampling/functions.py; a row edits a token at most once. Compile-time parameters
+// (jit_kernels/ops/sampling/spec.py): LOGITS_T.
 //
 // Work split: one block per row, in four steps.
 // 1. survey: one pass over the row finds each thread's largest logit, the row's approximate mass
@@ -252,11 +253,11 @@ KILN_FN void report_nothing(int width, float* logprob, int* rank, int* top_token
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_logprobs,
-              int* out_ranks, int* out_top_tokens, float* out_top_logprobs, const LOGITS_T* logits,
-              const float* settings, const int64_t* keys, const uint32_t* mask,
-              const int* edit_starts, const int* edit_tokens, const int* edit_counts,
-              const float* edit_biases, int64_t stride, int32_t vocab, int32_t width) {
+sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ranks,
+              int* top_tokens, float* top_logprobs, const LOGITS_T* logits, const float* settings,
+              const int64_t* keys, const uint32_t* mask, const int* edit_starts,
+              const int* edit_tokens, const int* edit_counts, const float* edit_biases,
+              int64_t logits_stride, int32_t vocab, int32_t width) {
   kiln::take_turn();
   __shared__ SamplerShared s;
   __shared__ Logits raw, row;
@@ -269,7 +270,7 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
     edits = {edit_tokens, edit_counts, edit_biases, edit_starts[r], edit_starts[r + 1],
              f[3], f[4], f[5]};
   }
-  const LOGITS_T* data = logits + r * stride;
+  const LOGITS_T* data = logits + r * logits_stride;
   const uint32_t* allowed = mask == nullptr ? nullptr : mask + r * words;
   const bool hides = allowed != nullptr || edits.first != edits.last;
   uint8_t* hidden = hides ? dynamic_shared() : nullptr;
@@ -293,11 +294,10 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
     const int error = fine ? 0 : error_of(row, seen.first == ~uint64_t(0), top);
     if (fine && want.greedy) drawn = {seen.first_token(row), top};
     else if (fine) drawn = draw(row, peaks, want, seen, s);
-    if (t == 0)
-      out_tokens[r] = drawn.token, out_errors[r] = error, out_cutoffs[r] = drawn.cutoff;
+    if (t == 0) tokens[r] = drawn.token, errors[r] = error, cutoffs[r] = drawn.cutoff;
     if (error || !want.report)
-      return report_nothing(width, out_logprobs + r, out_ranks + r, out_top_tokens + r * width,
-                            out_top_logprobs + r * width);
+      return report_nothing(width, logprobs + r, ranks + r, top_tokens + r * width,
+                            top_logprobs + r * width);
     if (row.hidden == nullptr && want.plan.scale == kPlainScale) break;
     __syncthreads();  // next, survey the unedited row
     from = &raw;
@@ -306,6 +306,6 @@ sample_tokens(int* out_tokens, int* out_errors, float* out_cutoffs, float* out_l
   const int likely = max(want.num_top, 1);
   if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
     gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, s);
-  report(raw, peaks, drawn.token, seen, want.num_top, width, out_logprobs + r, out_ranks + r,
-         out_top_tokens + r * width, out_top_logprobs + r * width, s);
+  report(raw, peaks, drawn.token, seen, want.num_top, width, logprobs + r, ranks + r,
+         top_tokens + r * width, top_logprobs + r * width, s);
 }

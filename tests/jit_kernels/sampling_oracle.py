@@ -1,4 +1,4 @@
-"""What a sampler must do, in numpy and float64, written without a look at the kernel's ways."""
+"""The sampler in numpy and float64, independent of the kernel's algorithm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _same(like, value):
 
 
 def exponentials(seed: int, position: int, vocab: int):
-    """The clocks of the tokens 0 .. vocab - 1, float64."""
+    """The exponential variates of the tokens 0 .. vocab - 1, float64."""
     row = splitmix((splitmix((seed + GAMMA) & MASK) + position + GAMMA) & MASK)
     tokens = np.arange(vocab, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -39,8 +39,11 @@ def exponentials(seed: int, position: int, vocab: int):
 
 
 def low_tokens(row, vocab):
-    """The tokens whose number is below 2^-8: the first of 32 by one output, the rest by bytes."""
-    edges = [2**32]  # of what the first 0, 1 ... tokens of a group leave, each 255 of 256
+    """The tokens with a random number below 2^-8.
+
+    One output of the generator gives the first of 32 tokens; bytes of others give the rest.
+    """
+    edges = [2**32]  # limits of an output if the first 0, 1 ... tokens are not low: 255/256 each
     while len(edges) <= 32:
         edges.append(edges[-1] - edges[-1] // 256)
     tokens = []
@@ -58,7 +61,7 @@ def low_tokens(row, vocab):
 
 
 def kept(logits, asked):
-    """The tokens that may be drawn, their weights, and how near the closest decision was."""
+    """The mask of tokens that may be drawn, weights, and the distance of the closest decision."""
     x = logits.astype(np.float64)
     weights = np.exp((x - x.max()) / asked.temperature)
     mask, near = np.isfinite(x), np.inf
@@ -78,7 +81,7 @@ def kept(logits, asked):
 
 
 def draw(logits, asked, seed: int, position: int):
-    """The token of a row, and how near the second was, relative to the first."""
+    """The token of a row, and the relative gap between the first and the second arrival."""
     mask, weights, _ = kept(logits, asked)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         times = np.where(mask, exponentials(seed, position, len(weights)) / weights, np.inf)

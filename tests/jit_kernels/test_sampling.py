@@ -1,4 +1,4 @@
-"""The sampler: exact sets, the right distribution, and rows that know nothing of each other."""
+"""The sampler: exact sets, the right distribution, and rows that do not depend on each other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from kiln.jit_kernels.ops import sampling
-from kiln.jit_kernels.ops.sampling import Edits, Samples, sample_tokens, shared_bytes
-from kiln.jit_kernels.references import sampling as sampling_reference
-from kiln.jit_kernels.references.sampling import sample_reference
+from kiln.jit_kernels.ops.sampling import functions, reference
+from kiln.jit_kernels.ops.sampling.functions import Edits, Samples, edit_arguments, sample_tokens
+from kiln.jit_kernels.ops.sampling.spec import shared_bytes
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings as environment
 from kiln.jit_kernels.spec import LaunchGeometry
@@ -26,7 +25,7 @@ oracle = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("sampling
 SPEC = find_spec("sample_tokens")
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NEAR = 2e-6  # relative: closer decisions than this are left to the rounding of float32
+NEAR = 2e-6  # relative: float32 rounding may change closer decisions
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,17 @@ class Asked:
 
 
 def kernel(spec=SPEC):
-    """Run the kernel's own source, into results of its own."""
+    """A function like sample_tokens that runs the kernel's source on the host."""
 
     def run(logits, settings, keys, mask=None, edits=None, width=0):
         logits = logits.float() if logits.dtype == torch.float16 else logits  # as sample_tokens
         samples = Samples.empty(len(logits), width, logits.device)
-        lists = (None,) * 4 if edits is None else (
-            edits.starts, edits.tokens, edits.counts, edits.biases,
-        )  # fmt: skip
-        host.run(
-            spec, (*samples.outputs(), logits, settings, keys, mask, *lists), env=environment()
+        a = spec.parameters.Arguments(
+            **samples.outputs(),
+            **{"logits": logits, "settings": settings, "keys": keys, "mask": mask},
+            **edit_arguments(edits),
         )
+        host.run(spec, a, env=environment())
         return samples
 
     return run
@@ -60,7 +59,7 @@ WAYS = [pytest.param(sample_tokens, id="torch"), pytest.param(kernel(), id="kern
 
 
 def rows_of(asked, seeds=None, positions=None, report=-1, penalties=(1.0, 0.0, 0.0)):
-    """Settings and keys of rows, as the operator takes them."""
+    """Settings and keys of rows, as sample_tokens takes them."""
     logs = [math.log(a.min_p) if a.min_p else -INF for a in asked]
     settings = [
         [a.temperature, a.top_p, log, *penalties] for a, log in zip(asked, logs, strict=True)
@@ -72,7 +71,7 @@ def rows_of(asked, seeds=None, positions=None, report=-1, penalties=(1.0, 0.0, 0
 
 
 def shapes(vocab, dtype):
-    """Rows of every kind: peaked, flat, equal, masked, one alone, far apart, with ties, shifted."""
+    """Rows of several kinds: peaked, flat, equal, masked, single, far apart, with ties, shifted."""
     base = torch.randn(12, vocab)
     zipf = -torch.log(torch.arange(1, vocab + 1).float())
     rows = [
@@ -101,7 +100,7 @@ ASKED = [
 
 
 def compare(samples, logits, asked, seeds):
-    """Compare kept sets and tokens with float64; return how many rows could be decided."""
+    """Compare kept sets and tokens with float64; return the number of rows compared."""
     decided = 0
     for row, (one, seed) in enumerate(zip(asked, seeds, strict=True)):
         x = logits[row].float().numpy()
@@ -151,7 +150,7 @@ DRAWN = [
 
 
 def chi_square(counts, probabilities):
-    """The p-value of counts; what has probability 0 must not occur."""
+    """The p-value of counts; tokens of probability 0 must not occur."""
     assert (counts[probabilities == 0] == 0).all()
     there = probabilities > 0
     expected = counts.sum() * probabilities[there]
@@ -164,7 +163,7 @@ def chi_square(counts, probabilities):
 @pytest.mark.parametrize("by", ["seed", "position"])
 def test_a_million_draws_follow_the_distribution(asked, by):
     logits = torch.randn(20, generator=torch.Generator().manual_seed(7)) * 1.5
-    counts, chunk = np.zeros(20), 2000  # of a size that stays in the cores' caches
+    counts, chunk = np.zeros(20), 2000  # small enough for the cores' caches
     settings, keys = rows_of([asked] * chunk)
     for start in range(0, 500_000, chunk):
         keys[:, 0 if by == "seed" else 1] = torch.arange(start, start + chunk)
@@ -188,7 +187,7 @@ def test_draws_of_the_kernel_follow_it_too_and_are_those_of_torch(asked):
 
 
 def narrower(threads):
-    """The kernel with another number of threads a row."""
+    """The spec with another number of threads per row."""
 
     def geometry(variant, sizes, gpu):
         whole = SPEC.geometry(variant, sizes, gpu)
@@ -215,12 +214,12 @@ def test_no_output_depends_on_neighbours_position_padding_or_block_size():
         padded[:, :vocab] = logits[chosen]
         samples = runs[trial % 4](padded[:, :vocab], settings[chosen], keys[chosen], width=width)
         for row, one in enumerate(chosen.tolist()):
-            for got, want in zip(samples.outputs(), alone[one].outputs(), strict=True):
-                assert torch.equal(got[row], want[0]), (trial, one)
+            for name, got in samples.outputs().items():
+                assert torch.equal(got[row], getattr(alone[one], name)[0]), (name, trial, one)
 
 
 def edits_of(rows):
-    """Edits from a list of {token: (count, bias)} a row."""
+    """Edits from {token: (count, bias)} for each row."""
     tokens = [token for row in rows for token in row]
     counts, biases = zip(*[change for row in rows for change in row.values()], strict=True)
     starts = np.cumsum([0] + [len(row) for row in rows])
@@ -276,8 +275,8 @@ def test_a_broken_row_is_flagged_and_the_others_are_as_they_were(run, dtype):
     samples = run(logits, settings, keys, width=3)
     assert samples.errors.tolist() == [0, 1, 0, 2, 0, 4, 0]
     wanted = run(whole, settings, keys, width=3)
-    for got, want in zip(samples.outputs(), wanted.outputs(), strict=True):
-        assert torch.equal(got[::2], want[::2])
+    for name, got in samples.outputs().items():
+        assert torch.equal(got[::2], getattr(wanted, name)[::2]), name
     assert samples.tokens[1::2].tolist() == [0, 0, 0]
     assert samples.top_tokens[1::2].unique().tolist() == [-1]
 
@@ -294,7 +293,7 @@ def test_a_row_without_a_token_left_is_flagged(run):
 @pytest.mark.parametrize("vocab", [60, 2000])
 def test_log_probabilities_are_plain_and_ties_go_to_the_lower_token(run, vocab):
     logits = (torch.randn(6, vocab) * 3).round()
-    logits[4] = 0  # more equals than any list holds
+    logits[4] = 0  # more equal logits than any list holds
     asked = [Asked(0.0), Asked(0.3, 5), Asked(1.0), Asked(2.0, 0, 0.5), Asked(0.0), Asked(1.0, 3)]
     bans = edits_of([{int(logits[row].argmax()): (-1, -INF)} for row in range(6)])
     for edits in (None, bans):
@@ -318,19 +317,19 @@ def test_log_probabilities_are_plain_and_ties_go_to_the_lower_token(run, vocab):
             torch.testing.assert_close(likely, logprobs[row, wanted], rtol=0, atol=1e-5)
 
 
-def test_who_cannot_win_a_race_is_left_out_and_the_kernel_agrees(monkeypatch):
+def test_tokens_that_cannot_win_the_race_are_skipped_and_the_kernel_agrees(monkeypatch):
     logits = torch.cat([shapes(300, torch.float32)] * 12)
     rows = rows_of([one for one in ASKED for _ in range(12)], list(range(144)))
     usual = sample_tokens(logits, *rows).tokens
-    monkeypatch.setattr(sampling_reference, "_MANY", 0)
+    monkeypatch.setattr(reference, "_MANY", 0)
     assert torch.equal(sample_tokens(logits, *rows).tokens, usual)
-    monkeypatch.setattr(sampling_reference, "_NEAR", 3.0)  # many are told apart by their bits
+    monkeypatch.setattr(reference, "_NEAR", 3.0)  # many arrivals are compared by their bits
     assert torch.equal(sample_tokens(logits, *rows).tokens, usual)
     assert torch.equal(kernel()(logits, *rows).tokens, usual)
 
 
-def test_a_flat_row_of_too_many_for_the_list_is_raced_as_a_whole():
-    logits = torch.zeros(400, 1100)  # where no number is low and the threads' are late: 1 in 70
+def test_a_flat_row_that_does_not_fit_the_list_is_raced_as_a_whole():
+    logits = torch.zeros(400, 1100)  # 1 in 70 has no low number, and late arrivals
     rows = rows_of([Asked()] * 400, list(range(400)))
     assert torch.equal(kernel()(logits, *rows).tokens, sample_tokens(logits, *rows).tokens)
 
@@ -358,7 +357,7 @@ def test_noise_is_the_published_generator_and_known():
     assert len(set(again)) == 8
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_shapes_and_dtypes_are_refused():
     settings, keys = rows_of([Asked()] * 2)
     logits = torch.zeros(2, 40)
     for wrong in (
@@ -378,10 +377,12 @@ def test_what_does_not_fit_is_refused():
             sample_tokens(*wrong)
 
 
-def test_logits_of_a_type_without_a_program_are_made_float32(monkeypatch):
+def test_logits_of_a_dtype_without_a_variant_are_converted_to_float32(monkeypatch):
     bound = []
     monkeypatch.setattr(
-        sampling, "call", lambda spec, *arguments: bound.append(spec.bind(*arguments))
+        functions,
+        "call",
+        lambda spec, **named: bound.append(spec.bind(spec.parameters.Arguments(**named))),
     )
     for dtype in (torch.float16, torch.float32, torch.bfloat16):
         sample_tokens(torch.zeros(2, 40, dtype=dtype), *rows_of([Asked()] * 2))
@@ -391,9 +392,9 @@ def test_logits_of_a_type_without_a_program_are_made_float32(monkeypatch):
 
 
 def test_the_reference_is_the_operator_of_a_cpu():
-    arguments = SPEC.make_inputs({"logits_t": "float"}, SPEC.sizes[2], "cpu")
-    assert SPEC.reference is sample_reference
-    getattr(torch.ops.kiln, SPEC.name)(*arguments)
-    for got, want in zip(arguments, sample_reference(*arguments), strict=False):
-        assert torch.equal(got, want)
+    a = SPEC.make_arguments({"logits_t": "float"}, SPEC.sizes[2], "cpu")
+    assert SPEC.reference is reference.sample_reference
+    torch.ops.kiln.sample_tokens(*a)
+    for name, wanted in reference.sample_reference(a).items():
+        assert torch.equal(getattr(a, name), wanted), name
     assert astuple(Asked()) == (1.0, 0, 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""The sampler where its first pass gives up: too many low numbers, and logits of any size."""
+"""The sampler where its first pass does not suffice: low numbers, close cutoffs, large logits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kiln.jit_kernels.ops.sampling import Edits, _on_the_edge, sample_tokens
-from kiln.jit_kernels.references.sampling_noise import masses, weights
+from kiln.jit_kernels.ops.sampling.cases import top_p_at_an_edge
+from kiln.jit_kernels.ops.sampling.functions import Edits, sample_tokens
+from kiln.jit_kernels.ops.sampling.noise import masses, weights
 
 sampler = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("test_sampling.py"))))
 
 
-def test_more_low_numbers_than_there_is_room_for_run_all_the_same():
-    vocab = 40_000  # of 32 threads: 156 low numbers, where 112 have room
+def test_more_low_numbers_than_fit_give_the_same_tokens():
+    vocab = 40_000  # 32 threads find about 156 low numbers and have room for 112
     logits = torch.stack((torch.randn(vocab), torch.zeros(vocab), torch.randn(vocab) * 4))
     rows = sampler.rows_of(
         [sampler.Asked(), sampler.Asked(), sampler.Asked(1.0, 0, 0.9999)], [3, 4, 5]
@@ -54,7 +55,7 @@ def test_logits_of_any_size_and_any_temperature(size):
 def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(
     dtype, spread, vocab
 ):
-    """Where the first pass, which knows a row's mass nearly, cannot tell what is kept."""
+    """The approximate sum of the first pass does not decide which tokens are kept."""
     rows, edited = 28, 50
     logits = (torch.randn(rows, vocab) * spread).to(dtype)
     tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(rows)]).int()
@@ -64,7 +65,7 @@ def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(
     of_rows = torch.arange(rows).repeat_interleave(edited)
     full = logits.float().index_put((of_rows, tokens.long()), biases, accumulate=True)
     settings, keys = sampler.rows_of([sampler.Asked(0.8)] * rows, list(range(rows)))
-    settings[:, 1] = torch.tensor([_on_the_edge(full[row], 0.8, row) for row in range(rows)])
+    settings[:, 1] = torch.tensor([top_p_at_an_edge(full[row], 0.8, row) for row in range(rows)])
     samples, wanted = (
         run(logits, settings, keys, edits=edits) for run in (sampler.kernel(), sample_tokens)
     )
@@ -74,10 +75,10 @@ def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(
 
 @pytest.mark.parametrize("full", [16, 64], ids="{}-threads-full".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_list_that_is_too_short_by_little_is_made_anew(dtype, full):
-    """300 of 512 threads have one of the largest logits, and 288 tell what is listed first.
+def test_a_list_that_is_slightly_too_short_is_rebuilt(dtype, full):
+    """300 of 512 threads have one of the largest logits; the first list takes the bound from 288.
 
-    384 tell what is listed then: with 64 threads full of large ones, more than there is room for.
+    The second takes it from 384; with 64 threads that have only large logits, it overflows.
     """
     logits = torch.full((6, 16384), -20.0)
     for row in logits:
@@ -95,7 +96,7 @@ def test_a_list_that_is_too_short_by_little_is_made_anew(dtype, full):
     assert torch.equal(samples.tokens, wanted.tokens)
 
 
-def test_edits_count_where_so_many_tokens_are_kept_that_the_row_decides():
+def test_edits_count_if_more_tokens_are_kept_than_the_list_holds():
     vocab, edited = 3000, 50
     logits = torch.randn(4, vocab) * 0.05
     starts = torch.arange(5, dtype=torch.int32) * edited
@@ -111,7 +112,7 @@ def test_edits_count_where_so_many_tokens_are_kept_that_the_row_decides():
 @pytest.mark.parametrize("edited", [0, 200], ids="{}-edits".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_cut_among_thousands_of_tokens_wherever_zero_lies(dtype, edited):
-    """More than the list takes: keys of numbers next to zero lie far apart, and some are equal."""
+    """More tokens than the list holds. Keys of numbers near zero are far apart; some are equal."""
     base = torch.randn(6, 3000)
     logits = [base[0] * 2, base[1] - 20, base[2].clamp(min=0), base[3] - base[3].max() + 0.01]
     logits = torch.stack([*logits, base[4] * 0.01, (base[5] * 4).round() / 4]).to(dtype)
@@ -151,8 +152,8 @@ def test_where_fewer_tokens_are_left_than_top_k_the_cutoff_is_the_lowest_number(
         assert torch.equal(samples.tokens, wanted.tokens)
 
 
-def test_how_far_a_rows_mass_is_from_its_powers():
-    """The kernel counts on four roundings of 2^-22 at most; one weight alone is off by one."""
+def test_the_error_of_a_rows_mass():
+    """The kernel allows for four rounding errors of 2^-22; a single weight has one."""
     worst = 0.0
     for top, exponent, small, step in itertools.product(
         (16.0, 17.0, 33.0, 65.0), (11, 13, 15, 17), range(-28, -11), (1.0, 1.75, -1.25)
@@ -160,7 +161,7 @@ def test_how_far_a_rows_mass_is_from_its_powers():
         scale = torch.tensor(exponent / top)
         pair = torch.tensor([top, step * 2.0**small])  # exact in bf16; the second many times over
         own, others = masses(weights(pair, torch.tensor(top), scale)).double() * 2.0**-40
-        many = 2.0 ** float(scale * (top - pair[1]))  # as much together as the largest
+        many = 2.0 ** float(scale * (top - pair[1]))  # together as much as the largest
         power = 2.0 ** (float(scale) * (float(pair[1]) - top))
         for count in (many, 8 * many):
             worst = max(worst, float(abs((own + count * others) / (1 + count * power) - 1)))

@@ -1,7 +1,7 @@
-"""Sampling steps on many random batches: a few rows decide how long a step takes.
+"""Time of sampling steps over many random batches, because a few slow rows determine it.
 
-Where a row's cut is too close to call at once, its block goes on alone, and the step with it. A
-benchmark of one batch shows that or does not.
+If a row's approximate sum does not decide its cutoff, its block makes further passes, and the step
+takes as long as that block. A benchmark of one batch may or may not contain such a row.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant
 from kiln.jit_kernels.timing import GpuWork, time_side_by_side
 
 _BATCHES = 40
-_COPIES = 4  # of a batch's 32 MiB of logits, in turn: more than caches hold
+_COPIES = 4  # of a batch's 32 MiB of logits, used in turn: more than the caches hold
 _ROUNDS = 5
-_BAR = 25  # microseconds that a step of 128 rows is allowed
+_BAR = 25  # microseconds; the goal for a step of 128 rows
 _TITLES = {  # by setting, whether a mask hides tokens, and edits a row
     (1, 0, 0): "greedy",
     (2, 0, 0): "temperature",
@@ -38,7 +38,7 @@ _TITLES = {  # by setting, whether a mask hides tokens, and edits a row
 
 
 def sampling_steps(args: argparse.Namespace) -> list[Row]:
-    """Return a row a setting of the benchmarks, at their largest size: quantiles over batches."""
+    """Return quantiles over batches for each setting of the benchmarks, at the largest size."""
     spec = find_spec("sample_tokens")
     variant = next(spec.variants(spec.bench_needs))
     load_kernels([spec], torch.device("cuda"), variant)
@@ -55,7 +55,7 @@ def sampling_steps(args: argparse.Namespace) -> list[Row]:
 
 
 def quantiles(times: Sequence[float]) -> dict[str, Any]:
-    """Return what a row says of the microseconds of some batches."""
+    """Return quantiles of the times of some batches, in microseconds."""
     return {
         "batches": len(times),
         "median_us": round(statistics.median(times), 2),

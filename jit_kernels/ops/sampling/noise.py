@@ -1,4 +1,4 @@
-"""The arithmetic of a draw in torch, bit for bit as kernel_sources/sampling/draw.cuh has it."""
+"""Weights and random numbers in torch, bit for bit as in kernel_sources/sampling/draw.cuh."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import cache
 
 import torch
 
-_GAMMA = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, odd; as torch takes 64 bits
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64  # 2^64 / golden ratio, odd; as a signed number
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
-# Each is a float32.
+# Each can be represented in float32.
 _POWERS = (
     0.04492241516709328,
     0.2432086318731308,
@@ -18,17 +18,18 @@ _POWERS = (
     -0.010225578211247921,
 )
 _HIGHEST_POWER = 0.001326472731307149
-_STEP = 2.0**-22  # of an exponent's fraction
+_STEP = 2.0**-22  # the fraction of an exponent is a multiple of this
 _ATANH = (2.8571429e-1, 4.0e-1, 6.6666667e-1, 2.0)
 _GROUP = 32  # tokens
 _HALF_ROOT = 0x3F3504F3  # the bits of sqrt(1/2)
 
 
 def weights(logits: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return 2^((logits - top) * scale), float32 of one shape: 1 at the top, at least 2^-100.
+    """Return 2^((logits - top) * scale) as float32: 1 for logits equal to top, at least 2^-100.
 
-    The polynomial is one of fused multiply-adds. Each is exact in float64 before it is rounded
-    once, because ``g`` is a multiple of 2^-22: see weight_of in draw.cuh.
+    The kernel evaluates the polynomial with fused multiply-adds. In float64 each product and sum
+    is exact before the one rounding, because ``g`` is a multiple of 2^-22: see weight_of in
+    draw.cuh.
     """
     lowest = torch.div(scale.new_tensor(-100.0), scale)
     y = torch.maximum(logits.sub(top), lowest).double().mul_(scale)
@@ -41,19 +42,19 @@ def weights(logits: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) -> tor
 
 
 def masses(weight: torch.Tensor) -> torch.Tensor:
-    """Return weights as integers, in steps of 2^-40: int64, whose sums are exact."""
+    """Return weights in fixed point, in steps of 2^-40: int64, so that sums are exact."""
     return weight.mul(2.0**40).long()
 
 
 def row_states(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return what all random numbers of a row start from: int64, of the shape of ``seeds``."""
+    """Return the generator states of rows from seed and position: int64, shaped as ``seeds``."""
     return _mix(_mix(seeds + _GAMMA).add_(positions).add_(_GAMMA))
 
 
 def noise_bits(states: torch.Tensor, tokens: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Return 52 random bits for tokens of rows in some states: int64, of the shape of ``tokens``.
+    """Return 52 random bits for tokens of rows with some states: int64, shaped as ``tokens``.
 
-    A function of seed, position and token id. ``low`` tells which tokens' are below 2^44; see
+    A function of seed, position and token id. The bits are below 2^44 where ``low`` is True; see
     low_tokens. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
     """
     own = _mix((tokens + 1).mul_(_GAMMA) + ~states)
@@ -64,10 +65,11 @@ def noise_bits(states: torch.Tensor, tokens: torch.Tensor, low: torch.Tensor) ->
 def low_tokens(
     states: torch.Tensor, size: int, columns: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return whose random number is below 2^-8, for rows in some states: True with that chance.
+    """Return whether tokens have a random number below 2^-8, for rows with some states.
 
-    bool [num_rows, size]; or of ``columns`` [num_rows, count]. One output tells for 32 tokens
-    which is the first; of those behind it a byte each tells it.
+    bool [num_rows, size], or [num_rows, count] for the tokens ``columns``. One output of the
+    generator gives the first such token of 32; for each token after it, a byte of another output
+    says whether it is one.
     """
     bounds, steps = _low_bounds(states.device), _low_steps(size, states.device)
     groups = -(-size // _GROUP)
@@ -89,7 +91,7 @@ def low_tokens(
 
 @cache
 def _low_bounds(device: torch.device) -> torch.Tensor:
-    """Return from where on the first, second ... of 32 tokens is the first low one; ascending."""
+    """Return the limits of a group's output that give its first low token; ascending."""
     bounds = [0xFF000000]
     while len(bounds) < _GROUP:
         bounds.append(bounds[-1] - (bounds[-1] >> 8))
@@ -98,7 +100,7 @@ def _low_bounds(device: torch.device) -> torch.Tensor:
 
 @cache
 def _low_steps(size: int, device: torch.device) -> torch.Tensor:
-    """Return how far the states of groups, then those of eight tokens, are from their row's."""
+    """Return the state offsets from the row's: of groups of 32 tokens, then of groups of 8."""
     groups = -(-size // _GROUP)
     of_groups = torch.arange(1, groups + 1, device=device)
     of_eight = torch.arange(1, _GROUP // 8 * groups + 1, device=device) + (1 << 32)
@@ -111,7 +113,7 @@ def _places(device: torch.device) -> torch.Tensor:
 
 
 def arrivals(bits: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return when tokens arrive, float32: -log(1 - u) / weight with u = (bits + 1/2) / 2^52."""
+    """Return arrival times, float32: -log(1 - u) / weight with u = (bits + 1/2) / 2^52."""
     odd = 2 * bits + 1  # u * 2^53
     small = odd < 2**51
     u = odd.float().mul_(2.0**-53)
@@ -128,7 +130,7 @@ def arrivals(bits: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift right and fill with zeros: torch's shift of int64 copies the sign."""
+    """Shift right and fill with zeros; torch shifts int64 arithmetically."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 

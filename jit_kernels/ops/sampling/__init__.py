@@ -1,0 +1,1 @@
+"""Sampling: sample_tokens draws one token for each row of logits."""

@@ -1,1 +1,0 @@
-"""References that are too long for their family's module: oracle, CPU operator and torch choice."""

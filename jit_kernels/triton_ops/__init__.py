@@ -1,1 +1,0 @@
-"""Triton implementations that a toggle can choose, one module per family."""
