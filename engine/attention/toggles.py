@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.attention.splits import KV_BLOCK
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import Needs
