@@ -1,6 +1,7 @@
 """What the application answers when the engine is loading, failing, stalled or gone."""
 
 import asyncio
+import dataclasses
 import logging
 
 import httpx
@@ -38,13 +39,17 @@ class StandIn:
     def stream(self, *requests):
         names = [request.request_id for request in requests]
         stream = TokenStream(names, self.aborted.extend)
+        self.feeding = asyncio.create_task(self._feed(stream, names[0]))
+        return stream
+
+    async def _feed(self, stream, name):
+        """Give each output when the one before it was read."""
         for output in self.outputs:
             if isinstance(output, TokenOutput):
-                output = TokenOutput(
-                    names[0], output.token_ids, output.finish_reason, message="NaN"
-                )
+                output = dataclasses.replace(output, request_id=name, message="NaN")
             stream.put(output)
-        return stream
+            for _ in range(20):
+                await asyncio.sleep(0)
 
 
 def call(client, method="POST", path="/v1/completions", app=None, **options):
