@@ -13,6 +13,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters of one stop string: it bounds how much text is held back
 MAX_SEED = 2**63 - 1
 MAX_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024  # entries
 MAX_BIAS = 100.0  # OpenAI's range
 
 
