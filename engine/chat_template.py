@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from kiln.engine.errors import ModelError, RequestError
 
 Message = dict[str, Any]
+
+_MAX_RENDERED = 64 * 2**20  # characters; no context is that long
+_MAX_SHOWN = 200  # characters of a template's error
 
 
 class ChatTemplate:
@@ -54,16 +58,18 @@ class ChatTemplate:
         if not all(isinstance(message, dict) for message in messages):
             raise RequestError("messages must be objects with a role and content", "messages")
         try:
-            return self._template.render(
+            pieces = self._template.generate(
                 messages=[_without_nulls(message) for message in messages],
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
             )
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:
+            return _joined(pieces)
+        except Exception as error:  # a template is a program: it can raise anything
+            said = str(error)[:_MAX_SHOWN] or type(error).__name__
             raise RequestError(
-                f"the model's chat template does not accept these messages: {error}", "messages"
+                f"the model's chat template does not accept these messages: {said}", "messages"
             ) from error
 
 
@@ -76,6 +82,17 @@ class _GenerationTag(Extension):
         """Return the nodes inside the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _joined(pieces: Iterator[str]) -> str:
+    """Join what a template renders. Raises ValueError at once when it becomes too long."""
+    kept, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        if length > _MAX_RENDERED:
+            raise ValueError(f"it renders more than {_MAX_RENDERED} characters")
+        kept.append(piece)
+    return "".join(kept)
 
 
 def _without_nulls(message: Message) -> Message:

@@ -25,6 +25,7 @@ from kiln.engine.process import EngineProcess
 from kiln.engine.request import NewRequest, TokenOutput
 from kiln.engine.token_stream import TokenStream
 
+STOPPED_LIMIT = 15.0  # seconds that a stopped (SIGSTOP) engine may take to go on
 _WATCH_EVERY = 0.2  # seconds between looks at the process
 _STOP_GRACE = 2.0  # seconds that an engine told to stop may take for the step under way
 
@@ -34,9 +35,16 @@ ShowProgress = Callable[[wire.Progress], None]
 class EngineClient:
     """Talks to one engine process; use it as an async context manager, on one event loop."""
 
-    def __init__(self, process: EngineProcess, on_progress: ShowProgress | None = None) -> None:
+    def __init__(
+        self,
+        process: EngineProcess,
+        on_progress: ShowProgress | None = None,
+        *,
+        stopped_limit: float = STOPPED_LIMIT,
+    ) -> None:
         self._process = process
         self._on_progress = on_progress
+        self._stopped_limit = stopped_limit
         self._context = zmq.asyncio.Context(io_threads=1)
         self._streams: dict[str, TokenStream] = {}
         self._encode = msgspec.msgpack.Encoder().encode
@@ -180,6 +188,7 @@ class EngineClient:
                 case wire.Outputs(outputs):
                     for output in outputs:
                         self._give(output.request_id, output, output.finish_reason is not None)
+                    await asyncio.sleep(0)  # reading a waiting message does not: readers take turns
                 case wire.Refused(request_id, kind, text, param):
                     kinds = {"QueueFullError": errors.QueueFullError}
                     refusal = kinds.get(kind, RequestError)(text, param)
@@ -208,9 +217,19 @@ class EngineClient:
             stream.put(item)
 
     async def _watch(self) -> None:
-        """Notice that the process is gone; what it said last is heard first."""
+        """Notice that the process is gone or stopped; what it said last is heard first."""
+        stopped = 0.0
         while self._process.exit_code is None:
             await asyncio.sleep(_WATCH_EVERY)
+            stopped = stopped + _WATCH_EVERY if self._process.is_stopped else 0.0
+            if stopped > self._stopped_limit:
+                self.fail(
+                    EngineDeadError(
+                        f"the engine process was stopped (SIGSTOP) for {self._stopped_limit:g} s; "
+                        "requests in flight are lost"
+                    )
+                )
+                return
         await asyncio.sleep(_WATCH_EVERY)
         code = self._process.exit_code
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -106,6 +106,11 @@ class Detokenizer:
         self._num_tokens = 0
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens it took; those after a stop string do not count."""
+        return self._num_tokens
+
+    @property
     def stopped_by(self) -> str | None:
         """The stop string that ended the text, if one did."""
         return self._stops.stopped_by

@@ -5,7 +5,9 @@ KilnError
 │   ├── ModelError   the model folder is missing, incomplete, corrupt or of an unknown kind
 │   └── SealedCacheError   the kernel cache is sealed, and a kernel of the model is not in it
 ├── RequestError     one request is invalid; it never reaches the engine
+│   ├── ContextLengthError   the prompt does not fit the model's context
 │   └── QueueFullError   the request is fine, but too many wait already
+├── SlowReaderError  the reader of an answer fell too far behind; the answer ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
 └── EngineDeadError  the engine process is gone or frozen
 """
@@ -37,12 +39,20 @@ class RequestError(KilnError):
         self.param = param
 
 
+class ContextLengthError(RequestError):
+    """The prompt is longer than the model's context."""
+
+
 class QueueFullError(RequestError):
     """Too many requests wait already; the same request may be accepted later."""
 
 
 class DeviceError(KilnError):
     """The device fails every call from now on; only a new process can use it again."""
+
+
+class SlowReaderError(KilnError):
+    """The tokens of an answer arrive faster than its reader takes them, and too many wait."""
 
 
 class EngineDeadError(KilnError):

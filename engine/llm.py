@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kiln.engine.chat_template import Message
@@ -21,7 +20,7 @@ from kiln.engine.config import (
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import RequestError
 from kiln.engine.model_folder import resolve_model_folder
-from kiln.engine.outputs import CompletionStream
+from kiln.engine.outputs import Answer, begin_answers
 from kiln.engine.prompts import Prompt, PromptInput, read_chats, read_prompts, spread_params
 from kiln.engine.request import NewRequest, RequestOutput
 from kiln.engine.sampling_params import SamplingParams
@@ -92,7 +91,7 @@ class LLM:
         >>> llm.generate([[1, 2, 3], "Hello"], greedy)[0].outputs[0].token_ids  # doctest: +SKIP
         [17, 4, 4, 2]
         """
-        read = read_prompts(prompts, self.tokenizer)
+        read = read_prompts(prompts, self.tokenizer, self.core.max_model_len)
         return self._run(read, spread_params(sampling_params, len(read)))
 
     def chat(
@@ -114,6 +113,7 @@ class LLM:
         read = read_chats(
             messages,
             self.tokenizer,
+            self.core.max_model_len,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             **(chat_template_kwargs or {}),
@@ -122,39 +122,31 @@ class LLM:
 
     def _run(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[RequestOutput]:
         """Check every request, queue them all, and step until the last has finished."""
-        children: dict[str, _Child] = {}
+        answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
         for prompt, each in zip(prompts, params, strict=True):
             request_id = str(next(self._request_ids))
-            made = [self._child(request_id, prompt, each, index) for index in range(each.n)]
+            made = begin_answers(request_id, prompt, each, self.tokenizer)
             self._check(made[0].new, len(results))
-            children |= {child.new.request_id: child for child in made}
-            answers = [child.stream.completion for child in made]
-            results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, answers))
+            answers |= {answer.new.request_id: answer for answer in made}
+            outputs = [answer.stream.completion for answer in made]
+            results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, outputs))
         try:
-            for child in children.values():
-                self.core.add(child.new)
-            self._step_until_done(children)
+            for answer in answers.values():
+                self.core.add(answer.new)
+            self._step_until_done(answers)
         finally:  # after an error or Ctrl-C the engine holds nothing of this batch
-            for request_id in children:
+            for request_id in answers:
                 self.core.abort(request_id)
         return results
 
-    def _step_until_done(self, children: dict[str, _Child]) -> None:
+    def _step_until_done(self, answers: dict[str, Answer]) -> None:
         while self.core.has_work:
             for output in self.core.step():
-                stream = children[output.request_id].stream
+                stream = answers[output.request_id].stream
                 stream.push(output)
                 if stream.stopped_early:
                     self.core.abort(output.request_id)
-
-    def _child(self, parent: str, prompt: Prompt, params: SamplingParams, index: int) -> _Child:
-        """Make the request of one of a prompt's ``n`` answers."""
-        params, ids = params.for_answer(index), prompt.token_ids
-        new = NewRequest(f"{parent}-{index}", ids, params)
-        return _Child(
-            new, CompletionStream(self.tokenizer, params, prompt_token_ids=ids, index=index)
-        )
 
     def _check(self, new: NewRequest, index: int) -> None:
         try:
@@ -163,11 +155,3 @@ class LLM:
             self.core.check(new)
         except RequestError as error:
             raise type(error)(f"prompt {index}: {error}", error.param) from None
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """One of the ``n`` answers to a prompt, on its way."""
-
-    new: NewRequest
-    stream: CompletionStream

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kiln.engine.detokenizer import Detokenizer
-from kiln.engine.request import CompletionOutput, FinishReason, Logprob, TokenLogprobs, TokenOutput
+from kiln.engine.prompts import Prompt
+from kiln.engine.request import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    NewRequest,
+    TokenLogprobs,
+    TokenOutput,
+)
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.tokenizer import Tokenizer
 
@@ -61,7 +69,8 @@ class CompletionStream:
 
     def push(self, output: TokenOutput) -> CompletionDelta:
         """Add what a step gave and return what is new; the completion's text is set at its end."""
-        text, stopped_by = self._decode(output)
+        text, stopped_by, used = self._decode(output)
+        token_ids, logprobs = output.token_ids[:used], output.logprobs
         reason, stop_reason = output.finish_reason, output.stop_reason
         if stopped_by is not None:
             self.stopped_early = reason is None
@@ -70,8 +79,8 @@ class CompletionStream:
             self.completion.seed = output.seed
         delta = CompletionDelta(
             text=text,
-            token_ids=output.token_ids,
-            logprobs=self._logprobs(output.logprobs),
+            token_ids=token_ids,
+            logprobs=self._logprobs(None if logprobs is None else logprobs[:used]),
             finish_reason=reason,
             stop_reason=stop_reason if stopped_by is None else stopped_by,
             message=output.message,
@@ -79,18 +88,25 @@ class CompletionStream:
         self._append(delta)
         return delta
 
-    def _decode(self, output: TokenOutput) -> tuple[str, str | None]:
-        """Return the new text, and the stop string that ended it."""
-        detokenizer = self._detokenizer
+    def _decode(self, output: TokenOutput) -> tuple[str, str | None, int]:
+        """Return the new text, the stop string that ended it, and how many tokens they used.
+
+        Outputs that waited together are one; the tokens in it after a stop string do not count,
+        as they do not where the request is aborted in time.
+        """
+        detokenizer, count = self._detokenizer, len(output.token_ids)
         if detokenizer is None:
-            return "", None
+            return "", None, count
         shown = output.token_ids
         if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
             shown = shown[:-1]  # the stop token is in token_ids, but it is no text
+        before = detokenizer.num_tokens
         text = detokenizer.push(shown)
+        if detokenizer.stopped_by is not None:
+            count = detokenizer.num_tokens - before
         if output.finish_reason is not None:
             text += detokenizer.finish()
-        return text, detokenizer.stopped_by
+        return text, detokenizer.stopped_by, count
 
     def _append(self, delta: CompletionDelta) -> None:
         completion = self.completion
@@ -118,3 +134,26 @@ class CompletionStream:
 
     def _token_text(self, token_id: int) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the ``n`` answers to a prompt: its request to the engine, and what came of it."""
+
+    new: NewRequest
+    stream: CompletionStream
+
+
+def begin_answers(
+    name: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, first: int = 0
+) -> list[Answer]:
+    """Return the ``n`` answers to a prompt, with indices from ``first`` on.
+
+    The request of each is called ``name`` and its index.
+    """
+    made = []
+    for index in range(first, first + params.n):
+        own, ids = params.for_answer(index - first), prompt.token_ids
+        stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index)
+        made.append(Answer(NewRequest(f"{name}-{index}", ids, own), stream))
+    return made

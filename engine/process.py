@@ -91,6 +91,18 @@ class EngineProcess:
         """None while the process lives; negative after a signal of that number."""
         return self.child.poll()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP) keeps the process from running, however busy it is.
+
+        Source: proc_pid_stat(5), the third field.
+        """
+        try:
+            stat = Path(f"/proc/{self.child.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
     def stop(self, grace: float = 0.0) -> int:
         """Wait ``grace`` seconds for the process to leave, then end it; return its exit code."""
         if self.child.stdin is not None:

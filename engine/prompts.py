@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from kiln.engine.chat_template import Message
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import ContextLengthError, RequestError
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.tokenizer import Tokenizer
 
@@ -37,14 +37,17 @@ class Prompt:
 
 
 def read_prompts(
-    prompts: PromptInput | Sequence[PromptInput], tokenizer: Tokenizer | None
+    prompts: PromptInput | Sequence[PromptInput], tokenizer: Tokenizer | None, max_tokens: int
 ) -> list[Prompt]:
-    """Read one prompt or many. Raises RequestError naming the first that is malformed."""
+    """Read one prompt or many. Raises RequestError naming the first that is malformed.
+
+    A text that surely has more than ``max_tokens`` tokens is refused before it is tokenised.
+    """
     one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
     many = [prompts] if one else prompts
     if not isinstance(many, Iterable):
         raise RequestError(f"prompts is a {type(prompts).__name__}, not a text or a list", "prompt")
-    return [_read(prompt, index, tokenizer) for index, prompt in enumerate(many)]
+    return [_read(prompt, index, tokenizer, max_tokens) for index, prompt in enumerate(many)]
 
 
 def spread_params(
@@ -61,7 +64,7 @@ def spread_params(
     return listed
 
 
-def _read(prompt: object, index: int, tokenizer: Tokenizer | None) -> Prompt:
+def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: int) -> Prompt:
     if isinstance(prompt, Mapping):
         known = {"prompt", "prompt_token_ids"}
         if len(prompt) != 1 or not known & set(prompt):
@@ -77,8 +80,18 @@ def _read(prompt: object, index: int, tokenizer: Tokenizer | None) -> Prompt:
                 f"prompt {index} is text, but the model's folder has no tokenizer: give token ids",
                 "prompt",
             )
+        _check_length(prompt, index, tokenizer, max_tokens)
         return Prompt(tokenizer.encode(prompt), prompt)
     return Prompt(_token_ids(prompt, index))
+
+
+def _check_length(text: str, index: int, tokenizer: Tokenizer, max_tokens: int) -> None:
+    if tokenizer.surely_exceeds(text, max_tokens):
+        raise ContextLengthError(
+            f"prompt {index} has {len(text)} characters, which are more than the {max_tokens} "
+            "tokens of the context: shorten it",
+            "prompt",
+        )
 
 
 def _token_ids(prompt: object, index: int) -> list[int]:
@@ -100,13 +113,19 @@ def _is_token_ids(prompts: object) -> bool:
 def read_chats(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
     tokenizer: Tokenizer | None,
+    max_tokens: int,
     **options: Any,
 ) -> list[Prompt]:
-    """Read one conversation or many; ``options`` go to the template. Raises RequestError."""
+    """Read one conversation or many; ``options`` go to the template. Raises RequestError.
+
+    One that surely has more than ``max_tokens`` tokens is refused before it is tokenised.
+    """
     if tokenizer is None:
         raise RequestError("the model's folder has no tokenizer: give token ids", "messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of messages, with at least one", "messages")
     chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
     texts = [tokenizer.render_chat(list(chat), **options) for chat in chats]
+    for index, text in enumerate(texts):
+        _check_length(text, index, tokenizer, max_tokens)
     return [Prompt(tokenizer.encode(text, add_special_tokens=False), text) for text in texts]

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 Piece = Callable[[str, bool], bytes]
 
+_NFC_SHRINKS = 4  # times at most: the worst are the 7 bytes of which it makes the 2 of U+0390
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -82,3 +84,51 @@ def _replace(parts: dict[str, dict[str, Any]]) -> Piece | None:
         return known.removeprefix(b" ") if first and strip["start"] else known
 
     return piece
+
+
+def longest_token(backend: Backend) -> int | None:
+    """Return a number of bytes of text that no token stands for more than; None if there is none.
+
+    There is one where every byte of a text ends up in a token. Elsewhere a token may stand for any
+    length: where spaces are dropped, or where a run of unknown characters is one token.
+    """
+    model, added = backend.model, backend.get_added_tokens_decoder().values()
+    shrinks = _shrinks(_parts(backend.normalizer))
+    if shrinks is None or not isinstance(model, models.BPE):
+        return None
+    if any(token.lstrip or token.rstrip or not token.content.isascii() for token in added):
+        return None
+    steps = _parts(backend.pre_tokenizer)
+    by_bytes = "ByteLevel" in [step["type"] for step in steps]
+    keeps = {"ByteLevel", "Metaspace", "Digits", "Split"}
+    if any(s["type"] not in keeps or s.get("behavior") == "Removed" for s in steps):
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    needed = _byte_alphabet() if by_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
+    prefixed = model.continuing_subword_prefix or model.end_of_word_suffix
+    if prefixed or not (by_bytes or model.byte_fallback) or not vocabulary.keys() >= set(needed):
+        return None
+    return shrinks * max(len(form if by_bytes else form.encode()) for form in vocabulary)
+
+
+def _parts(component: Any) -> list[dict[str, Any]]:
+    """Return the settings of the steps of a normalizer or a pre-tokenizer."""
+    if component is None:
+        return []
+    state = json.loads(component.__getstate__())
+    steps = state.get("normalizers") or state.get("pretokenizers") or [state]
+    return [step for step in steps if step["type"] != "Sequence"]
+
+
+def _shrinks(steps: list[dict[str, Any]]) -> int | None:
+    """Return by how much a normalizer can shorten a text at most; None if it is not known."""
+    most = 1
+    for step in steps:
+        if step["type"] == "NFC":
+            most *= _NFC_SHRINKS
+        elif step["type"] == "Replace" and "String" in step["pattern"]:
+            if len(step["content"].encode()) < len(step["pattern"]["String"].encode()):
+                return None
+        elif step["type"] != "Prepend":
+            return None
+    return most

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from kiln.engine.errors import KilnError
+from kiln.engine.errors import KilnError, SlowReaderError
 from kiln.engine.request import TokenOutput
+
+MAX_WAITING_TOKENS = 1024  # of one request: seconds of generation that nobody has read
 
 
 class TokenStream:
-    """Iterates over the outputs of its requests as they arrive, in the engine's order.
+    """Iterates over the outputs of its requests as they arrive.
 
-    It ends when each request has finished or was dropped. Closing it, or leaving its ``async
-    with``, aborts what is left. An error put into it is raised from the iteration.
+    What arrives faster than it is read is joined: one output of a request waits at most, with all
+    of its new tokens. The stream ends when each request has finished or was dropped. Closing it,
+    or leaving its ``async with``, aborts what is left. An error put into it is raised from the
+    iteration; a reader that falls too far behind gets SlowReaderError, and its requests end.
     """
 
     def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], None]) -> None:
         self._open = set(request_ids)
         self._abort = abort
-        self._queue: asyncio.Queue[TokenOutput | KilnError] = asyncio.Queue()
+        self._waiting: dict[str, TokenOutput] = {}  # by request
+        self._error: KilnError | None = None
+        self._arrived = asyncio.Event()
 
     def put(self, item: TokenOutput | KilnError) -> None:
         """Add what the engine sent, for the reader."""
-        self._queue.put_nowait(item)
+        if isinstance(item, KilnError):
+            self._error = self._error or item
+        elif item.request_id in self._open and self._error is None:
+            joined = _joined(self._waiting.get(item.request_id), item)
+            self._waiting[item.request_id] = joined
+            if len(joined.token_ids) > MAX_WAITING_TOKENS:
+                self._end_slow_reader()
+        self._arrived.set()
 
     def drop(self, request_id: str) -> None:
         """Abort one request, because its reader has all it wanted."""
+        self._waiting.pop(request_id, None)
         if request_id in self._open:
             self._open.discard(request_id)
             self._abort([request_id])
 
     async def aclose(self) -> None:
-        """Abort every request that has not finished."""
+        """Abort every request that has not finished, and forget what nobody has read."""
+        self._waiting.clear()
         left, self._open = sorted(self._open), set()
         self._abort(left)
 
@@ -42,16 +58,21 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> TokenOutput:
-        """Return the next output. Raises EngineDeadError or RequestError if the engine failed."""
+        """Return the next output.
+
+        Raises EngineDeadError, RequestError or SlowReaderError when there will be none.
+        """
         while self._open:
-            item = await self._queue.get()
-            if isinstance(item, KilnError):
+            if self._waiting:
+                output = self._waiting.pop(next(iter(self._waiting)))
+                if output.finish_reason is not None:
+                    self._open.discard(output.request_id)
+                return output
+            if self._error is not None:
                 await self.aclose()
-                raise item
-            if item.request_id in self._open:
-                if item.finish_reason is not None:
-                    self._open.discard(item.request_id)
-                return item
+                raise self._error
+            self._arrived.clear()
+            await self._arrived.wait()
         raise StopAsyncIteration
 
     async def __aenter__(self) -> TokenStream:
@@ -66,3 +87,27 @@ class TokenStream:
     ) -> None:
         """Abort what is left."""
         await self.aclose()
+
+    def _end_slow_reader(self) -> None:
+        """Abort all of the requests now: their reader may never come back."""
+        self._waiting.clear()
+        self._error = SlowReaderError(
+            f"over {MAX_WAITING_TOKENS} tokens of an answer waited to be read: read faster"
+        )
+        self._abort(sorted(self._open))
+
+
+def _joined(first: TokenOutput | None, second: TokenOutput) -> TokenOutput:
+    """Return two outputs of a request as one."""
+    if first is None:
+        return second
+    logprobs = first.logprobs
+    if logprobs is not None:
+        logprobs = [*logprobs, *(second.logprobs or ())]
+    return dataclasses.replace(
+        second,
+        token_ids=[*first.token_ids, *second.token_ids],
+        logprobs=logprobs,
+        num_cached_tokens=first.num_cached_tokens,
+        seed=first.seed if second.seed is None else second.seed,
+    )

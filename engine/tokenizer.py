@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from kiln.engine.chat_template import ChatTemplate, Message
 from kiln.engine.errors import ModelError, RequestError
 from kiln.engine.model_folder import eos_token_ids, read_json
-from kiln.engine.token_bytes import piece_decoder
+from kiln.engine.token_bytes import longest_token, piece_decoder
 
 _OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 _SPECIAL_NAMES = tuple(
@@ -77,6 +77,10 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self.backend)
+
     @property
     def vocab_size(self) -> int:
         """How many tokens it knows, added ones included; a model's own table may be larger."""
@@ -88,9 +92,19 @@ class Tokenizer:
         return bool(self._templates)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, with the model's BOS (and the like) unless told otherwise."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return the ids of a text, with the model's BOS (and the like) unless told otherwise.
+
+        Other threads run meanwhile, for which ``encode_batch_fast`` is called: ``encode`` holds
+        the interpreter, for seconds on a few megabytes of text.
+        """
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
+
+    def surely_exceeds(self, text: str, num_tokens: int) -> bool:
+        """Tell, without tokenising it, that a text has more tokens than a number; or not know."""
+        longest = self._longest_token
+        return longest is not None and len(text.encode()) > longest * num_tokens
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; ids that it does not know are left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ class EngineChat:
     async def reply(self, messages: list[Message]) -> AsyncIterator[str]:
         """Yield the answer as it is made. Raises RequestError or EngineDeadError."""
         assert self._client is not None, "open first"
-        (prompt,) = read_chats(messages, self._tokenizer)
+        context = self._client.model_info.max_model_len
+        (prompt,) = read_chats(messages, self._tokenizer, context)
         self._count += 1
         new = NewRequest(f"chat-{self._count}", prompt.token_ids, self._params)
         answer = CompletionStream(self._tokenizer, self._params, prompt_token_ids=prompt.token_ids)
@@ -120,8 +122,7 @@ Chat = ServerChat | EngineChat
 
 def _params(defaults: Defaults, options: dict[str, Any]) -> SamplingParams:
     """Return the model's own settings with the user's over them. Raises RequestError."""
-    own = {"temperature": defaults.temperature, "top_p": defaults.top_p, "top_k": defaults.top_k}
-    return SamplingParams(**{**own, "min_p": defaults.min_p, "max_tokens": None, **options})
+    return SamplingParams(**{**asdict(defaults), "max_tokens": None, **options})
 
 
 def _text_of(chunk: dict[str, Any]) -> str:

@@ -1,80 +1,56 @@
-"""From the bytes of a request to prompts and settings that the engine can take, or an error."""
+"""From a request to answers that the engine can take, or an error; nothing is sent to it yet."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import TypeVar
-
-from anyio import to_thread
-from pydantic import ValidationError
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
-from kiln.engine.prompts import Prompt, read_chats, read_prompts
+from kiln.engine.prompts import Prompt
 from kiln.engine.sampling_params import SamplingParams
-from kiln.engine.server.errors import ApiError, from_engine, from_validation
-from kiln.engine.server.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from kiln.engine.server.body import Body, read_body
+from kiln.engine.server.disconnect import unless_gone
+from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.fields import MAX_PROMPTS
+from kiln.engine.server.generation import Generation
+from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.serving import Serving
 
-MAX_ANSWERS = 128  # prompts times n in one HTTP request
-_LARGE_BODY = 32_768  # bytes from which on a body is read off the event loop
-_JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
-
-Body = TypeVar("Body", bound=GenerationRequest)
-T = TypeVar("T")
+MAX_ANSWERS = MAX_PROMPTS  # prompts times n
 
 
-async def read_body(request: Request, model: type[Body]) -> Body:
-    """Parse and check a body. Raises ApiError: 415 for another type than JSON, 400, 413."""
-    content_type = request.headers.get("content-type", "")
-    if not _JSON_TYPE.match(content_type):
-        shown = repr(content_type[:80]) if content_type else "not set"
-        raise ApiError(415, f"Content-Type is {shown}: send application/json")
-    data = await request.body()
-    try:
-        if len(data) < _LARGE_BODY:
-            return model.model_validate_json(data)
-        return await to_thread.run_sync(model.model_validate_json, data)
-    except ValidationError as error:
-        raise from_validation(error, model) from None
+async def admit(serving: Serving, request: Request, model: type[Body]) -> Generation:
+    """Read a body, check it, and tokenise its prompts.
 
-
-def read_params(serving: Serving, body: GenerationRequest) -> SamplingParams:
-    """Check the model's name and the settings. Raises ApiError: 503, 404, 400 naming the field."""
-    serving.require_ready()
+    Raises ApiError: what is wrong with the body, another model's name, a prompt without room; and
+    ClientGoneError.
+    """
+    body = await read_body(request, model, serving.threads)
+    context = serving.require_ready().max_model_len
     serving.require_model(body.model)
     try:
-        return body.sampling_params(serving.settings.defaults)
+        params = body.sampling_params(serving.settings.defaults)
+        prompts = await unless_gone(request.receive, _read_prompts(serving, request, body, context))
     except RequestError as error:
         raise from_engine(error) from error
+    _check(serving, body, prompts, params)
+    return Generation(serving, body, prompts, params)
 
 
-async def chat_prompts(serving: Serving, body: ChatCompletionRequest) -> list[Prompt]:
-    """Render and tokenise a conversation, off the event loop. Raises ApiError."""
-    messages = [{"role": one.role, "content": one.text} for one in body.messages]
-    return await _in_thread(lambda: read_chats(messages, serving.tokenizer))
+async def _read_prompts(
+    serving: Serving, request: Request, body: GenerationRequest, context: int
+) -> list[Prompt]:
+    """Render and tokenise, beside the event loop."""
+    size = len(await request.body())  # it is kept since ``read_body``
+    return await serving.threads.run(lambda: body.read_prompts(serving.tokenizer, context), size)
 
 
-async def completion_prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
-    """Tokenise the prompts, off the event loop. Raises ApiError."""
-    if not body.prompts:
-        raise ApiError(400, "prompt: the list is empty", "prompt")
-    if len(body.prompts) > MAX_ANSWERS:
-        _refuse_answers(len(body.prompts), 1)
-    return await _in_thread(lambda: read_prompts(body.prompts, serving.tokenizer))
-
-
-def check(
+def _check(
     serving: Serving, body: GenerationRequest, prompts: list[Prompt], params: SamplingParams
 ) -> None:
-    """Refuse what can never run, before anything is sent to the engine. Raises ApiError 400."""
+    """Refuse what can never run. Raises ApiError 400."""
     if len(prompts) * params.n > MAX_ANSWERS:
-        _refuse_answers(len(prompts), params.n)
+        message = f"prompt: {len(prompts)} prompts with n {params.n}: at most {MAX_ANSWERS} answers"
+        raise ApiError(400, message, "prompt")
     info = serving.require_ready()
     if params.stop_strings and serving.tokenizer is None:
         raise ApiError(400, "stop: the model has no tokenizer; use stop_token_ids", "stop")
@@ -103,16 +79,3 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
             name,
             "context_length_exceeded",
         )
-
-
-def _refuse_answers(prompts: int, n: int) -> None:
-    raise ApiError(
-        400, f"prompt: {prompts} prompts with n {n}: at most {MAX_ANSWERS} answers", "prompt"
-    )
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    try:
-        return await to_thread.run_sync(work)
-    except RequestError as error:
-        raise from_engine(error) from error

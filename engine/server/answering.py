@@ -12,12 +12,14 @@ from starlette.responses import Response
 
 from kiln.engine.errors import KilnError
 from kiln.engine.outputs import CompletionDelta
-from kiln.engine.server.disconnect import ClientGoneError, unless_gone
-from kiln.engine.server.errors import from_engine
-from kiln.engine.server.generation import Generation
-from kiln.engine.server.protocol import GenerationRequest
+from kiln.engine.server.disconnect import unless_gone
+from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.responses import Answer, Chunk, encode_json
 from kiln.engine.server.sse import DONE, EventStream, event
+from kiln.engine.server.threads import LARGE
+
+_ENTRY_BYTES = 16  # of an answer's JSON, for each token and each log-probability, at least
 
 logger = logging.getLogger(__name__)
 
@@ -40,26 +42,34 @@ class Form(Protocol):
         """Return all of it."""
 
 
-async def respond(
-    request: Request, body: GenerationRequest, generation: Generation, form: Form
-) -> Response:
+async def respond(request: Request, generation: Generation, form: Form) -> Response:
     """Run a generation and answer with it.
 
     A stream begins when its first token is there: until then the status can still tell of an
-    error. Raises what the engine raises; a client that left gets nothing.
+    error. Raises ApiError for what the engine raises, and ClientGoneError.
     """
     try:
-        if not body.stream:
-            await unless_gone(request.receive, generation.collect())
-            _log(request, body, generation)
-            return Response(encode_json(form.answer()), media_type="application/json")
+        if not generation.body.stream:
+            data = await unless_gone(request.receive, _whole(generation, form))
+            _log(request, generation)
+            return Response(data, media_type="application/json")
         deltas = generation.deltas()
         first = await unless_gone(request.receive, _first(deltas))
-    except ClientGoneError:
-        return Response(status_code=499)  # nobody reads it; it is what the log shows
     except KilnError as error:
-        raise from_engine(error) from error
-    return EventStream(_events(request, body, generation, form, (first, deltas)))
+        raise _told(request, error) from error
+    return EventStream(_events(request, generation, form, (first, deltas)))
+
+
+async def _whole(generation: Generation, form: Form) -> bytes:
+    """Return all of the answers as JSON; many log-probabilities are written in a thread."""
+    await generation.collect()
+
+    def write() -> bytes:
+        return encode_json(form.answer())
+
+    entries = generation.usage["completion_tokens"] * (1 + (generation.params.logprobs or 0))
+    size = entries * _ENTRY_BYTES
+    return write() if size < LARGE else await generation.serving.threads.run(write, size)
 
 
 async def _first(deltas: Deltas) -> tuple[int, CompletionDelta]:
@@ -68,7 +78,6 @@ async def _first(deltas: Deltas) -> tuple[int, CompletionDelta]:
 
 async def _events(
     request: Request,
-    body: GenerationRequest,
     generation: Generation,
     form: Form,
     begun: tuple[tuple[int, CompletionDelta], Deltas],
@@ -84,11 +93,11 @@ async def _events(
             async for index, delta in deltas:
                 if _says_something(delta):
                     yield event(form.chunk(index, delta))
-            if body.include_usage:
+            if generation.body.include_usage:
                 yield event(form.usage_chunk())
-            _log(request, body, generation)
+            _log(request, generation)
         except KilnError as error:
-            yield event(from_engine(error).envelope())
+            yield event(_told(request, error).envelope())
         yield DONE
 
 
@@ -97,7 +106,17 @@ def _says_something(delta: CompletionDelta) -> bool:
     return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
-def _log(request: Request, body: GenerationRequest, generation: Generation) -> None:
+def _told(request: Request, error: KilnError) -> ApiError:
+    """Return an error of the engine for the client; one of this request alone names it."""
+    told = from_engine(error)
+    if isinstance(error, GenerationError):
+        request_id = request.state.request_id
+        logger.error("%s %s: %s", request.scope["path"], request_id, error)
+        told.message += f"; the server's log has it under request {request_id}"
+    return told
+
+
+def _log(request: Request, generation: Generation) -> None:
     usage = generation.usage
     logger.info(
         "%s %s: %d prompt tokens, %d output tokens, user %.80r",
@@ -105,5 +124,5 @@ def _log(request: Request, body: GenerationRequest, generation: Generation) -> N
         request.state.request_id,
         usage["prompt_tokens"],
         usage["completion_tokens"],
-        body.user,
+        generation.body.user,
     )

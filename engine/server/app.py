@@ -10,6 +10,7 @@ from starlette.responses import Response
 import kiln
 from kiln.engine.client import EngineClient
 from kiln.engine.server import openapi
+from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.middleware import ApiKey, Limits, RequestIds, error_response
@@ -41,6 +42,7 @@ def create_app(
     app.include_router(status_router(serving))
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
     app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
@@ -53,6 +55,11 @@ def create_app(
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error)
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    """Answer nobody; 499 is what the log shows."""
+    return Response(status_code=499)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -21,10 +21,10 @@ from kiln.engine.server.responses import (
 class ChatForm:
     """Writes the answers of one chat request."""
 
-    def __init__(self, generation: Generation, model: str, include_usage: bool) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._model = model
-        self._include_usage = include_usage
+        self._model = generation.serving.settings.served_model_name
+        self._include_usage = generation.body.include_usage
         self._id = f"chatcmpl-{generation.request_id}"
         self._created = int(time.time())
         count = generation.params.logprobs

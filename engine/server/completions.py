@@ -19,11 +19,11 @@ from kiln.engine.server.responses import (
 class CompletionForm:
     """Writes the answers of one completions request; ``echo`` puts the prompt before each."""
 
-    def __init__(self, generation: Generation, model: str, include_usage: bool, echo: bool) -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._model = model
-        self._include_usage = include_usage
-        self._echo = echo
+        self._model = generation.serving.settings.served_model_name
+        self._include_usage = generation.body.include_usage
+        self._echo = generation.body.echoes
         self._id = f"cmpl-{generation.request_id}"
         self._created = int(time.time())
         count = generation.params.logprobs

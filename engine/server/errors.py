@@ -12,7 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from kiln.engine.errors import EngineDeadError, KilnError, QueueFullError, RequestError
+from kiln.engine.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    KilnError,
+    QueueFullError,
+    RequestError,
+    SlowReaderError,
+)
 from kiln.engine.server.fields import FORMS
 
 _MAX_SHOWN = 80  # characters of an offending value
@@ -66,6 +73,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The headers that go with the status."""
+        if self.status == 408:  # the rest of the body may come yet: no request can follow it
+            return {"Connection": "close"}
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
@@ -74,8 +83,12 @@ def from_engine(error: KilnError) -> ApiError:
     match error:
         case QueueFullError():
             return ApiError(503, str(error), code="queue_full", retry_after=1)
+        case ContextLengthError():
+            return ApiError(400, str(error), error.param, "context_length_exceeded")
         case RequestError():
             return ApiError(400, str(error), error.param)
+        case SlowReaderError():
+            return ApiError(400, str(error), code="slow_reader")
         case EngineDeadError():
             return ApiError(503, str(error), code="engine_unavailable", retry_after=5)
     return ApiError(500, str(error), code="generation_failed")
@@ -107,6 +120,8 @@ def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
         near = get_close_matches(str(problem["loc"][-1]), model.model_fields, 1)
         hint = f"; did you mean {near[0]}?" if near and len(problem["loc"]) == 1 else ""
         return f"{where}: is not a known field{hint}", where
+    if kind == "too_long":
+        return f"{where}: has too many entries, at most {problem['ctx']['max_length']}", where
     if kind == "value_error":
         return f"{where}: {problem['ctx']['error']}", where
     says = _SENTENCES.get(kind)

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from kiln.engine.errors import KilnError
-from kiln.engine.outputs import CompletionDelta, CompletionStream
+from kiln.engine.outputs import Answer, CompletionDelta, begin_answers
 from kiln.engine.prompts import Prompt
-from kiln.engine.request import CompletionOutput, NewRequest, TokenOutput
+from kiln.engine.request import CompletionOutput, TokenOutput
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.responses import Usage
 from kiln.engine.server.serving import Serving
 
@@ -22,37 +23,26 @@ class GenerationError(KilnError):
 
 
 @dataclass(slots=True)
-class _Answer:
-    """One answer on its way. ``last_token`` is when its newest token came, 0 before the first."""
-
-    new: NewRequest
-    stream: CompletionStream
-    last_token: float = 0.0
-
-
-@dataclass(slots=True)
 class Generation:
     """The answers to one HTTP request. Iterate over ``deltas`` once; then read ``completions``."""
 
     serving: Serving
+    body: GenerationRequest
     prompts: list[Prompt]
     params: SamplingParams
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
     cached_tokens: int = 0
-    _answers: dict[str, _Answer] = field(default_factory=dict)
+    _answers: dict[str, Answer] = field(default_factory=dict)
+    _last_token: dict[str, float] = field(default_factory=dict)  # when an answer's newest came
 
     def __post_init__(self) -> None:
-        """Make the requests: ``n`` for each prompt."""
-        each = [self.params.for_answer(copy) for copy in range(self.params.n)]
+        """Make the requests of the answers."""
+        params, tokenizer = self.params, self.serving.tokenizer
         for number, prompt in enumerate(self.prompts):
-            for copy, own in enumerate(each):
-                index = number * len(each) + copy
-                new = NewRequest(f"{self.request_id}-{index}", prompt.token_ids, own)
-                stream = CompletionStream(
-                    self.serving.tokenizer, own, prompt_token_ids=prompt.token_ids, index=index
-                )
-                self._answers[new.request_id] = _Answer(new, stream)
+            first = number * params.n
+            for answer in begin_answers(self.request_id, prompt, params, tokenizer, first):
+                self._answers[answer.new.request_id] = answer
 
     @property
     def completions(self) -> list[CompletionOutput]:
@@ -95,17 +85,18 @@ class Generation:
             pass
         return self.completions
 
-    def _measure(self, answer: _Answer, output: TokenOutput, delta: CompletionDelta) -> None:
+    def _measure(self, answer: Answer, output: TokenOutput, delta: CompletionDelta) -> None:
         metrics: Metrics = self.serving.metrics
         now = time.monotonic()
-        if answer.last_token == 0.0:
+        last = self._last_token.get(output.request_id)
+        if last is None:
             self.cached_tokens += output.num_cached_tokens
             metrics.time_to_first_token.observe(now - self.started)
             if answer.stream.completion.index % self.params.n == 0:  # once, as in ``usage``
                 metrics.prompt_tokens.inc(len(answer.new.prompt_token_ids))
         else:
-            metrics.inter_token_latency.observe(now - answer.last_token)
-        answer.last_token = now
+            metrics.inter_token_latency.observe(now - last)
+        self._last_token[output.request_id] = now
         metrics.generation_tokens.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
             metrics.request_success.labels(delta.finish_reason).inc()

@@ -5,6 +5,7 @@ Plain ASGI, because Starlette's BaseHTTPMiddleware hides disconnects from the ro
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -23,6 +24,7 @@ from kiln.engine.server.responses import encode_json
 OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/version"))
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 64
+BODY_SECONDS = 60.0  # from the headers to all of the body
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -72,7 +74,9 @@ class ApiKey:
             return await self._app(scope, receive, send)
         error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         response = error_response(error)
-        response.headers["WWW-Authenticate"] = 'Bearer, Basic realm="kiln: API key as password"'
+        # Two headers: Chromium shows no dialog for Basic where it shares one with Bearer.
+        response.headers.append("WWW-Authenticate", 'Basic realm="kiln: API key as password"')
+        response.headers.append("WWW-Authenticate", "Bearer")
         await response(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
@@ -90,17 +94,18 @@ class ApiKey:
 
 
 class Limits:
-    """Refuses a body over a number of bytes before anything parses it, and outsized headers.
+    """Refuses a body that is too large or too slow before anything parses it, and outsized headers.
 
     The HTTP parser bounds headers that come in pieces, not those that come in one.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 413."""
+        """Pass a request on, or answer 431, 413 or 408."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -112,11 +117,20 @@ class Limits:
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdigit() or int(declared) > self._max_bytes:
             return await error_response(self._too_large())(scope, receive, send)
-        left = self._max_bytes
+        left, complete = self._max_bytes, False
+        deadline = asyncio.get_running_loop().time() + self._body_seconds
 
         async def receive_bounded() -> Message:
-            nonlocal left
-            message = await receive()
+            nonlocal left, complete
+            if complete:
+                return await receive()  # a disconnection, whenever it comes
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                late = f"the body took over {self._body_seconds:g} s to arrive"
+                raise ApiError(408, late, code="timeout") from None
+            complete = not message.get("more_body", False)
             left -= len(message.get("body", b""))
             if left < 0:  # a chunked body declares no length
                 raise self._too_large()

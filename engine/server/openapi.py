@@ -16,6 +16,7 @@ _BODIES = (ChatCompletionRequest, CompletionRequest)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorEnvelope, "description": "A field is wrong, unknown or out of range"},
     404: {"model": ErrorEnvelope, "description": "The model is not served here"},
+    408: {"model": ErrorEnvelope, "description": "The body took too long to arrive"},
     413: {"model": ErrorEnvelope, "description": "The body is too large"},
     415: {"model": ErrorEnvelope, "description": "The body is not declared as JSON"},
     500: {"model": ErrorEnvelope, "description": "The engine could not finish this request"},

@@ -5,25 +5,28 @@ Types are checked here; ranges belong to SamplingParams, which every way into th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from kiln.engine.errors import RequestError
+from kiln.engine.prompts import Prompt, read_chats, read_prompts
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import (
     Int,
-    OneOrMoreTexts,
+    LogitBias,
+    Only,
     PromptField,
+    StopField,
+    StopTokenIds,
     StrictModel,
-    TokenId,
-    TokenIds,
     Unsupported,
-    only,
+    listed,
     text_or_parts,
 )
+from kiln.engine.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
 
@@ -36,6 +39,7 @@ class Defaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class StreamOptions(StrictModel):
@@ -66,10 +70,10 @@ class Message(StrictModel):
     role: Literal["system", "user", "assistant"]
     content: text_or_parts(TextPart)  # type: ignore[valid-type]
     refusal: Unsupported = None
-    annotations: Annotated[list[Any] | None, only(None, [])] = None
+    annotations: Annotated[list[Any] | None, Only(None, [])] = None
     audio: Unsupported = None
     function_call: Unsupported = None
-    tool_calls: Annotated[list[Any] | None, only(None, [])] = None
+    tool_calls: Annotated[list[Any] | None, Only(None, [])] = None
 
     @property
     def text(self) -> str:
@@ -96,8 +100,8 @@ class GenerationRequest(StrictModel):
     )
     seed: int | None = Field(None, description="The same seed and settings draw the same tokens")
     n: Int | None = Field(None, description="Answers to each prompt, 1 to 8")
-    stop: OneOrMoreTexts | None = None
-    stop_token_ids: TokenIds | None = None
+    stop: StopField | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = Field(None, description="Go on past the model's own end")
     skip_special_tokens: bool | None = Field(
         None, description="Leave special tokens out of the text; true by default"
@@ -117,7 +121,7 @@ class GenerationRequest(StrictModel):
     repetition_penalty: float | None = Field(
         None, description="Divides the logits of tokens of prompt and answer, 0.01 to 10"
     )
-    logit_bias: dict[TokenId, float] | None = Field(
+    logit_bias: LogitBias | None = Field(
         None, description="Added to the logits of token ids, -100 to 100"
     )
     response_format: TextFormat | None = None
@@ -134,9 +138,18 @@ class GenerationRequest(StrictModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return False
+
+    @property
     def asked_max_tokens(self) -> int | None:
         """The most tokens of an answer that the request itself asks for."""
         return self.max_tokens
+
+    def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
+        """Tokenise the prompts. Raises RequestError; one over ``max_tokens`` may be refused."""
+        raise NotImplementedError
 
     @property
     def default_max_tokens(self) -> int | None:
@@ -168,10 +181,8 @@ class GenerationRequest(StrictModel):
         if self.logit_bias:
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         asked = self.asked_max_tokens
-        drawn = {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k")}
         settings = {
-            **drawn,
-            "min_p": defaults.min_p,
+            **asdict(defaults),
             **given,
             "max_tokens": self.default_max_tokens if asked is None else asked,
             "logprobs": self.wanted_logprobs,
@@ -187,21 +198,21 @@ class GenerationRequest(StrictModel):
 class ChatCompletionRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: listed(Message)  # type: ignore[valid-type]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Any] | None, only(None, [])] = None
-    tool_choice: Annotated[Any, only(None, "none", "auto")] = None
+    tools: Annotated[list[Any] | None, Only(None, [])] = None
+    tool_choice: Annotated[Any, Only(None, "none", "auto")] = None
     functions: Unsupported = None
     function_call: Unsupported = None
     parallel_tool_calls: Unsupported = None
     reasoning_effort: Unsupported = None
-    modalities: Annotated[list[Any] | None, only(None, ["text"])] = None
+    modalities: Annotated[list[Any] | None, Only(None, ["text"])] = None
     audio: Unsupported = None
     prediction: Unsupported = None
     service_tier: Unsupported = None
-    store: Annotated[bool | None, only(None, False)] = None
+    store: Annotated[bool | None, Only(None, False)] = None
     metadata: Unsupported = None
 
     @model_validator(mode="after")
@@ -219,6 +230,11 @@ class ChatCompletionRequest(GenerationRequest):
                 "max_completion_tokens",
             )
         return self
+
+    def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
+        """Render the conversation and tokenise it."""
+        messages = [{"role": one.role, "content": one.text} for one in self.messages]
+        return read_chats(messages, tokenizer, max_tokens)
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -245,21 +261,25 @@ class CompletionRequest(GenerationRequest):
     prompt: PromptField
     echo: bool | None = None
     logprobs: Int | None = None
-    best_of: Annotated[int | None, only(None, 1)] = None
-    suffix: Annotated[str | None, only(None, "")] = None
+    best_of: Annotated[int | None, Only(None, 1)] = None
+    suffix: Annotated[str | None, Only(None, "")] = None
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
             raise ApiError(400, "echo: is not supported together with logprobs yet", "echo")
+        if not self.prompt and not isinstance(self.prompt, str):
+            raise ApiError(400, "prompt: the list is empty", "prompt")
         return self
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts as a list, whichever of the four forms they came in."""
-        prompt: Any = self.prompt
-        single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-        return [prompt] if single else prompt
+    def echoes(self) -> bool:
+        """Whether each answer begins with its prompt."""
+        return bool(self.echo)
+
+    def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
+        """Tokenise what came as text, whichever of the four forms the prompt has."""
+        return read_prompts(self.prompt, tokenizer, max_tokens)
 
     @property
     def default_max_tokens(self) -> int | None:

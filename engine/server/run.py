@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from fastapi import FastAPI
 
 from kiln.engine.client import EngineClient
 from kiln.engine.errors import EngineDeadError, KilnError
+from kiln.engine.server.connection import Connection
 from kiln.engine.server.middleware import MAX_HEADER_BYTES
 
 _FLUSH_SECONDS = 2.0  # for the last error events to reach their clients
@@ -46,6 +48,8 @@ async def serve(
 
     ``on_ready`` is called when the model is loaded; until then readiness is 503.
     """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # idle connections take descriptors
     server = _Server(_uvicorn_config(app))
     signals = _StopSignals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -75,7 +79,7 @@ async def serve(
 def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,

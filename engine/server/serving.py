@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from kiln.engine.client import EngineClient
-from kiln.engine.errors import EngineDeadError
+from kiln.engine.errors import EngineDeadError, ModelError, RequestError
 from kiln.engine.model_folder import read_json
+from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import Defaults
+from kiln.engine.server.threads import Threads
 from kiln.engine.tokenizer import Tokenizer
 from kiln.engine.wire import ModelInfo
 
@@ -37,6 +39,7 @@ class Serving:
     tokenizer: Tokenizer | None
     settings: ServerSettings
     metrics: Metrics
+    threads: Threads = field(default_factory=Threads)
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
@@ -66,10 +69,17 @@ class Serving:
 def read_defaults(folder: Path) -> Defaults:
     """Return the model's own sampling values, of generation_config.json.
 
-    ``do_sample`` false means greedy. Raises ModelError on a file that is not JSON.
+    ``do_sample`` false means greedy. Raises ModelError on a file that is not JSON, and on a value
+    that no request could have.
     """
-    config = read_json(folder / "generation_config.json")
+    path = folder / "generation_config.json"
+    config = read_json(path)
+    names = [field.name for field in fields(Defaults)]
+    found = {name: config[name] for name in names if config.get(name) is not None}
     if config.get("do_sample") is False:
-        return Defaults(temperature=0.0)
-    names = ("temperature", "top_p", "top_k", "min_p")
-    return Defaults(**{name: config[name] for name in names if config.get(name) is not None})
+        found["temperature"] = 0.0
+    try:
+        SamplingParams(**found)
+    except RequestError as error:
+        raise ModelError(f"{path}: {error}") from error
+    return Defaults(**found)

@@ -13,6 +13,7 @@ from kiln.engine.wire import ModelInfo
 from kiln.engine.worker import run
 
 REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
+FAIL, FAIL_AT_ONCE = 1007, 1008
 MISSING_MODEL = "missing"
 CONTEXT = 512
 VOCABULARY = 2000
@@ -66,6 +67,9 @@ class FakeCore:
             raise DeviceError("cuda:0 is lost")
         if last == DIE:
             os.kill(os.getpid(), 9)
+        if last == FAIL_AT_ONCE or (last == FAIL and count == 20):
+            del self.requests[request_id]
+            return TokenOutput(request_id, [], "error", message="the step of this request broke")
         if last == SLEEP:
             time.sleep(0.05)
         token = (last + 1 + count) % VOCABULARY

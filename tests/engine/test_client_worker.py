@@ -13,7 +13,13 @@ import pytest
 import kiln
 from kiln.engine.client import EngineClient
 from kiln.engine.config import EngineConfig, ModelConfig
-from kiln.engine.errors import ConfigError, EngineDeadError, ModelError, RequestError
+from kiln.engine.errors import (
+    ConfigError,
+    EngineDeadError,
+    ModelError,
+    RequestError,
+    SlowReaderError,
+)
 from kiln.engine.process import EngineProcess
 from kiln.engine.request import NewRequest
 from kiln.engine.sampling_params import SamplingParams
@@ -329,6 +335,57 @@ def test_a_loading_engine_is_ended_at_once(monkeypatch):
         assert process.exit_code == -signal.SIGKILL
 
     asyncio.run(test())
+
+
+def test_a_stopped_engine_is_as_good_as_dead():
+    async def test():
+        process = spawn()
+        async with EngineClient(process, stopped_limit=0.5) as client:
+            await client.wait_ready()
+            stream = client.stream(request("a", SLEEP, max_tokens=500))
+            await anext(stream)
+            os.kill(process.child.pid, signal.SIGSTOP)
+            async with asyncio.timeout(10):
+                with pytest.raises(EngineDeadError, match=r"was stopped \(SIGSTOP\) for 0.5 s"):
+                    await collect(stream)
+            assert not client.is_alive
+        assert process.exit_code == -signal.SIGKILL
+
+    asyncio.run(test())
+
+
+def test_an_engine_that_is_busy_or_stopped_for_a_moment_is_not_dead():
+    async def test():
+        process = spawn()
+        async with EngineClient(process, stopped_limit=0.5) as client:
+            await client.wait_ready()
+            stream = client.stream(request("a", SLEEP, max_tokens=60))  # 3 s of steps
+            for _ in range(6):
+                await anext(stream)
+                os.kill(process.child.pid, signal.SIGSTOP)
+                await asyncio.sleep(0.25)
+                os.kill(process.child.pid, signal.SIGCONT)
+                await asyncio.sleep(0.25)
+            assert client.is_ready
+            await collect(stream)
+
+    asyncio.run(test())
+
+
+def test_a_reader_that_never_reads_is_aborted_in_the_engine(monkeypatch):
+    monkeypatch.setattr("kiln.engine.token_stream.MAX_WAITING_TOKENS", 100)
+
+    async def test(client, process):
+        stalled = [client.stream(request(f"s{i}", 5, max_tokens=None)) for i in range(3)]
+        beside = await collect(client.stream(request("a", 50, max_tokens=200)))
+        assert [token for o in beside for token in o.token_ids] == list(range(51, 251))
+        await until(lambda: client.num_in_flight == 0, 20)
+        for stream in stalled:
+            with pytest.raises(SlowReaderError):
+                await collect(stream)
+        await until(lambda: client.stats()["running"] == 0)
+
+    with_client(test)
 
 
 def test_an_engine_with_work_and_no_progress_is_noticed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kiln.engine.outputs import CompletionStream
-from kiln.engine.request import TokenOutput
+from kiln.engine.request import TokenLogprobs, TokenOutput
 from kiln.engine.sampling_params import SamplingParams
 from kiln.engine.tokenizer import Tokenizer
 
@@ -52,6 +52,23 @@ def test_a_stop_string_ends_the_answer_before_the_core_knows(tokenizer):
     assert stream.stopped_early
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", "STOP")
     assert stream.completion.text == "one "
+
+
+@pytest.mark.parametrize("reason", [None, "length"])
+def test_tokens_that_came_together_end_where_they_would_one_by_one(tokenizer, reason):
+    ids = tokenizer.encode("one STOP two")
+    params = SamplingParams(stop="STOP", logprobs=0)
+    logprobs = [TokenLogprobs(token, -1.0, 1, []) for token in ids]
+    alone = CompletionStream(tokenizer, params)
+    for token, entry in zip(ids, logprobs, strict=True):
+        alone.push(TokenOutput("r", [token], logprobs=[entry]))
+        if alone.stopped_early:
+            break
+    together = CompletionStream(tokenizer, params)
+    together.push(TokenOutput("r", ids, reason, logprobs=logprobs))
+    assert together.completion == alone.completion
+    assert len(together.completion.token_ids) < len(ids)
+    assert together.stopped_early == (reason is None)
 
 
 def test_a_stop_string_completed_by_the_last_token_needs_no_abort(tokenizer):

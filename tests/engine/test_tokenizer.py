@@ -6,10 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from kiln.engine.errors import ModelError, RequestError
 from kiln.engine.tokenizer import Tokenizer
@@ -65,6 +68,65 @@ def test_ids_and_texts_are_those_of_transformers(pairs, kind, text):
                 ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
             )
             assert ours.decode(ids, skip_special_tokens=skip) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"), [*((kind, True) for kind in KINDS[:3]), ("wordpiece", False)]
+)
+@PROPERTY
+@given(text=TEXTS, repeat=st.integers(1, 50))
+def test_a_text_that_fits_is_never_said_to_exceed(pairs, kind, known, text, repeat):
+    ours, text = pairs[kind][0], text * repeat
+    count = len(ours.encode(text, add_special_tokens=False))
+    assert not ours.surely_exceeds(text, count)
+    assert ours.surely_exceeds("x" * 1_000_000, 100) == known
+
+
+COMPOSING = [chr(c) for c in (0x212A, 0x1FBE, 0x308, 0x301, 0x1100, 0x1161, 0x11A8, 0x41)]
+SETUPS = {
+    "NFC": (normalizers.NFC(), None),
+    "NFKC": (normalizers.NFKC(), None),
+    "strip": (normalizers.Strip(), None),
+    "replace": (normalizers.Replace("aa", "a"), None),
+    "split": (None, pre_tokenizers.Split(" ", "removed")),
+    "whitespace": (None, pre_tokenizers.Whitespace()),
+}
+
+
+@pytest.mark.parametrize(("name", "known"), [(name, name == "NFC") for name in SETUPS])
+@PROPERTY
+@given(text=st.text(alphabet=st.sampled_from([*COMPOSING, " ", "a"]), max_size=60))
+def test_a_normalizer_that_shortens_text_is_accounted_for(folder, name, known, text):
+    backend = Tokenizer.load(folder).backend
+    backend.normalizer, splitter = SETUPS[name]
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*([splitter] if splitter else []), bytes_])
+    tokenizer = Tokenizer(backend)
+    assert not tokenizer.surely_exceeds(text, len(tokenizer.encode(text)))
+    assert tokenizer.surely_exceeds("x" * 1_000_000, 100) == known
+
+
+def test_an_added_token_that_swallows_spaces_leaves_no_bound(folder):
+    backend = Tokenizer.load(folder).backend
+    backend.add_special_tokens([AddedToken("<wide>", rstrip=True)])
+    tokenizer = Tokenizer(backend)
+    text = "<wide>" + " " * 100_000
+    assert not tokenizer.surely_exceeds(text, len(tokenizer.encode(text)))
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised(pairs):
+    tokenizer = pairs["byte-level"][0]
+    text = "The quick brown fox, 1234. " * 20_000
+    done, longest, begun = threading.Event(), 0.0, time.perf_counter()
+    worker = threading.Thread(target=lambda: (tokenizer.encode(text), done.set()))
+    worker.start()
+    last = begun
+    while not done.is_set():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < (last - begun) / 2
+    worker.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,6 +224,15 @@ def test_a_template_in_the_config_and_named_ones_are_found(folder):
         ("{{ messages[0].content + 1 }}", CHAT, "concatenate|must be str"),
         ("{{ ''.__class__.__mro__ }}", CHAT, "unsafe"),
         ("{{ messages.append(1) }}", CHAT, "unsafe|not safely callable"),
+        ("{{ 1 // 0 }}", CHAT, "division"),
+        ("{{ 10.0 ** 1000 }}", CHAT, "too large|out of range"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", CHAT, "recursion"),
+        (
+            "{% for i in range(99999) %}{% for m in range(99999) %}" + "x" * 999 + "{% endfor %}"
+            "{% endfor %}",
+            CHAT,
+            "renders more than",
+        ),
         ("x", [], "messages is empty"),
         ("x", ["hello"], "must be objects"),
     ],

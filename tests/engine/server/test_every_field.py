@@ -202,6 +202,21 @@ def test_no_field_is_left_out_of_the_tables():
     assert set(ACTS) | ELSEWHERE | set(REFUSED) | set(REFUSED_CHAT) <= completion | chat
 
 
+@pytest.mark.parametrize(
+    ("model", "table"),
+    [("CompletionRequest", REFUSED), ("ChatCompletionRequest", REFUSED_CHAT)],
+)
+def test_the_schema_lists_what_is_refused_as_refused(server, model, table):
+    shapes = server.get("/openapi.json").json()["components"]["schemas"][model]["properties"]
+    for field, (neutral, active) in table.items():
+        if field == "response_format":  # an object with a type of its own
+            continue
+        shape = shapes[field]
+        allowed = [None] if shape.get("type") == "null" else shape["enum"]
+        assert active not in allowed
+        assert [value for value in neutral if value in allowed] == neutral
+
+
 @pytest.mark.parametrize("field", ACTS)
 def test_a_field_acts(field, complete, text):
     check = ACTS[field]

@@ -1,15 +1,20 @@
 """What the application answers when the engine is loading, failing, stalled or gone."""
 
 import asyncio
+import dataclasses
+import json
 import logging
+import threading
 
 import httpx
 import pytest
 
-from kiln.engine.errors import EngineDeadError
-from kiln.engine.request import TokenOutput
+from kiln.engine.errors import EngineDeadError, ModelError
+from kiln.engine.request import TokenLogprobs, TokenOutput
 from kiln.engine.server.app import create_app
-from kiln.engine.server.serving import ServerSettings
+from kiln.engine.server.completions import CompletionForm
+from kiln.engine.server.protocol import CompletionRequest
+from kiln.engine.server.serving import ServerSettings, read_defaults
 from kiln.engine.token_stream import TokenStream
 from kiln.engine.wire import ModelInfo
 
@@ -38,13 +43,17 @@ class StandIn:
     def stream(self, *requests):
         names = [request.request_id for request in requests]
         stream = TokenStream(names, self.aborted.extend)
+        self.feeding = asyncio.create_task(self._feed(stream, names[0]))
+        return stream
+
+    async def _feed(self, stream, name):
+        """Give each output when the one before it was read."""
         for output in self.outputs:
             if isinstance(output, TokenOutput):
-                output = TokenOutput(
-                    names[0], output.token_ids, output.finish_reason, message="NaN"
-                )
+                output = dataclasses.replace(output, request_id=name, message="NaN")
             stream.put(output)
-        return stream
+            for _ in range(20):
+                await asyncio.sleep(0)
 
 
 def call(client, method="POST", path="/v1/completions", app=None, **options):
@@ -173,3 +182,42 @@ def test_without_a_tokenizer_text_is_refused_and_tokens_are_served():
         answer = call(client, path=path, json=body)
         assert answer.status_code == 400
         assert "tokenizer" in answer.json()["error"]["message"]
+
+
+def test_a_long_answer_is_written_beside_the_event_loop(monkeypatch):
+    threads = []
+    write = CompletionForm.answer
+
+    def spy(form):
+        threads.append(threading.current_thread())
+        return write(form)
+
+    monkeypatch.setattr(CompletionForm, "answer", spy)
+    for count in (1, 1000):
+        likely = TokenLogprobs(7, -1.0, 1, [(token, -1.0, token) for token in range(1, 21)])
+        long = TokenOutput("", [7] * count, "length", logprobs=[likely] * count)
+        answer = call(StandIn(long), json={**BODY, "logprobs": 20})
+        assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == count
+    short, long = threads
+    assert short is threading.main_thread()
+    assert long is not short
+
+
+def test_a_value_that_no_request_could_have_is_no_default(tmp_path):
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"temperature": -1}')
+    with pytest.raises(ModelError, match=r"generation_config\.json: temperature must be"):
+        read_defaults(tmp_path)
+
+
+def test_every_default_of_the_model_is_a_default_of_its_requests(tmp_path):
+    own = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    (tmp_path / "generation_config.json").write_text(json.dumps(own))
+    params = CompletionRequest(prompt="a").sampling_params(read_defaults(tmp_path))
+    assert {name: getattr(params, name) for name in own} == own
+    asked = CompletionRequest(prompt="a", repetition_penalty=1.5, top_k=-1)
+    params = asked.sampling_params(read_defaults(tmp_path))
+    assert (params.repetition_penalty, params.top_k) == (1.5, -1)
+    (tmp_path / "generation_config.json").write_text(json.dumps({**own, "do_sample": False}))
+    params = CompletionRequest(prompt="a").sampling_params(read_defaults(tmp_path))
+    assert (params.temperature, params.repetition_penalty) == (0.0, 1.05)

@@ -1,0 +1,66 @@
+"""Read the body of a request: its type, its shape, then its fields.
+
+A body of a few MiB may hold millions of values, and checking them costs seconds in which the
+interpreter runs nothing else. So the number of objects, lists and keys is bounded first, from the
+bytes alone. Lists of numbers are cheap and have no bound here: a prompt may be long.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from kiln.engine.server.disconnect import ClientGoneError
+from kiln.engine.server.errors import ApiError, from_validation
+from kiln.engine.server.protocol import GenerationRequest
+from kiln.engine.server.threads import LARGE, Threads
+
+MAX_CONTAINERS = 16_384  # objects and lists in one body: a message is one, a part of it another
+MAX_KEYS = 65_536  # of all of its objects together
+_JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+
+async def read_body(request: Request, model: type[Body], threads: Threads) -> Body:
+    """Parse and check a body. Raises ApiError (400, 408, 413, 415), and ClientGoneError."""
+    content_type = request.headers.get("content-type", "")
+    if not _JSON_TYPE.match(content_type):
+        shown = repr(content_type[:80]) if content_type else "not set"
+        raise ApiError(415, f"Content-Type is {shown}: send application/json")
+    try:
+        data = await request.body()
+    except ClientDisconnect as error:
+        raise ClientGoneError from error
+
+    def parse() -> Body:
+        check_shape(data)
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as error:
+            raise from_validation(error, model) from None
+
+    return parse() if len(data) < LARGE else await threads.run(parse, len(data))
+
+
+def check_shape(data: bytes) -> None:
+    """Refuse a body of too many objects, lists or keys. Raises ApiError 400."""
+    if not _exceeds(data):
+        return
+    # Brackets inside strings do not count. Without its escapes, a body is inside and outside of
+    # strings by turns at each quote.
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if _exceeds(b"".join(unescaped.split(b'"')[::2])):
+        raise ApiError(
+            400,
+            f"the body has too many values: at most {MAX_CONTAINERS} objects and lists, and "
+            f"{MAX_KEYS} keys",
+        )
+
+
+def _exceeds(data: bytes) -> bool:
+    containers = data.count(b"{") + data.count(b"[")
+    return containers > MAX_CONTAINERS or data.count(b":") > MAX_KEYS
