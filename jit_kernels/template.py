@@ -22,7 +22,7 @@ _OPENINGS = re.compile(
 )
 _OPENING = re.compile(
     r'extern "C" __global__[^{]*\{\s*'
-    r"kiln::(take_turn|pdl_wait|pdl_hints_first|pdl_reads_plan|pdl_writes_plan)\(\);"
+    r"kiln::(pdl_wait_then_trigger|pdl_wait|pdl_hints_first|pdl_reads_plan|pdl_writes_plan)\(\);"
 )
 _QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 

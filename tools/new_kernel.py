@@ -29,7 +29,7 @@ TEMPLATE = """\
 
 extern "C" __global__ void __launch_bounds__(256)
 NAME(SCALAR_T* out, const SCALAR_T* x, int64_t size, float factor) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   const int64_t step = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < size; i += step)
     kiln::from_float(kiln::to_float(x[i]) * factor, out[i]);

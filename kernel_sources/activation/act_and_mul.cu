@@ -63,7 +63,7 @@ KILN_NOINLINE void run_elements(SCALAR_T* y, const SCALAR_T* gate, int64_t first
 extern "C" __global__ void __launch_bounds__(128)
 act_and_mul(SCALAR_T* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t out_stride,
             int64_t x_stride) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
   const int64_t row = int64_t(block) * blockDim.y + threadIdx.y;
   const uint32_t thread = blockIdx.x * kPieces * blockDim.x + threadIdx.x;

@@ -46,7 +46,7 @@ template <class Shape, class T> struct QueryRows {
   // For one-byte KV: convert each row to fp16, scaled by a power of two so that its largest element
   // has exponent 14. scales gets the inverses. Each thread converts the chunks that it copied
   // itself, so no barrier is needed before.
-  KILN_FN void narrow(unsigned char* queries, float (&scales)[kTileRows]) const {
+  KILN_FN void scale_to_fp16(unsigned char* queries, float (&scales)[kTileRows]) const {
     const int padded = (rows > 8 ? kTileRows : 8) * kRow;
 #pragma unroll 1
     for (int i = threadIdx.x; i < padded; i += Shape::kThreads) {
@@ -75,11 +75,12 @@ struct Softmax { float scale, cap, steepness; };
 // Causal and sliding window masks of a tile's rows. window: visible keys of a row, 0: all.
 // Positions count from the warp's first key. Keys in [all_begin, all_limit) are visible to every
 // row: no mask.
-struct Sight {
+struct MaskBounds {
   int first_row, last_row, before, all_begin, all_limit, window;
 
-  KILN_FN static Sight of(const WorkItem& item, const HeadRows& heads, int num_keys, int window) {
-    Sight s;
+  KILN_FN static MaskBounds of(const WorkItem& item, const HeadRows& heads, int num_keys,
+                               int window) {
+    MaskBounds s;
     s.first_row = item.tile() * kTileRows;
     const int num_tokens = item.num_tokens();
     s.last_row = min(s.first_row + kTileRows, num_tokens * heads.group) - 1;
@@ -93,8 +94,9 @@ struct Sight {
 
 // Scale and cap the logits, and set masked ones to -infinity.
 template <int N>
-KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
-                     const float (&scale)[N][2], const int (&limit)[N][2], int key, int quad) {
+KILN_FN void scale_and_mask(Logits<N>& logit, const Softmax& softmax, const MaskBounds& bounds,
+                            const float (&scale)[N][2], const int (&limit)[N][2], int key,
+                            int quad) {
   constexpr int kKeys = kPairBlocks * kKVBlock;
   auto each = [&](auto change) {
 #pragma unroll
@@ -105,17 +107,17 @@ KILN_FN void prepare(Logits<N>& logit, const Softmax& how, const Sight& sight,
         for (int j = 0; j < 4; ++j) change(logit[m][n][j], m, n, j);
   };
   each([&](float& y, int, int n, int j) { y *= scale[n][j % 2]; });
-  if (how.cap > 0)
-    each([&](float& y, int, int, int) { y = capped(y * how.steepness, how.cap); });
-  if (key < sight.all_begin || key + kKeys > sight.all_limit)
+  if (softmax.cap > 0)
+    each([&](float& y, int, int, int) { y = capped(y * softmax.steepness, softmax.cap); });
+  if (key < bounds.all_begin || key + kKeys > bounds.all_limit)
     each([&](float& y, int m, int n, int j) {
       const int own = key + m * kKVBlock + j / 2 * 8 + quad, end = limit[n][j % 2];
-      if (own >= end || (sight.window && own < end - sight.window)) y = minus_infinity();
+      if (own >= end || (bounds.window && own < end - bounds.window)) y = minus_infinity();
     });
 }
 
 // Shared memory of a block: the item's queries, its ItemPlace, then the results of the warps.
-template <class Shape> struct Room {
+template <class Shape> struct SharedBuffers {
   unsigned char* queries;
   float (&query_scales)[kTileRows];  // one-byte KV: inverse scales of the queries
   const ItemPlace& place;
@@ -125,11 +127,11 @@ template <class Shape> struct Room {
 
 // N: groups of 8 rows. A warp has one, two or four units of keys. It accumulates each unit
 // separately and merges them as a binary tree. ready() waits for the queries; it runs after all
-// independent work. Returns a copy of room.place.
+// independent work. Returns a copy of buffers.place.
 template <int N, class T, class Shape, class Ready>
 KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRows& heads,
-                         const Softmax& how, const Sight& sight, const Room<Shape>& room,
-                         Ready ready) {
+                         const Softmax& softmax, const MaskBounds& bounds,
+                         const SharedBuffers<Shape>& buffers, Ready ready) {
   using Tile = typename Shape::Tile;
   using Rows = AttentionRows<typename Tile::Factor, Shape::kHeadTile, N>;
   constexpr int kHalves = Shape::kHalves, kHalf = Shape::kHalf;
@@ -147,18 +149,18 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int row = sight.first_row + n * 8 + lane % 4 * 2 + j;
-      limit[n][j] = row <= sight.last_row ? sight.before + heads.token_of(row) : -Shape::kKeys;
+      const int row = bounds.first_row + n * 8 + lane % 4 * 2 + j;
+      limit[n][j] = row <= bounds.last_row ? bounds.before + heads.token_of(row) : -Shape::kKeys;
     }
   ready();
   typename Tile::template Queries<N> kept;
-  kept.keep(room.queries, lane);
+  kept.keep(buffers.queries, lane);
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int row = n * 8 + lane % 4 * 2 + j;
-      scale[n][j] = Tile::kWide ? how.scale * room.query_scales[row] : how.scale;
+      scale[n][j] = Tile::kWide ? softmax.scale * buffers.query_scales[row] : softmax.scale;
     }
 #pragma unroll 1
   for (int i = 0; i < from.count; ++i) {
@@ -167,11 +169,11 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
     copy_wait<kHalves - 1>();
     __syncwarp();  // the keys are loaded
     Logits<N> logit = {};
-    Tile::template multiply_keys<N>(logit, kept, room.queries, keys, lane);
+    Tile::template multiply_keys<N>(logit, kept, buffers.queries, keys, lane);
     __syncwarp();  // the keys have been read
     from.next(2 * i + kHalves);
-    prepare<N>(logit, how, sight, scale, limit, i * Shape::kKeys, quad);
-    rows.soften(logit);
+    scale_and_mask<N>(logit, softmax, bounds, scale, limit, i * Shape::kKeys, quad);
+    rows.online_softmax_update(logit);
     copy_wait<kHalves - 1>();
     __syncwarp();  // the values are loaded
 // Heads above 128 use all registers: no unrolling.
@@ -186,10 +188,10 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
     from.next(2 * i + 1 + kHalves);
     if (N == 1 && i + 1 == end) {
       rows.end();
-      two.fold(rows);
+      two.merge(rows);
       rows.clear();
       if (Shape::kWarps == 4 && unit % 2 == 1) {
-        share.fold(two);
+        share.merge(two);
         two.clear();
       }
       end = from.unit_end(item, ++unit);
@@ -198,17 +200,18 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
   copy_commit();
   copy_wait<0>();
   __syncwarp();  // every lane has read the stages, and the next item is loaded
-  const int num_rows = sight.last_row - sight.first_row + 1;
+  const int num_rows = bounds.last_row - bounds.first_row + 1;
   if (in_units) rows = Shape::kWarps == 4 ? share : two;
   else rows.end();
-  const ItemPlace place = room.place;  // load it before stores that it would wait for
-  Tile::template spread<N>(room.results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows, lane);
+  const ItemPlace place = buffers.place;  // load it before stores that it would wait for
+  Tile::template store_rows<N>(buffers.results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows,
+                               lane);
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int j = 0; j < 2; ++j)
       if (quad == 0)
-        room.scales[warp][n * 8 + lane % 4 * 2 + j] = {rows.top[n][j], rows.sum[n][j]};
+        buffers.scales[warp][n * 8 + lane % 4 * 2 + j] = {rows.top[n][j], rows.sum[n][j]};
   return place;
 }
 

@@ -15,18 +15,18 @@ struct alignas(8) Words2 { uint32_t x, y; };
 
 // Factors of one merge step. Every merge path uses exactly these operations, so a row's bits do not
 // depend on which path merged it.
-struct Fold {
+struct MergeFactors {
   float old, added;  // factors
 
   // Running merge: `top` is of the sum before the call, and of the merged sum after it.
-  KILN_FN static Fold onto(float& top, float top_of_part) {
+  KILN_FN static MergeFactors update_top(float& top, float top_of_part) {
     const float greatest = fmaxf(top, top_of_part), zero = finite(greatest);
-    const Fold f = {exp2_fast(top - zero), exp2_fast(top_of_part - zero)};
+    const MergeFactors f = {exp2_fast(top - zero), exp2_fast(top_of_part - zero)};
     top = greatest;
     return f;
   }
   // Merge with the largest top known in advance.
-  KILN_FN static Fold below(float greatest, float top_of_part) {
+  KILN_FN static MergeFactors relative_to(float greatest, float top_of_part) {
     return {1.0f, exp2_fast(top_of_part - finite(greatest))};
   }
   KILN_FN float operator()(float sum, float part) const {
@@ -58,7 +58,7 @@ KILN_FN void send_scale(float* to, Scale x, int lane) {
 template <class V> KILN_FN void receive(V& v, const float* from) {
   load_words_relaxed(reinterpret_cast<uint32_t(&)[sizeof(V) / 4]>(v), from);
 }
-KILN_FN void forget(float* message) {
+KILN_FN void reset_message(float* message) {
   store_words_relaxed(message, {kUnsent, kUnsent, kUnsent, kUnsent});
 }
 template <class V> KILN_FN bool is_sent(const V& v) {
@@ -96,14 +96,14 @@ struct Tree {
       if (step >= halvings) continue;
       const int other = 1 << step, first = lane & ~other;
       const float top = fmaxf(own.top, __shfl_xor_sync(kWarp, own.top, other));
-      const float factor = Fold::below(top, own.top).added;
-      const Fold f = {__shfl_sync(kWarp, factor, first),
-                      __shfl_sync(kWarp, factor, first + other)};
+      const float factor = MergeFactors::relative_to(top, own.top).added;
+      const MergeFactors f = {__shfl_sync(kWarp, factor, first),
+                              __shfl_sync(kWarp, factor, first + other)};
       const float sum = __shfl_sync(kWarp, own.sum, first);
       own = {top, f(sum, __shfl_sync(kWarp, own.sum, first + other))};
       tree.factors[step] = factor;
     }
-    const float weight = Fold::below(whole.top, own.top).added;
+    const float weight = MergeFactors::relative_to(whole.top, own.top).added;
 #pragma unroll
     for (int step = 0; step < 3; ++step)
       if (step == halvings) tree.factors[step] = weight;
@@ -121,18 +121,18 @@ struct Tree {
 #pragma unroll
       for (int k = 0; k < kAtOnce; k += 2 << step) {
         const int other = k + (1 << step);
-        const Fold f = {__shfl_sync(0xffffffffu, factors[step], first + k),
-                        __shfl_sync(0xffffffffu, factors[step], first + other)};
+        const MergeFactors f = {__shfl_sync(0xffffffffu, factors[step], first + k),
+                                __shfl_sync(0xffffffffu, factors[step], first + other)};
         v[k] = f(v[k], v[other]);
       }
     return v[0];
   }
 };
 // Reset the scales. Every warp that waits for them must have read them.
-KILN_FN void forget_scales(const Children& sent, int head_dim) {
+KILN_FN void reset_scales(const Children& sent, int head_dim) {
   float* scale = sent.rows + min(int(threadIdx.x % 32), sent.count - 1) * sent.stride + head_dim;
 #pragma unroll
-  for (int i = 0; i < kScaleRoom; i += 4) forget(scale + i);
+  for (int i = 0; i < kScaleRoom; i += 4) reset_message(scale + i);
 }
 KILN_FN Float4 add(Float4 a, Float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
@@ -171,7 +171,7 @@ KILN_FN Float4 gather(Scale& whole, const Children& of, int begin, int end, int 
         sent = is_sent(own);
         each([&](Float4& x, const float*) { sent &= is_sent(x); });
       } while (!__all_sync(kWarp, sent));
-      each([&](Float4&, float* place) { forget(place); });
+      each([&](Float4&, float* place) { reset_message(place); });
       if (lane >= of.count) own = {minus_infinity(), 0.0f};
       if (left < kAtOnce)
 #pragma unroll

@@ -39,7 +39,7 @@ constexpr int kHalves = Shape::kHalves, kAhead = Shape::kAhead;
 
 using Rows = kiln::QueryRows<Shape, SCALAR_T>;
 using Inbox = kiln::Inbox<Shape>;
-template <int N> struct Eights { static constexpr int kCount = N; };  // groups of 8 rows
+template <int N> struct RowGroups { static constexpr int kCount = N; };  // groups of 8 rows
 
 }  // namespace
 
@@ -73,8 +73,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   const kiln::Results<SCALAR_T> to = {
       out, lse, sinks, partials, mail, mail_rows / 2, arrivals, head_dim, v_scale};
   const kiln::Queries<SCALAR_T> from = {query, query_token, query_head};
-  const kiln::Softmax how = {qk_scale_log2, soft_cap_log2, steepness};
-  const kiln::Room<Shape> room = {queries, query_scales, item_place, results, warp_scales};
+  const kiln::Softmax softmax = {qk_scale_log2, soft_cap_log2, steepness};
+  const kiln::SharedBuffers<Shape> buffers = {queries, query_scales, item_place, results,
+                                              warp_scales};
   kiln::Fetch<Shape> fetch(pools, me, stages, head);
   auto copy_item = [&](int at, int side) {
     if (lane < 4)
@@ -120,20 +121,20 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     next = now + gridDim.y;
     const WorkItem &item = own_items[warp][side], &next_item = own_items[warp][side ^ 1];
     if (threadIdx.x == 0) item_place = kiln::ItemPlace::of<Shape>(to, heads, item, one_each);
-    const kiln::Sight sight = kiln::Sight::of(item, heads, fetch.num_keys, window);
+    const kiln::MaskBounds bounds = kiln::MaskBounds::of(item, heads, fetch.num_keys, window);
     auto ready = [&] {
       kiln::copy_wait<kHalves - kAhead>();
       if constexpr (Shape::Tile::kWide)
-        Rows(item, from, heads, head_dim).narrow(queries, query_scales);
+        Rows(item, from, heads, head_dim).scale_to_fp16(queries, query_scales);
       __syncthreads();  // the queries have arrived
       copy_item(next, side ^ 1);
     };
-    auto attend = [&](auto eights) {
-      return kiln::attend<decltype(eights)::kCount, SCALAR_T>(fetch, item, heads, how, sight, room,
-                                                              ready);
+    auto attend = [&](auto row_groups) {
+      return kiln::attend<decltype(row_groups)::kCount, SCALAR_T>(fetch, item, heads, softmax,
+                                                                  bounds, buffers, ready);
     };
     const kiln::ItemPlace place =
-        sight.last_row - sight.first_row < 8 ? attend(Eights<1>()) : attend(Eights<2>());
+        bounds.last_row - bounds.first_row < 8 ? attend(RowGroups<1>()) : attend(RowGroups<2>());
 
     // Finish this item and start to fetch the next.
     const bool more = next < num_items;

@@ -129,7 +129,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     Float4 y[kPasses];
 
     KILN_FN void add(const RowSum& next) {
-      const Fold f = Fold::onto(scale.top, next.scale.top);
+      const MergeFactors f = MergeFactors::update_top(scale.top, next.scale.top);
       scale.sum = f(scale.sum, next.scale.sum);
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) y[pass] = f(y[pass], next.y[pass]);
@@ -168,7 +168,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       if (column >= x.head_dim) continue;
       // Add to +0 as other merges do, so that -0 becomes +0.
       finish(row_end(row, column),
-             Fold{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, sum.y[pass]), sum.scale);
+             MergeFactors{0.0f, 1.0f}(Float4{0.0f, 0.0f, 0.0f, 0.0f}, sum.y[pass]), sum.scale);
     }
   }
 
@@ -193,10 +193,10 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       if (row >= num_rows) continue;
       RowSum sum = sum_of_warps(row, results, scales), next;
       if (other) {
-        hand_over(others + at, sum);
+        send_to_peer(others + at, sum);
         continue;
       }
-      take_over(next, inbox + at);
+      receive_from_peer(next, inbox + at);
       if (own == 0) {
         sum.add(next);
       } else {  // the other block's part precedes this one
@@ -206,7 +206,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       send_row(place + row * row_step, sum);
     }
   }
-  KILN_FN void hand_over(float* to, const RowSum& sum) const {
+  KILN_FN void send_to_peer(float* to, const RowSum& sum) const {
     if (me.lane == 0) {
       const uint32_t scale[4] = {as_uint(sum.scale.top), as_uint(sum.scale.sum), 0, 0};
       store_words_cluster(to + Shape::kHeadTile, scale);
@@ -219,7 +219,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       if (column < x.head_dim) store_words_cluster(to + column, words);
     }
   }
-  KILN_FN void take_over(RowSum& sum, const float* from) const {
+  KILN_FN void receive_from_peer(RowSum& sum, const float* from) const {
     bool sent;
     do {
       Float4 scale;
@@ -294,7 +294,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
             else send(all.rows + sum_step + column, y);
           }
           if (column - me.lane * 4 + 128 >= x.head_dim) {
-            if (all.sent) forget_scales(all, x.head_dim);
+            if (all.sent) reset_scales(all, x.head_dim);
             if (!root) send_scale(all.rows + sum_step + x.head_dim, whole, me.lane);
           }
         }

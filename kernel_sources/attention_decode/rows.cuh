@@ -44,12 +44,12 @@ template <class T, int D, int N> struct AttentionRows {
       for (int j = 0; j < 2; ++j) sum[n][j] = over_keys_sum(sum[n][j]);
   }
   // Merge the state of the keys that follow. end() must have run on both states.
-  KILN_FN void fold(const AttentionRows& next) {
+  KILN_FN void merge(const AttentionRows& next) {
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const Fold f = Fold::onto(top[n][j], next.top[n][j]);
+        const MergeFactors f = MergeFactors::update_top(top[n][j], next.top[n][j]);
         sum[n][j] = f(sum[n][j], next.sum[n][j]);
 #pragma unroll
         for (int c = 0; c < kSteps; ++c) {
@@ -72,7 +72,7 @@ template <class T, int D, int N> struct AttentionRows {
   // Online softmax update: replaces logits (log2 units) by weights 2^(logit - top). top rises only
   // when a logit exceeds it by the slack, so most keys need no reduction across lanes. It depends
   // on the row's own keys alone.
-  KILN_FN void soften(Logits<N>& s) {
+  KILN_FN void online_softmax_update(Logits<N>& s) {
     float best[N][2];
     bool rises = false;
 #pragma unroll
@@ -235,7 +235,8 @@ template <class T, class KV, int D> struct AttentionTile {
 
   // Store the first num_rows rows of a warp's result to shared memory, [rows][kPitch] floats.
   template <int N>
-  KILN_FN static void spread(float* to, const float (&o)[kSteps][N][4], int num_rows, int lane) {
+  KILN_FN static void store_rows(float* to, const float (&o)[kSteps][N][4], int num_rows,
+                                 int lane) {
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll

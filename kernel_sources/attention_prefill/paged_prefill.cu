@@ -114,9 +114,9 @@ struct Core {
     }
   }
 
-  template <class X, class KNOWN, class K, class V, class B>
+  template <class X, class STATE, class K, class V, class B>
   KILN_FN static void attend(kiln::PrefillRows<kParts, HEAD_TILE>& sums, const X& x,
-                             const KNOWN& known, int count, int within, K fetch_keys,
+                             const STATE& state, int count, int window_size, K fetch_keys,
                              V fetch_values, B begun) {
     const int lane = threadIdx.x % 32;
     unsigned char* tiles = kiln::dynamic_shared() + kiln::kPrefillRows * kStep;
@@ -152,20 +152,20 @@ struct Core {
       }
 
       const int key = i * kKeys;
-      const int first = known.first, last = known.last;
-      const bool seen = key < last && key + kKeys > first - within;  // by a row of the warp
+      const int first = state.first, last = state.last;
+      const bool visible = key < last && key + kKeys > first - window_size;  // by a row of the warp
       float s[kParts][kKeys / 8][4] = {};
-      if (seen) {
+      if (visible) {
         multiply_keys(s, queries, tiles + i % kStages * kTile, lane);
         if (SOFT_CAP) kiln::cap_logits(s, x.soft_cap, x.scale);
-        kiln::hide_unseen(s, known, key, within);
+        kiln::apply_mask(s, state, key, window_size);
         const float scale = SOFT_CAP ? 1.0f : x.scale * kLog2e;
 #pragma unroll
         for (int m = 0; m < kParts; ++m) {
           float f[2];
-          if (kiln::follow<SCALAR_T>(s[m], sums.top[m], sums.sum[m], f, scale))
+          if (kiln::update_row_max<SCALAR_T>(s[m], sums.top[m], sums.sum[m], f, scale))
             kiln::rescale(sums.o[m], f);
-          kiln::weigh(s[m], sums.top[m], sums.sum[m], scale);
+          kiln::exp_and_sum(s[m], sums.top[m], sums.sum[m], scale);
         }
       }
       if constexpr (!kFp8) {
@@ -176,7 +176,7 @@ struct Core {
           kiln::copy_commit();
         }
       }
-      if (seen) add_values(sums.o, s, values, lane);
+      if (visible) add_values(sums.o, s, values, lane);
     }
   }
 };

@@ -31,7 +31,7 @@ template <class T, class KV> struct Prefill {
 };
 
 // A warp's state of its item, in shared memory because registers are short.
-template <class KV, int ROWS> struct Known {
+template <class KV, int ROWS> struct WarpState {
   const KV *keys[kAheadBlocks], *values[kAheadBlocks];  // addresses of blocks, at the KV head
   const KV *key_pool, *value_pool;                      // address of block 0, at the KV head
   const int* table;                                     // block ids of the item
@@ -165,12 +165,12 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
   constexpr int kRawChunks = Core::kHeadTile * int(sizeof(KV)) / 16;
 
   __shared__ int next_work[2];
-  __shared__ Known<KV, 16 * kParts> of_warp[kWarps];
+  __shared__ WarpState<KV, 16 * kParts> of_warp[kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = warp * 16 * kParts;
   const int group = x.num_heads / x.num_kv_heads;
-  auto& known = of_warp[warp];
+  auto& state = of_warp[warp];
   unsigned char* queries = Core::queries();
-  const int within = x.window ? x.window : 0x40000000;  // keys that a row sees
+  const int window_size = x.window ? x.window : 0x40000000;  // keys that a row sees
 
   // A block starts with work item blockIdx.x. For each item it takes one more number from the
   // counter, so blocks take exactly num_work() numbers, and the counter wraps to 0.
@@ -194,74 +194,74 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
     auto request = PrefillRequest::load(item.request, x.seq_lens, x.cu_seqlens_q, group);
     request.seq_len -= item.begin * kBlock;  // keys now count from the item's first block
     const WarpRows rows = rows_of(work);
-    // A row sees the keys before its limit, at most `within` of them. Limits rise from row to row.
-    // A padding row has limit 0, so that its warp masks every tile.
+    // A row sees the keys before its limit, at most `window_size` of them. Limits rise from row to
+    // row. A padding row has limit 0, so that its warp masks every tile.
     if (lane < 16 * kParts) {
       const int limit = lane < rows.count ? request.limit((rows.first + lane) / group) : 0;
-      known.limits[lane] = limit;
-      if (lane == 0) known.first = rows.count < 16 * kParts ? 0 : limit;
-      if (lane == max(rows.count, 1) - 1) known.last = limit;
+      state.limits[lane] = limit;
+      if (lane == 0) state.first = rows.count < 16 * kParts ? 0 : limit;
+      if (lane == max(rows.count, 1) - 1) state.last = limit;
     }
     const bool inside = lane % kRawChunks * (16 / int(sizeof(KV))) < x.head_dim;
-    known.num_keys[lane] = inside ? min(request.seq_len, num_blocks * kBlock) : 0;
+    state.num_keys[lane] = inside ? min(request.seq_len, num_blocks * kBlock) : 0;
     if (lane == 0) {
-      known.key_pool = x.key_pool + kv_head * x.key_head;
-      known.value_pool = x.value_pool + kv_head * x.value_head;
-      known.table = table;
-      known.num_blocks = num_blocks;
-      known.work = work;
+      state.key_pool = x.key_pool + kv_head * x.key_head;
+      state.value_pool = x.value_pool + kv_head * x.value_head;
+      state.table = table;
+      state.num_blocks = num_blocks;
+      state.work = work;
     }
 
     // Each lane looks up one of the next 32 blocks; `ahead` prefetches the 32 after them.
     auto next_blocks = [&](int i) {  // call before copying the keys of tile i
       if (i * kBlocks % kAheadBlocks == 0) {
         const int64_t id = ahead;
-        __syncwarp();  // nobody reads the previous addresses, and `known` is set
-        known.keys[lane] = known.key_pool + id * x.key_block;
-        known.values[lane] = known.value_pool + id * x.value_block;
+        __syncwarp();  // nobody reads the previous addresses, and `state` is set
+        state.keys[lane] = state.key_pool + id * x.key_block;
+        state.values[lane] = state.value_pool + id * x.value_block;
         const int next = i * kBlocks + kAheadBlocks + lane;
-        ahead = next < known.num_blocks ? known.table[next] : 0;
+        ahead = next < state.num_blocks ? state.table[next] : 0;
         __syncwarp();
       }
     };
     auto fetch = [&](int i, unsigned char* to, const KV* const* pool, int64_t token) {
-      const int valid = known.num_keys[lane] - i * Core::kKeys;
+      const int valid = state.num_keys[lane] - i * Core::kKeys;
       copy_tile<Core>(to, pool + i * kBlocks % kAheadBlocks, token, valid);
     };
     auto fetch_keys = [&](int i, unsigned char* to) {
       next_blocks(i);
-      fetch(i, to, known.keys, x.key_token);
+      fetch(i, to, state.keys, x.key_token);
     };
     auto fetch_values = [&](int i, unsigned char* to) {  // of the tile whose keys were fetched last
-      fetch(i, to, known.values, x.value_token);
+      fetch(i, to, state.values, x.value_token);
     };
 
     copy_queries<Core>(x, rows, queries, base);
     PrefillRows<kParts, Core::kHeadTile> sums;
 #pragma unroll
     for (int m = 0; m < kParts; ++m) sums.top[m][0] = sums.top[m][1] = minus_infinity();
-    Core::attend(sums, x, known, count, within, fetch_keys, fetch_values, [&] {
+    Core::attend(sums, x, state, count, window_size, fetch_keys, fetch_values, [&] {
       if (threadIdx.x == 0) next_work[turn] = take();
     });
 
     copy_wait<0>();  // no tiles: the queries are still being copied to where results go
     __syncwarp();
-    finish<Core>(x, rows_of(known.work), queries, base, known.norms, sums);
+    finish<Core>(x, rows_of(state.work), queries, base, state.norms, sums);
     __syncthreads();  // every warp is done with the tiles, and next_work is set
   }
 }
 
 // Mask the keys of the tile from `key` on that the warp's rows do not see.
-template <int PARTS, int N, class KNOWN>
-KILN_FN void hide_unseen(float (&s)[PARTS][N][4], const KNOWN& known, int key, int within) {
-  if (key >= known.last - within && key + N * 8 <= known.first) return;
+template <int PARTS, int N, class STATE>
+KILN_FN void apply_mask(float (&s)[PARTS][N][4], const STATE& state, int key, int window_size) {
+  if (key >= state.last - window_size && key + N * 8 <= state.first) return;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < PARTS; ++m)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {  // this lane holds parts of rows lane / 4 and lane / 4 + 8
-      const int end = known.limits[m * 16 + lane / 4 + 8 * j];
-      hide_keys(s[m], j, end - key - lane % 4 * 2, within);
+      const int end = state.limits[m * 16 + lane / 4 + 8 * j];
+      mask_keys(s[m], j, end - key - lane % 4 * 2, window_size);
     }
 }
 

@@ -58,7 +58,7 @@ KILN_FN int largest(int x) {
 extern "C" __global__ void __launch_bounds__(kRanges * 32)
 prefill_plan(kiln::TileItem* items, const int* seq_lens, const int* cu_seqlens_q, int num_requests,
              int capacity, int group, int window) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   __shared__ int tops[kRanges], counts[kRanges];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Batch batch = {seq_lens, cu_seqlens_q, num_requests, group, window};

@@ -18,21 +18,21 @@ template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, 
       for (int j = 0; j < 4; ++j) s[m][n][j] = capped(s[m][n][j] * twice, cap * kLog2e);
 }
 
-// Mask the keys outside [end - within, end), counted from this lane's first key. j: which of the
-// lane's two rows.
-template <int N> KILN_FN void hide_keys(float (&s)[N][4], int j, int end, int within) {
+// Mask the keys outside [end - window_size, end), counted from this lane's first key. j: which of
+// the lane's two rows.
+template <int N> KILN_FN void mask_keys(float (&s)[N][4], int j, int end, int window_size) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (n * 8 + i >= end || n * 8 + i < end - within) s[n][2 * j + i] = minus_infinity();
+      if (n * 8 + i >= end || n * 8 + i < end - window_size) s[n][2 * j + i] = minus_infinity();
 }
 
 // Online softmax update of top and sum: top rises only if a logit exceeds it by the slack. Returns
 // whether any lane must rescale o by the factors f. A row's top depends on that row alone.
 template <class T, int N>
-KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], float (&f)[2],
-                    float scale) {
+KILN_FN bool update_row_max(const float (&s)[N][4], float (&top)[2], float (&sum)[2], float (&f)[2],
+                            float scale) {
   float best[2];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -53,7 +53,7 @@ KILN_FN bool follow(const float (&s)[N][4], float (&top)[2], float (&sum)[2], fl
 }
 // Replace logits by weights s = 2^(s * scale - top), and add them to sum.
 template <int N>
-KILN_FN void weigh(float (&s)[N][4], const float (&top)[2], float (&sum)[2], float scale) {
+KILN_FN void exp_and_sum(float (&s)[N][4], const float (&top)[2], float (&sum)[2], float scale) {
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const float down = -finite(top[j]);

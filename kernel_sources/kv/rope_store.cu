@@ -147,7 +147,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
            int64_t key_block, int64_t key_head, int64_t key_place, int64_t value_block,
            int64_t value_head, int64_t value_place, float inverse_dim, float eps, float k_scale,
            float v_scale) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   const Place place(head_dim, half);
   const int64_t token = blockIdx.x;
   // Odd lanes load the slot. Even lanes prefetch the position, which is read below.
@@ -169,10 +169,10 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   __syncwarp();  // else the compiler issues these loads after the position's
   const int64_t position = positions[token];
   const bool rotated = has_first && place.rotated && !is_value;
-  kiln::Turn<kChunk> turn;
+  kiln::CosSin<kChunk> angles;
   if (rotated)
-    turn.load(cos_sin_table + position * 2 * half + i,
-              cos_sin_table + (position * 2 + 1) * half + i);
+    angles.load(cos_sin_table + position * 2 * half + i,
+                cos_sin_table + (position * 2 + 1) * half + i);
 
   if (query_weight) {
     const float mean = kiln::mul_rn(sum_of_squares(a, b, place), inverse_dim);
@@ -183,7 +183,7 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   }
   if (rotated) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) turn.turn(a.part[v], b.part[v], v * Vector::kSize);
+    for (int v = 0; v < kVectors; ++v) angles.rotate(a.part[v], b.part[v], v * Vector::kSize);
   }
 
   const int64_t slot = slot_of(near);

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(512)
 align_tokens(int32_t* sorted_token_ids, int32_t* expert_ids, int32_t* num_tokens_post_padded,
              int32_t* expert_ends, const int32_t* ids, int pairs, int experts, int block_size,
              int capacity, int blocks) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   __shared__ int places[kWarps * kMaxExperts];  // for each warp and expert: first a count
   __shared__ int first_block[kMaxExperts], end_block[kMaxExperts], filled[kMaxExperts];
   __shared__ int partial[kWarps];

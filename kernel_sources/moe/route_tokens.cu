@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(128)
 route_tokens(float* weights, int32_t* ids, const LOGITS_T* logits, const float* bias,
              int64_t tokens, int64_t logits_stride, int experts, int top_k, int num_groups,
              int top_groups, int sigmoid, int renormalise, float factor) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const bool by_logit = bias == nullptr && num_groups == 1;
   for (int64_t token = int64_t(blockIdx.x) * warps + threadIdx.x / 32; token < tokens;

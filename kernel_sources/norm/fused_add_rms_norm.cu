@@ -19,6 +19,6 @@ fused_add_rms_norm(SCALAR_T* x, SCALAR_T* residual, const SCALAR_T* weight, int6
   const kiln::RmsRows<SCALAR_T, true> source{
       x, x_stride, residual, residual_stride, weight, inverse_d, eps, weight_offset, partial};
   kiln::hint_rows<SCALAR_T>(source, rows, d);
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   kiln::run_rows<SCALAR_T>(source, kiln::StoreRows<SCALAR_T>{x, x_stride}, rows, d);
 }

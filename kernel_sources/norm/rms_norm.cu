@@ -17,6 +17,6 @@ rms_norm(SCALAR_T* out, const SCALAR_T* x, const SCALAR_T* weight, int64_t rows,
   const kiln::RmsRows<SCALAR_T, false> source{x,         x_stride, nullptr,       0,      weight,
                                               inverse_d, eps,      weight_offset, partial};
   kiln::hint_rows<SCALAR_T>(source, rows, d);
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   kiln::run_rows<SCALAR_T>(source, kiln::StoreRows<SCALAR_T>{out, out_stride}, rows, d);
 }

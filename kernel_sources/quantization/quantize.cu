@@ -17,7 +17,7 @@ extern "C" __global__ void __maxnreg__(32 + kiln::kExtraRegisters)
 quantize(QUANT_T* out, float* scales, const SCALAR_T* x, const float* scale, const float* maxima,
          int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride, int64_t group_stride,
          int64_t x_stride, int32_t group, int32_t num_maxima) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   __shared__ kiln::Partial<uint32_t> partial;
   float given = scale ? *scale : 0.0f;
   if (maxima) {  // few enough for each warp to read all

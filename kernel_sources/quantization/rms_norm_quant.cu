@@ -23,7 +23,7 @@ rms_norm_quant(QUANT_T* out, float* scales, const SCALAR_T* x, const SCALAR_T* w
   const kiln::RmsRows<SCALAR_T, false, 4> source{
       x, x_stride, nullptr, 0, weight, inverse_d, eps, weight_offset, partial};
   kiln::hint_rows<SCALAR_T>(source, rows, d);
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{
       reinterpret_cast<uint8_t*>(out), out_stride, scales, scale_stride, group_stride, d,
       group != 0, scale != nullptr, scale ? *scale : 0.0f, largest};

@@ -15,7 +15,7 @@ extern "C" __global__ void __maxnreg__(40)
 silu_and_mul_quant(QUANT_T* out, float* scales, const SCALAR_T* x, const float* scale,
                    int64_t rows, int64_t d, int64_t out_stride, int64_t scale_stride,
                    int64_t group_stride, int64_t x_stride, int32_t group) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   __shared__ kiln::Partial<uint32_t> largest;
   const kiln::GatedRows<SCALAR_T, kiln::silu> source{x, x_stride, d};
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{

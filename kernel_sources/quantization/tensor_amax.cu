@@ -44,7 +44,7 @@ KILN_FN uint32_t largest_of_elements(const SCALAR_T* x, int64_t rows, int64_t d,
 
 extern "C" __global__ void __launch_bounds__(512)
 tensor_amax(float* out, const SCALAR_T* x, int64_t rows, int64_t d, int64_t x_stride) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   __shared__ kiln::Partial<uint32_t> partial;
   const uint32_t odd = kiln::misalignment_of(x, x_stride) | uint32_t(d) * sizeof(SCALAR_T);
   uint32_t largest = odd % 16           ? largest_of_elements(x, rows, d, x_stride)

@@ -37,15 +37,15 @@ struct Heads {  // of query and key, numbered together
 };
 
 // Rotate one pair of elements at a time.
-KILN_FN void turn_elements(const Heads& heads, int64_t token, const float* row, int half) {
+KILN_FN void rotate_elements(const Heads& heads, int64_t token, const float* row, int half) {
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
   for (int pair = blockIdx.y * threads + thread; pair < heads.num_all * half;
        pair += threads * gridDim.y) {
     const int i = pair % half;
     SCALAR_T* x = heads.at(token, pair / half);
     const float a = kiln::to_float(x[i]), b = kiln::to_float(x[half + i]);
-    kiln::from_float(kiln::turned_first(a, b, row[i], row[half + i]), x[i]);
-    kiln::from_float(kiln::turned_second(a, b, row[i], row[half + i]), x[half + i]);
+    kiln::from_float(kiln::rotated_first(a, b, row[i], row[half + i]), x[i]);
+    kiln::from_float(kiln::rotated_second(a, b, row[i], row[half + i]), x[half + i]);
   }
 }
 
@@ -55,8 +55,8 @@ struct Piece {  // a vector of each half of a head
   KILN_FN void load(const SCALAR_T* x, int half) {
     a = Chunk::load(x), b = Chunk::load(x + half);
   }
-  KILN_FN void store_turned(SCALAR_T* x, int half, const kiln::Turn<Chunk::kSize>& turn) {
-    turn.turn(a, b, 0);
+  KILN_FN void store_rotated(SCALAR_T* x, int half, const kiln::CosSin<Chunk::kSize>& angles) {
+    angles.rotate(a, b, 0);
     a.store(x);
     b.store(x + half);
   }
@@ -68,14 +68,14 @@ extern "C" __global__ void __launch_bounds__(256)
 apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const float* cos_sin_table,
              int heads, int kv_heads, int half, int64_t query_stride, int64_t query_head_stride,
              int64_t key_stride, int64_t key_head_stride) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   const Heads all = {query,        key,               heads,      heads + kv_heads,
                      query_stride, query_head_stride, key_stride, key_head_stride};
   const int64_t token = blockIdx.x, position = positions[token];
   const float* row = cos_sin_table + position * 2 * half;
   if (half != blockDim.x * Chunk::kSize || !all.aligned() ||
       !kiln::is_vector_aligned(cos_sin_table)) {
-    turn_elements(all, token, row, half);
+    rotate_elements(all, token, row, half);
     return;
   }
   const int head = blockIdx.y * blockDim.y + threadIdx.y, i = threadIdx.x * Chunk::kSize;
@@ -87,8 +87,8 @@ apply_rotary(const int64_t* positions, SCALAR_T* query, SCALAR_T* key, const flo
   Piece first, second = {};  // in flight while the position loads
   first.load(x, half);
   if (two) second.load(y, half);
-  kiln::Turn<Chunk::kSize> turn;
-  turn.load(row + i, row + half + i);
-  first.store_turned(x, half, turn);
-  if (two) second.store_turned(y, half, turn);
+  kiln::CosSin<Chunk::kSize> angles;
+  angles.load(row + i, row + half + i);
+  first.store_rotated(x, half, angles);
+  if (two) second.store_rotated(y, half, angles);
 }

@@ -7,7 +7,7 @@ namespace kiln {
 // The mass of the logits from `key` on, without edited ones, as the first pass computes it. All
 // threads share the units that reach the key: otherwise a few threads might have them all.
 template <class T>
-KILN_NOINLINE uint64_t seen_from(const Row<T>& row, Peaks peaks, uint32_t key, float top,
+KILN_NOINLINE uint64_t mass_from(const Row<T>& row, Peaks peaks, uint32_t key, float top,
                                  float scale, SamplerShared& s) {
   __syncthreads();
   if (threadIdx.x == 0) s.num_units = 0;
@@ -38,7 +38,7 @@ struct Limits {
   uint32_t count;
   uint64_t mass;
   uint32_t base;  // lower bound of c
-  bool adds_up;   // whether masses matter
+  bool needs_mass;  // whether the mass limit applies
 };
 
 KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
@@ -49,18 +49,18 @@ KILN_FN void add_to_bucket(int b, uint64_t mass, SamplerShared& s) {
 }
 
 // Whether a key belongs to a number of type T; an edited logit may be between two.
-template <class T> KILN_FN bool is_round(uint32_t key) {
+template <class T> KILN_FN bool is_representable(uint32_t key) {
   constexpr uint32_t kLow = (1u << kFreeBits<T>) - 1;
   return (key & kLow) == (key >> 31 ? 0 : kLow);
 }
 
-// Count a logit in its key's bucket; add its mass if `weighs`, or in `middle`.
+// Count a logit in its key's bucket; add its mass if `with_mass`, or in `middle`.
 KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights,
-                   bool weighs, SamplerShared& s) {
+                   bool with_mass, SamplerShared& s) {
   if (key - bins.first > last - bins.first) return;
   const int b = bins.bucket_of(key);
   atomicAdd(&s.count[b], 1u);
-  if (weighs || b == bins.middle) add_to_bucket(b, weights.mass(value_of(key)), s);
+  if (with_mass || b == bins.middle) add_to_bucket(b, weights.mass(value_of(key)), s);
 }
 
 // The same for an edited logit. If it is between two numbers of T, its bucket is marked.
@@ -69,15 +69,15 @@ KILN_FN void tally_edited(const Bins& bins, uint32_t key, uint32_t last, const W
                          SamplerShared& s) {
   if (key - bins.first > last - bins.first) return;
   tally(bins, key, last, weights, true, s);
-  if (!is_round<T>(key)) atomicOr(&s.high[bins.bucket_of(key)], kMixed);
+  if (!is_representable<T>(key)) atomicOr(&s.high[bins.bucket_of(key)], kMixed);
 }
 
 // Count all logits of a row except edited ones.
 template <class T>
 KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weights weights,
-                             bool weighs, SamplerShared& s) {
+                             bool with_mass, SamplerShared& s) {
   const Bins bins = s.bins;
-  const bool simple = !weighs && bins.middle < 0;
+  const bool simple = !with_mass && bins.middle < 0;
 #pragma unroll 1
   for (int i = 0, u = threadIdx.x; u < row.num_units(); ++i, u += blockDim.x) {
     if (!peaks.reaches(i, bins.first)) continue;
@@ -93,7 +93,7 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
       }
 #pragma unroll 1
     for (int k = 0; !simple && k < kUnit; ++k)
-      tally(bins, key_of(pick(x, k)), last, weights, weighs, s);
+      tally(bins, key_of(pick(x, k)), last, weights, with_mass, s);
   }
 }
 
@@ -103,8 +103,8 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
 // memory atomics. Sets s.kept and s.kept_count, mass and number of the keys from c on, and, if
 // masses matter, s.total: the mass of the keys from s.total_from on.
 template <class T>
-KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
-                               Limits limits, SamplerShared& s) {
+KILN_NOINLINE uint32_t find_cutoff(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
+                                   Limits limits, SamplerShared& s) {
   constexpr int kFree = kFreeBits<T>;
   const bool edited = row.has_edits();
   const uint32_t base = max(in_list ? s.bound : limits.base, lowest_key());
@@ -124,16 +124,16 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
     if (threadIdx.x == 0) s.bins = bins;
     __syncthreads();
     // First the numbers of type T; then, one by one, edited logits between them.
-    const bool weighs = limits.adds_up && !by_count;
+    const bool with_mass = limits.needs_mass && !by_count;
     const int singles = in_list ? int(s.listed) : 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < singles; j += blockDim.x) {
       const uint32_t key = uint32_t(s.list[j] >> 32);
-      if (!by_count || is_round<T>(key)) tally(bins, key, last, weights, weighs, s);
+      if (!by_count || is_representable<T>(key)) tally(bins, key, last, weights, with_mass, s);
     }
-    if (!in_list) tally_row(row, peaks, last, weights, weighs, s);
+    if (!in_list) tally_row(row, peaks, last, weights, with_mass, s);
     __syncthreads();
-    if (limits.adds_up && by_count) {
+    if (limits.needs_mass && by_count) {
 #pragma unroll 1
       for (int b = threadIdx.x; b < buckets; b += blockDim.x) {
         if (b == bins.middle) continue;
@@ -148,7 +148,7 @@ KILN_NOINLINE uint32_t descend(const Row<T>& row, Peaks peaks, bool in_list, Wei
 #pragma unroll 1
       for (int j = threadIdx.x; by_count && j < singles; j += blockDim.x) {
         const uint32_t key = uint32_t(s.list[j] >> 32);
-        if (!is_round<T>(key)) tally_edited<T>(bins, key, last, weights, s);
+        if (!is_representable<T>(key)) tally_edited<T>(bins, key, last, weights, s);
       }
       if (!in_list)
         row.each_edit([&](int, float x) { tally_edited<T>(bins, key_of(x), last, weights, s); });

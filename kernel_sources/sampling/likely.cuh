@@ -8,7 +8,7 @@ namespace kiln {
 template <class T>
 KILN_NOINLINE uint64_t sum_of_row(const Row<T>& row, Peaks peaks, Weights weights,
                                   SamplerShared& s) {
-  const float nothing = value_of(weights.key_of_nothing());
+  const float nothing = value_of(weights.zero_mass_key());
   const uint64_t own = visit(row, peaks, false, {Visit::mass, nothing, weights}, s);
   return sums_of({own, 0}, s.row).a;
 }

@@ -63,7 +63,7 @@ KILN_NOINLINE uint64_t race_of_lows(const Row<T>& row, Weights weights, float cu
 #pragma unroll 1
   for (int q = threadIdx.x % 32; q < own.count; q += 32) {
     const int token = own.tokens[q];
-    const float x = row.shown(token);
+    const float x = row.masked_at(token);
     if (x >= cutoff) first = min(first, arrival_of(own.clocks[q], weights, token, x));
   }
   return first;

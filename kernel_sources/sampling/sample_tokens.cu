@@ -33,19 +33,19 @@ constexpr int kLikely = 288;  // logits that usually suffice for top-p; about 45
 enum Error : int { kNan = 1, kInfinite = 2, kNothing = 4 };
 
 // An approximate mass, and a bound of its error.
-struct Nearly {
+struct ApproximateMass {
   uint64_t mass, error;
 
   // The first pass errs by at most 2^-19 of the mass. Exponentials, unit sums and the exponential
   // of the largest logit err by 2^-22 each, all else together by as much. The exact weights err by
   // up to 2^-20, if many small logits all round alike. float32 is allowed twice as much. Each
   // weight is also rounded down to a step of the mass.
-  KILN_FN static Nearly of(uint64_t mass, int vocab) {
+  KILN_FN static ApproximateMass of(uint64_t mass, int vocab) {
     return {mass, (mass >> kFastBits) + uint64_t(vocab)};
   }
   // Add exact masses to this, the mass of the rest. The rest of a partly counted unit was rounded
   // separately, to 2^-23 of the power of two next to its largest weight.
-  KILN_FN Nearly and_exact(uint64_t counted, uint64_t edited) const {
+  KILN_FN ApproximateMass plus_exact(uint64_t counted, uint64_t edited) const {
     return {mass + counted + edited, error + (counted >> 23)};
   }
 };
@@ -107,47 +107,47 @@ KILN_NOINLINE uint32_t base_of(const Logits& row, float top_p, Weights weights, 
 
 // Return the cutoff key of top-k and top-p. Call after gather.
 KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want, Weights weights,
-                           const Seen& seen, SamplerShared& s) {
+                           const RowSummary& summary, SamplerShared& s) {
   const bool reaches = lists_all(s) || !want.cuts_count || int(s.listed) >= want.top_k;
   bool in_list = s.listed <= kCandidates && reaches;
   uint32_t found = lowest_key();
   if (want.cuts_count) {
     const Limits limits{uint32_t(want.top_k), ~uint64_t(0), found, want.cuts_mass};
-    found = descend(row, peaks, in_list, weights, limits, s);
+    found = find_cutoff(row, peaks, in_list, weights, limits, s);
   }
   if (!want.cuts_mass) return found;
   // Total mass for top-p: of what top-k left, or of the row, approximately unless that is
   // ambiguous.
-  Nearly all = {0, 0};
-  bool nearly = false;
+  ApproximateMass all = {0, 0};
+  bool approximate = false;
   if (want.cuts_count) {
     all.mass = s.kept;
-  } else if (seen.mass) {
-    all = Nearly::of(seen.mass, row.vocab);
+  } else if (summary.mass) {
+    all = ApproximateMass::of(summary.mass, row.vocab);
     all.mass += mass_of_edits(row, weights, infinity(), s);
-    nearly = true;
+    approximate = true;
   } else {
     all.mass = sum_of_row(row, peaks, weights, s);
   }
   for (;;) {
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t base = in_list ? 0 : base_of(row, want.top_p, weights, all.mass);
-    found = descend(row, peaks, in_list, weights, {~0u, low, base, true}, s);
+    found = find_cutoff(row, peaks, in_list, weights, {~0u, low, base, true}, s);
     if (in_list && !lists_all(s) && s.kept < low) {  // the list is too short
       in_list = s.wanted < most_wanted() && s.kept > low - low / 8;  // only by a little
-      if (in_list) gather(row, peaks, seen.value, weights.top, most_wanted(), s);
+      if (in_list) gather(row, peaks, summary.value, weights.top, most_wanted(), s);
       in_list &= s.listed <= kCandidates;
       continue;
     }
     auto enough = [&](uint64_t kept) { return kept >= share_of(want.top_p, all.mass + all.error); };
     if (all.error == 0 || enough(s.kept)) return found;
-    if (nearly) {  // now exact for the counted keys, approximate for the rest
+    if (approximate) {  // now exact for the counted keys, approximate for the rest
       const uint32_t from = in_list ? max(s.total_from, s.bound) : s.total_from;
-      const uint64_t known = seen_from(row, peaks, from, weights.top, want.plan.scale, s);
-      all = Nearly::of(seen.mass - min(seen.mass, known), row.vocab);
-      all = all.and_exact(s.total, mass_of_edits(row, weights, value_of(from), s));
+      const uint64_t known = mass_from(row, peaks, from, weights.top, want.plan.scale, s);
+      all = ApproximateMass::of(summary.mass - min(summary.mass, known), row.vocab);
+      all = all.plus_exact(s.total, mass_of_edits(row, weights, value_of(from), s));
       if (from <= lowest_key()) all = {s.total, 0};
-      nearly = false;
+      approximate = false;
       if (enough(s.kept)) return found;
     }
     if (s.kept >= share_of(want.top_p, all.mass - all.error)) {  // still ambiguous: sum exactly
@@ -167,15 +167,15 @@ struct Drawn {
 };
 
 // Draw a token of a row that is not greedy.
-KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, const Seen& seen,
-                         SamplerShared& s) {
-  const float top = value_of_entry(seen.first);
+KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want,
+                         const RowSummary& summary, SamplerShared& s) {
+  const float top = value_of_entry(summary.first);
   const Weights weights{top, want.temperature};
   float cutoff = value_of(lowest_key()), listed_from = infinity();
   if (want.lists) {
     const int wanted = want.cuts_count ? want.top_k : want.cuts_mass ? kLikely : 1;
-    gather(row, peaks, seen.value, top, max(wanted, want.num_top), s);
-    cutoff = value_of(cut(row, peaks, want, weights, seen, s));
+    gather(row, peaks, summary.value, top, max(wanted, want.num_top), s);
+    cutoff = value_of(cut(row, peaks, want, weights, summary, s));
     if (s.listed <= kCandidates) listed_from = value_of(s.bound);
   }
   cutoff = fmaxf(cutoff, add_rn(top, mul_rn(want.temperature, want.log_min_p)));
@@ -193,19 +193,19 @@ KILN_NOINLINE Drawn draw(const Logits& row, Peaks peaks, const Settings& want, c
       find_lows(noise, row.vocab, s);
       __syncthreads();
     }
-    arrival = race_of_row(row, peaks, seen.value, seen.own_token(row), race, s);
+    arrival = race_of_row(row, peaks, summary.value, summary.own_token(row), race, s);
   }
   return {int(uint32_t(~largest_of(~arrival, s.arrival))), cutoff};
 }
 
 // Report log-probabilities of the unedited row at temperature 1: of the token, and of the most
 // likely ones. Uses the list that gather left if it suffices.
-KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen& seen, int num_top,
-                          int width, float* logprob, int* rank, int* top_tokens,
+KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const RowSummary& summary,
+                          int num_top, int width, float* logprob, int* rank, int* top_tokens,
                           float* top_logprobs, SamplerShared& s) {
-  const float x = raw.at(token), top = value_of_entry(seen.first);
+  const float x = raw.at(token), top = value_of_entry(summary.first);
   const bool usable = s.listed <= kCandidates && (lists_all(s) || int(s.listed) >= num_top);
-  const uint64_t mass = seen.mass ? seen.mass : sum_of_row(raw, peaks, {top, 1.0f}, s);
+  const uint64_t mass = summary.mass ? summary.mass : sum_of_row(raw, peaks, {top, 1.0f}, s);
   const float log_mass = 0.69314718f * (log2_fast(float(mass)) - 40.0f);
   const bool in_list = usable && x >= value_of(s.bound);
   const Weights plain{top, 1.0f};
@@ -224,7 +224,7 @@ KILN_NOINLINE void report(const Logits& raw, Peaks peaks, int token, const Seen&
   if (usable) {
     uint32_t from = s.bound;
     if (s.listed > kFew && num_top <= int(blockDim.x) / 2)
-      from = max(from, bound_of(seen.value, top, max(num_top, 1), s));
+      from = max(from, bound_of(summary.value, top, max(num_top, 1), s));
     listed = sort_from(from, s);
   }
   const bool sorted = listed <= kSorted;
@@ -258,7 +258,7 @@ sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ra
               const int64_t* keys, const uint32_t* mask, const int* edit_starts,
               const int* edit_tokens, const int* edit_counts, const float* edit_biases,
               int64_t logits_stride, int32_t vocab, int32_t width) {
-  kiln::take_turn();
+  kiln::pdl_wait_then_trigger();
   __shared__ SamplerShared s;
   __shared__ Logits raw, row;
   __shared__ Settings want;
@@ -282,18 +282,18 @@ sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ra
   const Peaks peaks((vocab + kUnit - 1) / kUnit, may_hide ? 4 * words : 0);
 
   Drawn drawn{0, 0.0f};
-  Seen seen;
+  RowSummary summary;
   const Logits* from = &row;
 #pragma unroll 1
   for (bool again = false;; again = true) {
-    seen = survey(data, vocab, *from, peaks, settings + 6 * r, keys + 4 * r, width, hides, again,
-                  want, s);
+    summary = survey(data, vocab, *from, peaks, settings + 6 * r, keys + 4 * r, width, hides, again,
+                     want, s);
     if (again) break;
-    const float top = value_of_entry(seen.first);
+    const float top = value_of_entry(summary.first);
     const bool fine = top > minus_infinity() && top < infinity();
-    const int error = fine ? 0 : error_of(row, seen.first == ~uint64_t(0), top);
-    if (fine && want.greedy) drawn = {seen.first_token(row), top};
-    else if (fine) drawn = draw(row, peaks, want, seen, s);
+    const int error = fine ? 0 : error_of(row, summary.first == ~uint64_t(0), top);
+    if (fine && want.greedy) drawn = {summary.first_token(row), top};
+    else if (fine) drawn = draw(row, peaks, want, summary, s);
     if (t == 0) tokens[r] = drawn.token, errors[r] = error, cutoffs[r] = drawn.cutoff;
     if (error || !want.report)
       return report_nothing(width, logprobs + r, ranks + r, top_tokens + r * width,
@@ -305,7 +305,7 @@ sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ra
   // The list made for the draw may suffice.
   const int likely = max(want.num_top, 1);
   if (row.hidden != nullptr || int(s.listed) < likely || s.listed > kCandidates)
-    gather(raw, peaks, seen.value, value_of_entry(seen.first), likely, s);
-  report(raw, peaks, drawn.token, seen, want.num_top, width, logprobs + r, ranks + r,
+    gather(raw, peaks, summary.value, value_of_entry(summary.first), likely, s);
+  report(raw, peaks, drawn.token, summary, want.num_top, width, logprobs + r, ranks + r,
          top_tokens + r * width, top_logprobs + r * width, s);
 }

@@ -56,7 +56,7 @@ struct Weights {
     return top + up - (fabsf(up) * 0x1p-16f + fabsf(top) * 0x1p-20f);
   }
   // A unit whose keys are all below this has mass 0.
-  KILN_FN uint32_t key_of_nothing() const { return key_of(top + 0.45f * lowest); }
+  KILN_FN uint32_t zero_mass_key() const { return key_of(top + 0.45f * lowest); }
 };
 
 // A share of a mass, at least 1.

@@ -29,11 +29,11 @@ struct Settings {  // of one row
 };
 
 // The settings of a row as stored in memory.
-struct Asked {
+struct StoredSettings {
   float temperature, top_p, log_min_p;
   int64_t seed, position, top_k, num_top;
 
-  KILN_FN static Asked load(const float* f, const int64_t* keys) {
+  KILN_FN static StoredSettings load(const float* f, const int64_t* keys) {
     return {f[0], f[1], f[2], keys[0], keys[1], keys[2], keys[3]};
   }
   KILN_FN Settings settings(int vocab, int tokens, int width) const {
@@ -58,7 +58,7 @@ template <class T> KILN_NOINLINE int find(const Row<T>& row, float value, int to
   return token + place;
 }
 
-struct Seen {
+struct RowSummary {
   uint64_t first;  // entry of the row's largest logit; all ones if any is NaN or +inf
   uint64_t mass;   // approximate, in 2^-40 of the largest; without edited tokens; 0: unknown
   float value;     // this thread's largest logit
@@ -110,14 +110,15 @@ template <class T> KILN_FN void hide(const Row<T>& row) {
 // hides: some tokens are hidden in the first pass. `row` and `want` are in shared memory: thread 0
 // has just written `row`, and writes `want` here.
 template <class T>
-KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks peaks,
-                          const float* settings, const int64_t* keys, int width, bool hides,
-                          bool again, Settings& want, SamplerShared& s) {
+KILN_NOINLINE RowSummary survey(const T* data, int vocab, const Row<T>& row, Peaks peaks,
+                                const float* settings, const int64_t* keys, int width, bool hides,
+                                bool again, Settings& want, SamplerShared& s) {
   constexpr int kDeep = 4 / sizeof(T);  // units in flight
   const int step = blockDim.x, units = (vocab + kUnit - 1) / kUnit;
   const int whole = is_vector_aligned(data) ? vocab / kUnit : 0;
-  Asked asked{};
-  if (threadIdx.x == 0) asked = Asked::load(settings, keys);  // issued before the loads of logits
+  StoredSettings stored{};
+  if (threadIdx.x == 0)  // issued before the loads of logits
+    stored = StoredSettings::load(settings, keys);
   Unit<T> ahead[kDeep];
 #pragma unroll
   for (int j = 0; j < kDeep; ++j)
@@ -128,7 +129,7 @@ KILN_NOINLINE Seen survey(const T* data, int vocab, const Row<T>& row, Peaks pea
     hide(row);
   }
   if (threadIdx.x == 0) {
-    want = asked.settings(vocab, vocab + row.edits.last - row.edits.first, width);
+    want = stored.settings(vocab, vocab + row.edits.last - row.edits.first, width);
     if (again) want.plan.scale = kPlainScale, want.plan.races = false;
     else s.listed = s.lows_lost = s.kept_count = 0;
     const int wide = step << peaks.shift;

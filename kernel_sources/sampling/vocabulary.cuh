@@ -122,7 +122,7 @@ template <class T> struct Row {
   KILN_FN int num_units() const { return (vocab + kUnit - 1) / kUnit; }
   KILN_FN int num_whole_units() const { return aligned ? vocab / kUnit : 0; }
   KILN_FN float at(int token) const { return to_float(data[token]); }
-  KILN_FN float shown(int token) const {  // as fetch returns it
+  KILN_FN float masked_at(int token) const {  // as fetch returns it
     return hides(token / kUnit) >> token % kUnit & 1 ? minus_infinity() : at(token);
   }
 

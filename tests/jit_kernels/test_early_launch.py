@@ -14,7 +14,7 @@ from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
-WAITS = ("kiln::take_turn();", "kiln::pdl_wait();", "kiln::pdl_writes_plan();")
+WAITS = ("kiln::pdl_wait_then_trigger();", "kiln::pdl_wait();", "kiln::pdl_writes_plan();")
 
 
 def a_case(spec):
@@ -150,14 +150,16 @@ def test_what_allows_an_early_launch_is_read_in_the_source():
     assert names["attention_plan"] == "pdl_writes_plan"
     assert names["paged_attention"] == "pdl_reads_plan"
     assert names["rms_norm"] == "pdl_hints_first"
-    assert names["apply_rotary"] == "take_turn"
+    assert names["apply_rotary"] == "pdl_wait_then_trigger"
     assert names["copy_blocks"] == "pdl_writes_plan", "of blocks that attention reads early"
     assert names["paged_prefill"] == "pdl_wait"
 
 
 def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeypatch):
     source = read_source(all_specs()["apply_rotary"].source)
-    late = source.replace("  kiln::take_turn();\n", "  int i = 0;\n  kiln::take_turn();\n")
-    for text, wanted in ((source, "take_turn"), (late, "")):
+    late = source.replace(
+        "  kiln::pdl_wait_then_trigger();\n", "  int i = 0;\n  kiln::pdl_wait_then_trigger();\n"
+    )
+    for text, wanted in ((source, "pdl_wait_then_trigger"), (late, "")):
         monkeypatch.setattr("kiln.jit_kernels.template.read_source", lambda path, text=text: text)
         assert opening.__wrapped__("any.cu") == wanted

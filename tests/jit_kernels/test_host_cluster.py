@@ -411,7 +411,10 @@ extern "C" __global__ void k(float* x, const float* weight, int n) {
   if (threadIdx.x == 0) x[n + blockIdx.x] = v;
 }
 """
-IDLE = 'extern "C" __global__ void k(float* x, const float* weight, int n) { take_turn(); }'
+IDLE = (
+    'extern "C" __global__ void k(float* x, const float* weight, int n) '
+    "{ pdl_wait_then_trigger(); }"
+)
 
 
 def planned(*sources, seed=0, early=True):
@@ -441,4 +444,4 @@ def test_right_behind_its_plan_a_reader_must_not_be_early(seed):
 @pytest.mark.parametrize("body", ["", "pdl_launch_dependents(); pdl_wait();"])
 def test_a_launch_that_lets_the_next_one_in_without_having_waited_tells_it_nothing(body):
     with pytest.raises(HostFault, match="data race on global memory"):
-        planned(PLAN, change(IDLE, "take_turn();", body), READER)
+        planned(PLAN, change(IDLE, "pdl_wait_then_trigger();", body), READER)

@@ -239,7 +239,7 @@ def test_a_kernel_that_waits_by_itself_is_launched_early():
     driver = FakeDriver(["int64"])
     launcher = CudaPythonLauncher(driver)
     geometry = LaunchGeometry((3, 2, 1), (64, 4, 1), 900)
-    for opening in ("take_turn", ""):
+    for opening in ("pdl_wait_then_trigger", ""):
         function = launcher.load("norm", b"cubin", "entry", opening=opening)
         LoadedKernel("norm", function, ["int64"], launcher).launch(geometry, [5], 77)
     early, late = driver.calls
@@ -247,7 +247,7 @@ def test_a_kernel_that_waits_by_itself_is_launched_early():
     assert driver.early == 1
 
 
-PLAN, READER, NORM, PLAIN = "pdl_writes_plan", "pdl_reads_plan", "take_turn", ""
+PLAN, READER, NORM, PLAIN = "pdl_writes_plan", "pdl_reads_plan", "pdl_wait_then_trigger", ""
 
 
 @pytest.mark.parametrize(

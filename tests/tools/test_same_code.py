@@ -17,7 +17,7 @@ def test_a_comment_changes_no_code_and_an_instruction_does(tmp_path):
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
     for name, old, new in (
         ("kv/copy_blocks.cu", "  uint8_t* blocks = pool", "  // here\n  uint8_t* blocks = pool"),
-        ("activation/act_and_mul.cu", "  kiln::take_turn();", "  kiln::pdl_wait();"),
+        ("activation/act_and_mul.cu", "  kiln::pdl_wait_then_trigger();", "  kiln::pdl_wait();"),
     ):
         path = tmp_path / "kernel_sources" / name
         text = path.read_text()

@@ -52,8 +52,8 @@ _PREFILL = [
     },
     {
         "name": "block table read past its end later on",
-        "old": "next < known.num_blocks ? known.table[next] : 0",
-        "new": "known.table[next]",
+        "old": "next < state.num_blocks ? state.table[next] : 0",
+        "new": "state.table[next]",
         "header": "attention_prefill/prefill.cuh",
     },
     {
@@ -64,8 +64,8 @@ _PREFILL = [
     },
     {
         "name": "32-bit offset of a block",
-        "old": "known.key_pool + id * x.key_block;",
-        "new": "known.key_pool + int(id * x.key_block * 1048576) / 1048576;",
+        "old": "state.key_pool + id * x.key_block;",
+        "new": "state.key_pool + int(id * x.key_block * 1048576) / 1048576;",
         "header": "attention_prefill/prefill.cuh",
     },
     {
@@ -81,8 +81,8 @@ _PREFILL = [
     },
     {
         "name": "window one short",
-        "old": "n * 8 + i < end - within",
-        "new": "n * 8 + i <= end - within",
+        "old": "n * 8 + i < end - window_size",
+        "new": "n * 8 + i <= end - window_size",
         "header": "attention_prefill/softmax.cuh",
     },
     {
@@ -193,19 +193,19 @@ _PREFILL = [
     },
     {
         "name": "window not masked where no key is out of reach",
-        "old": "if (key >= known.last - within && key + N * 8 <= known.first) return;",
-        "new": "if (key + N * 8 <= known.first) return;",
+        "old": "if (key >= state.last - window_size && key + N * 8 <= state.first) return;",
+        "new": "if (key + N * 8 <= state.first) return;",
         "header": "attention_prefill/prefill.cuh",
     },
     {
         "name": "causality not masked where no key is too old",
-        "old": "if (key >= known.last - within && key + N * 8 <= known.first) return;",
-        "new": "if (key >= known.last - within) return;",
+        "old": "if (key >= state.last - window_size && key + N * 8 <= state.first) return;",
+        "new": "if (key >= state.last - window_size) return;",
         "header": "attention_prefill/prefill.cuh",
     },
     {
         "name": "tile left out by a warp that sees a part of it",
-        "old": "seen = key < last &&",
+        "old": "visible = key < last &&",
         "new": "seen = key + kKeys <= last &&",
     },
     {
@@ -379,8 +379,8 @@ _WGMMA = [
     },
     {
         "name": "keys of another tile hidden",
-        "old": "known, i * kKeys, within",
-        "new": "known, 0, within",
+        "old": "state, i * kKeys, window_size",
+        "new": "state, 0, window_size",
     },
     {
         "name": "chunks of a panel in a row",

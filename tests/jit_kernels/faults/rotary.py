@@ -26,8 +26,8 @@ FAULTS = [
         },
         {
             "name": "reads what it has just written",
-            "old": "kiln::turned_second(a, b, row",
-            "new": "kiln::turned_second(kiln::to_float(x[i]), b, row",
+            "old": "kiln::rotated_second(a, b, row",
+            "new": "kiln::rotated_second(kiln::to_float(x[i]), b, row",
         },
         {
             "name": "wrong key head",
@@ -56,8 +56,8 @@ FAULTS = [
         },
         {
             "name": "second head dropped",
-            "old": "if (two) second.store_turned",
-            "new": "if (false) second.store_turned",
+            "old": "if (two) second.store_rotated",
+            "new": "if (false) second.store_rotated",
         },
         {
             "name": "second heads past the last",
@@ -76,8 +76,8 @@ FAULTS = [
         },
         {
             "name": "sines for cosines",
-            "old": "turn.load(row + i, row + half + i)",
-            "new": "turn.load(row + half + i, row + i)",
+            "old": "angles.load(row + i, row + half + i)",
+            "new": "angles.load(row + half + i, row + i)",
         },
     ]
 ]

@@ -52,10 +52,15 @@ _PLANTED = [
     (
         "a bucket with an edited logit treated as one number",
         CUT,
-        "if (!is_round<T>(key)) atomicOr",
+        "if (!is_representable<T>(key)) atomicOr",
         "if (false) atomicOr",
     ),
-    ("edits counted with their bucket's number", CUT, "!by_count || is_round<T>(key)", "true"),
+    (
+        "edits counted with their bucket's number",
+        CUT,
+        "!by_count || is_representable<T>(key)",
+        "true",
+    ),
     ("the flag kMixed counted in a mass", LIST, "s.high[b] & ~kMixed", "s.high[b]"),
     ("the base rounded down", CUT, "return base;", "break;"),
     ("a lost carry", CUT, "uint32_t(mass >> 32) + (old + low < old)", "uint32_t(mass >> 32)"),
@@ -65,7 +70,7 @@ _PLANTED = [
         "top-p of the whole row after top-k",
         "",
         "all.mass = s.kept;",
-        "all.mass = seen.mass;",
+        "all.mass = summary.mass;",
     ),
     (
         "a list that is too short is not detected",

@@ -63,7 +63,7 @@ KILN_FN void pdl_launch_dependents_last() {
 }
 // First statement of any other kernel: it may be launched early, and accesses no memory before the
 // kernel ahead has ended.
-KILN_FN void take_turn() {
+KILN_FN void pdl_wait_then_trigger() {
   pdl_wait();
   pdl_launch_dependents_last();
 }

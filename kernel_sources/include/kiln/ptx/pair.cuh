@@ -13,9 +13,9 @@ template <class T> KILN_FN uint32_t larger_pair(uint32_t a, uint32_t b);
 
 #ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
 // Make the compiler drop elements unpacked from the word: it keeps one register, not two.
-KILN_FN void forget_unpacked(uint32_t& word) { asm volatile("" : "+r"(word)); }
+KILN_FN void keep_packed(uint32_t& word) { asm volatile("" : "+r"(word)); }
 #else  // ---- host ------------------------------------------------------------------------------
-KILN_FN void forget_unpacked(uint32_t&) {}
+KILN_FN void keep_packed(uint32_t&) {}
 #endif
 
 #if defined(KILN_ON_GPU) && __CUDA_ARCH__ >= 800  // ---- device ---------------------------------

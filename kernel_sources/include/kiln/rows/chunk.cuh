@@ -40,9 +40,9 @@ template <class T> struct alignas(16) Chunk {
   KILN_FN static Chunk load(const T* p) { return load_vector<Chunk>(p); }
   KILN_FN void store(T* p) const { store_words(p, word); }
 
-  KILN_FN void forget_unpacked() {
+  KILN_FN void keep_packed() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) kiln::forget_unpacked(word[i]);
+    for (int i = 0; i < 4; ++i) kiln::keep_packed(word[i]);
   }
 };
 

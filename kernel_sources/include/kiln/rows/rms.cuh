@@ -150,7 +150,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
       if (ADD) s = add(s, loaded.residual.chunk[v]);
       float& of = sum[N == 4 ? v % 2 : 0];
       of = v < (N == 4 ? 2 : 1) ? squares(s) : add_rn(of, squares(s));
-      s.forget_unpacked();
+      s.keep_packed();
     }
     if (ADD) store_part(row.part, residual + index * residual_stride, size);
     row.scale = scale_of(sum[0], sum[1]);
