@@ -191,7 +191,8 @@ def test_every_kernels_arguments_arrive(spec, make):
         assert launched == (*geometry.grid, *geometry.block, geometry.shared_bytes)
         for got, value in zip(seen, values, strict=True):
             want = value.data_ptr() if isinstance(value, torch.Tensor) else value
-            assert (got or 0) == pytest.approx(want or 0, rel=1e-6)  # a null pointer reads as None
+            # A null pointer reads as None; approx compares a bool by identity.
+            assert (got or 0) == pytest.approx(float(want or 0), rel=1e-6)
     assert len(driver.calls) == wanted, "an empty grid is never launched"
 
 

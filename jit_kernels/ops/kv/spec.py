@@ -44,8 +44,6 @@ _POOL_KINDS = ("SCALAR_T", "kiln::e4m3")  # kv_t: the model's dtype, or fp8
 def _rope_store_bind(a: Arguments) -> Bound:
     tokens, heads, head_dim = a.query.shape
     kv_heads, block_size = a.key.shape[1], a.key_pool.shape[2]
-    key_block, key_head, key_place, _ = a.key_pool.stride()
-    value_block, value_head, value_place, _ = a.value_pool.stride()
     is_power = block_size & (block_size - 1) == 0
     numbers = {
         "heads": heads,
@@ -62,12 +60,12 @@ def _rope_store_bind(a: Arguments) -> Bound:
         "key_head_stride": a.key.stride(1),
         "value_stride": a.value.stride(0),
         "value_head_stride": a.value.stride(1),
-        "key_block": key_block,
-        "key_head": key_head,
-        "key_place": key_place,
-        "value_block": value_block,
-        "value_head": value_head,
-        "value_place": value_place,
+        "key_block": a.key_pool.stride(0),
+        "key_head": a.key_pool.stride(1),
+        "key_place": a.key_pool.stride(2),
+        "value_block": a.value_pool.stride(0),
+        "value_head": a.value_pool.stride(1),
+        "value_place": a.value_pool.stride(2),
         "inverse_dim": 1 / head_dim,
     }
     sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -84,21 +83,12 @@ def rms_norm_quant(
     """
     check_dtype("rms_norm_quant", x=x, weight=weight)
     check_shape("rms_norm_quant", "weight", weight, x.shape[-1:])
-    rows = dense_rows(x)
-    scale = _one("rms_norm_quant", scale)
-    codes = _codes(rows, rows.shape, dtype, group_size, scale, column_major_scales)
+    rows, norm = dense_rows(x), _norm(weight, eps, weight_offset)
+    codes = _codes("rms_norm_quant", rows, dtype, group_size, scale, column_major_scales)
     if is_fused(x.dtype):
-        call(
-            RMS_NORM_QUANT,
-            **codes,
-            x=rows,
-            weight=weight.contiguous(),
-            eps=eps,
-            weight_offset=weight_offset,
-        )
+        call(RMS_NORM_QUANT, **codes, x=rows, **norm)
     else:
-        y = rms_norm(rows, weight, eps, weight_offset=weight_offset)
-        call(QUANTIZE, **codes, x=y, maxima=None)
+        call(QUANTIZE, **codes, x=rms_norm(rows, **norm), maxima=None)
     return _shaped(x, codes)
 
 
@@ -129,21 +119,13 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
             f"{name} adds in place and needs dense rows at one distance; residual has strides "
             f"{residual.stride()}: pass a contiguous tensor"
         )
-    scale = _one(name, scale)
-    codes = _codes(rows, rows.shape, dtype, group_size, scale, column_major_scales)
+    norm = _norm(weight, eps, weight_offset)
+    codes = _codes(name, rows, dtype, group_size, scale, column_major_scales)
     if is_fused(x.dtype):
-        call(
-            FUSED_ADD_RMS_NORM_QUANT,
-            **codes,
-            residual=sums,
-            x=rows,
-            weight=weight.contiguous(),
-            eps=eps,
-            weight_offset=weight_offset,
-        )
+        call(FUSED_ADD_RMS_NORM_QUANT, **codes, residual=sums, x=rows, **norm)
     else:
         y = rows.clone()
-        fused_add_rms_norm(y, sums, weight, eps, weight_offset)
+        fused_add_rms_norm(y, sums, **norm)
         call(QUANTIZE, **codes, x=y, maxima=None)
     return _shaped(x, codes)
 
@@ -164,9 +146,9 @@ def silu_and_mul_quant(
     check_dtype("silu_and_mul_quant", x=x)
     if x.dim() == 0 or x.shape[-1] % 2:
         raise ValueError(f"silu_and_mul_quant: x is {list(x.shape)}, want an even last dimension")
-    rows, scale = dense_rows(x), _one("silu_and_mul_quant", scale)
-    shape = (rows.shape[0], rows.shape[1] // 2)
-    codes = _codes(rows, shape, dtype, group_size, scale, column_major_scales)
+    rows = dense_rows(x)
+    gate = rows[:, : rows.shape[1] // 2]
+    codes = _codes("silu_and_mul_quant", gate, dtype, group_size, scale, column_major_scales)
     if is_fused(x.dtype):
         call(SILU_AND_MUL_QUANT, **codes, x=rows)
     else:
@@ -184,8 +166,8 @@ def _quantize(
     column_major: bool = False,
 ) -> Quantised:
     check_dtype(name, x=x)
-    rows, scale, maxima = dense_rows(x), _one(name, scale), None
-    codes = _codes(rows, rows.shape, dtype, group_size, scale, column_major, dynamic)
+    rows, maxima = dense_rows(x), None
+    codes = _codes(name, rows, dtype, group_size, scale, column_major, dynamic)
     if dynamic:
         maxima = torch.empty(_NUM_MAXIMA, device=x.device)
         call(TENSOR_AMAX, out=maxima, x=rows)
@@ -193,26 +175,27 @@ def _quantize(
     return _shaped(x, codes)
 
 
-def _one(name: str, scale: torch.Tensor | None) -> torch.Tensor | None:
-    if scale is None:
-        return None
-    if scale.dtype != torch.float32 or scale.numel() != 1:
-        raise ValueError(f"{name}: scale is {scale.dtype} {list(scale.shape)}, want one float32")
-    return scale.reshape(1)
+def _norm(weight: torch.Tensor, eps: float, weight_offset: float) -> dict[str, Any]:
+    return {"weight": weight.contiguous(), "eps": eps, "weight_offset": weight_offset}
 
 
 def _codes(
-    rows: torch.Tensor,
-    shape: Sequence[int],
+    name: str,
+    y: torch.Tensor,
     dtype: torch.dtype,
     group_size: int,
     scale: torch.Tensor | None,
     column_major: bool,
     dynamic: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments that every operator here has: outputs, a given scale, group_size."""
+    """Return what all these operators take, for y [rows, d]: outputs, scale and group size."""
+    if scale is not None:
+        if scale.dtype != torch.float32 or scale.numel() != 1:
+            found = f"{scale.dtype} {list(scale.shape)}"
+            raise ValueError(f"{name}: scale is {found}, want one float32")
+        scale = scale.reshape(1)
     one_scale = dynamic or scale is not None
-    out, scales = empty_codes(shape, rows.device, dtype, group_size, one_scale, column_major)
+    out, scales = empty_codes(y.shape, y.device, dtype, group_size, one_scale, column_major)
     return {"out": out, "scales": scales, "scale": scale, "group_size": group_size}
 
 

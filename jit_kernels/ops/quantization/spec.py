@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from kiln.jit_kernels.ops.quantization.codes import QUANTS
 from kiln.jit_kernels.parameters import (
     Arguments,
     KernelValue,
+    Parameter,
     Parameters,
     declare,
     derived,
@@ -37,10 +39,6 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import define
 
 _PARTS_THREADS = 512
-_CODES = outputs("out", "scales")
-_SHAPE = derived("int64", "rows", "d", "out_stride", "scale_stride", "group_stride")
-# The kernel's group is 0 where one scale is given for all, whatever the group_size.
-_GROUP = [*operator_only("int32", "group_size"), *derived("int32", "group")]
 _NORM = [*derived("float", "inverse_d"), *values("float", "eps", "weight_offset")]
 _COMMON = {
     "params": {"scalar_t": list(DTYPES), "quant_t": list(QUANTS.values())},
@@ -50,6 +48,24 @@ _COMMON = {
     "bench_needs": {"scalar_t": "kiln::bf16", "quant_t": "kiln::e4m3"},
     "paper": "https://arxiv.org/abs/2209.05433",  # scales: https://arxiv.org/abs/2412.19437
 }
+
+
+def _declare(
+    tensors: Sequence[Parameter],
+    *numbers: Sequence[Parameter],
+    scale: Sequence[str] = ("scale",),
+    strides: Sequence[str] = ("x_stride",),
+) -> Parameters:
+    """Declare a kernel that writes codes and scales: ``tensors`` and ``numbers`` are its own."""
+    return declare(
+        outputs("out", "scales"),
+        tensors,
+        optional(*scale),
+        derived("int64", "rows", "d", "out_stride", "scale_stride", "group_stride", *strides),
+        operator_only("int32", "group_size"),
+        derived("int32", "group"),  # group_size, or 0 where one scale is given for all
+        *numbers,
+    )
 
 
 def is_fused(dtype: torch.dtype) -> bool:
@@ -138,15 +154,7 @@ def _amax_cost(variant: Variant, sizes: Sizes) -> Cost:
 
 QUANTIZE = _spec(
     "quantize",
-    declare(
-        _CODES,
-        inputs("x"),
-        optional("scale", "maxima"),
-        _SHAPE,
-        derived("int64", "x_stride"),
-        _GROUP,
-        derived("int32", "num_maxima"),
-    ),
+    _declare(inputs("x"), derived("int32", "num_maxima"), scale=("scale", "maxima")),
     bind=_quantize_bind,
     cost=partial(_cost, 1, 0, 0),
     reference=reference.quantize_reference,
@@ -169,15 +177,7 @@ TENSOR_AMAX = _spec(
 )
 RMS_NORM_QUANT = _spec(
     "rms_norm_quant",
-    declare(
-        _CODES,
-        inputs("x", "weight"),
-        optional("scale"),
-        _SHAPE,
-        derived("int64", "x_stride"),
-        _GROUP,
-        _NORM,
-    ),
+    _declare(inputs("x", "weight"), _NORM),
     bind=_rms_norm_bind,
     cost=partial(_cost, 1, 0, 1),
     reference=reference.rms_norm_quant_reference,
@@ -187,15 +187,10 @@ RMS_NORM_QUANT = _spec(
 )
 FUSED_ADD_RMS_NORM_QUANT = _spec(
     "fused_add_rms_norm_quant",
-    declare(
-        _CODES,
-        in_outs("residual"),
-        inputs("x", "weight"),
-        optional("scale"),
-        _SHAPE,
-        derived("int64", "residual_stride", "x_stride"),
-        _GROUP,
+    _declare(
+        in_outs("residual") + inputs("x", "weight"),
         _NORM,
+        strides=("residual_stride", "x_stride"),
     ),
     bind=_fused_add_bind,
     cost=partial(_cost, 2, 1, 1),
@@ -206,7 +201,7 @@ FUSED_ADD_RMS_NORM_QUANT = _spec(
 )
 SILU_AND_MUL_QUANT = _spec(
     "silu_and_mul_quant",
-    declare(_CODES, inputs("x"), optional("scale"), _SHAPE, derived("int64", "x_stride"), _GROUP),
+    _declare(inputs("x")),
     bind=_bind,
     cost=partial(_cost, 2, 0, 0),
     reference=reference.silu_and_mul_quant_reference,
