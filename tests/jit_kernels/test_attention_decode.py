@@ -16,11 +16,12 @@ from kiln.jit_kernels.ops.attention.reference import attend, scattered
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 from kiln.jit_kernels.ops.attention_decode import functions
 from kiln.jit_kernels.ops.attention_decode.functions import (
+    launch_paged_attention,
     paged_attention,
     plan_attention,
 )
 from kiln.jit_kernels.ops.attention_decode.splits import UNSENT, Part, Shape, SplitRule, is_decode
-from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace
+from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace, workspace_for
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU, Gpu
@@ -104,6 +105,18 @@ def test_one_workspace_serves_steps_of_any_lengths_and_two_windows(monkeypatch):
             assert error(windowed, out, lse) <= MOST_UNITS
             assert not workspace.arrivals.any()
             assert (workspace.mail == UNSENT).all()
+
+
+def test_a_launch_checks_nothing_but_the_names(monkeypatch):
+    case = case_of([(40, 1), (300, 4)])
+    workspace = workspace_for(case)
+    plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
+    wanted, out, lse = run(case, workspace=workspace), torch.zeros_like(case.query), torch.empty(0)
+    monkeypatch.delattr(functions, "checked")
+    launch_paged_attention(workspace, **vars(case), out=out, lse=lse)
+    assert torch.equal(out, wanted)
+    with pytest.raises(TypeError, match=r"missing: \['lse'\]"):
+        launch_paged_attention(workspace, **vars(case), out=out)
 
 
 def test_a_step_that_the_workspace_may_not_hold_is_refused_with_the_numbers():

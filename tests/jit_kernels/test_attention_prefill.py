@@ -17,7 +17,11 @@ from kiln.jit_kernels.ops.attention.cases import changed, far_greatest, make_cas
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS, attention_error
 from kiln.jit_kernels.ops.attention.reference import attend, scattered
 from kiln.jit_kernels.ops.attention_prefill import functions
-from kiln.jit_kernels.ops.attention_prefill.functions import paged_prefill, plan_prefill
+from kiln.jit_kernels.ops.attention_prefill.functions import (
+    launch_paged_prefill,
+    paged_prefill,
+    plan_prefill,
+)
 from kiln.jit_kernels.ops.attention_prefill.tiles import (
     TILE_ROWS,
     Tiles,
@@ -159,6 +163,9 @@ def test_a_plan_serves_every_layer_and_the_next_step(kernels):
             one = case(requests, window=window)
             plan_prefill(workspace, one.seq_lens, one.cu_seqlens_q, one.query.shape[0])
             wanted = run(one)
+            out = torch.full(one.query.shape, float("nan")).to(one.query.dtype)
+            launch_paged_prefill(workspace, **vars(one), out=out, lse=torch.empty(0))
+            assert torch.equal(out.view(torch.int16), wanted[0])
             kernels.launched.clear()
             for _ in range(2):
                 for got, want in zip(run(one, workspace), wanted, strict=True):
