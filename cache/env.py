@@ -8,6 +8,7 @@ passes the families' names, so that a new family needs no edit here.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -16,6 +17,10 @@ from types import MappingProxyType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 PREFIX = "KILN_"
+# What Kubernetes and Docker links inject for a service named kiln, such as KILN_PORT_8000_TCP_ADDR.
+_SERVICE = re.compile(
+    r"KILN_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
+)
 KernelChoice = Literal["auto", "jit", "triton", "torch"]
 CpuKernels = Literal["torch", "host", "host-check"]
 CacheMode = Literal["rw", "ro", "off", "refresh", "sealed"]
@@ -144,7 +149,8 @@ def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> E
     """Return the environment as typed values.
 
     ``families`` are the kernel families, each of which has a toggle. Raises EnvError on an
-    unknown ``KILN_`` name, with the nearest known one, and on a value that cannot be read.
+    unknown ``KILN_`` name, with the nearest known one, and on a value that cannot be read. The
+    variables that Kubernetes injects for a service named kiln are no settings: they are ignored.
     """
     environ = os.environ if environ is None else environ
     kinds = get_type_hints(Env)
@@ -160,7 +166,7 @@ def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> E
         elif name in known:
             attribute, kind = known[name]
             values[attribute] = _parse(name, kind, text)
-        elif name.startswith(PREFIX):
+        elif name.startswith(PREFIX) and not _SERVICE.fullmatch(name):
             near = get_close_matches(name, [*known, *toggles], 1)
             hint = f"; did you mean {near[0]}?" if near else "; `kiln env` lists them"
             raise EnvError(f"{name} is not a Kiln variable{hint}")

@@ -47,26 +47,45 @@ class ModelConfig:
 class KVConfig:
     """The KV pool.
 
-    ``num_blocks`` None sizes it from ``gpu_memory_utilization`` (GPU) or ``kv_memory_gib`` (CPU).
+    ``num_blocks`` None sizes it by ``gpu_memory_utilization`` on a GPU, default 0.9, and by
+    ``kv_memory_gib`` on a CPU, default 1.
     """
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None
-    gpu_memory_utilization: float = 0.9  # share of the GPU's memory that Kiln may use in all
-    kv_memory_gib: float = 1.0  # GiB for the pool on a CPU
+    gpu_memory_utilization: float | None = None  # share of the GPU's memory for all of Kiln
+    kv_memory_gib: float | None = None  # GiB for the pool
     kv_cache_dtype: KVCacheDType = "auto"  # the model's own, or 8-bit floats of half its size
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
         _require(1 <= self.block_size <= 256, "block_size", self.block_size, "1 to 256 tokens")
+        share, memory = self.gpu_memory_utilization, self.kv_memory_gib
         if self.num_blocks is not None:
             _require(self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
-        share = self.gpu_memory_utilization
-        _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
-        _require(self.kv_memory_gib > 0, "kv_memory_gib", self.kv_memory_gib, "above 0")
+            for name, value in (("gpu_memory_utilization", share), ("kv_memory_gib", memory)):
+                _require(value is None, name, value, "unset where num_kv_blocks sizes the KV pool")
+        if share is not None:
+            _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
+        if memory is not None:
+            _require(memory > 0, "kv_memory_gib", memory, "above 0")
         dtype = self.kv_cache_dtype
         wanted = f"one of {', '.join(KV_CACHE_DTYPES)}"
         _require(dtype in KV_CACHE_DTYPES, "kv_cache_dtype", dtype, wanted)
+
+    def pool_memory(self, device: str) -> float:
+        """Return ``gpu_memory_utilization`` on "cuda" and ``kv_memory_gib`` on "cpu".
+
+        Raises ConfigError where the setting of the other kind of device was given.
+        """
+        gpu = ("gpu_memory_utilization", self.gpu_memory_utilization, 0.9)
+        cpu = ("kv_memory_gib", self.kv_memory_gib, 1.0)
+        (name, value, default), (other, unfit, _) = (cpu, gpu) if device == "cpu" else (gpu, cpu)
+        if unfit is not None:
+            raise ConfigError(
+                f"{other}={unfit!r}: does not size the KV pool on {device}; set {name} instead"
+            )
+        return default if value is None else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from kiln.engine.errors import ModelError
 
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
 _INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 
 
 def download(model: str) -> Path:
@@ -24,7 +25,11 @@ def download(model: str) -> Path:
     if local is not None and _is_complete(local):
         return local
     try:
-        return Path(snapshot_download(model, allow_patterns=_WANTED))
+        # The weights by name: a repository may hold them in other formats too, such as Mistral's
+        # consolidated.safetensors.
+        small = Path(snapshot_download(model, allow_patterns=_SMALL))
+        weights = _weights(small) or {_SINGLE}
+        return Path(snapshot_download(model, allow_patterns=[*_SMALL, *sorted(weights)]))
     except RepositoryNotFoundError as error:  # a gated one too
         raise ModelError(
             f"model {model!r}: no folder here, and the hub has no such model for you\n"
@@ -46,20 +51,25 @@ def _local(model: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_WANTED, local_files_only=True))
+        return Path(snapshot_download(model, local_files_only=True))
     except (OSError, ValueError):
         return None
 
 
 def _is_complete(folder: Path) -> bool:
     """Whether config.json and all the weights are there."""
-    if not (folder / "config.json").exists():
-        return False
+    weights = _weights(folder)
+    return bool(weights) and all((folder / name).exists() for name in ("config.json", *weights))
+
+
+def _weights(folder: Path) -> set[str]:
+    """Return the names of the weights' files; none where the index of them is not readable."""
     index = folder / _INDEX
     if not index.exists():
-        return (folder / "model.safetensors").exists()
+        return {_SINGLE}
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, LookupError, AttributeError):  # not an index: fetch it again
-        return False
-    return all((folder / str(shard)).exists() for shard in shards)
+        return {
+            str(f) for f in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        }
+    except (ValueError, LookupError, AttributeError, TypeError):
+        return set()

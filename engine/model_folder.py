@@ -65,5 +65,10 @@ def _tokenizer_eos(folder: Path) -> int | None:
     for token_id, added in config.get("added_tokens_decoder", {}).items():
         if added.get("content") == text:
             return int(token_id)
-    added_tokens = read_json(folder / "tokenizer.json").get("added_tokens", [])
-    return next((added["id"] for added in added_tokens if added.get("content") == text), None)
+    tokenizer = read_json(folder / "tokenizer.json")
+    for added in tokenizer.get("added_tokens", []):
+        if added.get("content") == text:
+            return int(added["id"])
+    vocabulary = tokenizer.get("model", {}).get("vocab")
+    older = read_json(folder / "added_tokens.json")
+    return (vocabulary | older if isinstance(vocabulary, dict) else older).get(text)

@@ -21,8 +21,11 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 
 _LONGEST_ADDRESS = 100  # a Unix socket's path holds at most 107 bytes
+# Kiln's folder comes first for the import of Kiln alone, and last for the rest: as site-packages
+# it may hold backports of modules of the standard library.
 _BOOT = (
-    "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.append(root); "
+    "import sys; root = sys.argv.pop(1); sys.path.insert(0, root); import kiln; del sys.path[0]; "
+    "root in sys.path or sys.path.append(root); "
     "from {module} import main; sys.exit(main(sys.argv[1:]))"
 )
 
@@ -30,8 +33,8 @@ _BOOT = (
 def module_command(module: str) -> list[str]:
     """Return the command that calls ``main(arguments) -> int`` of a module in a fresh Python.
 
-    The child finds this very Kiln, installed or in a checkout, and nothing in the working folder
-    shadows its modules (``-P``).
+    The child imports this very Kiln, even where another one is installed, and nothing in the
+    working folder shadows its modules (``-P``).
     """
     root = str(Path(kiln.__file__).parents[1])
     return [sys.executable, "-P", "-c", _BOOT.format(module=module), root]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from kiln.engine.chat_template import ChatTemplate, Message
@@ -20,7 +20,9 @@ from kiln.engine.model_folder import eos_token_ids, read_json
 from kiln.engine.token_bytes import piece_decoder
 
 _OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
-_SPECIAL_NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_SPECIAL_NAMES = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 
 
 class Tokenizer:
@@ -50,13 +52,15 @@ class Tokenizer:
     def load(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of a model folder. Raises ModelError when missing or unreadable."""
         config = read_json(folder / "tokenizer_config.json")
-        legacy = read_json(folder / "special_tokens_map.json")
-        special = _special_tokens(config if "added_tokens_decoder" in config else config | legacy)
+        if "added_tokens_decoder" not in config:  # written by transformers before 4.33
+            config |= read_json(folder / "special_tokens_map.json")
         backend = _backend(folder)
-        _add_missing_tokens(backend, config, special)
+        _add_missing_tokens(backend, folder, config)
+        _set_prefix_space(backend, config)
+        backend.encode_special_tokens = config.get("split_special_tokens") is True
         return cls(
             backend,
-            special_tokens=special,
+            special_tokens={name: token.content for name, token in _special_tokens(config).items()},
             chat_templates=_chat_templates(folder, config),
             eos_ids=eos_token_ids(folder),
         )
@@ -176,29 +180,78 @@ def _converted(folder: Path) -> Backend:
     return backend
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Return the named special tokens: ``bos_token`` and so on, to their text."""
-    found = {}
-    for name in (f"{name}_token" for name in _SPECIAL_NAMES):
-        token = config.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            found[name] = text
-    return found
+def _special_tokens(config: dict[str, Any]) -> dict[str, AddedToken]:
+    """Return the named special tokens: ``bos_token`` and so on, and names of the model's own."""
+    extra = config.get("extra_special_tokens")
+    own = {name: token for name, token in config.items() if name.endswith("_token")}
+    named = {**dict.fromkeys(_SPECIAL_NAMES), **own, **(extra if isinstance(extra, dict) else {})}
+    tokens = {name: _special_token(value) for name, value in named.items()}
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
-def _add_missing_tokens(backend: Backend, config: dict[str, Any], special: dict[str, str]) -> None:
-    """Add what tokenizer_config.json adds to tokenizer.json, in the order of the ids."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    for _, token in listed:
-        if token["content"] not in known:
-            known.add(token["content"])
-            backend.add_tokens([AddedToken(**token)])
-    for text in special.values():
-        if text not in known:
-            known.add(text)
-            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+def _extra_special_tokens(config: dict[str, Any]) -> list[AddedToken]:
+    """Return the special tokens without a name."""
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    tokens = [_special_token(value) for value in extra or [] if not isinstance(extra, dict)]
+    return [token for token in tokens if token is not None]
+
+
+def _special_token(value: object) -> AddedToken | None:
+    """Read a text or an object; None for what is no token, such as ``add_bos_token: true``."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    if not isinstance(value, dict) or "content" not in value:
+        return None
+    fields = {name: v for name, v in value.items() if name not in ("__type", "special")}
+    return AddedToken(**fields, special=True)
+
+
+def _add_missing_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
+    """Add what the files beside tokenizer.json add, as transformers does and in its order.
+
+    Tokens of ``added_tokens_decoder``, or else of added_tokens.json, come in the order of their
+    ids. They replace those of tokenizer.json. Further special tokens follow.
+    """
+    special = [*_special_tokens(config).values(), *_extra_special_tokens(config)]
+    known = backend.get_added_tokens_decoder()
+    if "added_tokens_decoder" in config:
+        written = config["added_tokens_decoder"].items()
+        listed = {int(index): AddedToken(**token) for index, token in written}
+    else:
+        names = {token.content for token in special}
+        listed = {
+            index: AddedToken(text, normalized=text not in names, special=text in names)
+            for text, index in read_json(folder / "added_tokens.json").items()
+            if index not in known
+        }
+    tokens = [listed[index] for index in sorted(listed)]
+    seen = {token.content for token in (*known.values(), *tokens)}
+    for token in special:
+        if token.content not in seen:
+            seen.add(token.content)
+            tokens.append(token)
+    backend.add_tokens(tokens)
+
+
+def _set_prefix_space(backend: Backend, config: dict[str, Any]) -> None:
+    """Apply ``add_prefix_space`` where transformers does: for three classes of tokenizer."""
+    wanted = config.get("add_prefix_space")
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if kind == "LlamaTokenizer" and wanted is False and not _byte_level(backend):
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence(parts)
+    if kind in ("GPT2Tokenizer", "Qwen2Tokenizer") and isinstance(wanted, bool):
+        for part in _byte_level(backend):
+            part.add_prefix_space = wanted
+
+
+def _byte_level(backend: Backend) -> list[Any]:
+    """Return the byte-level steps before the model."""
+    step = backend.pre_tokenizer
+    steps = list(cast(Any, step)) if isinstance(step, pre_tokenizers.Sequence) else [step]
+    return [step for step in steps if isinstance(step, pre_tokenizers.ByteLevel)]
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

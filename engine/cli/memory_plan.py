@@ -51,11 +51,12 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     device = resolve_device("auto")
     dtype = resolve_dtype("auto", config.dtype, device)
     weights = count_parameters(config) * dtype.itemsize
+    memory = kv.pool_memory(device.type)
     if device.type == "cpu":
-        pool = int(kv.kv_memory_gib * _GIB)
+        pool = int(memory * _GIB)
     else:
         free, total = torch.cuda.mem_get_info(device)
-        pool = max(0, int(kv.gpu_memory_utilization * total) - (total - free) - weights)
+        pool = max(0, int(memory * total) - (total - free) - weights)
     kv_dtype = resolve_kv_dtype(kv.kv_cache_dtype, dtype)
     shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
     blocks = pool // (shape.bytes_per_token * kv.block_size)

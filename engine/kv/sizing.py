@@ -28,10 +28,11 @@ def size_pool(config: KVConfig, shape: KVShape, device: torch.device, max_model_
 
 def _pool_bytes(config: KVConfig, device: torch.device) -> int:
     """Return the bytes left for the pool, by ``kv_memory_gib`` or by ``gpu_memory_utilization``."""
+    memory = config.pool_memory(device.type)
     if device.type == "cpu":
-        return int(config.kv_memory_gib * _GIB)
+        return int(memory * _GIB)
     free, total = torch.cuda.mem_get_info(device)
-    return int(config.gpu_memory_utilization * total) - (total - free)
+    return int(memory * total) - (total - free)
 
 
 def _too_small(

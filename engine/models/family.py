@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -30,8 +30,14 @@ Build = Callable[[HFConfig, Weights, int, torch.device, OnLayer], Model]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family: the ``architectures`` of config.json it answers to, and what differs in it."""
+    """A family: the ``architectures`` of config.json that it serves, and what differs in it.
+
+    ``keys`` holds the keys of config.json that ``config_keys`` does not list and this family
+    supports, and any key whose default is the family's own. Each maps to the value that
+    transformers takes where the key is absent, or to None where it has none.
+    """
 
     architectures: tuple[str, ...]
     traits: Callable[[Fields], Traits]
+    keys: Mapping[str, Any] = field(default_factory=dict)
     build: Build = Decoder  # (config, weights, max_model_len, device, on_layer) -> model

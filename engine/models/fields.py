@@ -22,9 +22,9 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
-    def mentions(self, name: str) -> bool:
-        """Whether a field stands there, be it as ``null``."""
-        return name in self._values
+    def switched_on(self) -> list[str]:
+        """Return the names of the fields that are not null, false, zero or empty."""
+        return [name for name, value in self._values.items() if value]
 
     def error(self, name: str, problem: str) -> ModelError:
         """Return a ModelError about one field."""

@@ -10,6 +10,7 @@ from kiln.engine.layers.mlp import GATES
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.rope_config import RopeConfig, read_rope
+from kiln.engine.models.windows import check_layer_types
 
 _DTYPES = {
     "float32": torch.float32,
@@ -76,6 +77,7 @@ def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
     if "head_dim" not in fields and hidden_size % num_heads:
         raise fields.error("hidden_size", f"want a multiple of {num_heads} heads, or head_dim")
     head_dim = fields.count("head_dim", hidden_size // num_heads)
+    check_layer_types(fields, traits.windows)
     activation = fields.text("hidden_act", "silu")
     if activation not in GATES:
         raise fields.error("hidden_act", f"Kiln knows {', '.join(GATES)}")

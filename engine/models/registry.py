@@ -11,6 +11,7 @@ from types import MappingProxyType
 from kiln.engine.errors import ModelError
 from kiln.engine.model_folder import read_json
 from kiln.engine.models import families
+from kiln.engine.models.config_keys import refuse_unknown_keys
 from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
@@ -29,14 +30,18 @@ def known_families() -> MappingProxyType[str, Family]:
 def read_model(folder: Path) -> tuple[Family, HFConfig]:
     """Read a model folder's config.json.
 
-    Raises ModelError when it is missing, malformed, or names no architecture that Kiln serves.
+    Raises ModelError when it is missing, malformed, names no architecture that Kiln serves, or
+    has a key that the family does not support.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{path} is missing: {folder} is not a model in Hugging Face format")
-    fields = Fields(read_json(path), path)
+    content = read_json(path)
+    fields = Fields(content, path)
     for architecture in fields.texts("architectures"):
         family = known_families().get(architecture)
         if family is not None:
+            fields = Fields({**family.keys, **content}, path)
+            refuse_unknown_keys(fields, family.keys, architecture)
             return family, read_config(fields, architecture, family.traits(fields))
     raise fields.error("architectures", f"Kiln serves {', '.join(sorted(known_families()))}")

@@ -9,6 +9,18 @@ from kiln.engine.models.fields import Fields
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
 _DEFAULT_THETA = 10_000.0  # what transformers takes where config.json has none
+_LENGTHS = ("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len")
+_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+        *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+        "finetuned",  # says how the checkpoint was made
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +36,14 @@ class RopeConfig:
 def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
 
-    Raises ModelError on an unknown rope type or a malformed field.
+    Raises ModelError on an unknown rope type, an unknown key, or a malformed field.
     """
-    rope = fields.group("rope_parameters") or fields.group("rope_scaling")
-    max_positions = fields.count("max_position_embeddings")
+    rope, older = fields.group("rope_parameters"), fields.group("rope_scaling")
+    if rope is not None and older is not None:
+        raise fields.error("rope_scaling", "and rope_parameters is there too: want one of them")
+    rope = rope or older
+    fields.count("max_position_embeddings")  # required
+    max_positions = min(fields.count(name) for name in _LENGTHS if name in fields)
     theta = fields.number("rope_theta", _DEFAULT_THETA)
     share = fields.number("partial_rotary_factor", 1.0)
     scaling = None
@@ -47,6 +63,10 @@ def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
 def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
     name = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(name, "default")
+    if kind not in _OWN or rope.text("type", kind) != kind:
+        raise rope.error(name, f"Kiln knows {', '.join(_OWN)}")
+    for unknown in set(rope.switched_on()) - {*_COMMON, *_OWN[kind]}:
+        raise rope.error(unknown, f"Kiln does not support this key for rope type {kind}")
     if kind == "default":
         return None
     if kind == "linear":
@@ -60,27 +80,26 @@ def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
             low_freq_factor=rope.number("low_freq_factor"),
             high_freq_factor=rope.number("high_freq_factor"),
         )
-    if kind == "yarn":
-        return RopeScaling(
-            "yarn",
-            rope.number("factor", max_positions / original),
-            original,
-            beta_fast=rope.number("beta_fast", 32.0),
-            beta_slow=rope.number("beta_slow", 1.0),
-            attention_factor=rope.optional_number("attention_factor"),
-            mscale=rope.optional_number("mscale"),
-            mscale_all_dim=rope.optional_number("mscale_all_dim"),
-            truncate=rope.flag("truncate", True),
-        )
-    raise rope.error(name, "Kiln knows default, linear, llama3 and yarn")
+    return RopeScaling(
+        "yarn",
+        rope.number("factor", max_positions / original),
+        original,
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.flag("truncate", True),
+    )
 
 
 def _reach(scaling: RopeScaling | None, max_positions: int) -> int:
-    """Return how many positions a model reaches.
+    """Return how many positions a model reaches: vLLM's rule for its ``max_model_len``.
 
-    ``max_position_embeddings`` counts the stretching in all but some of yarn's checkpoints, which
-    keep it at what they were trained on.
+    ``max_position_embeddings`` of llama3 includes the stretching, that of linear does not. With
+    yarn it may be either, so the length of the training counts.
     """
-    if scaling is None or scaling.kind != "yarn":
+    if scaling is None or scaling.kind == "llama3":
         return max_positions
-    return max(max_positions, int(scaling.original_max_position_embeddings * scaling.factor))
+    original = scaling.original_max_position_embeddings or max_positions
+    return int(original * scaling.factor)

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kiln.engine.models.fields import Fields
 
-_DEFAULT = 4096  # what transformers takes where config.json is silent; null means no window
+Windows = tuple[int | None, ...]  # a layer each; empty: no layer has one
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
-def switched_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Return a window a layer, off unless ``use_sliding_window`` is true: Qwen's rule.
+def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Windows:
+    """Return a window for each layer that slides, none unless ``use_sliding_window`` is true.
 
-    The layers that ``layer_types`` names slide, or those from ``max_window_layers`` on. Raises
-    ModelError.
+    ``layer_types`` says which layers slide. Without it they are those for which
+    ``slides(layer, max_window_layers)``. Raises ModelError.
     """
-    if not fields.flag("use_sliding_window", False):
+    if not fields.flag("use_sliding_window"):
         return ()  # and sliding_window may be anything: transformers writes 0
-    window = _window(fields)
-    if window is None:
-        return ()
-    num_layers = fields.count("num_hidden_layers")
-    if "layer_types" not in fields:
-        first = fields.count("max_window_layers", 28, least=0)  # transformers' default
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    kinds = {"full_attention": None, "sliding_attention": window}
-    types = fields.texts("layer_types")
-    if len(types) != num_layers or not set(types) <= set(kinds):
-        raise fields.error("layer_types", f"want {' or '.join(kinds)} for each layer")
-    return tuple(kinds[kind] for kind in types)
-
-
-def constant_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Return ``sliding_window`` for every layer: Mistral's rule. Raises ModelError."""
+    window = fields.optional_count("sliding_window")
     if "layer_types" in fields:
-        raise fields.error("layer_types", "Kiln serves this family with one window for all layers")
-    return (_window(fields),) * fields.count("num_hidden_layers")
+        return tuple(window if kind == _SLIDING else None for kind in fields.texts("layer_types"))
+    bound = fields.count("max_window_layers", least=0)
+    layers = range(fields.count("num_hidden_layers"))
+    return tuple(window if slides(layer, bound) else None for layer in layers)
 
 
-def _window(fields: Fields) -> int | None:
-    if not fields.mentions("sliding_window"):
-        return _DEFAULT
-    return fields.optional_count("sliding_window")
+def constant_windows(fields: Fields) -> Windows:
+    """Return ``sliding_window`` for every layer: Mistral's rule. Raises ModelError."""
+    return (fields.optional_count("sliding_window"),) * fields.count("num_hidden_layers")
+
+
+def check_layer_types(fields: Fields, windows: Windows) -> None:
+    """Check that ``layer_types``, where present, agrees with the windows. Raises ModelError."""
+    num_layers = fields.count("num_hidden_layers")
+    kinds = [_FULL if window is None else _SLIDING for window in windows] or [_FULL] * num_layers
+    if "layer_types" in fields and (
+        fields.texts("layer_types") != kinds or len(kinds) != num_layers
+    ):
+        raise fields.error(
+            "layer_types",
+            f"want {_FULL} or {_SLIDING} for each of {num_layers} layers, as the family's other "
+            "fields have it",
+        )

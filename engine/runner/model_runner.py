@@ -7,6 +7,7 @@ import torch
 from kiln.engine.attention.choose import kernels_attend
 from kiln.engine.attention.context import Attention, attention_context
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
+from kiln.engine.attention.toggles import check_attention_toggles
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.batch import Batch, StepOutput
 from kiln.engine.config import EngineConfig
@@ -37,12 +38,14 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         wanted, report = config.model, progress or _silent
         self.device = resolve_device(wanted.device)
+        config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
         folder = resolve_model_folder(wanted.model)
         family, self.model_config = read_model(folder)
         self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
         needs = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
+        check_attention_toggles(needs, config.kv.block_size)
         if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
             torch.cuda.set_device(self.device)
             prepare(all_specs().values(), report, needs)

@@ -43,9 +43,36 @@ def test_values_are_typed():
     assert read.kernel_bundle == Path("/opt/kernels.kpack")
 
 
+SERVICE = {  # what Kubernetes injects into each pod for a service named kiln
+    "KILN_SERVICE_HOST": "10.96.12.4",
+    "KILN_SERVICE_PORT": "8000",
+    "KILN_SERVICE_PORT_HTTP": "8000",
+    "KILN_SERVICE_PORT_METRICS_2": "9000",
+    "KILN_PORT": "tcp://10.96.12.4:8000",
+    "KILN_PORT_8000_TCP": "tcp://10.96.12.4:8000",
+    "KILN_PORT_8000_TCP_ADDR": "10.96.12.4",
+    "KILN_PORT_8000_TCP_PORT": "8000",
+    "KILN_PORT_8000_TCP_PROTO": "tcp",
+    "KILN_PORT_53_UDP_PROTO": "udp",
+}
+
+
+def test_the_variables_of_a_kubernetes_service_are_passed_over():
+    assert env.read(FAMILIES, SERVICE) == env.Env()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
+        *(
+            (name + "S", "1", "is not a Kiln variable")
+            for name in SERVICE
+            if "METRICS" not in name and "HTTP" not in name
+        ),
+        ("KILN_PORTS", "1", "is not a Kiln variable"),
+        ("KILN_PORT_HTTP", "1", "is not a Kiln variable"),
+        ("KILN_SERVICE_PORT_", "1", "is not a Kiln variable"),
+        ("KILN_SERVICE", "1", "is not a Kiln variable"),
         ("KILN_NROM", "jit", "did you mean KILN_NORM?"),
         ("KILN_XYZZY_PLUGH", "1", "is not a Kiln variable"),
         ("KILN_NORM", "cuda", "choose one of auto, jit, triton, torch"),

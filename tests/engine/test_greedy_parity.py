@@ -76,7 +76,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         {
             "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
-            "shared_expert_intermediate_size": 56, "decoder_sparse_step": 1,
+            "shared_expert_intermediate_size": 56, "num_hidden_layers": 3,
+            "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3,
         },
     ),
     "qwen3-moe": (
@@ -84,6 +85,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
             "norm_topk_prob": True, "mlp_only_layers": [0], "head_dim": 32,
+            "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1,
         },
     ),
 }  # fmt: skip

@@ -77,3 +77,16 @@ def test_the_tokenizers_own_is_added_wherever_its_id_stands(tmp_path, token):
     decoder = {"9": {"content": "<end>"}}
     write(tmp_path, tokenizer_config={"eos_token": token, "added_tokens_decoder": decoder})
     assert eos_token_ids(tmp_path) == {3, 9}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens": {"<end>": 8}},
+        {"tokenizer": {"model": {"vocab": {"<end>": 8}}}},
+        {"tokenizer": {"model": {"vocab": [["<end>", 0.0]]}}, "added_tokens": {"<end>": 8}},
+    ],
+)
+def test_the_tokenizers_own_is_found_in_older_folders(tmp_path, files):
+    write(tmp_path, tokenizer_config={"eos_token": "<end>"}, **files)
+    assert eos_token_ids(tmp_path) == {8}

@@ -220,6 +220,88 @@ def test_tokens_added_only_in_the_config_are_known(folder):
     assert next_id in ours.special_ids
 
 
+PLAIN = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+BESIDE = {  # what stands in the files beside tokenizer.json; None takes an entry out
+    "added_tokens.json": {
+        "tokenizer_config": {"added_tokens_decoder": None, "pad_token": "<pad>"},
+        "added_tokens": {"<tool>": 402, "<pad>": 401, "<|im_end|>": 2, "<Café>": 400},
+    },
+    "additional_special_tokens": {"tokenizer_config": {"additional_special_tokens": ["<tool>"]}},
+    "extra_special_tokens": {"tokenizer_config": {"extra_special_tokens": ["<tool>", "<pad>"]}},
+    "named extra_special_tokens": {
+        "tokenizer_config": {"extra_special_tokens": {"image_token": "<tool>"}}
+    },
+    "a token of the model's own": {"tokenizer_config": {"image_token": "<tool>"}},
+    "special_tokens_map.json": {
+        "tokenizer_config": {"added_tokens_decoder": None},
+        "special_tokens_map": {
+            "additional_special_tokens": ["<tool>"],
+            "pad_token": {**PLAIN, "content": "<pad>", "lstrip": True},
+        },
+    },
+    "extra_special_tokens in the map": {
+        "tokenizer_config": {"added_tokens_decoder": None},
+        "special_tokens_map": {"extra_special_tokens": ["<tool>", {**PLAIN, "content": "<pad>"}]},
+    },
+    "the map and added_tokens.json": {
+        "tokenizer_config": {"added_tokens_decoder": None, "extra_special_tokens": ["<tool>"]},
+        "special_tokens_map": {"pad_token": "<pad>"},
+        "added_tokens": {"<tool>": 401, "<pad>": 400},
+    },
+    "other properties of a known token": {
+        "tokenizer_config": {
+            "added_tokens_decoder": {
+                "1": {**PLAIN, "content": "<|im_start|>", "rstrip": True, "special": False}
+            }
+        }
+    },
+    "split_special_tokens": {"tokenizer_config": {"split_special_tokens": True}},
+    "add_bos_token": {"tokenizer_config": {"add_bos_token": True, "bos_token": "<|im_start|>"}},
+    "add_prefix_space": {"tokenizer_config": {"add_prefix_space": True}},
+    "add_prefix_space of GPT2": {
+        "tokenizer_config": {
+            "add_prefix_space": True,
+            "tokenizer_class": "GPT2Tokenizer",
+            **{"bos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_the_files_beside_tokenizer_json_are_read_as_transformers_does(folder, case):
+    for name, entries in BESIDE[case].items():
+        change(folder, f"{name}.json", **entries)
+        content = json.loads((folder / f"{name}.json").read_text())
+        kept = {key: value for key, value in content.items() if value is not None}
+        (folder / f"{name}.json").write_text(json.dumps(kept))
+    check_against_transformers(folder)
+
+
+@pytest.mark.parametrize("prefix", [True, False, None])
+def test_a_prefix_space_of_llama_is_added_as_transformers_does(tokenizer_folders, tmp_path, prefix):
+    folder = shutil.copytree(tokenizer_folders["llama"], tmp_path / "model")
+    settings = {"tokenizer_class": "LlamaTokenizerFast", "add_prefix_space": prefix}
+    change(folder, "tokenizer_config.json", **settings)
+    check_against_transformers(folder, "Hello", "two words")
+
+
+def check_against_transformers(folder, *texts):
+    from transformers import AutoTokenizer
+
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(str(folder))
+    for text in texts or ("a<tool>b", "Hello  <pad> x", "1<|im_start|>  y<|im_end|>", "z<CAFÉ> "):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.special_tokens == theirs.special_tokens_map
+    added = theirs.added_tokens_decoder.items()
+    assert ours.special_ids == {token_id for token_id, token in added if token.special}
+    assert ours.vocab_size == len(theirs)
+    assert ours.eos_token_ids == {theirs.eos_token_id}
+
+
 def test_truncation_and_padding_in_the_file_change_no_prompt(folder):
     length = len(Tokenizer.load(folder).encode("Hello, world! " * 9))
     truncation = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}

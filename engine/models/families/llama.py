@@ -9,8 +9,12 @@ from kiln.engine.models.hf_config import Traits
 
 def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
-    bias = fields.flag("attention_bias", False)
-    return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
+    bias = fields.flag("attention_bias")
+    return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
 
-FAMILY = Family(architectures=("LlamaForCausalLM",), traits=traits)
+FAMILY = Family(
+    architectures=("LlamaForCausalLM",),
+    traits=traits,
+    keys={"attention_bias": False, "mlp_bias": False},
+)

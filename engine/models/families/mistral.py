@@ -13,4 +13,8 @@ def traits(fields: Fields) -> Traits:
     return Traits(windows=constant_windows(fields))
 
 
-FAMILY = Family(architectures=("MistralForCausalLM",), traits=traits)
+FAMILY = Family(
+    architectures=("MistralForCausalLM",),
+    traits=traits,
+    keys={"sliding_window": 4096, "num_key_value_heads": 8},
+)

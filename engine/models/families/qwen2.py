@@ -10,7 +10,16 @@ from kiln.engine.models.windows import switched_windows
 
 def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
-    return Traits(qkv_bias=True, windows=switched_windows(fields))
+    return Traits(qkv_bias=True, windows=switched_windows(fields, lambda layer, at: layer >= at))
 
 
-FAMILY = Family(architectures=("Qwen2ForCausalLM",), traits=traits)
+FAMILY = Family(
+    architectures=("Qwen2ForCausalLM",),
+    traits=traits,
+    keys={
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+    },
+)

@@ -12,17 +12,35 @@ from kiln.engine.models.windows import switched_windows
 def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
     return Traits(
-        qkv_bias=fields.flag("qkv_bias", True),
-        windows=switched_windows(fields),
+        qkv_bias=fields.flag("qkv_bias"),
+        # The bound is the other way round than in Qwen2, and every second layer slides.
+        windows=switched_windows(fields, lambda layer, end: layer < end and layer % 2 == 0),
         experts=read_experts(
             fields,
             "num_experts",
             "moe_intermediate_size",
             layers=sparse_layers(fields),
-            renormalise=fields.flag("norm_topk_prob", False),
+            renormalise=fields.flag("norm_topk_prob"),
             shared_size=fields.count("shared_expert_intermediate_size"),
         ),
     )
 
 
-FAMILY = Family(architectures=("Qwen2MoeForCausalLM",), traits=traits)
+FAMILY = Family(
+    architectures=("Qwen2MoeForCausalLM",),
+    traits=traits,
+    keys={
+        "qkv_bias": True,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "num_experts": None,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": None,
+        "shared_expert_intermediate_size": None,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "norm_topk_prob": False,
+        "num_key_value_heads": 16,
+    },
+)

@@ -10,9 +10,20 @@ from kiln.engine.models.windows import switched_windows
 
 def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
-    bias = fields.flag("attention_bias", False)
-    windows = switched_windows(fields)
+    bias = fields.flag("attention_bias")
+    windows = switched_windows(fields, lambda layer, at: layer >= at)
     return Traits(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows)
 
 
-FAMILY = Family(architectures=("Qwen3ForCausalLM",), traits=traits)
+FAMILY = Family(
+    architectures=("Qwen3ForCausalLM",),
+    traits=traits,
+    keys={
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+    },
+)

@@ -20,6 +20,7 @@ BASE = {
     "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 8,
+    "num_key_value_heads": 8,
     "max_position_embeddings": 1000,
 }
 
@@ -35,14 +36,37 @@ def read(tmp_path):
     return read
 
 
-def test_the_defaults_are_those_of_transformers(read):
-    config = read()
+def test_what_a_llama_config_may_leave_out(read):
+    config = read(num_key_value_heads="absent")
     assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (8, 8, 1e-6)
     assert (config.activation, config.tie_word_embeddings) == ("silu", False)
     assert (config.rope.theta, config.rope.rotary_dim, config.rope.scaling) == (10_000.0, 8, None)
     assert config.windows == (None, None, None)
     assert config.max_positions == 1000
     assert config.dtype == torch.float32
+
+
+@pytest.mark.parametrize("architecture", sorted(known_families()))
+def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
+    import transformers
+
+    sizes = {"num_attention_heads": 32, "hidden_size": 320}
+    family = architecture.removesuffix("ForCausalLM")
+    theirs = getattr(transformers, f"{family}Config")(**{**BASE, **sizes, "num_key_value_heads": 5})
+    defaults = type(theirs)()
+    needed = dict.fromkeys(set(NEEDED_BY_EXPERTS) & set(theirs.to_dict()), 2)
+    config = read(family, **sizes, **needed, num_key_value_heads="absent")
+    assert config.num_kv_heads == (defaults.num_key_value_heads if family != "Llama" else 32)
+    assert config.head_dim == (getattr(theirs, "head_dim", None) or 10)
+    assert config.norm_eps == theirs.rms_norm_eps
+    assert config.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert set(config.windows) == {getattr(theirs, "sliding_window", None) or None}
+    for ours, name in [("qkv_bias", "qkv_bias"), ("output_bias", "attention_bias")]:
+        if hasattr(theirs, name):
+            assert getattr(config.traits, ours) == getattr(theirs, name)
+    if config.traits.experts is not None and hasattr(theirs, "norm_topk_prob"):
+        assert config.traits.experts.renormalise == theirs.norm_topk_prob
 
 
 def test_null_counts_as_absent(read):
@@ -88,9 +112,11 @@ def test_a_default_rope_may_stand_in_rope_parameters(read):
 @pytest.mark.parametrize(
     ("scaling", "reach"),
     [
-        ({"rope_type": "linear", "factor": 2.0}, 1000),
+        ({"type": "linear", "factor": 4.0}, 4000),  # vicuna-7b-v1.5-16k
+        ({"rope_type": "default"}, 1000),
         ({"rope_type": "yarn", "factor": 4.0}, 4000),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 500}, 2000),
+        ({"rope_type": "yarn", "factor": 1.5, "original_max_position_embeddings": 500}, 750),
         ({"rope_type": "yarn", "original_max_position_embeddings": 500}, 1000),
         (
             {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4},
@@ -99,8 +125,13 @@ def test_a_default_rope_may_stand_in_rope_parameters(read):
     ],
     ids=str,
 )
-def test_the_reach_counts_stretching_once(read, scaling, reach):
+def test_the_reach_is_that_of_vllm(read, scaling, reach):
     assert read(rope_scaling=scaling).max_positions == reach
+
+
+def test_a_shorter_length_of_the_training_limits_the_reach(read):
+    assert read(max_sequence_length=400).max_positions == 400
+    assert read(max_seq_length=2000).max_positions == 1000
 
 
 def test_yarn_reads_every_field_it_has(read):
@@ -142,8 +173,30 @@ def test_qwen_ignores_its_window_unless_switched_on(read, architecture):
     assert read(architecture, **{**on, "max_window_layers": 0}).windows == (32, 32, 32)
     types = ["sliding_attention", "full_attention", "full_attention"]
     assert read(architecture, **on, layer_types=types).windows == (32, None, None)
+    for wrong in (types[:2], ["chunked_attention"] * 3):
+        with pytest.raises(ModelError, match="layer_types"):
+            read(architecture, **on, layer_types=wrong)
     with pytest.raises(ModelError, match="layer_types"):
-        read(architecture, **on, layer_types=types[:2])
+        read(architecture, **window, layer_types=types)
+
+
+@pytest.mark.parametrize("moe", ["Qwen2Moe", "Qwen3Moe"])
+@pytest.mark.parametrize("bound", [0, 2, 9])
+def test_qwen_with_experts_has_its_own_rule_for_windows(read, moe, bound):
+    """Qwen2-MoE: even layers before max_window_layers. Qwen3-MoE: every layer."""
+    import transformers
+
+    fields = {"sliding_window": 32, "max_window_layers": bound, "num_hidden_layers": 5}
+    experts = {**QWEN, "shared_expert_intermediate_size": 40}
+    if moe == "Qwen3Moe":
+        del experts["shared_expert_intermediate_size"]
+    assert read(moe, **experts, **fields).windows == (None,) * 5
+    theirs = getattr(transformers, f"{moe}Config")(**fields, use_sliding_window=True)
+    types = getattr(theirs, "layer_types", ["sliding_attention"] * 5)
+    expected = tuple(32 if kind == "sliding_attention" else None for kind in types)
+    fields["use_sliding_window"] = True
+    assert read(moe, **experts, **fields).windows == expected
+    assert read(moe, **experts, **fields, layer_types=types).windows == expected
 
 
 def test_mistral_slides_in_every_layer_where_it_has_a_window(read):
@@ -154,6 +207,10 @@ def test_mistral_slides_in_every_layer_where_it_has_a_window(read):
         read("Mistral", sliding_window=16, layer_types=["full_attention"] * 3)
 
 
+NEEDED_BY_EXPERTS = (
+    *("num_local_experts", "num_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "shared_expert_intermediate_size"),
+)
 MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
 QWEN = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 24}
 
@@ -228,10 +285,26 @@ def test_experts_that_cannot_be_served_are_named(read, architecture, fields, mes
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
-            r"rope_scaling\.rope_type is 'longrope', Kiln knows default, linear, llama3 and yarn",
+            r"rope_scaling\.rope_type is 'longrope', Kiln knows default, linear, llama3, yarn",
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling\.type is 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
+        (
+            {"rope_scaling": {"rope_type": "default", "type": "mrope"}},
+            r"rope_scaling\.rope_type is 'default', Kiln knows",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0, "short_factor": [1.0]}},
+            r"rope_scaling\.short_factor is \[1\.0\], Kiln does not support this key for rope type",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            r"rope_parameters\.full_attention is \{'rope_type': 'default'\}",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1.0}, "rope_scaling": {"type": "default"}},
+            "rope_scaling is {'type': 'default'}, and rope_parameters is there too",
+        ),
         (
             {"architectures": ["GPT2LMHeadModel"]},
             r"architectures is \['GPT2LMHeadModel'\], Kiln se",

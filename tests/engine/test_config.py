@@ -1,0 +1,60 @@
+"""Settings of the KV pool that do not apply are refused, not ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln import LLM
+from kiln.engine.cli.options import DEMO_FOLDER
+from kiln.engine.config import KVConfig
+from kiln.engine.errors import ConfigError
+
+
+def test_each_kind_of_device_has_its_setting_and_its_default():
+    assert KVConfig().pool_memory("cpu") == 1.0
+    assert KVConfig().pool_memory("cuda") == 0.9
+    assert KVConfig(kv_memory_gib=3.0).pool_memory("cpu") == 3.0
+    assert KVConfig(gpu_memory_utilization=0.5).pool_memory("cuda") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "other", "own"),
+    [
+        ("cpu", {"gpu_memory_utilization": 0.9}, "kv_memory_gib"),
+        ("cuda", {"kv_memory_gib": 1.0}, "gpu_memory_utilization"),
+    ],
+)
+def test_the_setting_of_the_other_kind_is_refused_even_at_its_default(device, other, own):
+    (name,) = other
+    with pytest.raises(ConfigError, match=rf"{name}=.*on {device}; set {own} instead"):
+        KVConfig(**other).pool_memory(device)
+
+
+@pytest.mark.parametrize("other", [{"gpu_memory_utilization": 0.5}, {"kv_memory_gib": 2.0}])
+def test_memory_is_refused_where_the_number_of_blocks_is_set(other):
+    with pytest.raises(ConfigError, match="must be unset where num_kv_blocks sizes the KV pool"):
+        KVConfig(num_blocks=7, **other)
+
+
+def test_an_engine_refuses_it_before_it_loads_weights():
+    loaded = []
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.5"):
+        LLM(
+            str(DEMO_FOLDER),
+            device="cpu",
+            gpu_memory_utilization=0.5,
+            progress=lambda *stage: loaded.append(stage),
+        )
+    assert loaded == []
+
+
+def test_an_engine_refuses_a_toggle_that_its_blocks_do_not_allow(monkeypatch):
+    from kiln.engine.runner import model_runner
+
+    seen = []
+    monkeypatch.setattr(
+        model_runner, "check_attention_toggles", lambda needs, size: seen.append((needs, size))
+    )
+    LLM(str(DEMO_FOLDER), device="cpu", num_kv_blocks=64, block_size=32)
+    assert seen[0][0]["scalar_t"] == "float"
+    assert seen[0][1] == 32
