@@ -8,53 +8,59 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.attention.context import AttentionContext
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.plan import AttentionPlan, DecodeGroup, PrefillChunk, plan_attention
 from kiln.engine.attention.workspace import Workspace
 from kiln.engine.kv.pool import KVPool
 
+WindowPlans = Mapping[int | None, AttentionPlan]  # one for each window in use
+
 
 class TorchAttention:
-    """Planned on the host once a step, for each window in use."""
+    """Planned on the host once a step, for each window in use. ``dtype`` is the model's."""
 
     def __init__(self, windows: Iterable[int | None], dtype: torch.dtype) -> None:
         self._windows, self._dtype = sorted(set(windows), key=str), dtype
         self._workspace = Workspace(dtype)
 
-    def context(self, metadata: AttentionMetadata, pool: KVPool) -> AttentionContext:
+    def plan(self, metadata: AttentionMetadata) -> WindowPlans:
         """Plan a step."""
-        plans = {window: plan_attention(metadata, window, self._dtype) for window in self._windows}
-        return AttentionContext(metadata, pool, TorchStep(pool, plans, self._workspace))
+        return {window: plan_attention(metadata, window, self._dtype) for window in self._windows}
+
+    def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> TorchAttend:
+        """Return a layer's attention. Raises IndexError where the pool is laid out by head."""
+        return TorchAttend(*pool.layer(layer.index), layer.scale, layer.window, self._workspace)
 
 
 @dataclass(frozen=True, slots=True)
-class TorchStep:
-    """A step with a plan for each window in use."""
+class TorchAttend:
+    """One layer's attention: decode rows together, chunks one by one."""
 
-    pool: KVPool
-    plans: Mapping[int | None, AttentionPlan]
+    keys: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
+    values: torch.Tensor
+    scale: float
+    window: int | None
     workspace: Workspace
 
-    def attend(
-        self, layer: int, query: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
-        """Return every token's causal attention: decode rows together, chunks one by one."""
-        keys, values = self.pool.layer(layer)
-        plan, gather = self.plans[window], self.workspace.gather
+    def __call__(self, plans: WindowPlans, query: torch.Tensor, out: torch.Tensor) -> None:
+        """Write every token's causal attention to out; both [num_tokens, num_heads, head_dim]."""
+        plan = plans[self.window]
         if plan.is_one_group:
             group = plan.groups[0]
-            return _decode(group, query, *gather(keys, values, group.slots), scale)
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+            out.copy_(_decode(group, query, *self._gather(group.slots), self.scale))
+            return
         for group in plan.groups:
             rows = query.index_select(0, group.tokens)
-            result = _decode(group, rows, *gather(keys, values, group.slots), scale)
+            result = _decode(group, rows, *self._gather(group.slots), self.scale)
             out.index_copy_(0, group.tokens, result)
         for chunk in plan.chunks:
             rows = query[chunk.first : chunk.last]
-            result = _prefill(chunk, rows, *gather(keys, values, chunk.slots), scale)
+            result = _prefill(chunk, rows, *self._gather(chunk.slots), self.scale)
             out[chunk.first : chunk.last] = result
-        return out
+
+    def _gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.workspace.gather(self.keys, self.values, slots)
 
 
 def _decode(

@@ -58,7 +58,7 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
         free, total = torch.cuda.mem_get_info(device)
         pool = max(0, int(memory * total) - (total - free) - weights)
     kv_dtype = resolve_kv_dtype(kv.kv_cache_dtype, dtype)
-    shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
+    shape = KVShape(config.attention, kv_dtype)
     blocks = pool // (shape.bytes_per_token * kv.block_size)
     return MemoryPlan(str(device), weights, pool, blocks * kv.block_size, config.max_positions)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.engine.kv.shape import AttentionShape
 from kiln.jit_kernels.references.kv import narrowed
 
 
@@ -13,16 +14,13 @@ from kiln.jit_kernels.references.kv import narrowed
 class KVShape:
     """What one token leaves in the pool, in every layer."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    attention: AttentionShape
     dtype: torch.dtype
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values of one token over all layers."""
-        heads = self.num_layers * self.num_kv_heads * self.head_dim
-        return 2 * heads * self.dtype.itemsize
+        return 2 * self.attention.num_layers * self.attention.kv_size * self.dtype.itemsize
 
 
 class KVPool:
@@ -46,11 +44,12 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.by_head = by_head
-        heads, layers = shape.num_kv_heads, shape.num_layers
+        layers, head_dim = shape.attention.num_layers, shape.attention.head_dim
+        heads = shape.attention.num_kv_heads
         if by_head:
-            sizes = (layers, num_blocks, 2, heads, block_size, shape.head_dim)
+            sizes = (layers, num_blocks, 2, heads, block_size, head_dim)
         else:
-            sizes = (layers, 2, num_blocks, block_size, heads, shape.head_dim)
+            sizes = (layers, 2, num_blocks, block_size, heads, head_dim)
         both = torch.zeros(sizes, dtype=shape.dtype, device=device)  # one allocation
         if by_head:
             self._views = [(layer[:, 0], layer[:, 1]) for layer in both]

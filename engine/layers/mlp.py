@@ -8,11 +8,15 @@ from types import MappingProxyType
 
 import torch
 
+import kiln.jit_kernels.ops.activation.spec  # noqa: F401 (registers the operators)
 from kiln.engine.layers.linear import Linear
-from kiln.jit_kernels.ops.activation.functions import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 
 GATES = MappingProxyType(
-    {"silu": silu_and_mul, "gelu": gelu_and_mul, "gelu_pytorch_tanh": gelu_tanh_and_mul}
+    {
+        "silu": torch.ops.kiln.silu_and_mul.default,
+        "gelu": torch.ops.kiln.gelu_and_mul.default,
+        "gelu_pytorch_tanh": torch.ops.kiln.gelu_tanh_and_mul.default,
+    }
 )  # by the name that config.json's hidden_act uses
 
 
@@ -21,9 +25,12 @@ class GatedMLP:
     """down(gate(x) * up(x)) with gate and up in one projection [2 * intermediate, hidden]."""
 
     gate_up: Linear
-    gate: Callable[[torch.Tensor], torch.Tensor]  # [..., 2 * intermediate] -> [..., intermediate]
+    gate: Callable[[torch.Tensor, torch.Tensor], None]  # out [n, d], x [n, 2 * d]
     down: Linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""
-        return self.down(self.gate(self.gate_up(x)))
+        both = self.gate_up(x)
+        out = both.new_empty(both.shape[0], both.shape[1] // 2)
+        self.gate(out, both)
+        return self.down(out)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.ops.rotary.functions import apply_rotary
+import kiln.jit_kernels.ops.rotary.spec  # noqa: F401 (registers the operator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +17,4 @@ class Rotary:
 
     def __call__(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
         """Rotate query and key [num_tokens, heads, head_dim] in place by their positions."""
-        apply_rotary(positions, query, key, self.table)
+        torch.ops.kiln.apply_rotary.default(positions, query, key, self.table)

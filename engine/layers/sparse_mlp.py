@@ -1,4 +1,4 @@
-"""The feed-forward layer of a mixture of experts."""
+"""The feed-forward layer of a mixture of experts, and torch.ops.kiln.moe within it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,38 @@ import torch
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP
 from kiln.jit_kernels.ops.moe import moe_experts, route_tokens
+
+_NAME = "kiln::moe"
+
+
+def _moe(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    top_k: int,
+    renormalise: bool,
+) -> torch.Tensor:
+    """Return the weighted sum of each token's experts, [num_tokens, hidden].
+
+    x: [num_tokens, hidden]; logits: [num_tokens, num_experts], the router's. How the work is cut up
+    among the experts depends on the tokens: this is why ``torch.compile`` sees one operator.
+    """
+    weights, ids = route_tokens(logits, top_k, renormalise=renormalise)
+    return moe_experts(x, gate_up, down, weights, ids)
+
+
+def _fake_moe(x: torch.Tensor, *arguments: object) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+torch.library.define(
+    _NAME,
+    "(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int top_k, bool renormalise) -> Tensor",
+)
+for _key in ("CPU", "CUDA"):
+    torch.library.impl(_NAME, _key, _moe)
+torch.library.register_fake(_NAME, _fake_moe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +72,7 @@ class SparseMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""
-        weights, ids = route_tokens(self.router(x), self.top_k, renormalise=self.renormalise)
-        y = moe_experts(x, self.gate_up, self.down, weights, ids)
+        y: torch.Tensor = torch.ops.kiln.moe.default(
+            x, self.router(x), self.gate_up, self.down, self.top_k, self.renormalise
+        )
         return y if self.shared is None else y + self.shared(x)

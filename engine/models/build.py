@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
@@ -26,6 +27,7 @@ class Builder:
     ) -> None:
         self._config = config
         self._weights = weights
+        self._shape = config.attention
         rope = config.rope
         table = rotary_table(rope.rotary_dim, max_model_len, rope.theta, rope.scaling)
         self._rotary = Rotary(table.to(device))
@@ -57,26 +59,17 @@ class Builder:
         )
 
     def _attention(self, prefix: str, layer: int) -> SelfAttention:
-        config, traits = self._config, self._config.traits
-        size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        names, rows = ("q_proj", "k_proj", "v_proj"), (size, kv_size, kv_size)
+        hidden, traits, shape = self._config.hidden_size, self._config.traits, self._shape
+        names, rows = ("q_proj", "k_proj", "v_proj"), (shape.query_size, *[shape.kv_size] * 2)
         norms = [
-            self.norm(prefix + name, config.head_dim) if traits.qk_norm else None
+            self.norm(prefix + name, shape.head_dim)
             for name in ("q_norm", "k_norm")
+            if traits.qk_norm
         ]
         return SelfAttention(
-            layer=layer,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            qkv=self._linear(prefix, names, rows, config.hidden_size, traits.qkv_bias),
-            query_norm=norms[0],
-            key_norm=norms[1],
-            rotary=self._rotary,
-            output=self._linear(
-                prefix, ("o_proj",), (config.hidden_size,), size, traits.output_bias
-            ),
-            window=config.windows[layer],
+            self._linear(prefix, names, rows, hidden, traits.qkv_bias),
+            AttentionLayer(layer, shape, self._rotary, *norms),
+            self._linear(prefix, ("o_proj",), (hidden,), shape.query_size, traits.output_bias),
         )
 
     def _feed_forward(self, prefix: str, layer: int) -> GatedMLP | SparseMLP:

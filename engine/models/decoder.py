@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.build import Builder
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.weights import Weights
@@ -28,10 +29,11 @@ class Decoder:
         """
         build = Builder(config, weights, max_model_len, device)
         self.embedding = build.embedding()
-        self.blocks = []
+        self.blocks: list[DecoderBlock] = []
         for layer in range(config.num_layers):
             self.blocks.append(build.block(layer))
             on_layer(layer + 1)
+        self.attention_layers = [block.attention.attention for block in self.blocks]
         self.norm = build.norm("model.norm", config.hidden_size)
         self.head = build.head(self.embedding)
 

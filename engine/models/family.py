@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.models.decoder import Decoder
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, Traits
@@ -15,7 +16,14 @@ from kiln.engine.models.weights import Weights
 
 
 class Model(Protocol):
-    """What the runner needs of a model."""
+    """What the runner needs of a model.
+
+    ``torch.compile`` can trace ``forward`` for any number of tokens, in one graph.
+    """
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The attention layers, by their index."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the last hidden states [num_tokens, hidden_size]."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.mlp import GATES
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
@@ -63,6 +64,11 @@ class HFConfig:
     def windows(self) -> tuple[int | None, ...]:
         """One attention window a layer, in tokens; None sees everything."""
         return self.traits.windows or (None,) * self.num_layers
+
+    @property
+    def attention(self) -> AttentionShape:
+        """The heads and windows of the attention layers."""
+        return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.windows)
 
 
 def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:

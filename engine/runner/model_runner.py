@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from kiln.engine.attention.choose import kernels_attend
-from kiln.engine.attention.context import Attention, attention_context
+from kiln.engine.attention.context import AttentionStep, attention_step
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
+from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import check_attention_toggles
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.batch import Batch, StepOutput
@@ -58,6 +59,8 @@ class ModelRunner:
             )
             self._attention = self._make_attention(config, needs)  # takes memory too
             self._pool = self._make_pool(config)
+            layers = self._model.attention_layers
+            self._layers = bind_layers(layers, self._pool, self._attention, self.dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -73,7 +76,8 @@ class ModelRunner:
     def run(self, batch: Batch) -> StepOutput:
         """Compute every token of a batch, and draw one for each request that samples."""
         inputs = make_inputs(batch, self._pool.block_size, self.device)
-        with attention_context(self._attention.context(inputs.metadata, self._pool)):
+        plan = self._attention.plan(inputs.metadata)
+        with attention_step(AttentionStep(self._layers, inputs.metadata, plan)):
             hidden = self._model.forward(inputs.token_ids, inputs.positions)
         sampling = [request for request in batch.requests if request.samples]
         if not sampling:
@@ -83,15 +87,14 @@ class ModelRunner:
 
     @property
     def _kv_shape(self) -> KVShape:
-        hf = self.model_config
-        return KVShape(hf.num_layers, hf.num_kv_heads, hf.head_dim, self.kv_dtype)
+        return KVShape(self.model_config.attention, self.kv_dtype)
 
     def _make_attention(self, config: EngineConfig, needs: Needs) -> Attention:
-        hf, limits = self.model_config, config.scheduler
+        shape, limits = self._kv_shape, config.scheduler
         if not kernels_attend(self.device, needs, config.kv.block_size):
-            return TorchAttention(hf.windows, self.dtype)
+            return TorchAttention(shape.attention.windows, self.dtype)
         most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)
-        return KernelAttention(self._kv_shape, hf.num_heads, hf.windows, most, self.device)
+        return KernelAttention(shape, most, self.device)
 
     def _make_pool(self, config: EngineConfig) -> KVPool:
         shape = self._kv_shape

@@ -8,13 +8,15 @@ import torch
 from kiln.cache.env import read
 from kiln.engine.attention import choose
 from kiln.engine.attention.choose import kernels_attend
-from kiln.engine.attention.context import attend, attention_context
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels.families import families
-from kiln.jit_kernels.ops import attention_decode, attention_prefill
+from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
@@ -28,13 +30,17 @@ def launches(monkeypatch):
     """Run the kernels' own source, and list what is launched."""
     seen = []
 
-    def launch(spec, *arguments):
-        seen.append(spec.name)
-        host.run(spec, arguments, env=settings())
+    def instead_of(spec):
+        def launch(*arguments):
+            seen.append(spec.name)
+            host.run(spec, arguments, env=settings())
 
-    for family in (attention_decode, attention_prefill):
-        monkeypatch.setattr(family, "call", launch)
-    return seen
+        return launch
+
+    with torch.library._scoped_library("kiln", "IMPL") as library:
+        for name in ("attention_plan", "paged_attention", "prefill_plan", "paged_prefill"):
+            library.impl(name, instead_of(all_specs()[name]), "CPU", allow_override=True)
+        yield seen
 
 
 def step(requests, window, kernels, dtype=torch.bfloat16, kv_dtype=None):
@@ -61,20 +67,23 @@ def step(requests, window, kernels, dtype=torch.bfloat16, kv_dtype=None):
         kv_lens=tuple(lengths),
         block_size=16,
     )
-    shape = KVShape(2, KV_HEADS, HEAD_DIM, kv_dtype or dtype)
+    heads = AttentionShape(KV_HEADS * GROUP, KV_HEADS, HEAD_DIM, (window, window))
+    shape = KVShape(heads, kv_dtype or dtype)
     pool = KVPool(shape, sum(blocks) + 2, 16, CPU, by_head=kernels)
     attention = TorchAttention([window], dtype)
     if kernels:
         limits = Limits(len(requests), sum(news), max(lengths))
-        attention = KernelAttention(shape, KV_HEADS * GROUP, [window], limits, CPU)
+        attention = KernelAttention(shape, limits, CPU)
     old = torch.randn(2, 2, pool.num_blocks * 16, KV_HEADS, HEAD_DIM).to(dtype)
     every_slot = torch.arange(pool.num_blocks * 16)
     outputs = []
-    with attention_context(attention.context(metadata, pool)):
-        for layer in range(2):
-            pool.store(layer, every_slot, *old[layer])
-            query = torch.randn(sum(news), KV_HEADS * GROUP, HEAD_DIM).to(dtype)
-            outputs.append(attend(layer, query, 0.2, window))
+    plan = attention.plan(metadata)
+    for index in range(2):
+        layer = AttentionLayer(index, heads, Rotary(torch.empty(0)))
+        pool.store(index, every_slot, *old[index])
+        query = torch.randn(sum(news), KV_HEADS * GROUP, HEAD_DIM).to(dtype)
+        outputs.append(torch.full_like(query, float("nan")))
+        attention.bind(layer, pool, dtype)(plan, query, outputs[-1])
     return torch.stack(outputs)
 
 
@@ -95,6 +104,18 @@ def test_with_a_pool_of_8_bits_they_agree_too(launches):
     error = (step(MIXED, 25, True, kv_dtype=e4m3).float() - wanted).abs().max()
     assert error <= 1.5 * torch_error
     assert launches.count("paged_attention") == 2
+
+
+def test_a_pool_that_does_not_fit_the_layer_is_refused_at_load():
+    shape = KVShape(AttentionShape(6, 2, 64, (None,)), torch.bfloat16)
+    attention = KernelAttention(shape, Limits(2, 8, 32), CPU)
+    layer = AttentionLayer(0, shape.attention, Rotary(torch.empty(0)))
+    fits = KVPool(shape, 3, 16, CPU, by_head=True)
+    attention.bind(layer, fits, torch.bfloat16)
+    with pytest.raises(TypeError, match=r"key_pool is torch\.bfloat16, want torch\.float16"):
+        attention.bind(layer, fits, torch.float16)
+    with pytest.raises(ValueError, match="key_pool is"):
+        attention.bind(layer, KVPool(shape, 3, 8, CPU, by_head=True), torch.bfloat16)
 
 
 def test_a_step_launches_only_what_has_work(launches):

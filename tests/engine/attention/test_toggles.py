@@ -8,7 +8,7 @@ from kiln.cache.env import read
 from kiln.engine.attention import toggles
 from kiln.engine.attention.toggles import check_attention_toggles
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.registry import families
+from kiln.jit_kernels.families import families
 
 NEEDS = {"scalar_t": "kiln::bf16", "head_tile": "64"}
 

@@ -7,12 +7,14 @@ import random
 import pytest
 import torch
 
-from kiln.engine.attention.context import attend, attention_context, current
+from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.plan import plan_attention
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.attention.workspace import Workspace
 from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.layers.rotary import Rotary
 
 HEAD_DIM = 8
 
@@ -27,7 +29,8 @@ class Requests:
         num_blocks = sum(counts) + 3
         ids = random.Random(seed).sample(range(num_blocks), sum(counts))
         self.blocks = [[ids.pop() for _ in range(count)] for count in counts]
-        shape = KVShape(1, kv_heads, HEAD_DIM, torch.float32)
+        self.heads = kv_heads * group, kv_heads, HEAD_DIM
+        shape = KVShape(AttentionShape(*self.heads, (None,)), torch.float32)
         self.pool = KVPool(shape, num_blocks, block_size, torch.device("cpu"))
         for tensor in self.pool.layer(0):
             tensor.fill_(float("nan"))
@@ -59,7 +62,7 @@ class Requests:
             block_size=self.block_size,
         )
 
-    def attend(self, rows=None, window=None, scale=0.3):
+    def attend(self, rows=None, window=None):
         rows = list(range(len(self.sizes))) if rows is None else rows
         metadata = self.metadata(rows)
         new = [slice(self.sizes[row][0], None) for row in rows]
@@ -67,12 +70,14 @@ class Requests:
         value = torch.cat([self.values[row][part] for row, part in zip(rows, new, strict=True)])
         query = torch.cat([self.queries[row] for row in rows])
         attention = TorchAttention([window], torch.float32)
-        with attention_context(attention.context(metadata, self.pool)):
-            self.pool.store(0, metadata.slot_mapping, key, value)
-            out = attend(0, query, scale, window)
+        layer = AttentionLayer(0, AttentionShape(*self.heads, (window,)), Rotary(torch.empty(0)))
+        attend = attention.bind(layer, self.pool, torch.float32)
+        self.pool.store(0, metadata.slot_mapping, key, value)
+        out = torch.full_like(query, float("nan"))
+        attend(attention.plan(metadata), query, out)
         return out.split(list(metadata.query_lens))
 
-    def expected(self, row, window=None, scale=0.3):
+    def expected(self, row, window=None):
         before, new = self.sizes[row]
         out = torch.empty(new, *self.queries[row].shape[1:], dtype=torch.float64)
         for token in range(new):
@@ -81,7 +86,7 @@ class Requests:
             for head in range(out.shape[1]):
                 keys = self.keys[row][start:end, head // self.group].double()
                 values = self.values[row][start:end, head // self.group].double()
-                scores = keys @ self.queries[row][token, head].double() * scale
+                scores = keys @ self.queries[row][token, head].double() * HEAD_DIM**-0.5
                 out[token, head] = scores.softmax(0) @ values
         return out
 
@@ -158,8 +163,3 @@ def test_the_workspace_is_reused_and_grows():
     again = workspace.gather(keys, values, torch.tensor([0]))
     assert again[0].data_ptr() == more[0].data_ptr() != first
     assert torch.equal(again[1], values[:1])
-
-
-def test_there_is_no_context_outside_of_a_step():
-    with pytest.raises(LookupError):
-        current()

@@ -15,16 +15,18 @@ import kiln
 from kiln.engine.config import KVConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.runner.device import resolve_kv_dtype
 
 ROOT = Path(kiln.__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 E4M3 = torch.float8_e4m3fn
-SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=16, dtype=E4M3)
+ATTENTION = AttentionShape(2, 2, 16, (None, None))
+SHAPE = KVShape(ATTENTION, E4M3)
 
 
 def test_a_token_takes_half_of_what_it_takes_in_16_bits():
-    assert 2 * SHAPE.bytes_per_token == KVShape(2, 2, 16, torch.bfloat16).bytes_per_token
+    assert 2 * SHAPE.bytes_per_token == KVShape(ATTENTION, torch.bfloat16).bytes_per_token
 
 
 @pytest.mark.parametrize("by_head", [False, True])

@@ -8,10 +8,11 @@ import torch
 from kiln.engine.config import KVConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.kv.sizing import size_pool
 
 CPU = torch.device("cpu")
-SHAPE = KVShape(num_layers=3, num_kv_heads=2, head_dim=8, dtype=torch.float16)
+SHAPE = KVShape(AttentionShape(4, 2, 8, (None,) * 3), torch.float16)
 
 
 def test_a_token_takes_keys_and_values_in_every_layer():

@@ -1,4 +1,4 @@
-"""The layers do what their formulas say, on the kernels' public functions."""
+"""The layers do what their formulas say."""
 
 from __future__ import annotations
 

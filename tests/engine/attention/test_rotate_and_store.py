@@ -5,38 +5,36 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.engine.attention.context import AttentionContext, attention_context
-from kiln.engine.attention.metadata import AttentionMetadata
-from kiln.engine.attention.torch_attention import TorchStep
-from kiln.engine.attention.workspace import Workspace
+from kiln.engine.attention import rotate_and_store as module
+from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.attention.rotate_and_store import OneLaunch, SeparateOperations, choose_store
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.engine.layers import rotate_and_store as module
+from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels.choose import Choice
 from kiln.jit_kernels.ops import kv
 from kiln.jit_kernels.ops.rotary.table import rotary_table
+from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM = 7, 4, 2, 32
 
 
-def run(dtype, norms):
+def run(dtype, norms, path):
     """The query, and layer 1 of the pool, after a step of 7 tokens."""
     torch.manual_seed(7)
-    pool = KVPool(KVShape(2, KV_HEADS, HEAD_DIM, dtype), 3, 16, torch.device("cpu"))
+    shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, (None, None))
+    pool = KVPool(KVShape(shape, dtype), 3, 16, torch.device("cpu"))
     qkv = torch.randn(TOKENS, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
-    query, key, value = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
-    nothing = torch.empty(0, dtype=torch.int32)
     slots = torch.randperm(48)[:TOKENS]
-    metadata = AttentionMetadata(slots, nothing, nothing, nothing, (), (), 16)
-    norm = [RMSNorm(torch.rand(HEAD_DIM).to(dtype), 1e-3) if norms else None for _ in range(2)]
-    rotary = Rotary(rotary_table(HEAD_DIM, 64, 10000.0))
-    with attention_context(AttentionContext(metadata, pool, TorchStep(pool, {}, Workspace(dtype)))):
-        got = module.rotate_and_store(
-            1, torch.randint(64, (TOKENS,)), query, key, value, rotary, *norm
-        )
+    norm = [RMSNorm(torch.rand(HEAD_DIM).to(dtype), 1e-3) for _ in range(2) if norms]
+    layer = AttentionLayer(1, shape, Rotary(rotary_table(HEAD_DIM, 64, 10000.0)), *norm)
+    store = choose_store(layer, pool, dtype)
+    assert isinstance(store, path)
+    heads = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+    got = store(torch.randint(64, (TOKENS,)), slots, *heads)
     assert not any(part.any() for part in pool.layer(0))
     return got, *pool.layer(1)
 
@@ -46,25 +44,35 @@ def launches(monkeypatch):
     """Take the one launch, and count how often."""
     seen = []
 
-    def launch(spec, *arguments):
-        seen.append(spec.name)
-        host.run(spec, arguments, env=settings())
+    def launch(*arguments):
+        seen.append("rope_store")
+        host.run(all_specs()["rope_store"], arguments, env=settings())
 
-    monkeypatch.setattr(kv, "call", launch)
     monkeypatch.setattr(module, "is_one_launch", lambda *_: True)
-    return seen
+    with torch.library._scoped_library("kiln", "IMPL") as library:
+        library.impl("rope_store", launch, "CPU", allow_override=True)
+        yield seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norms", [False, True])
 def test_one_launch_does_what_the_parts_do(request, dtype, norms):
-    parts = run(dtype, norms)
+    parts = run(dtype, norms, SeparateOperations)
     seen = request.getfixturevalue("launches")
-    once = run(dtype, norms)
+    once = run(dtype, norms, OneLaunch)
     assert seen == ["rope_store"]
     bound = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]  # torch rounds elsewhere
     for a, b in zip(parts, once, strict=True):
         torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+
+def test_a_pool_that_one_launch_cannot_write_is_refused_at_load(monkeypatch):
+    monkeypatch.setattr(module, "is_one_launch", lambda *_: True)
+    shape = AttentionShape(2, 1, 32, (None,))
+    pool = KVPool(KVShape(shape, torch.bfloat16), 3, 16, torch.device("cpu"))
+    layer = AttentionLayer(0, shape, Rotary(rotary_table(32, 64, 10000.0)))
+    with pytest.raises(TypeError, match=r"key_pool is torch\.bfloat16; want torch\.float16"):
+        choose_store(layer, pool, torch.float16)
 
 
 @pytest.mark.parametrize(

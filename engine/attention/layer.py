@@ -1,0 +1,46 @@
+"""An attention layer as the model declares it: what lies between its two projections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.attention.operator import attention
+from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.rotary import Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """Grouped-query attention. ``index`` is its place among the model's attention layers.
+
+    With ``query_norm`` and ``key_norm`` [head_dim], queries and keys are normalised before they are
+    rotated; a layer has both or neither.
+    """
+
+    index: int
+    shape: AttentionShape
+    rotary: Rotary
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a token sees, itself included; None: all of them."""
+        return self.shape.windows[self.index]
+
+    @property
+    def scale(self) -> float:
+        """What the product of a query and a key is multiplied by."""
+        return float(self.shape.head_dim**-0.5)
+
+    def __call__(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+        """Return the attention [num_tokens, num_heads * head_dim] of a step; overwrites qkv.
+
+        positions: [num_tokens] int64; qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
+        """
+        out = qkv.new_empty(qkv.shape[0], self.shape.query_size)
+        attention(qkv, positions, out, self.index)
+        return out

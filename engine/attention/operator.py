@@ -1,0 +1,37 @@
+"""torch.ops.kiln.attention: everything between the qkv projection and the output projection.
+
+For ``torch.compile`` it is one opaque operator, at which a graph can be split. The settings of its
+layer, the KV pool and the plan of the step come from the ambient context, never from arguments: so
+nothing that changes from step to step becomes part of a traced graph.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.engine.attention.context import current_step
+
+_NAME = "kiln::attention"
+
+
+def _run(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+    """Normalise and rotate queries and keys, store keys and values, write the attention to out.
+
+    qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], which is overwritten; positions:
+    [num_tokens] int64; out: [num_tokens, num_heads * head_dim]. ``layer`` counts the attention
+    layers of the model that the step is of. Raises LookupError outside of a step.
+    """
+    step = current_step()
+    step.layers[layer](step, qkv, positions, out)
+
+
+def _fake(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+    """Stand in on fake tensors: the only result is an argument."""
+
+
+torch.library.define(_NAME, "(Tensor(a!) qkv, Tensor positions, Tensor(b!) out, int layer) -> ()")
+for _key in ("CPU", "CUDA"):
+    torch.library.impl(_NAME, _key, _run)
+torch.library.register_fake(_NAME, _fake)
+
+attention = torch.ops.kiln.attention.default

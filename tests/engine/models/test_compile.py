@@ -1,0 +1,133 @@
+"""torch.compile traces every family in one graph, once, for any number of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import kiln
+from kiln.engine.attention.context import AttentionStep, attention_step
+from kiln.engine.batch import Batch, ScheduledRequest
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.models.registry import known_families
+from kiln.engine.runner.inputs import make_inputs
+from kiln.engine.runner.model_runner import ModelRunner
+from kiln.engine.sampling_params import SamplingParams
+
+DEMO = Path(kiln.__file__).parent / "engine" / "demo"
+SIZES = {  # of any family: each takes the fields that it knows
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "sliding_window": 5,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "mlp_only_layers": [1],
+}
+COUNTS = (7, 1, 2, 33, 3, 1, 16)  # tokens of a step
+
+
+def load(folder, **settings):
+    model = ModelConfig(str(folder), **{"device": "cpu", **settings})
+    return ModelRunner(EngineConfig(model, KVConfig(block_size=4, num_blocks=32)))
+
+
+def made(tmp_path, architecture, **settings):
+    """A model with random weights, but for the demo."""
+    if architecture == "demo":
+        return load(DEMO, max_model_len=64, **settings)
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, "architectures": [architecture]}))
+    return load(tmp_path, load_format="dummy", **settings)
+
+
+def inputs_of(runner, tokens):
+    """A prefill and three decodes; up to three tokens, decodes alone."""
+    counts = [tokens - 3, 1, 1, 1] if tokens > 3 else [1] * tokens
+    rows = [
+        ScheduledRequest(
+            str(row), [(7 * row + i) % 50 for i in range(count)], 2 * row,
+            list(range(10 * row, 10 * row + 10)) if row < 3 else [30, 31], True, 0,
+            SamplingParams(), 0, frozenset(),
+        )
+        for row, count in enumerate(counts)
+    ]  # fmt: skip
+    return make_inputs(Batch(tuple(rows)), 4, runner.device)
+
+
+def forward(runner, function, tokens):
+    """Run a step's layers, traced or not, on a pool that holds the same whichever it is."""
+    for layer in range(runner.model_config.num_layers):
+        for keys_or_values in runner._pool.views(layer):
+            keys_or_values.fill_(0.25)
+    inputs = inputs_of(runner, tokens)
+    # They are parts of one tensor, and torch compiles again for another storage offset.
+    token_ids, positions = inputs.token_ids.clone(), inputs.positions.clone()
+    for tensor in (token_ids, positions):
+        torch._dynamo.mark_dynamic(tensor, 0)
+    plan = runner._attention.plan(inputs.metadata)
+    with attention_step(AttentionStep(runner._layers, inputs.metadata, plan)):
+        return function(token_ids, positions)
+
+
+@pytest.fixture
+def compiled():
+    """Return a function that compiles one and the list of graphs that compiling gave."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def compile_(function, backend=keep):
+        return torch.compile(function, backend=backend, fullgraph=True), graphs
+
+    # Without this torch takes a count of one for a constant, and compiles for it once more.
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        yield compile_
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("architecture", ["demo", *sorted(known_families())])
+@torch.inference_mode()
+def test_one_graph_serves_any_number_of_tokens(tmp_path, compiled, architecture):
+    runner = made(tmp_path, architecture)
+    eager = runner._model.forward
+    traced, graphs = compiled(eager)
+    for tokens in COUNTS:
+        assert torch.equal(forward(runner, traced, tokens), forward(runner, eager, tokens)), tokens
+    assert len(graphs) == 1
+    operators = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    layers = runner.model_config.num_layers
+    assert operators.count("kiln.attention.default") == layers
+    assert not any(name.startswith("kiln.rope") or "rotary" in name for name in operators)
+
+
+@pytest.mark.parametrize("architecture", ["demo", "Qwen2MoeForCausalLM"])
+@torch.inference_mode()
+def test_functionalised_it_gives_the_same(tmp_path, compiled, architecture):
+    runner = made(tmp_path, architecture)
+    eager = runner._model.forward
+    traced, _ = compiled(eager, "aot_eager")
+    for tokens in (7, 1, 16):
+        assert torch.equal(forward(runner, traced, tokens), forward(runner, eager, tokens)), tokens
+
+
+@torch.inference_mode()
+def test_models_of_two_kinds_in_one_process_keep_their_own_layers(tmp_path):
+    """The same layer numbers, other sizes, dtypes and pools: one after the other and in turns."""
+    models = [made(tmp_path, "demo", dtype="bfloat16"), made(tmp_path, "MistralForCausalLM")]
+    alone = [[forward(m, m._model.forward, tokens) for tokens in COUNTS] for m in models]
+    for index, tokens in enumerate(COUNTS):
+        for model, wanted in zip(models, alone, strict=True):
+            assert torch.equal(forward(model, model._model.forward, tokens), wanted[index])
