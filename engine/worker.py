@@ -191,26 +191,19 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     import torch
 
     from kiln.engine.core import EngineCore, load_runner
-    from kiln.jit_kernels.choose import choice
-    from kiln.jit_kernels.families import families
     from kiln.jit_kernels.ready import ready_guard
-    from kiln.jit_kernels.settings import settings
 
     progress("importing torch", 1, 1)
     # A core stays for the API process: torch's threads wait for the slowest of them at each op.
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
     runner = load_runner(config, progress)
-    kernels = dict.fromkeys(families(), f"{settings().cpu_kernels}: on the CPU")
-    if runner.device.type == "cuda":
-        choices = map(choice, families())
-        kernels = {one.family: f"{one.implementation}: {one.reason}" for one in choices}
     info = wire.ModelInfo(
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
         dtype=str(runner.dtype).removeprefix("torch."),
         device=str(runner.device),
-        kernels=kernels,
+        kernels=runner.kernels,
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
     return EngineCore(config, runner=runner), info

@@ -28,11 +28,6 @@ def defined_specs() -> list[KernelSpec]:
     return list(_SPECS.values())
 
 
-def operators_of(family: str) -> list[KernelSpec]:
-    """Return a family's specs that have an operator of their own; it must have been imported."""
-    return [spec for spec in _SPECS.values() if spec.family == family and not spec.instead_of]
-
-
 def best_form(spec: KernelSpec, variant: Variant, arch: str) -> KernelSpec:
     """Return what runs for an operator: its own kernel, or one that was made for the target.
 

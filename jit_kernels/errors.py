@@ -5,7 +5,7 @@ KernelError
 ├── ToolchainMissing the compiler of a toolchain is not installed
 ├── SealedMiss       the kernel cache is sealed, and a kernel is not in it
 ├── BundleRefused    a bundle of kernels cannot be read, or is not what it should be
-├── NoSuchKernel     a kernel does not come for a dtype, a shape or a device
+├── NoSuchKernel     a kernel has no variant for a dtype, a shape or a device
 ├── LaunchError      the driver refused to load or launch
 ├── LateKernel       a kernel was to be compiled or loaded at a time when that must not happen
 └── HostFault        the host toolchain caught a race, an out-of-bounds access, a deadlock, …
@@ -35,7 +35,7 @@ class BundleRefused(KernelError):
 
 
 class NoSuchKernel(KernelError):
-    """A kernel does not come in what a model or a device needs; the message names it."""
+    """A kernel has no variant that a model or a device needs; the message names both."""
 
 
 class LaunchError(KernelError):

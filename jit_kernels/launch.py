@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,18 @@ from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.parameters import Arguments, KernelValue
 from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label, needed
+from kiln.jit_kernels.spec import (
+    Bound,
+    KernelSpec,
+    LaunchGeometry,
+    Needs,
+    Variant,
+    check_needs,
+    label,
+)
 from kiln.jit_kernels.template import opening
+
+Run = Callable[[Arguments, Bound], None]  # runs an operator on a call that is bound
 
 
 class LoadedKernel:
@@ -45,22 +55,20 @@ class LoadedKernel:
             self._queue(self.name, self._function, geometry, self._block.pack(values), stream)
 
 
-def launch(spec: KernelSpec, a: Arguments) -> None:
-    """Launch a spec's kernel on the operator's arguments, on the current stream of their device.
+class Loaded(NamedTuple):
+    """A variant of an operator on one device, and the function that runs it on a call."""
 
-    A kernel that nothing has loaded yet is built and loaded now, where ReadyGuard lets it. Raises
-    LaunchError when the driver refuses, and what ``load_kernels`` raises.
+    kernel: LoadedKernel
+    run: Run
+
+
+def launch(spec: KernelSpec, a: Arguments) -> None:
+    """Launch a spec's kernel, whatever the toggles say, on the current stream of its arguments.
+
+    Raises LaunchError when the driver refuses, and what ``load`` raises.
     """
     bound = spec.bind(a)
-    device = a[spec.parameters.first_tensor].device
-    key = (spec.name, *bound.variant.values())
-    loaded = _loaded(device.index)
-    if key not in loaded:
-        load_kernels([spec], device, bound.variant)
-    form, kernel = loaded[key]
-    geometry = form.geometry(bound.variant, bound.sizes, gpu(device.index))
-    values = spec.parameters.kernel_values(a, bound.derived)
-    kernel.launch(geometry, values, _current_stream()(device.index))
+    load(spec, bound.variant, a[spec.parameters.first_tensor].device).run(a, bound)
 
 
 def load_kernels(
@@ -69,42 +77,67 @@ def load_kernels(
     needs: Needs = MappingProxyType({}),
     on_built: Callable[[str, Built], None] = lambda name, built: None,
 ) -> None:
-    """Build (or find) and load the variants of some specs on a CUDA device.
+    """Load all variants of some specs on a CUDA device, or those that a model runs.
 
-    All of them, or those that a model runs. Nothing is loaded unless all are built. Raises
-    NoSuchKernel where a kernel does not come as it is needed or not for the device; CompileError,
+    Raises NoSuchKernel where a kernel has no variant as it is needed, and what ``load`` raises.
+    """
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    for spec in specs:
+        check_needs(spec, needs)
+        for variant in spec.variants(needs):
+            load(spec, variant, device, on_built)
+
+
+def load(
+    spec: KernelSpec,
+    variant: Variant,
+    device: torch.device,
+    on_built: Callable[[str, Built], None] = lambda name, built: None,
+) -> Loaded:
+    """Return a variant on a CUDA device; build (or find) and load it if that was not done yet.
+
+    Another spec's kernel is loaded where that replaces the operator's on the device. Raises
+    NoSuchKernel where there is no such variant or it is not for the device; CompileError,
     SealedMiss, LaunchError, LateKernel and ToolchainMissing.
     """
-    index = torch.cuda.current_device() if device.index is None else device.index
-    loaded, arch = _loaded(index), target_arch(torch.device("cuda", index))
-    for spec in specs:
-        _check_comes(spec, needs, arch)
-    wanted = [
-        (spec, variant)
-        for spec in specs
-        for variant in spec.variants(needs)
-        if (spec.name, *variant.values()) not in loaded
-    ]
-    if not wanted:
-        return
-    _refuse_during_capture(label(*wanted[0]))
-    forms = [best_form(spec, variant, arch) for spec, variant in wanted]
-    built = [
-        build(form, variant, arch, kernel_cache())
-        for form, (_, variant) in zip(forms, wanted, strict=True)
-    ]
-    with torch.cuda.device(index):
+    loaded, key = _loaded(device.index), (spec.name, *variant.values())
+    if key in loaded:
+        return loaded[key]
+    arch = target_arch(device)
+    _check_arch(spec, arch)
+    check_needs(spec, variant)
+    _refuse_during_capture(label(spec, variant))
+    form = best_form(spec, variant, arch)
+    name = label(form, variant)
+    built = build(form, variant, arch, kernel_cache())
+    with torch.cuda.device(device.index):
         torch.cuda.synchronize()  # make torch's own context current before the driver loads
-        for (spec, variant), form, one in zip(wanted, forms, built, strict=True):
-            name = label(form, variant)
-            ready_guard().passes(name, "loaded")
-            function = launcher().load(
-                name, one.cubin, form.entry, form.shared_bytes(variant, gpu(index)),
-                opening=_opening(form, arch),
-            )  # fmt: skip
-            kernel = LoadedKernel(name, function, form.c_types, launcher())
-            loaded[spec.name, *variant.values()] = form, kernel
-            on_built(label(spec, variant), one)
+        ready_guard().passes(name, "loaded")
+        function = launcher().load(
+            name, built.cubin, form.entry, form.shared_bytes(variant, gpu(device.index)),
+            opening=_opening(form, arch),
+        )  # fmt: skip
+    kernel = LoadedKernel(name, function, form.c_types, launcher())
+    loaded[key] = Loaded(kernel, _runner(form, kernel, device.index))
+    on_built(label(spec, variant), built)
+    return loaded[key]
+
+
+def _runner(spec: KernelSpec, kernel: LoadedKernel, index: int) -> Run:
+    """Return the function that launches a kernel on a call that is bound; it is called often."""
+    geometry, kernel_values, stream = (
+        spec.geometry,
+        spec.parameters.kernel_values,
+        _current_stream(),
+    )
+    device = gpu(index)
+
+    def run(a: Arguments, bound: Bound) -> None:
+        grid = geometry(bound.variant, bound.sizes, device)
+        kernel.launch(grid, kernel_values(a, bound.derived), stream(index))
+
+    return run
 
 
 def _opening(spec: KernelSpec, arch: str) -> str:
@@ -112,20 +145,11 @@ def _opening(spec: KernelSpec, arch: str) -> str:
     return opening(spec.source) if compute_capability(arch) >= EARLY_ARCH else ""
 
 
-def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:
+def _check_arch(spec: KernelSpec, arch: str) -> None:
     if spec.only_arch not in ("", arch):
         raise NoSuchKernel(f"{spec.name} is for {spec.only_arch} alone, and this is {arch}")
     if compute_capability(arch) < spec.min_arch:
         raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
-    lacking = [
-        f"{name} {value} (it has {', '.join(values)})"
-        for name, values in spec.params.items()
-        for value in needed(needs, name)
-        if value not in values
-    ]
-    if lacking or next(spec.variants(needs), None) is None:
-        together = [f"{name} {value}" for name in spec.params for value in needed(needs, name)]
-        raise NoSuchKernel(f"{spec.name} does not come for {', '.join(lacking or together)}")
 
 
 def target_arch(device: torch.device) -> str:
@@ -138,7 +162,7 @@ def _refuse_during_capture(name: str) -> None:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise LateKernel(
             f"{name} would be loaded while a CUDA graph is captured, which CUDA forbids: call "
-            f"kiln.jit_kernels.choose.prepare() before the capture"
+            f"kiln.jit_kernels.implementations.decide() before the capture"
         )
 
 
@@ -154,6 +178,6 @@ def _current_stream() -> Callable[[int], int]:
 
 
 @cache
-def _loaded(device_index: int) -> dict[tuple[str, ...], tuple[KernelSpec, LoadedKernel]]:
+def _loaded(device_index: int) -> dict[tuple[str, ...], Loaded]:
     """Return the kernels loaded on a device, by the operator's name and the variant's values."""
     return {}

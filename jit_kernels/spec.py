@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.errors import NoSuchKernel
 from kiln.jit_kernels.parameters import Arguments, KernelValue, Parameters
 
 Variant = Mapping[str, str]  # compile-time values of one program, e.g. {"scalar_t": "kiln::bf16"}
@@ -106,7 +107,7 @@ class KernelSpec:
     def variants(self, needs: Needs = MappingProxyType({})) -> Iterator[Variant]:
         """Yield every compile-time parameter assignment, or those that a model can run.
 
-        There is none where a model needs a value that the kernel does not come in.
+        There is none where a model needs a value that the kernel has no variant for.
         """
         choices = (
             [value for value in values if value in needed(needs, name, [value])]
@@ -117,12 +118,19 @@ class KernelSpec:
             if self.comes(variant):
                 yield variant
 
+    def lacking(self, needs: Needs) -> list[Variant]:
+        """Return the combinations of needed values for which the kernel has no variant."""
+        names = [name for name in self.params if name in needs]
+        has = {tuple(variant[name] for name in names) for variant in self.variants(needs)}
+        wanted = product(*(needed(needs, name) for name in names))
+        return [dict(zip(names, one, strict=True)) for one in wanted if one not in has]
+
     def comes_for(self, arch: str, capability: int) -> bool:
         """Return whether the kernel can be compiled for a target of a compute capability."""
         return capability >= self.min_arch and self.only_arch in ("", arch)
 
     def has_variant(self, variant: Variant) -> bool:
-        """Return whether the kernel comes in a variant."""
+        """Return whether the kernel can be built in a variant."""
         listed = all(variant[name] in values for name, values in self.params.items())
         return listed and self.comes(variant)
 
@@ -160,6 +168,17 @@ def needed(needs: Needs, name: str, default: Collection[str] = ()) -> Collection
     """Return the values that a model needs of a compile-time parameter, ``default`` for any."""
     wanted = needs.get(name, default)
     return (wanted,) if isinstance(wanted, str) else wanted
+
+
+def check_needs(spec: KernelSpec, needs: Needs) -> None:
+    """Raise NoSuchKernel, which tells what is lacking, unless a kernel has what a model needs."""
+    for one in spec.lacking(needs):
+        told = ", ".join(
+            f"{name} {value}" + ("" if value in listed else f" (it has {', '.join(listed)})")
+            for name, value in one.items()
+            for listed in [spec.params[name]]
+        )
+        raise NoSuchKernel(f"{spec.name} has no variant for {told or 'any call'}")
 
 
 def needs_of(dtype: torch.dtype) -> Needs:

@@ -1,7 +1,7 @@
 """torch.ops.kiln.<name> for every spec: one operator, whose device decides what runs.
 
-CUDA runs what the family's toggle chose; CPU runs the reference, or the kernel's own source under
-``KILN_CPU_KERNELS``; fake tensors run nothing, for every operator only writes its arguments.
+What runs on CUDA and on the CPU is decided by ``implementations``; fake tensors run nothing, for
+every operator only writes its arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kiln.jit_kernels import catalog
-from kiln.jit_kernels.dispatch import run_on_cpu, run_on_cuda
+from kiln.jit_kernels.implementations import run
 from kiln.jit_kernels.spec import KernelSpec
 
 _NAMESPACE = "kiln"
@@ -25,8 +25,8 @@ def define(specs: Sequence[KernelSpec]) -> None:
     for spec in specs:
         name = f"{_NAMESPACE}::{spec.name}"
         torch.library.define(name, spec.parameters.schema)
-        torch.library.impl(name, "CPU", partial(_with_names, run_on_cpu, spec))
-        torch.library.impl(name, "CUDA", partial(_with_names, run_on_cuda, spec))
+        for device in ("CPU", "CUDA"):
+            torch.library.impl(name, device, partial(_run, spec))
         torch.library.register_fake(name, _nothing)
 
 
@@ -38,7 +38,7 @@ def call(spec: KernelSpec, /, **arguments: Any) -> None:
     getattr(torch.ops.kiln, spec.name)(*spec.parameters.positional(arguments))
 
 
-def _with_names(run: Any, spec: KernelSpec, *arguments: Any) -> None:
+def _run(spec: KernelSpec, *arguments: Any) -> None:
     run(spec, spec.parameters.named(arguments))
 
 

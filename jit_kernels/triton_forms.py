@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from kiln.jit_kernels.errors import NoSuchKernel
 from kiln.jit_kernels.parameters import Arguments
 
 _OPS = Path(__file__).parent / "ops"
@@ -22,6 +23,11 @@ def has_triton(family: str) -> bool:
 def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
     """Return the Triton form of an operator: it takes the same arguments and writes in place.
 
-    Raises ImportError when the family has none.
+    Raises NoSuchKernel where Triton is not installed or the operator has no Triton form.
     """
-    return getattr(importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton"), name)  # type: ignore[no-any-return]
+    if not has_triton(family):
+        raise NoSuchKernel(f"Triton is not installed, or {family} has no Triton forms")
+    forms = importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton")
+    if not hasattr(forms, name):
+        raise NoSuchKernel(f"{name} has no Triton form")
+    return getattr(forms, name)  # type: ignore[no-any-return]

@@ -10,9 +10,9 @@ import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.kv.pool import KVPool
-from kiln.jit_kernels.ops.kv.checks import check_rope_store
-from kiln.jit_kernels.ops.kv.functions import is_one_launch
-from kiln.jit_kernels.ops.kv.spec import ROPE_STORE
+from kiln.jit_kernels.implementations import decision
+from kiln.jit_kernels.ops.kv.checks import check_rope_store, serves
+from kiln.jit_kernels.ops.kv.spec import ROPE_STORE, variant_of
 from kiln.jit_kernels.torch_ops import call
 
 RotateAndStore = Callable[
@@ -33,7 +33,7 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
     """
     keys, values = pool.views(layer.index)
     heads, table = layer.shape, layer.rotary.table
-    if not is_one_launch(keys.device.type, dtype, keys.dtype, heads.head_dim, table.shape[1]):
+    if not is_one_launch(keys, dtype, table.shape[1]):
         return SeparateOperations(layer, pool)
     query, key = (
         keys.new_empty((0, count, heads.head_dim), dtype=dtype)
@@ -59,6 +59,17 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
     )
     check_rope_store(empty)  # what stays the same from step to step
     return OneLaunch(empty._asdict())
+
+
+def is_one_launch(pool: torch.Tensor, dtype: torch.dtype, rotary_dim: int) -> bool:
+    """Return whether a kernel does all of it for heads of a dtype and such a pool.
+
+    Through torch's operations one operator per part is faster than one for all.
+    """
+    if not serves(pool.shape[-1], rotary_dim):
+        return False
+    variant = variant_of(dtype, pool.dtype)
+    return decision(ROPE_STORE, variant, pool.device).implementation != "torch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether the toggles of the attention kernels can be obeyed."""
+"""Whether Kiln's attention kernels can serve a model, and whether their toggles can be obeyed."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import Needs
 
+ATTENTION_FAMILIES = ("attention_decode", "attention_prefill")
 
-def check_attention_toggles(needs: Needs, block_size: int) -> None:
-    """Check that attention kernels which a toggle asks for can serve a model.
 
-    Under "auto" torch's operations serve it where the kernels cannot. Raises ConfigError.
+def kernels_can_attend(needs: Needs, block_size: int) -> bool:
+    """Return whether there are paged kernels for a model: else torch's operations serve it.
+
+    There are for some dtypes and head_dims, and for blocks of 16 tokens. Raises ConfigError where
+    there are none and a toggle asks for one.
     """
+    can = True
     for spec in operators():
-        toggle = settings().kernel_choice(spec.family)
-        if not spec.family.startswith("attention_") or toggle not in ("jit", "triton"):
+        if spec.family not in ATTENTION_FAMILIES:
             continue
-        name = f"KILN_{spec.family.upper()}"
+        lacking = spec.lacking(needs)
+        can = can and block_size == KV_BLOCK and not lacking
+        toggle, name = settings().kernel_choice(spec.family), f"KILN_{spec.family.upper()}"
+        if toggle not in ("jit", "triton"):
+            continue
         if block_size != KV_BLOCK:
             raise ConfigError(
                 f"block_size={block_size}: {name}={toggle} asks for a kernel that reads blocks of "
                 f"{KV_BLOCK} tokens only; set block_size to {KV_BLOCK}, or unset {name}"
             )
-        if next(spec.variants(needs), None) is None:
+        if lacking:
             raise ConfigError(
                 f"{name}={toggle}: there is no such kernel for this model's dtype and head_dim; "
                 f"choose another dtype, or unset {name}"
             )
+    return can

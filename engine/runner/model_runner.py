@@ -8,11 +8,10 @@ import sys
 import torch
 
 from kiln.cache.env import EnvError
-from kiln.engine.attention.choose import kernels_attend
 from kiln.engine.attention.context import AttentionStep, attention_step
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention, bind_layers
-from kiln.engine.attention.toggles import check_attention_toggles
+from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.batch import Batch, SampledToken, StepOutput
 from kiln.engine.config import EngineConfig, KVConfig
@@ -29,11 +28,9 @@ from kiln.engine.runner.failures import explained
 from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.sampler import sample
 from kiln.engine.runner.trial import in_one_block, trial_batch
-from kiln.jit_kernels.choose import prepare
-from kiln.jit_kernels.dispatch import check_cpu_toggles
 from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.implementations import decide
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import Needs
 
 _CPU_TRIAL_TOKENS = 16
 
@@ -43,6 +40,7 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """A loaded model with its KV pool. One thread calls it.
 
+    ``kernels``: kernel family -> what runs for it, and why.
     ``progress`` hears of (stage, done, total). Raises ConfigError or ModelError when the model
     cannot be served as configured, KernelError when a toggle names a kernel that cannot run.
     """
@@ -58,17 +56,21 @@ class ModelRunner:
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
         needs = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
-        check_attention_toggles(needs, config.kv.block_size)
-        if self.device.type == "cuda":  # modules take memory: load them before the pool is sized
+        can_attend = kernels_can_attend(needs, config.kv.block_size)
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            prepare(all_specs().values(), report, needs)
-        else:
-            check_cpu_toggles()
+        # Kernels that are loaded take memory: they come before the pool is sized.
+        decisions = decide(all_specs().values(), self.device, needs, report)
+        self._kernels_attend = can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
+        self.kernels = decisions.summary()
+        if not can_attend:
+            no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
+            self.kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
             self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
-            self._attention = self._make_attention(config, needs)  # takes memory too
+            self._attention = self._make_attention(config)  # takes memory too
             self._use(self._make_pool(config.kv))
 
     @property
@@ -159,9 +161,9 @@ class ModelRunner:
     def _kv_shape(self) -> KVShape:
         return KVShape(self.model_config.attention, self.kv_dtype)
 
-    def _make_attention(self, config: EngineConfig, needs: Needs) -> Attention:
+    def _make_attention(self, config: EngineConfig) -> Attention:
         shape, limits = self._kv_shape, config.scheduler
-        if not kernels_attend(self.device, needs, config.kv.block_size):
+        if not self._kernels_attend:
             return TorchAttention(shape.attention.windows, self.dtype)
         most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)
         return KernelAttention(shape, most, self.device)

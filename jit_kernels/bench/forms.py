@@ -12,14 +12,15 @@ import torch
 
 from kiln.jit_kernels.bench.peer_attention import PAGED, sdpa_form
 from kiln.jit_kernels.bench.peers import peer_forms
-from kiln.jit_kernels.dispatch import run_reference
+from kiln.jit_kernels.errors import NoSuchKernel
+from kiln.jit_kernels.implementations import run_reference
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 from kiln.jit_kernels.toolchains import host
-from kiln.jit_kernels.triton_forms import has_triton, triton_form
+from kiln.jit_kernels.triton_forms import triton_form
 
 Form = Callable[[Arguments], Call]
 OWN = {"cuda": "jit", "cpu": "host"}  # the name of Kiln's own kernel on a device
@@ -64,9 +65,7 @@ def _compiled(spec: KernelSpec) -> Form:
 
 
 def _triton(spec: KernelSpec) -> Form | str:
-    if not has_triton(spec.family):
-        return f"no Triton here, or none for {spec.family}"
     try:
         return of(triton_form(spec.family, spec.name))
-    except AttributeError:
-        return f"no Triton form of {spec.name}"
+    except NoSuchKernel as error:
+        return str(error)

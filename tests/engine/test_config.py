@@ -52,9 +52,13 @@ def test_an_engine_refuses_a_toggle_that_its_blocks_do_not_allow(monkeypatch):
     from kiln.engine.runner import model_runner
 
     seen = []
-    monkeypatch.setattr(
-        model_runner, "check_attention_toggles", lambda needs, size: seen.append((needs, size))
-    )
-    LLM(str(DEMO_FOLDER), device="cpu", num_kv_blocks=64, block_size=32)
+
+    def refuse(needs, block_size):
+        seen.append((needs, block_size))
+        raise ConfigError("no such blocks")
+
+    monkeypatch.setattr(model_runner, "kernels_can_attend", refuse)
+    with pytest.raises(ConfigError, match="no such blocks"):
+        LLM(str(DEMO_FOLDER), device="cpu", num_kv_blocks=64, block_size=32)
     assert seen[0][0]["scalar_t"] == "float"
     assert seen[0][1] == 32

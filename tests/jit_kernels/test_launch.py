@@ -297,7 +297,7 @@ def test_whether_a_loaded_kernel_may_start_early_depends_on_the_gpu(cuda, monkey
     monkeypatch.setattr(launch, "device_arch", lambda device: arch)
     spec = find_spec("apply_rotary")
     launch.load_kernels([spec], torch.device("cuda", 0), needs_of(torch.bfloat16))
-    ((_, kernel),) = launch._loaded(0).values()
+    ((kernel, _),) = launch._loaded(0).values()
     assert bool(kernel._function.opening) is early
 
 
@@ -370,7 +370,7 @@ def cuda(monkeypatch):
 def test_only_the_variants_of_the_models_dtype_are_loaded(cuda):
     spec, device = find_spec("rms_norm"), torch.device("cuda", 0)
     launch.load_kernels([spec], device, needs_of(torch.bfloat16))
-    assert [kernel.name for _, kernel in launch._loaded(0).values()] == ["rms_norm[bf16]"]
+    assert [kernel.name for kernel, _ in launch._loaded(0).values()] == ["rms_norm[bf16]"]
     launch.load_kernels([spec], device)
     assert len(launch._loaded(0)) == len(cuda.loaded) == 3, "each once"
 
@@ -398,7 +398,7 @@ def test_a_load_after_ready_is_told_by_name(cuda, monkeypatch, policy, caplog):
     if policy == "error":
         with pytest.raises(LateKernel, match=r"rms_norm\[bf16\] for sm_90a is compiled after"):
             launch.load_kernels([spec], device, needs_of(torch.bfloat16))
-        assert [kernel.name for _, kernel in launch._loaded(0).values()] == ["rms_norm[fp16]"]
+        assert [kernel.name for kernel, _ in launch._loaded(0).values()] == ["rms_norm[fp16]"]
         return
     launch.load_kernels([spec], device, needs_of(torch.bfloat16))
     compiled, loaded = said()

@@ -1,4 +1,4 @@
-"""Show which implementation runs for each family on this machine's GPU, and why."""
+"""Show which implementation of each kernel runs on this machine, and why."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from kiln.jit_kernels.choose import prepare
+    from kiln.jit_kernels.implementations import decide
     from kiln.jit_kernels.launchers.choose import launcher
     from kiln.jit_kernels.registry import all_specs
     from kiln.jit_kernels.settings import settings
 
-    table = Table("family", "toggle", "runs", "because")
-    for choice in prepare(all_specs().values()):
-        toggle = settings().kernel_choice(choice.family)
-        table.add_row(choice.family, toggle, choice.implementation, choice.reason)
+    has_gpu = torch.cuda.is_available()
+    table = Table("family", "toggle", "variants", "runs", "because")
+    for family, *row in decide(
+        all_specs().values(), torch.device("cuda" if has_gpu else "cpu")
+    ).table():
+        table.add_row(family, settings().kernel_choice(family), *row)
     console = Console()
     console.print(table)
-    if torch.cuda.is_available():
+    if has_gpu:
         console.print(f"Launched through {launcher().name} (KILN_LAUNCHER).")
     else:
-        mode = settings().cpu_kernels
-        console.print(f"No GPU here: on the CPU, KILN_CPU_KERNELS={mode} decides.")
+        console.print(
+            f"No GPU here: this is for the CPU, with KILN_CPU_KERNELS={settings().cpu_kernels}."
+        )
     return 0

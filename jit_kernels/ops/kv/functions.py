@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
-from kiln.jit_kernels.choose import choice
-from kiln.jit_kernels.ops.kv.checks import check_rope_store, serves
-from kiln.jit_kernels.ops.kv.spec import COPY_BLOCKS, ROPE_STORE, variant_of
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.ops.kv.checks import check_rope_store
+from kiln.jit_kernels.ops.kv.spec import COPY_BLOCKS, ROPE_STORE
 from kiln.jit_kernels.shapes import check_shape, takes_arrays
 from kiln.jit_kernels.torch_ops import call
-
-
-@cache
-def is_one_launch(
-    device_type: str, dtype: torch.dtype, pool_dtype: torch.dtype, head_dim: int, rotary_dim: int
-) -> bool:
-    """Return whether rope_store runs as one kernel for such heads.
-
-    On a GPU it does unless torch is chosen; on a CPU it does where ``KILN_CPU_KERNELS`` runs
-    kernels. Otherwise its reference would run, and one operator per step is faster. Decided once
-    per process.
-    """
-    if not serves(head_dim, rotary_dim):
-        return False
-    supported = ROPE_STORE.has_variant(variant_of(dtype, pool_dtype))
-    if device_type == "cuda":
-        chosen = choice("kv").implementation
-        return chosen == "triton" or (chosen == "jit" and supported)
-    on_cpu = settings().cpu_kernels != "torch" and settings().kernel_choice("kv") != "torch"
-    return supported and on_cpu
 
 
 @takes_arrays

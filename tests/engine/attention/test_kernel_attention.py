@@ -1,13 +1,10 @@
-"""Attention by Kiln's kernels in the engine: what they give, and when they are chosen."""
+"""Attention by Kiln's kernels in the engine: what they give, and what is launched."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kiln.cache.env import read
-from kiln.engine.attention import choose
-from kiln.engine.attention.choose import kernels_attend
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
@@ -15,7 +12,6 @@ from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.rotary import Rotary
-from kiln.jit_kernels.families import families
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
@@ -125,32 +121,3 @@ def test_a_step_launches_only_what_has_work(launches):
     step([(20, 30)], None, kernels=True)
     assert not {"attention_plan", "paged_attention"} & set(launches)
     assert len(launches) == 3
-
-
-@pytest.mark.parametrize(
-    ("environ", "needs", "block_size", "wanted"),
-    [
-        ({"KILN_CPU_KERNELS": "host"}, {}, 16, True),
-        ({"KILN_CPU_KERNELS": "host-check", "KILN_ATTENTION_PREFILL": "torch"}, {}, 16, True),
-        (
-            {
-                "KILN_CPU_KERNELS": "host",
-                "KILN_ATTENTION_PREFILL": "torch",
-                "KILN_ATTENTION_DECODE": "torch",
-            },
-            {},
-            16,
-            False,
-        ),
-        ({}, {}, 16, False),
-        ({"KILN_CPU_KERNELS": "host"}, {"scalar_t": "float"}, 16, False),
-        ({"KILN_CPU_KERNELS": "host"}, {"head_tile": "24"}, 16, False),
-        ({"KILN_CPU_KERNELS": "host"}, {}, 7, False),
-    ],
-    ids=["host", "one-family", "neither", "torch", "float32", "head-dim", "block-size"],
-)
-def test_kernels_attend_where_they_can_and_may(monkeypatch, environ, needs, block_size, wanted):
-    env = read(families(), environ)
-    monkeypatch.setattr(choose, "settings", lambda: env)
-    needs = {"scalar_t": "kiln::bf16", "head_tile": "64", **needs}
-    assert kernels_attend(CPU, needs, block_size) == wanted

@@ -12,8 +12,7 @@ from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
-from kiln.jit_kernels.choose import Choice
-from kiln.jit_kernels.ops.kv import functions as kv
+from kiln.jit_kernels import implementations
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
@@ -97,20 +96,7 @@ def test_a_cpu_takes_one_launch_only_where_it_runs_kernels(
         def kernel_choice(self, family):
             return choice
 
-    monkeypatch.setattr(kv, "settings", Settings)
-    monkeypatch.setattr(kv, "is_one_launch", kv.is_one_launch.__wrapped__)
-    assert kv.is_one_launch("cpu", *kinds, head_dim, head_dim) is wanted
-
-
-@pytest.mark.parametrize(
-    ("chosen", "fp16_in_fp8", "bf16"),
-    [("jit", False, True), ("triton", True, True), ("torch", False, False)],
-)
-def test_on_a_gpu_it_is_one_launch_where_the_choice_has_a_kernel(
-    monkeypatch, chosen, fp16_in_fp8, bf16
-):
-    decide = kv.is_one_launch.__wrapped__
-    monkeypatch.setattr(kv, "choice", lambda family: Choice(family, chosen, ""))
-    assert decide("cuda", torch.float16, torch.float8_e4m3fn, 64, 64) is fp16_in_fp8
-    assert decide("cuda", torch.bfloat16, torch.bfloat16, 64, 64) is bf16
-    assert decide("cuda", torch.bfloat16, torch.bfloat16, 20, 20) is False
+    monkeypatch.setattr(implementations, "settings", Settings)
+    monkeypatch.setattr(implementations, "_decided", {})
+    pool = torch.empty(1, 1, 16, head_dim, dtype=kinds[1])
+    assert module.is_one_launch(pool, kinds[0], head_dim) is wanted

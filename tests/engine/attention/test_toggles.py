@@ -1,14 +1,17 @@
-"""A toggle that asks for an attention kernel is obeyed or refused."""
+"""When attention kernels serve a model; a toggle that asks for one is obeyed or refused."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kiln.cache.env import read
 from kiln.engine.attention import toggles
-from kiln.engine.attention.toggles import check_attention_toggles
+from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.errors import ConfigError
+from kiln.jit_kernels import implementations
 from kiln.jit_kernels.families import families
+from kiln.jit_kernels.registry import operators
 
 NEEDS = {"scalar_t": "kiln::bf16", "head_tile": "64"}
 
@@ -17,8 +20,10 @@ NEEDS = {"scalar_t": "kiln::bf16", "head_tile": "64"}
 def check(monkeypatch):
     def check(environ, needs, block_size):
         env = read(families(), environ)
-        monkeypatch.setattr(toggles, "settings", lambda: env)
-        check_attention_toggles({**NEEDS, **needs}, block_size)
+        for module in (toggles, implementations):
+            monkeypatch.setattr(module, "settings", lambda: env)
+        monkeypatch.setattr(implementations, "_decided", {})
+        return kernels_can_attend({**NEEDS, **needs}, block_size)
 
     return check
 
@@ -27,7 +32,7 @@ def check(monkeypatch):
 @pytest.mark.parametrize("kernel", ["jit", "triton"])
 def test_a_kernel_that_cannot_serve_the_model_is_refused(check, family, kernel):
     environ = {f"KILN_{family}": kernel}
-    check(environ, {}, 16)
+    assert check(environ, {}, 16)
     with pytest.raises(ConfigError, match=rf"block_size=32: KILN_{family}={kernel} asks for"):
         check(environ, {}, 32)
     with pytest.raises(ConfigError, match=rf"KILN_{family}={kernel}: .* dtype and head_dim"):
@@ -35,5 +40,31 @@ def test_a_kernel_that_cannot_serve_the_model_is_refused(check, family, kernel):
 
 
 @pytest.mark.parametrize("environ", [{}, {"KILN_ATTENTION_DECODE": "torch"}, {"KILN_NORM": "jit"}])
-def test_other_toggles_allow_every_block_size(check, environ):
-    check(environ, {"scalar_t": "float"}, 32)
+def test_other_toggles_leave_it_to_torch(check, environ):
+    assert check(environ, {}, 16)
+    assert not check(environ, {}, 32)
+    assert not check(environ, {"scalar_t": "float"}, 16)
+    assert not check(environ, {"head_tile": "24"}, 16)
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, False),
+        ({"KILN_CPU_KERNELS": "host"}, True),
+        ({"KILN_CPU_KERNELS": "host-check", "KILN_ATTENTION_PREFILL": "torch"}, True),
+        (
+            {
+                "KILN_CPU_KERNELS": "host",
+                "KILN_ATTENTION_PREFILL": "torch",
+                "KILN_ATTENTION_DECODE": "torch",
+            },
+            False,
+        ),
+    ],
+    ids=["torch", "host", "one-family", "neither"],
+)
+def test_on_a_cpu_they_attend_where_either_family_runs_kernels(check, environ, wanted):
+    assert check(environ, {}, 16)
+    decisions = implementations.decide(operators(), torch.device("cpu"), NEEDS)
+    assert decisions.run_kernels(*ATTENTION_FAMILIES) is wanted

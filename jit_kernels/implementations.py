@@ -1,0 +1,221 @@
+"""Which implementation of an operator runs, and why: the one place that decides.
+
+Decided by device, operator and variant, from the toggles and from what can be loaded; never by who
+asks first. The toggle of a family, ``KILN_<FAMILY>``, names one implementation: it runs, or is
+refused with KernelError. Under "auto" Kiln's own kernel runs where it has the variant and can be
+loaded, else Triton's, else torch's operations. What an operator of a server must see is never
+passed over: SealedMiss, BundleRefused and LateKernel are raised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
+from kiln.jit_kernels.errors import (
+    BundleRefused,
+    KernelError,
+    LateKernel,
+    NoSuchKernel,
+    SealedMiss,
+    ToolchainMissing,
+)
+from kiln.jit_kernels.launch import Run, load, target_arch
+from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.ready import ready_guard
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.spec import KernelSpec, Needs, Variant, check_needs, label
+from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.triton_forms import triton_form
+
+log = logging.getLogger(__name__)
+
+Implementation = Literal["jit", "triton", "torch", "host", "host-check"]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What runs for a variant of an operator on a device, and the reason in words.
+
+    ``variant`` has only the needed values where the operator's kernel has no such variant.
+    """
+
+    spec: KernelSpec
+    variant: Variant
+    implementation: Implementation
+    reason: str
+    run: Run = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What runs for a model on a device."""
+
+    made: tuple[Decision, ...]
+
+    def run_kernels(self, *families: str) -> bool:
+        """Return whether anything in some families is run by a kernel and not by torch."""
+        own = [one for one in self.made if one.spec.family in families]
+        return any(one.implementation != "torch" for one in own)
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """Return rows of family, what of it ("all", or variants), implementation, and reason."""
+        groups: dict[tuple[str, str, str], list[str]] = {}
+        for one in self.made:
+            group = groups.setdefault((one.spec.family, one.implementation, one.reason), [])
+            group.append(label(one.spec, one.variant))
+        families = [family for family, _, _ in groups]
+        return [
+            (family, "all" if families.count(family) == 1 else ", ".join(names), runs, reason)
+            for (family, runs, reason), names in groups.items()
+        ]
+
+    def summary(self) -> dict[str, str]:
+        """Return family -> what runs for it and why, as one text."""
+        texts: dict[str, list[str]] = {}
+        for family, names, implementation, reason in self.table():
+            what = implementation if names == "all" else f"{implementation} for {names}"
+            texts.setdefault(family, []).append(f"{what}: {reason}")
+        return {family: "; ".join(parts) for family, parts in texts.items()}
+
+
+_decided: dict[tuple[object, ...], Decision] = {}  # by device, operator and values of the variant
+
+
+def decide(
+    specs: Iterable[KernelSpec],
+    device: torch.device,
+    needs: Needs = MappingProxyType({}),
+    progress: Progress = lambda stage, done, total: None,
+) -> Decisions:
+    """Return what runs of some specs for a model on a device, and build and load it.
+
+    Called with every spec before the KV pool is sized. ``needs`` limits it to what a model runs;
+    ``progress`` hears of (stage, done, total) while kernels are built. Raises KernelError when a
+    toggle names what cannot run, before anything is built if that is known by then.
+    """
+    specs = list(specs)
+    operators = [spec for spec in specs if not spec.instead_of]
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    with ready_guard().preparing():
+        made = [
+            _decide(spec, values, device)
+            for spec in operators
+            if not spec.optional
+            for values in spec.lacking(needs)
+        ]
+        if device.type == "cuda":
+            _build_in_parallel(specs, device, needs, progress)
+        made += [
+            decision(spec, variant, device)
+            for spec in operators
+            for variant in spec.variants(needs)
+        ]
+    return Decisions(tuple(made))
+
+
+def decision(spec: KernelSpec, variant: Variant, device: torch.device) -> Decision:
+    """Return what runs for a variant on a device, which has an index if it is a GPU.
+
+    Decided, and loaded, at the first question. Raises KernelError as ``decide`` does.
+    """
+    key = (device, spec.name, *variant.values())
+    if key not in _decided:
+        _decided[key] = _decide(spec, variant, device)
+    return _decided[key]
+
+
+def run(spec: KernelSpec, a: Arguments) -> None:
+    """Run an operator on its arguments by what is decided for their variant and device."""
+    bound = spec.bind(a)
+    device = a[spec.parameters.first_tensor].device
+    made = _decided.get((device, spec.name, *bound.variant.values()))
+    if made is None:
+        made = decision(spec, bound.variant, device)
+    made.run(a, bound)
+
+
+def run_reference(spec: KernelSpec, a: Arguments) -> None:
+    """Write the reference's results into the arguments that the operator mutates."""
+    for name, result in spec.reference(a).items():
+        getattr(a, name).copy_(result)
+
+
+def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decision:
+    name, toggle = f"KILN_{spec.family.upper()}", settings().kernel_choice(spec.family)
+    if toggle != "auto":
+        make = {"jit": _own, "triton": _triton, "torch": _torch}[toggle]
+        try:
+            implementation, _, call = make(spec, variant, device)
+        except NoSuchKernel as error:
+            told = f"{name}={toggle} cannot be obeyed: {error}; unset {name}"
+            raise NoSuchKernel(told) from error
+        return Decision(spec, variant, implementation, f"{name}={toggle}", call)
+    kernels = {"Kiln's": _own, "Triton's": _triton} if device.type == "cuda" else {"Kiln's": _own}
+    why_not = []
+    for whose, make in kernels.items():
+        try:
+            implementation, reason, call = make(spec, variant, device)
+        except (SealedMiss, BundleRefused, LateKernel):
+            raise
+        except KernelError as error:
+            why_not.append(f"{whose} kernels are unavailable: {error}")
+        else:
+            return Decision(spec, variant, implementation, "; ".join(why_not) or reason, call)
+    return Decision(spec, variant, "torch", "; ".join(why_not), _torch(spec, variant, device)[2])
+
+
+_Made = tuple[Implementation, str, Run]
+
+
+def _own(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
+    """Return Kiln's own kernel, loaded: on a CPU that of the host toolchain, built when it runs."""
+    if device.type == "cuda":
+        return "jit", "compiled by NVRTC and loaded", load(spec, variant, device).run
+    mode = settings().cpu_kernels
+    if mode == "torch":
+        raise NoSuchKernel("on a CPU they run only under KILN_CPU_KERNELS=host or host-check")
+    check_needs(spec, variant)
+    checked = mode == "host-check"
+    call: Run = lambda a, bound: host.run(spec, a, checked=checked, env=settings())  # noqa: E731
+    return mode, f"KILN_CPU_KERNELS={mode}", call
+
+
+def _triton(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
+    if device.type != "cuda":
+        raise NoSuchKernel("Triton needs a GPU, and this model runs on the CPU")
+    form = triton_form(spec.family, spec.name)
+    return "triton", "compiled by Triton when it runs", lambda a, bound: form(a)
+
+
+def _torch(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
+    return "torch", "", lambda a, bound: run_reference(spec, a)
+
+
+def _build_in_parallel(
+    specs: Sequence[KernelSpec], device: torch.device, needs: Needs, progress: Progress
+) -> None:
+    """Fill the kernel cache with all cores, so that loading one by one finds everything there."""
+    toggles = {spec.family: settings().kernel_choice(spec.family) for spec in specs}
+    wanted = [spec for spec in specs if toggles[spec.family] in ("auto", "jit")]
+    jobs = jobs_for(wanted, [target_arch(device)], needs)
+    done = 0
+
+    def tell(outcome: Outcome) -> None:
+        nonlocal done
+        done += 1
+        progress("kernels", done, len(jobs))
+
+    try:
+        warm_up(jobs, kernel_cache(), settings().jit_jobs, tell)
+    except ToolchainMissing as error:  # loading raises it again, as the reason of a decision
+        log.warning("%s", error)
