@@ -103,8 +103,8 @@ KILN_NOINLINE void tally_row(const Row<T>& row, Peaks peaks, uint32_t last, Weig
 // memory atomics. Sets s.kept and s.kept_count, mass and number of the keys from c on, and, if
 // masses matter, s.total: the mass of the keys from s.total_from on.
 template <class T>
-KILN_NOINLINE uint32_t find_cutoff(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
-                                   Limits limits, SamplerShared& s) {
+KILN_NOINLINE uint32_t cut_key(const Row<T>& row, Peaks peaks, bool in_list, Weights weights,
+                               Limits limits, SamplerShared& s) {
   constexpr int kFree = kFreeBits<T>;
   const bool edited = row.has_edits();
   const uint32_t base = max(in_list ? s.bound : limits.base, lowest_key());

@@ -113,7 +113,7 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   uint32_t found = lowest_key();
   if (want.cuts_count) {
     const Limits limits{uint32_t(want.top_k), ~uint64_t(0), found, want.cuts_mass};
-    found = find_cutoff(row, peaks, in_list, weights, limits, s);
+    found = cut_key(row, peaks, in_list, weights, limits, s);
   }
   if (!want.cuts_mass) return found;
   // Total mass for top-p: of what top-k left, or of the row, approximately unless that is
@@ -132,7 +132,7 @@ KILN_NOINLINE uint32_t cut(const Logits& row, Peaks peaks, const Settings& want,
   for (;;) {
     const uint64_t low = share_of(want.top_p, all.mass - all.error);
     const uint32_t base = in_list ? 0 : base_of(row, want.top_p, weights, all.mass);
-    found = find_cutoff(row, peaks, in_list, weights, {~0u, low, base, true}, s);
+    found = cut_key(row, peaks, in_list, weights, {~0u, low, base, true}, s);
     if (in_list && !lists_all(s) && s.kept < low) {  // the list is too short
       in_list = s.wanted < most_wanted() && s.kept > low - low / 8;  // only by a little
       if (in_list) gather(row, peaks, summary.value, weights.top, most_wanted(), s);

@@ -206,7 +206,7 @@ _PREFILL = [
     {
         "name": "tile left out by a warp that sees a part of it",
         "old": "visible = key < last &&",
-        "new": "seen = key + kKeys <= last &&",
+        "new": "visible = key + kKeys <= last &&",
     },
     {
         "name": "first head of the group for all",
