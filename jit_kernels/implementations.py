@@ -160,6 +160,9 @@ def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisio
             told = f"{name}={toggle} cannot be obeyed: {error}; unset {name}"
             raise NoSuchKernel(told) from error
         return Decision(spec, variant, implementation, f"{name}={toggle}", call)
+    if device.type == "cpu" and settings().cpu_kernels == "torch":
+        run_torch = _torch(spec, variant, device)[2]
+        return Decision(spec, variant, "torch", "KILN_CPU_KERNELS=torch", run_torch)
     kernels = {"Kiln's": _own, "Triton's": _triton} if device.type == "cuda" else {"Kiln's": _own}
     why_not = []
     for whose, make in kernels.items():

@@ -27,6 +27,7 @@ from gpu.sealed import sealed_bundle
 
 from kiln.engine.bench.report import Report
 from kiln.jit_kernels.bench.ceilings import Ceilings
+from kiln.jit_kernels.parameters import declare, outputs
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
@@ -323,10 +324,10 @@ def test_the_timing_section_begins_with_the_ceilings_and_has_each_kernel(on_cpu)
 
 
 def test_integers_must_be_equal_and_not_merely_close():
-    whole = [torch.tensor([1, 2, 3])]
-    spec = replace(find_spec("rms_norm"), schema="(Tensor(a!) out) -> ()", tolerance=1e9)
-    assert agreement._difference(spec, whole, [torch.tensor([1, 2, 3])]) == 0
-    assert agreement._difference(spec, whole, [torch.tensor([1, 2, 4])]) == float("inf")
+    spec = replace(find_spec("rms_norm"), parameters=declare(outputs("out")), tolerance=1e9)
+    one, same, other = (spec.arguments([torch.tensor([1, 2, last])]) for last in (3, 3, 4))
+    assert agreement._difference(spec, one, same) == 0
+    assert agreement._difference(spec, one, other) == float("inf")
 
 
 def test_timings_become_a_table_and_a_roofline(tmp_path):
