@@ -1,4 +1,4 @@
-"""Whether Kiln's attention kernels run a model, or torch does."""
+"""Choose between Kiln's attention kernels and torch for a model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _FAMILIES = ("attention_decode", "attention_prefill")
 
 
 def kernels_attend(device: torch.device, needs: Needs, block_size: int) -> bool:
-    """Return whether the paged kernels serve a model on a device, and not torch's operations.
+    """Return whether the paged kernels, not torch's operations, run a model's attention.
 
-    They do where a toggle's choice has one for the model's dtype and head_dim and blocks are of 16
-    tokens; on a CPU, where ``KILN_CPU_KERNELS`` runs kernels there. Where only one of the two
-    families is set to "torch", its requests go through the kernel's reference.
+    This needs blocks of 16 tokens and a kernel for the model's dtype and head_dim that the toggles
+    allow; on a CPU also ``KILN_CPU_KERNELS``. If only one of the two families is set to "torch",
+    its requests go through the kernel's reference.
     """
-    comes = all(
+    supported = all(
         next(spec.variants(needs), None) is not None
         for spec in operators()
         if spec.family in _FAMILIES
     )
-    if block_size != KV_BLOCK or not comes:
+    if block_size != KV_BLOCK or not supported:
         return False
     if device.type == "cuda":
         return any(choice(family, needs).implementation != "torch" for family in _FAMILIES)
