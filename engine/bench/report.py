@@ -50,7 +50,7 @@ class Report:
     date: str = field(default_factory=_now)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, with those of ``details`` at the top level; empty ones are left out."""
+        """Return the fields, those of ``details`` at the top level; empty ones are left out."""
         optional = {"load": self.load, "remark": self.remark, "rows": self.rows}
         return {
             "benchmark": self.benchmark,
@@ -106,14 +106,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def table(columns: Mapping[str, str], rows: Iterable[Row]) -> str:
     """Return rows as a Markdown table.
 
-    ``columns``: title -> format of a row's fields, such as ``{"wall s": "{seconds:.3f}"}``. The cell
-    is "–" if the row's field is missing or None.
+    ``columns``: title -> format of a row's fields, such as ``{"wall s": "{seconds:.3f}"}``. A
+    cell is "–" if the row's field is missing or None.
     """
     return grid(list(columns), [[_cell(form, row) for form in columns.values()] for row in rows])
 
 
 def grid(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return cells as a Markdown table, numbers right-aligned; "" without lines."""
+    """Return a Markdown table, numbers right-aligned; "" without lines."""
     if not lines:
         return ""
     rules = [

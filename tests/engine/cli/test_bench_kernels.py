@@ -38,7 +38,7 @@ def test_on_a_cpu_it_is_labelled_a_smoke_test_in_all_that_it_leaves(kiln, tmp_pa
     assert "CPU SMOKE TEST" in result.stdout
     report = json.loads(numbers.read_text())
     assert report["device"] == "cpu"
-    assert "means nothing" in report["remark"] or "say nothing" in report["remark"]
+    assert "says nothing" in report["remark"] or "say nothing" in report["remark"]
     assert {row["family"] for row in report["rows"]} == {"norm"}
     assert {row["status"] for row in report["rows"]} == {"measured"}
     assert {"hardware", "versions", "command", "date", "ceilings"} <= set(report)
