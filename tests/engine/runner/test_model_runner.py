@@ -98,7 +98,7 @@ def test_dummy_weights_need_no_more_than_a_config(tmp_path):
     first, again = (runner(tmp_path, load_format="dummy") for _ in range(2))
     other = runner(tmp_path, load_format="dummy", seed=1)
     assert run(first, [1, 2]) == run(again, [1, 2]) != run(other, [1, 2])
-    with pytest.raises(ModelError, match="there are no weights"):
+    with pytest.raises(ModelError, match="no weights found"):
         runner(tmp_path)
 
 
