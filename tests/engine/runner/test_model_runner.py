@@ -131,7 +131,7 @@ def test_a_first_step_that_fails_is_a_model_error(tmp_path):
     with torch.no_grad():
         model.model.embed_tokens.weight[0] = float("nan")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="first step failed: the model's logits hold NaN"):
+    with pytest.raises(ModelError, match="first step failed: the model's logits contain NaN"):
         runner(tmp_path).try_out()
 
 
