@@ -32,9 +32,9 @@ class SamplingParams:
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 keeps all tokens. ``max_tokens`` None generates
     up to the model's context. ``logprobs`` is the number of most likely tokens to report besides
     the sampled one; 0 reports only the sampled one, None nothing. ``seed`` None picks one at
-    random. ``logit_bias`` is added to the logits of token ids. Then, for tokens in prompt or output,
-    positive logits are divided and negative ones multiplied by ``repetition_penalty``. For tokens
-    in the output, ``frequency_penalty`` times the number of occurrences and
+    random. ``logit_bias`` is added to the logits of token ids. Then, for tokens in prompt or
+    output, positive logits are divided and negative ones multiplied by ``repetition_penalty``. For
+    tokens in the output, ``frequency_penalty`` times the number of occurrences and
     ``presence_penalty`` once are subtracted. Raises RequestError naming a field out of range.
     """
 

@@ -93,7 +93,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with BOS and the like if ``add_special_tokens``.
 
-        Calls ``encode_batch_fast``, because ``encode`` holds the GIL, for seconds on megabytes of text.
+        Calls ``encode_batch_fast``, because ``encode`` holds the GIL during all its work.
         """
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
