@@ -87,7 +87,7 @@ class Env:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One row of the documentation: name, accepted values, default, value now, and help."""
+    """One row of the documentation: name, accepted values, default, current value, and help."""
 
     name: str
     values: str

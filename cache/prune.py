@@ -16,7 +16,7 @@ from kiln.cache.publish import sweep
 from kiln.cache.trust import Trust
 
 _DAY = 86400.0
-_KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for examination
+_KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for inspection
 
 
 @dataclass(frozen=True, slots=True)

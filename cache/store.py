@@ -35,7 +35,7 @@ _TRANSIENT = (errno.ESTALE, errno.EIO)  # NFS lost a file handle or a request: r
 _TRANSIENT_WRITE = (*_TRANSIENT, errno.ENOENT)  # … or a folder that another node just created
 _TOUCH = 86400.0  # seconds; a hit updates the mtime, which pruning uses, once a day
 _MAX_SIZE = 256 * 2**20  # bytes; far above any entry that Kiln writes
-_KEPT_BAD = 2  # damaged entries kept for examination in each of the 256 folders of a target
+_KEPT_BAD = 2  # damaged entries kept for inspection in each of the 256 folders of a target
 
 log = logging.getLogger(__name__)
 

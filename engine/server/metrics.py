@@ -69,9 +69,7 @@ class _EngineGauges(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield one gauge for each count that the engine has reported."""
-        yield GaugeMetricFamily(
-            "kiln:engine_ready", "1 if the engine accepts requests.", self._is_ready()
-        )
+        yield GaugeMetricFamily("kiln:engine_ready", "1 if ready to serve.", self._is_ready())
         stats = self._engine_stats()
         for count, (name, text) in _GAUGES.items():
             if count in stats:

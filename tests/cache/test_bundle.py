@@ -237,5 +237,5 @@ def test_a_bundle_that_cannot_be_written_is_an_error_for_the_user(tmp_path):
 def test_a_bundle_of_another_version_is_refused_when_it_is_opened(bundle):
     path, _ = bundle
     path.write_bytes(reseal(b"KILNKB1\n" + path.read_bytes()[8:]))
-    with pytest.raises(BundleError, match="of another version"):
+    with pytest.raises(BundleError, match="has another version"):
         Bundle.open(path)
