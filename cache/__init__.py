@@ -1,1 +1,1 @@
-"""Bytes on disk, and the environment. Standard library only."""
+"""The kernel cache on disk, and the environment variables. Standard library only."""

@@ -1,9 +1,9 @@
-"""Entries of many kernels in one sealed file, to ship beside a program or in an image.
+"""Cache entries of many kernels in one sealed file, to ship with a program or a container image.
 
     magic · u32 manifest length · manifest JSON, spaces to a multiple of 64 · entries · SHA-256
 
-The manifest lists target, key, place and SHA-256 of every entry; the digest at the end covers all
-before it. The file is read whole and stays in memory: nobody can change it after the check.
+The manifest lists target, key, offset and SHA-256 of every entry. The final digest covers all bytes
+before it. The whole file is read into memory before the check, so it cannot change afterwards.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kiln.cache.layout import check_name
 from kiln.cache.publish import publish
 from kiln.cache.trust import Trust, Untrusted, close_quietly, open_checked, read_all
 
-_MAGIC = b"KILNKB2\n"  # raised with the entries' own
+_MAGIC = b"KILNKB2\n"  # change it together with the entries' magic
 _LENGTH = struct.Struct("<I")
 _START = len(_MAGIC) + _LENGTH.size
 _MAX_SIZE = 2**30  # bytes; 7 targets of 60 kernels are 6 MB
 
 
 class BundleError(ValueError):
-    """A bundle cannot be read or believed; the message says which and why."""
+    """A bundle cannot be read or is not trusted; the message says which bundle and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +40,25 @@ class _Place:
 
 
 class Bundle:
-    """An open bundle: a map from target and key to entry. ``sha256`` is that of the whole file."""
+    """An open bundle: a map from (target, key) to entry. ``sha256`` covers the whole file."""
 
     def __init__(self, path: Path, data: bytes) -> None:
-        """Take the bytes of a bundle; ``open`` is what callers want. Raises BundleError."""
+        """Parse the bytes of a bundle; callers use ``open`` instead. Raises BundleError."""
         self.path = path
         self._data = data
         self.sha256, self._places = _read_manifest(path, data)
 
     @classmethod
     def open(cls, path: Path, sha256: str | None = None, trust: Trust | None = None) -> Bundle:
-        """Read and check a bundle, and that it has the SHA-256 expected, where one is.
+        """Read and check a bundle, and compare its SHA-256 with ``sha256`` if given.
 
-        Raises BundleError when it is absent, untrusted, tampered with, or another one.
+        Raises BundleError if it is absent, untrusted, damaged, or has another SHA-256.
         """
         try:
             fd, info = open_checked(path, Trust() if trust is None else trust)
             try:
                 if info.st_size > _MAX_SIZE:
-                    raise BundleError(f"bundle {path} has {info.st_size} bytes: not one of ours")
+                    raise BundleError(f"bundle {path} has {info.st_size} bytes: not a Kiln bundle")
                 data = read_all(fd, info.st_size)
             finally:
                 close_quietly(fd)
@@ -72,7 +72,7 @@ class Bundle:
         return bundle
 
     def get(self, arch: str, key: str) -> Entry | None:
-        """Return the entry of a key, verified once more, or None. Raises BundleError."""
+        """Return the entry of a key, verified again, or None. Raises BundleError."""
         place = self._places.get((arch, key))
         if place is None:
             return None
@@ -82,16 +82,16 @@ class Bundle:
             raise BundleError(f"bundle {self.path}: {key}: {error}") from None
 
     def headers(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what every entry says of itself; payloads are not looked at."""
+        """Yield the header of every entry; payloads are not verified."""
         for place in self._places.values():
             yield header_of(self._data[place.start : place.end])
 
     def entries(self) -> Iterator[tuple[str, str, Entry]]:
-        """Yield target, key and entry of everything, in order. Raises BundleError."""
+        """Yield (target, key, entry) of every kernel, in order. Raises BundleError."""
         for (arch, key), place in self._places.items():
             data = memoryview(self._data)[place.start : place.end]
             if hashlib.sha256(data).hexdigest() != place.sha256:
-                raise BundleError(f"bundle {self.path}: {key} is not what the manifest lists")
+                raise BundleError(f"bundle {self.path}: {key} differs from the manifest")
             entry = self.get(arch, key)
             assert entry is not None
             yield arch, key, entry
@@ -103,8 +103,8 @@ class Bundle:
 def write_bundle(path: Path, entries: Iterable[tuple[str, str, Entry]]) -> str:
     """Write a bundle; return the SHA-256 of the file, for ``KILN_KERNEL_BUNDLE_SHA256``.
 
-    The order of the entries does not matter: the same ones give the same bytes. Raises OSError,
-    and ValueError on a malformed or repeated target and key.
+    The same entries in any order give the same bytes. Raises OSError, and ValueError if a target or
+    key is malformed or a pair is repeated.
     """
     blobs: dict[tuple[str, str], bytes] = {}
     for arch, key, entry in entries:
@@ -129,23 +129,23 @@ def write_bundle(path: Path, entries: Iterable[tuple[str, str, Entry]]) -> str:
 
 
 def _read_manifest(path: Path, data: bytes) -> tuple[str, dict[tuple[str, str], _Place]]:
-    """Return the SHA-256 of a whole bundle, which is checked, and where its entries lie."""
+    """Check a bundle; return the SHA-256 of the file, and the offset and size of each entry."""
     if not data.startswith(_MAGIC) or len(data) < _START + DIGEST_SIZE:
-        raise BundleError(f"{path} is no bundle of kernels, one of another version, or truncated")
+        raise BundleError(f"{path} is not a kernel bundle, has another version, or is truncated")
     end = len(data) - DIGEST_SIZE
     whole = hashlib.sha256(memoryview(data)[:end])
     if whole.digest() != data[end:]:
-        raise BundleError(f"bundle {path} is truncated or damaged: its SHA-256 does not fit")
+        raise BundleError(f"bundle {path} is truncated or damaged: its SHA-256 does not match")
     start = _START + int(_LENGTH.unpack_from(data, len(_MAGIC))[0])
     places: dict[tuple[str, str], _Place] = {}
     try:
         for item in json.loads(data[_START:start])["entries"]:
             name, place = _place(item, start)
             if place.end > end or name in places:
-                raise ValueError(f"{name} lies outside, or twice")
+                raise ValueError(f"{name} is outside the file, or listed twice")
             places[name] = place
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BundleError(f"bundle {path}: its manifest makes no sense: {error}") from None
+        raise BundleError(f"bundle {path}: its manifest is invalid: {error}") from None
     whole.update(data[end:])
     return whole.hexdigest(), places
 

@@ -1,11 +1,11 @@
-"""One entry of the kernel cache as bytes that prove themselves.
+"""The binary format of one kernel cache entry, with its own checksum.
 
     magic · u32 header length · u32 payload length · key · target, zeros to 64 bytes in all
     header JSON, spaces to a multiple of 64 · payload · SHA-256
 
-The digest covers every byte before it, so one pass over the data finds any flip, truncation or
-swapped part. Key and target come first, so an entry cannot pass for another; they are compared as
-bytes, so that a reader who wants the payload alone reads no JSON.
+The digest covers all bytes before it, so one pass detects any bit flip, truncation or swapped part.
+The head holds key and target, so an entry cannot be mistaken for another. They are compared as
+bytes, so a reader that needs only the payload parses no JSON.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ _MAX_ARCH = 16
 
 
 class EntryError(ValueError):
-    """The bytes are not a whole entry of this key and target; the message is the reason."""
+    """The bytes are not a complete entry for this key and target; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A verified entry: its payload, and the JSON text of what its builder says of it."""
+    """A verified entry: its payload, and its header as JSON text."""
 
     text: bytes
     payload: bytes
 
     @classmethod
     def of(cls, header: Mapping[str, Any], payload: bytes) -> Entry:
-        """Return an entry with a header of anything JSON can say."""
+        """Return an entry; the header may hold any JSON value."""
         return cls(_text_of(header), payload)
 
     @property
     def header(self) -> dict[str, Any]:
-        """What went into it; empty where its builder wrote something else than a JSON object."""
+        """The header; empty if it is not a JSON object."""
         return _header_in(self.text)
 
 
 def encode(key: str, arch: str, entry: Entry) -> bytes:
     """Return an entry as bytes; the same arguments give the same bytes.
 
-    Raises ValueError when key or target cannot stand in an entry.
+    Raises ValueError if the key is malformed or the target is too long.
     """
     name = arch.encode()
     if len(name) > _MAX_ARCH or name.endswith(b"\0"):
-        raise ValueError(f"target {arch!r}: at most {_MAX_ARCH} bytes have a place in an entry")
+        raise ValueError(f"target {arch!r}: an entry holds at most {_MAX_ARCH} bytes")
     text = entry.text + b" " * (-len(entry.text) % ALIGNMENT)
     head = HEAD.pack(MAGIC, len(text), len(entry.payload), _key_bytes(key), name)
     body = b"".join((head, text, entry.payload))
@@ -63,12 +63,12 @@ def encode(key: str, arch: str, entry: Entry) -> bytes:
 def decode(data: bytes, key: str, arch: str) -> Entry:
     """Return the entry of a key and target. Raises EntryError."""
     if not data.startswith(MAGIC):
-        raise EntryError("not an entry, or of another version")
+        raise EntryError("not an entry, or an entry of another version")
     if len(data) < HEAD.size + DIGEST_SIZE:
         raise EntryError(f"truncated to {len(data)} bytes")
     if hashlib.sha256(memoryview(data)[:-DIGEST_SIZE]).digest() != data[-DIGEST_SIZE:]:
-        raise EntryError("truncated or damaged: its SHA-256 does not fit")
-    # From here on the bytes are as somebody wrote them; whether for this key is still open.
+        raise EntryError("truncated or damaged: its SHA-256 does not match")
+    # The bytes are intact; now check that they belong to this key and target.
     _, length, size, own_key, own_arch = HEAD.unpack_from(data)
     start = HEAD.size + length
     if start + size + DIGEST_SIZE != len(data):
@@ -82,7 +82,7 @@ def decode(data: bytes, key: str, arch: str) -> Entry:
 
 
 def header_of(data: bytes) -> dict[str, Any]:
-    """Return what an entry says of itself, unverified; empty where it says nothing sensible."""
+    """Return the unverified header of an entry; empty if it cannot be read."""
     if len(data) < HEAD.size:
         return {}
     return _header_in(data[HEAD.size : HEAD.size + HEAD.unpack_from(data)[1]])

@@ -1,8 +1,8 @@
-"""Every environment variable that Kiln reads: the only file that touches ``os.environ``.
+"""Every environment variable that Kiln reads; no other file uses ``os.environ``.
 
-``read`` is called once, at start-up; the frozen result is passed down. A misspelt or malformed
-``KILN_`` variable stops the program. Each kernel family adds a toggle of its own name: the caller
-passes the families' names, so that a new family needs no edit here.
+``read`` is called once at start-up, and its frozen result is passed down. An unknown or malformed
+``KILN_`` variable stops the program. Each kernel family has a toggle with its name: the caller
+passes the families' names, so a new family needs no edit here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 PREFIX = "KILN_"
-# What Kubernetes and Docker links inject for a service named kiln, such as KILN_PORT_8000_TCP_ADDR.
+# Kubernetes and Docker links inject these for a service named kiln: KILN_PORT_8000_TCP_ADDR.
 _SERVICE = re.compile(
     r"KILN_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
 )
@@ -36,30 +36,30 @@ def _var(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """One attribute a variable: ``KILN_`` plus the attribute's name in capitals."""
+    """One attribute per variable, which is ``KILN_`` plus the attribute's name in capitals."""
 
     kernel_cache_dir: Path | None = _var(
         None, "Folder of compiled kernels; default $XDG_CACHE_HOME/kiln/kernels or ~/.cache/…."
     )
     kernel_cache: CacheMode = _var(
         "rw",
-        "Kernels on disk: read and write; read only; neither; build anew and replace; or sealed: "
-        "a kernel that is not there is an error.",
+        "Kernel cache: read and write; read only; off; rebuild and replace; or sealed: a kernel "
+        "that is not in it is an error.",
     )
-    kernel_bundle: Path | None = _var(None, "Bundle of kernels, read before the folder.")
-    kernel_bundle_sha256: str | None = _var(None, "SHA-256 that the bundle must have.")
-    kernel_cache_max_mb: int = _var(256, "Megabytes that pruning leaves in the folder.")
-    kernel_cache_max_days: int = _var(90, "Days without use after which pruning drops a kernel.")
+    kernel_bundle: Path | None = _var(None, "Bundle of kernels, searched before the folder.")
+    kernel_bundle_sha256: str | None = _var(None, "Required SHA-256 of the bundle.")
+    kernel_cache_max_mb: int = _var(256, "Largest size of the folder after pruning, in megabytes.")
+    kernel_cache_max_days: int = _var(90, "Days without use after which pruning removes a kernel.")
     kernel_cache_shared: bool = _var(
-        False, "1: a folder that several users of one group fill, mode 2775."
+        False, "1: the users of one group share the folder, mode 2775."
     )
     kernel_trusted_uids: tuple[int, ...] = _var(
         (),
-        "Users, as numbers with commas, whose kernels are believed besides one's own and root's.",
+        "User ids, separated by commas, whose kernels are trusted besides your own and root's.",
     )
     kernel_lock_dir: Path | None = _var(
         None,
-        "Folder on this machine where builders of one kernel wait for each other; default "
+        "Local folder of the locks between processes that build the same kernel; default "
         "$XDG_RUNTIME_DIR/kiln or /dev/shm/kiln-<uid>.",
     )
     kernel_arch: str | None = _var(None, "Compile for this target, such as sm_90a.")
@@ -68,12 +68,12 @@ class Env:
     )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(
-        "warn", "What a compile or a load of a kernel is once the server is ready."
+        "warn", "What to do if a kernel is compiled or loaded after the server is ready."
     )
     launcher: Literal["auto", "cuda-python", "cupy"] = _var(
         "auto",
-        "What loads and launches kernels on a GPU; auto takes cuda-python, whose launches overlap, "
-        "from sm_90 on, and CuPy before that where it is installed.",
+        "Library that loads and launches kernels; auto: cuda-python from sm_90 on, because its "
+        "launches can overlap, else CuPy if it is installed.",
     )
     host_compiler: str = _var("g++", "C++ compiler of the host toolchain: g++ or clang++.")
     kernels: Mapping[str, KernelChoice] = field(
@@ -81,13 +81,13 @@ class Env:
     )
 
     def kernel_choice(self, family: str) -> KernelChoice:
-        """Return the toggle of a kernel family: "auto" where nothing was set."""
+        """Return the toggle of a kernel family; "auto" if it is not set."""
         return self.kernels.get(family, "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One row of the documentation: name, accepted values, default, value now, and help."""
+    """One row of the documentation: name, accepted values, default, current value, and help."""
 
     name: str
     values: str
@@ -128,7 +128,7 @@ def _path(name: str, text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise EnvError(f"{name}={text!r}: there is no home folder; write the whole path") from None
+        raise EnvError(f"{name}={text!r}: there is no home folder; use an absolute path") from None
 
 
 def _shown(value: Any) -> str:
@@ -148,9 +148,9 @@ def _choices(kind: Any) -> str:
 def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> Env:
     """Return the environment as typed values.
 
-    ``families`` are the kernel families, each of which has a toggle. Raises EnvError on an
-    unknown ``KILN_`` name, with the nearest known one, and on a value that cannot be read. The
-    variables that Kubernetes injects for a service named kiln are no settings: they are ignored.
+    ``families`` are the kernel families; each has a toggle. Variables that Kubernetes injects for a
+    service named kiln are ignored. Raises EnvError on an unknown ``KILN_`` name, suggesting the
+    nearest known one, and on a malformed value.
     """
     environ = os.environ if environ is None else environ
     kinds = get_type_hints(Env)
@@ -174,7 +174,7 @@ def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> E
 
 
 def describe(families: Iterable[str], env: Env) -> list[Variable]:
-    """Return every variable in the order of declaration, the families' toggles last."""
+    """Return every variable in declaration order, the families' toggles last."""
     kinds = get_type_hints(Env)
     rows = []
     for f in _own_fields():
@@ -196,11 +196,11 @@ def describe(families: Iterable[str], env: Env) -> list[Variable]:
 
 
 def user_cache_home() -> Path | None:
-    """Return the user's cache folder, or None where there is no usable home."""
+    """Return the user's cache folder, or None without a usable home."""
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(xdg):
         return Path(xdg)
-    if not os.path.isabs(os.environ.get("HOME", "/")):  # set, to nothing or to a relative path
+    if not os.path.isabs(os.environ.get("HOME", "/")):  # HOME is empty or a relative path
         return None
     try:
         return Path.home() / ".cache"
@@ -209,6 +209,6 @@ def user_cache_home() -> Path | None:
 
 
 def user_runtime_folder() -> Path | None:
-    """Return the user's folder for files that live as long as a login, or None."""
+    """Return XDG_RUNTIME_DIR, the user's folder for files of the login session, or None."""
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
     return Path(xdg) if os.path.isabs(xdg) else None

@@ -1,11 +1,11 @@
-"""Content keys: what went into a build, hashed so that nothing can pass for something else."""
+"""Content keys: unambiguous hashes of everything that went into a build."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
 
-KEY_SCHEMA = b"1"  # raise when the meaning of a field changes
+KEY_SCHEMA = b"1"  # increase it when the meaning of a field changes
 
 
 def content_key(fields: Iterable[tuple[str, bytes]]) -> str:
@@ -22,5 +22,5 @@ def content_key(fields: Iterable[tuple[str, bytes]]) -> str:
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return the SHA-256 of some bytes, for use as a field of a key."""
+    """Return the SHA-256 of bytes, for use as a field of a key."""
     return hashlib.sha256(data).digest()

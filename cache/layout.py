@@ -1,6 +1,6 @@
-"""Where entries lie under the root of the kernel cache: ``v2/<arch>/<2 hex>/<key>.kk``.
+"""The paths of entries under the root of the kernel cache: ``v2/<arch>/<2 hex>/<key>.kk``.
 
-A path is made of a checked target and a checked digest; no other text reaches the disk.
+A path is built from a validated target and a validated key only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """A file that is named as an entry. Its size is in bytes; nothing of it has been verified."""
+    """A file with the name of an entry, not verified. Its size is in bytes."""
 
     arch: str
     key: str
@@ -34,7 +34,7 @@ class StoredEntry:
 
 
 def check_name(arch: str, key: str) -> None:
-    """Raise ValueError unless the two may become part of a path."""
+    """Raise ValueError unless target and key are well-formed."""
     if not _ARCH.fullmatch(arch):
         raise ValueError(f"target {arch!r}: want one such as sm_90a")
     if not _KEY.fullmatch(key):
@@ -44,7 +44,7 @@ def check_name(arch: str, key: str) -> None:
 def folders(root: str, arch: str, key: str) -> tuple[str, str, str, str]:
     """Return the folders above an entry, from the root down. Raises ValueError."""
     check_name(arch, key)
-    # Text, not Path: building four of those takes longer than reading the entry.
+    # Strings, not Path: building four Paths takes longer than reading the entry.
     above = f"{root}/{VERSION}/{arch}"
     return (root, f"{root}/{VERSION}", above, f"{above}/{key[:2]}")
 
@@ -59,7 +59,7 @@ def shards(root: Path, trust: Trust) -> Iterator[tuple[str, Path]]:
 
 
 def stored_entries(root: Path, trust: Trust) -> Iterator[StoredEntry]:
-    """Yield every entry on disk, in order; what vanishes meanwhile is left out."""
+    """Yield every entry on disk, in order; files deleted meanwhile are skipped."""
     for arch, shard in shards(root, trust):
         for name, info in files_in(shard):
             key = name.removesuffix(SUFFIX)
@@ -68,7 +68,7 @@ def stored_entries(root: Path, trust: Trust) -> Iterator[StoredEntry]:
 
 
 def files_in(folder: Path) -> list[tuple[str, os.stat_result]]:
-    """Return name and status of what lies in a folder and is no folder, in order of name."""
+    """Return name and status of everything but folders in a folder, sorted by name."""
     found = []
     for name in _names(folder):
         try:

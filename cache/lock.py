@@ -1,7 +1,7 @@
-"""One builder per key on one machine: saves work twice done, and nothing depends on it.
+"""One builder per key on one machine: saves duplicate work; correctness does not depend on it.
 
-The locks lie in a folder of this machine, never in the cache, which may be on a network. Whoever
-cannot lock, or has waited long enough, builds all the same: the same bytes come out.
+The locks are in a local folder, never in the cache, which may be on a network file system. A
+process that cannot lock, or whose wait times out, builds the kernel anyway: the bytes are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kiln.cache.trust import close_quietly, make_private_folder
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-# Lock files are never deleted (a deleted one would be locked by two at once), so keys share 4096.
+# Lock files are never deleted (else two processes could hold one lock), so keys share 4096 files.
 _DIGITS = 3
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _FIRST_WAIT, _LONGEST_WAIT = 0.001, 0.02  # seconds between two attempts
@@ -29,11 +29,11 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.001, 0.02  # seconds between two attempts
 
 @contextlib.contextmanager
 def builder_lock(folder: Path | None, key: str, seconds: float = 30.0) -> Iterator[bool]:
-    """Hold the lock of a key for the length of a ``with``; yield whether it is held.
+    """Hold the lock of a key inside a ``with`` block; yield whether it is held.
 
-    It is not when there is no folder, when the file system has no locks, and when another builder
-    still holds it after ``seconds``. Look the key up again inside: the one before may have built
-    it. Never raises OSError of its own; raises ValueError when key is no digest.
+    It is not held if there is no folder, if the file system has no locks, or if another builder
+    still holds it after ``seconds``. Look up the key again inside: the previous holder may have
+    built it. Never raises OSError itself. Raises ValueError on a malformed key.
     """
     if not _KEY.fullmatch(key):
         raise ValueError(f"key {key!r}: want 64 hex digits")
@@ -46,23 +46,23 @@ def builder_lock(folder: Path | None, key: str, seconds: float = 30.0) -> Iterat
         yield held
     finally:
         with contextlib.suppress(OSError):
-            # Not only close: a child that was forked meanwhile has the descriptor too.
+            # close is not enough: a child forked meanwhile shares the descriptor.
             fcntl.flock(fd, fcntl.LOCK_UN)
         close_quietly(fd)
 
 
 def lock_folder(env: Env) -> Path | None:
-    """Return the folder of locks, made and checked, or None where none can be trusted.
+    """Create and check the folder of locks and return it, or None if no trusted folder exists.
 
-    ``KILN_KERNEL_LOCK_DIR``, else kiln/ in the user's runtime folder, else one in /dev/shm.
+    It is ``KILN_KERNEL_LOCK_DIR``, else kiln/ in the user's runtime folder, else in /dev/shm.
     """
     chosen = env.kernel_lock_dir
     if chosen is not None:
         if make_private_folder(chosen.absolute()):
             return chosen.absolute()
         log.warning(
-            "kernel cache: KILN_KERNEL_LOCK_DIR=%s cannot be made, or others can write it: "
-            "processes that start together each compile for themselves",
+            "kernel cache: KILN_KERNEL_LOCK_DIR=%s cannot be created, or others can write to "
+            "it: processes that start together compile the same kernels",
             chosen,
         )
         return None
@@ -92,5 +92,5 @@ def _lock(fd: int, seconds: float) -> bool:
                 return False
             time.sleep(min(wait, left))
             wait = min(wait * 1.5, _LONGEST_WAIT)
-        except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP …: no locks here
+        except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP …: no locks on this file system
             return False

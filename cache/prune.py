@@ -1,6 +1,6 @@
-"""Keep the kernel cache below a size and an age, beside processes that read it.
+"""Keep the kernel cache below a size and an age while other processes read it.
 
-Never on the way of a request: ``kiln kernels prune`` and the end of a warm-up do it.
+Called by ``kiln kernels prune`` and at the end of a warm-up, never while serving a request.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kiln.cache.publish import sweep
 from kiln.cache.trust import Trust
 
 _DAY = 86400.0
-_KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for examination
+_KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for inspection
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went and what stayed; sizes in bytes. ``leftovers``: temporary and damaged files."""
+    """Removed and kept entries; sizes in bytes. ``leftovers``: temporary and damaged files."""
 
     removed: tuple[StoredEntry, ...]
     removed_bytes: int
@@ -38,18 +38,17 @@ def prune(
     dry_run: bool = False,
     trust: Trust | None = None,
 ) -> Pruned:
-    """Remove what was not used for ``max_days``, and what does not fit into ``max_bytes``.
+    """Remove entries unused for ``max_days``, then the least recently used above ``max_bytes``.
 
-    The latest used are kept first. A reader that has an entry open keeps it; one that comes later
-    misses and builds it again. Never raises: what vanishes is gone, and what cannot be removed
-    counts as kept. With ``dry_run`` the answer is the same, but nothing is touched, and leftovers
-    are not counted.
+    A process that has an entry open can still read it; a later reader misses and builds it again.
+    Never raises: an entry that cannot be removed counts as kept. With ``dry_run`` the result is the
+    same, but nothing is removed, and leftovers are not counted.
     """
     if root is None:
         return Pruned((), 0, 0, 0, 0)
     trust = Trust() if trust is None else trust
     now = time.time()
-    # A time in the future means a clock that was set back: such an entry counts as just used.
+    # A time in the future means that the clock was set back: the entry counts as just used.
     newest_first = sorted(stored_entries(root, trust), key=lambda entry: -entry.mtime)
     removed: list[StoredEntry] = []
     kept = kept_bytes = 0
@@ -64,7 +63,7 @@ def prune(
 
 
 def _remove(entry: StoredEntry) -> bool:
-    """Remove an entry unless it was used since we looked; return whether it is gone."""
+    """Remove an entry unless it was used since it was listed; return whether it is gone."""
     try:
         if os.lstat(entry.path).st_mtime != entry.mtime:
             return False

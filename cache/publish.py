@@ -1,14 +1,14 @@
-"""Files that appear whole or not at all, and the leftovers of writers that were killed.
+"""Atomic publication of files, and removal of the leftovers of killed writers.
 
 | step                         | a crash, an error or a power cut here leaves                 |
 |------------------------------|--------------------------------------------------------------|
-| open O_EXCL, write, fsync    | a `.tmp-` file, which nobody reads and a sweep removes        |
-| link to the final name       | the whole entry, and a second name of it, swept likewise      |
+| open O_EXCL, write, fsync    | a `.tmp-` file, never read; `sweep` removes it                |
+| link to the final name       | the complete entry, and its temporary name, swept likewise    |
 | unlink the temporary name    | nothing                                                      |
 
-The folder itself is not synced: a power cut may take the name away again, which is a miss.
-Works on NFS: the folder is the target's own, a link is atomic there, and nothing is opened again
-after it was published, so that a client's stale "no such file" cannot matter.
+The folder itself is not synced: a power cut may remove the name again, which is a cache miss.
+Works on NFS: the temporary file is in the final folder, and a link is atomic there. A published
+file is not opened again, so a client's stale negative lookup does no harm.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 
 _PREFIX = ".tmp-"
 _TEMPORARY = re.compile(r"\.tmp-([0-9a-f]{16})-([0-9]{1,9})-[0-9a-f]{32}")
-_STALE = 3600.0  # seconds after which no writer can still be at work
+_STALE = 3600.0  # seconds after which a writer cannot still be running
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system has no fsync
 
 
 def publish(path: Path, data: bytes, *, replace: bool = False) -> None:
-    """Write a file of mode 0644 and put it in place in one step. Raises OSError.
+    """Write a file of mode 0644 and publish it atomically. Raises OSError.
 
-    The first writer wins, and a file that somebody may have open is never replaced; with
-    ``replace`` the last writer wins, and who has the old file open keeps it.
+    The first writer wins, and an existing file is never replaced. With ``replace`` the last writer
+    wins, and a process that has the old file open can still read it.
     """
     temporary = path.parent / f"{_PREFIX}{_node()}-{os.getpid()}-{secrets.token_hex(16)}"
     try:
@@ -81,20 +81,20 @@ def _write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.close(fd)
         raise
-    os.close(fd)  # here NFS and quotas report what they could not write
+    os.close(fd)  # NFS and quotas report failed writes here
 
 
 def _link(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        pass  # somebody else published the same content first
+        pass  # another process published the same content first
     except OSError:  # a file system without hard links
         os.rename(temporary, path)
 
 
 def _is_leftover(name: str, mtime: float) -> bool:
-    # Either side of now: a clock that was set back must not keep a leftover for years.
+    # abs: if the clock was set back, a leftover must not stay for years.
     if abs(time.time() - mtime) > _STALE:
         return True
     match = _TEMPORARY.fullmatch(name)
@@ -106,16 +106,16 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's process
+    except OSError:  # another user's process
         return True
     return True
 
 
 @cache
 def _node() -> str:
-    """Return 16 hex digits for the set of processes whose ids mean the same as here.
+    """Return 16 hex digits that identify the boot of this machine and the pid namespace.
 
-    That is one boot of one machine and one pid namespace: containers share a cache, not pids.
+    A pid is valid only within both: containers may share a cache, but not pids.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -1,4 +1,4 @@
-"""Where compiled kernels live, and the store that the environment asks for."""
+"""The folder of compiled kernels, and the store that the environment configures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kiln.cache.trust import Trust
 
 
 def cache_root(env: Env) -> Path | None:
-    """Return the root folder of the kernel cache, or None where there is no usable home.
+    """Return the root folder of the kernel cache, or None without a usable home.
 
-    The folder may not exist yet. With None, callers keep what they build in memory.
+    The folder may not exist yet. With None, callers keep compiled kernels in memory.
     """
     if env.kernel_cache_dir is not None:
         return env.kernel_cache_dir.absolute()
@@ -21,11 +21,11 @@ def cache_root(env: Env) -> Path | None:
 
 
 def trust_of(env: Env) -> Trust:
-    """Return whom the environment trusts: always oneself and root."""
+    """Return the users to trust: always this user and root."""
     uids = Trust().uids | set(env.kernel_trusted_uids)
     return Trust(uids, env.kernel_cache_shared)
 
 
 def open_store(env: Env) -> Store:
-    """Return the kernel cache that the environment names, in its mode."""
+    """Return the kernel cache that the environment configures."""
     return Store(cache_root(env), mode=env.kernel_cache, trust=trust_of(env))

@@ -1,8 +1,8 @@
-"""Content-addressed entries on disk: a reader sees a whole, verified entry or none.
+"""Content-addressed entries on disk: a reader gets a complete, verified entry or none.
 
-Anything wrong with an entry (truncated, flipped, foreign-owned, another key's) makes it a miss,
-never an error; trouble with the disk is one warning of its kind, never a failed request. The
-caller always goes on with the bytes that it has just built; an entry is for the next process.
+A bad entry (truncated, corrupt, untrusted owner, another key) is a miss, never an error. A disk
+error logs one warning of its kind and never fails a request. The caller always uses the bytes that
+it has just built; an entry is for the next process.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from kiln.cache.layout import (
 from kiln.cache.publish import publish, sweep
 from kiln.cache.trust import Trust, Untrusted, close_quietly, make_folder, open_checked, read_all
 
-_TRANSIENT = (errno.ESTALE, errno.EIO)  # NFS lost a file handle, or one request: once more
-_TRANSIENT_WRITE = (*_TRANSIENT, errno.ENOENT)  # … or a folder that another node just made
-_TOUCH = 86400.0  # seconds; a hit renews an entry's time, by which pruning goes, once a day
-_MAX_SIZE = 256 * 2**20  # bytes; nothing that Kiln writes comes near
-_KEPT_BAD = 2  # damaged entries kept for examination in each of the 256 folders of a target
+_TRANSIENT = (errno.ESTALE, errno.EIO)  # NFS lost a file handle or a request: retry
+_TRANSIENT_WRITE = (*_TRANSIENT, errno.ENOENT)  # … or a folder that another node just created
+_TOUCH = 86400.0  # seconds; a hit updates the mtime, which pruning uses, once a day
+_MAX_SIZE = 256 * 2**20  # bytes; far above any entry that Kiln writes
+_KEPT_BAD = 2  # damaged entries kept for inspection in each of the 256 folders of a target
 
 log = logging.getLogger(__name__)
 
 
 class Store:
-    """Map from target and key to entry under one root folder; ``root`` None keeps nothing.
+    """Map from (target, key) to entry under one root folder; with ``root`` None, always empty.
 
-    ``mode``: "rw"; "ro" and "sealed" never write; "off" neither reads nor writes; "refresh" never
-    finds anything and replaces what is there.
+    ``mode``: "rw"; "ro" and "sealed" never write; "off" neither reads nor writes; "refresh" misses
+    every lookup and replaces existing entries.
     """
 
     def __init__(self, root: Path | None, *, mode: Mode = "rw", trust: Trust | None = None) -> None:
         self.root = root
         self.mode = mode
         self.trust = Trust() if trust is None else trust
-        self._checked: set[str] = set()  # folders above the shards that were found trusted
+        self._checked: set[str] = set()  # folders above the shards that are known to be trusted
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
     @property
     def writes(self) -> bool:
-        """Whether entries may be written, moved aside or touched."""
+        """Whether entries may be written, quarantined or touched."""
         return self.root is not None and self.mode in ("rw", "refresh")
 
     def path(self, arch: str, key: str) -> Path:
-        """Return where an entry lives. Raises ValueError when arch is no target, key no digest."""
+        """Return the path of an entry. Raises ValueError on a malformed target or key."""
         if self.root is None:
-            raise ValueError("this store has no root folder, hence no paths")
+            raise ValueError("this store has no root folder, so it has no paths")
         return Path(folders(str(self.root), arch, key)[-1], f"{key}{SUFFIX}")
 
     def get(self, arch: str, key: str) -> Entry | None:
@@ -85,9 +85,9 @@ class Store:
         return None
 
     def put(self, arch: str, key: str, payload: bytes, header: Mapping[str, Any]) -> bool:
-        """Publish an entry; return whether it is on disk now, ours or an earlier winner's.
+        """Publish an entry; return whether it is on disk now, from this or another process.
 
-        Never raises for trouble with the disk or with names; ``header`` must be JSON.
+        Never raises for disk errors or malformed names; ``header`` must be JSON.
         """
         if self.root is None and self.mode in ("rw", "refresh"):
             self._warn(
@@ -115,7 +115,7 @@ class Store:
             yield from stored_entries(self.root, self.trust)
 
     def damaged(self) -> Iterator[tuple[StoredEntry, str]]:
-        """Verify every entry; yield those that would be refused, and why. Moves nothing."""
+        """Verify every entry; yield those that ``get`` would refuse, and why. Moves nothing."""
         for stored in self.entries():
             try:
                 fd, info = open_checked(stored.path, self.trust)
@@ -129,7 +129,7 @@ class Store:
                 yield stored, str(error)
 
     def quarantined(self) -> Iterator[Path]:
-        """Yield the damaged entries that were moved aside."""
+        """Yield the quarantined entries."""
         if self.root is not None:
             for _, shard in shards(self.root, self.trust):
                 yield from (
@@ -137,7 +137,7 @@ class Store:
                 )
 
     def sweep(self) -> int:
-        """Remove what killed writers left behind, everywhere; return how many files."""
+        """Remove all leftovers of killed writers; return how many files."""
         if self.root is None or not self.writes:
             return 0
         return sum(sweep(shard) for _, shard in shards(self.root, self.trust))
@@ -157,7 +157,7 @@ class Store:
             raise
         try:
             if info.st_size > _MAX_SIZE:
-                raise EntryError(f"{info.st_size} bytes are more than any kernel has")
+                raise EntryError(f"{info.st_size} bytes: too large for a kernel")
             entry = decode(read_all(fd, info.st_size), key, arch)
         except EntryError as error:
             self._warn("damaged", f"{path} will be built again: {error}")
@@ -180,11 +180,11 @@ class Store:
         sweep(shard)
 
     def _move_aside(self, path: str, read: os.stat_result | None) -> None:
-        """Take a bad entry out of the way, so that the next build can publish in its place.
+        """Quarantine a bad entry, so that the next build can publish in its place.
 
-        ``read`` is the file that was found bad, or None when it could not be opened. A file that
-        meanwhile took its place is let be. In a shared cache the trust of others may be wider
-        than ours: what we do not believe stays there for them.
+        ``read`` is the status of the bad file, or None if it could not be opened. A file that
+        replaced it meanwhile is kept. In a shared cache other users may trust more owners, so an
+        untrusted file stays for them.
         """
         if not self.writes or (read is None and self.trust.shared):
             return
@@ -199,7 +199,7 @@ class Store:
                 os.unlink(path)
 
     def _warn(self, kind: str, message: str) -> None:
-        """Warn once of each kind of trouble; the rest is for those who debug."""
+        """Log a warning once per kind; repetitions are logged at debug level."""
         with self._lock:
             first = kind not in self._said
             self._said.add(kind)

@@ -1,1 +1,1 @@
-"""Requests to tokens."""
+"""The inference engine: from requests to tokens."""

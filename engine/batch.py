@@ -1,4 +1,4 @@
-"""What one step runs, and what it gave: the frozen messages between scheduler and runner."""
+"""The input and the output of one step: the frozen messages between scheduler and runner."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kiln.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One request's share of a step.
+    """One request's part of a step.
 
     ``token_ids`` are the tokens to compute, the first at position ``num_computed_tokens``;
-    ``block_ids`` has room for all of them. ``samples`` is true when they reach the last known
-    token, so that the next one is drawn; ``num_output_tokens`` counts those drawn before.
+    ``block_ids`` has slots for all of them. ``samples`` is true if they include the last known
+    token, so that the next one is sampled; ``num_output_tokens`` counts those sampled before.
     """
 
     request_id: str
@@ -26,13 +26,13 @@ class ScheduledRequest:
     num_output_tokens: int
     params: SamplingParams
     seed: int
-    banned_token_ids: frozenset[int]  # stop tokens that must not be drawn before min_tokens
+    banned_token_ids: frozenset[int]  # stop tokens, before min_tokens is reached
     token_counts: Mapping[int, int] = field(default_factory=dict)  # see Request; not a copy
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What runs in one step, in the order of the rows on the device."""
+    """The requests of one step, in the order of the rows on the device."""
 
     requests: tuple[ScheduledRequest, ...]
 
@@ -44,10 +44,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token drawn for one request, with its log-probabilities if they were asked for.
+    """The token sampled for one request, with its log-probabilities if requested.
 
-    ``error`` is set instead of a meaningful token when the row failed: it held NaN or no finite
-    logit, or its request alone makes the step raise.
+    If ``error`` is set, ``token_id`` means nothing: the logits held NaN or no finite value, or the
+    step raises even when it runs this request alone.
     """
 
     request_id: str
@@ -58,6 +58,6 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step drew: a token for each request with ``samples``, an error for any that failed."""
+    """The result of a step: a token per request with ``samples``, an error per failed request."""
 
     tokens: tuple[SampledToken, ...]

@@ -1,4 +1,4 @@
-"""Render a chat as the text that the model was trained on, with the model's own template."""
+"""Render a chat to a prompt with the model's chat template."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kiln.engine.errors import ModelError, RequestError
 
 Message = dict[str, Any]
 
-_MAX_RENDERED = 64 * 2**20  # characters; no context is that long
-_MAX_SHOWN = 200  # characters of a template's error
+_MAX_RENDERED = 64 * 2**20  # characters; more than any context holds
+_MAX_SHOWN = 200  # characters of a template's error message
 
 
 class ChatTemplate:
-    """A model's Jinja template, in a sandbox, with what transformers offers to templates.
+    """A model's sandboxed Jinja template, with the functions that transformers provides.
 
     ``special_tokens`` (``bos_token`` …) are variables of the template.
     Raises ModelError when the template does not parse.
@@ -51,7 +51,7 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a chat. ``variables`` are for the template (``enable_thinking`` …).
 
-        Raises RequestError when there is no message, or when the template refuses the messages.
+        Raises RequestError if there are no messages, or if the template rejects them.
         """
         if not messages:
             raise RequestError("messages is empty: give at least one", "messages")
@@ -66,7 +66,7 @@ class ChatTemplate:
                 **{**self._special_tokens, **variables},
             )
             return _joined(pieces)
-        except Exception as error:  # a template is a program: it can raise anything
+        except Exception as error:  # a template is a program and can raise anything
             said = str(error)[:_MAX_SHOWN] or type(error).__name__
             raise RequestError(
                 f"the model's chat template does not accept these messages: {said}", "messages"
@@ -85,7 +85,7 @@ class _GenerationTag(Extension):
 
 
 def _joined(pieces: Iterator[str]) -> str:
-    """Join what a template renders. Raises ValueError at once when it becomes too long."""
+    """Join the rendered pieces. Raises ValueError as soon as the text becomes too long."""
     kept, length = [], 0
     for piece in pieces:
         length += len(piece)
@@ -96,7 +96,7 @@ def _joined(pieces: Iterator[str]) -> str:
 
 
 def _without_nulls(message: Message) -> Message:
-    """Drop null fields, which many templates would print, and name the reasoning as they do."""
+    """Drop null fields, which many templates print, and set both field names of the reasoning."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = kept.get("reasoning_content", kept.get("thinking", kept.get("reasoning")))
     if reasoning is not None:
@@ -111,7 +111,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Dump JSON as it is: Jinja's own filter escapes it for HTML."""
+    """Dump plain JSON: Jinja's own filter escapes it for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,9 +1,9 @@
-"""The API process's hold on the engine: requests in, token streams out, all on one event loop.
+"""The API process's client of the engine: requests in, token streams out, on one event loop.
 
     starting --Ready--> ready --exit, Failed, close--> over
 
-Every stream ends in one of three ways: each of its requests finished, the reader closed it (what
-is left is aborted in the engine), or EngineDeadError is raised from it.
+A stream ends in one of three ways: all its requests finish, the reader closes it (which aborts its
+unfinished requests in the engine), or it raises EngineDeadError.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kiln.engine.process import EngineProcess
 from kiln.engine.request import NewRequest, TokenOutput
 from kiln.engine.token_stream import TokenStream
 
-STOPPED_LIMIT = 15.0  # seconds that a stopped (SIGSTOP) engine may take to go on
-_WATCH_EVERY = 0.2  # seconds between looks at the process
-_STOP_GRACE = 2.0  # seconds that an engine told to stop may take for the step under way
+STOPPED_LIMIT = 15.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
+_WATCH_EVERY = 0.2  # seconds between checks of the process
+_STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown
 
 ShowProgress = Callable[[wire.Progress], None]
 
 
 class EngineClient:
-    """Talks to one engine process; use it as an async context manager, on one event loop."""
+    """The client of one engine process; use it as an async context manager, on one event loop."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class EngineClient:
     async def start(
         cls, config: EngineConfig, on_progress: ShowProgress | None = None
     ) -> AsyncIterator[EngineClient]:
-        """Start an engine and yield its client when it is ready. Raises what loading raised."""
+        """Start an engine and yield its client when ready. Raises the error of a failed load."""
         async with cls(EngineProcess.spawn(config), on_progress) as client:
             await client.wait_ready()
             yield client
 
     async def __aenter__(self) -> EngineClient:
-        """Open the sockets and begin to listen and to watch the process."""
-        # Sends must work from ``finally`` blocks, so they are plain calls that never wait.
+        """Open the sockets, and start to listen and to watch the process."""
+        # Sends must work in ``finally`` blocks, so they are plain calls that never block.
         self._requests = zmq.Context(self._context).socket(zmq.PUSH)
         self._outputs = self._context.socket(zmq.PULL)
         for socket in (self._requests, self._outputs):
@@ -87,7 +87,7 @@ class EngineClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop the engine and release everything; streams that are open end with an error."""
+        """Stop the engine and release everything; open streams end with an error."""
         self._send(wire.Stop())
         self.fail(EngineDeadError("the engine was stopped"))
         for task in self._tasks:
@@ -100,52 +100,52 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are served now."""
+        """Whether the engine accepts requests."""
         return self._info is not None and not self._over.is_set()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine process exists, loading or ready."""
+        """Whether the engine process is running, loading or ready."""
         return not self._over.is_set()
 
     @property
     def model_info(self) -> wire.ModelInfo:
-        """What is served. Raises EngineDeadError before the engine is ready."""
+        """The served model. Raises EngineDeadError before the engine is ready."""
         if self._info is None:
             raise self._error or EngineDeadError("the engine is still loading the model")
         return self._info
 
     @property
     def num_in_flight(self) -> int:
-        """How many requests were sent and have not finished."""
+        """How many requests are in flight."""
         return len(self._streams)
 
     @property
     def seconds_without_progress(self) -> float:
-        """How long the engine has owed an answer and given no sign; 0 when it owes none."""
+        """Seconds without a message from the engine while requests are in flight; else 0."""
         return time.monotonic() - self._last_message if self._streams else 0.0
 
     def stats(self) -> dict[str, float]:
-        """Return the engine's latest counts: at most a fraction of a second old, no waiting."""
+        """Return the engine's latest counts without waiting; they are under a second old."""
         return self._stats
 
     async def wait_ready(self) -> wire.ModelInfo:
-        """Wait until the model is loaded. Raises the error that loading ended with."""
+        """Wait until the model is loaded. Raises the error of a failed load."""
         await self._changed.wait()
         if self._error is not None:
             raise self._error
         return self.model_info
 
     async def wait_over(self) -> KilnError:
-        """Wait until the engine is gone and return why."""
+        """Wait until the engine has ended and return why."""
         await self._over.wait()
         return self._error or EngineDeadError("the engine was stopped")
 
     def stream(self, *requests: NewRequest) -> TokenStream:
-        """Send requests and return the one stream of their tokens.
+        """Send requests and return one stream of all their tokens.
 
-        Raises EngineDeadError if there is no engine; the stream raises RequestError if the engine
-        refuses one of them.
+        Raises EngineDeadError if no engine is running. The stream raises RequestError if the engine
+        rejects a request.
         """
         if not self.is_ready:
             raise self._error or EngineDeadError("the engine is still loading the model")
@@ -158,7 +158,7 @@ class EngineClient:
         return stream
 
     def fail(self, error: KilnError) -> None:
-        """End every open stream with an error, and take no more requests."""
+        """End every open stream with an error, and accept no more requests."""
         if self._over.is_set():
             return
         self._error = error
@@ -169,8 +169,8 @@ class EngineClient:
         self._streams.clear()
 
     def _send(self, message: wire.ToEngine) -> None:
-        # The queue has no bound, so Again means that nobody is connected: the engine is gone, and
-        # _watch is about to end the streams.
+        # The queue is unbounded, so Again means that no peer is connected: the engine has exited,
+        # and _watch will end the streams.
         with contextlib.suppress(zmq.Again):
             self._requests.send(self._encode(message), zmq.NOBLOCK)
 
@@ -188,7 +188,7 @@ class EngineClient:
                 case wire.Outputs(outputs):
                     for output in outputs:
                         self._give(output.request_id, output, output.finish_reason is not None)
-                    await asyncio.sleep(0)  # reading a waiting message does not: readers take turns
+                    await asyncio.sleep(0)  # recv of a queued message does not yield to readers
                 case wire.Refused(request_id, kind, text, param):
                     kinds = {"QueueFullError": errors.QueueFullError}
                     refusal = kinds.get(kind, RequestError)(text, param)
@@ -205,19 +205,19 @@ class EngineClient:
                     self.fail(_failure(message, loading=self._info is None))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the streams when a task broke: they would wait for ever."""
+        """End the streams if a task failed: they would wait forever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(EngineDeadError(f"the engine's messages cannot be read: {error!r}"))
 
     def _give(self, request_id: str, item: TokenOutput | RequestError, last: bool) -> None:
-        """Pass an item to its stream; one whose reader has left is dropped."""
+        """Pass an item to its stream; drop it if the stream was closed."""
         streams = self._streams
         stream = streams.pop(request_id, None) if last else streams.get(request_id)
         if stream is not None:
             stream.put(item)
 
     async def _watch(self) -> None:
-        """Notice that the process is gone or stopped; what it said last is heard first."""
+        """Detect that the process exited or stopped, after reading its last messages."""
         stopped = 0.0
         while self._process.exit_code is None:
             await asyncio.sleep(_WATCH_EVERY)
@@ -237,7 +237,7 @@ class EngineClient:
 
 
 def _failure(failed: wire.Failed, loading: bool) -> KilnError:
-    """Rebuild what ended the engine: a setting that cannot be served, or a death."""
+    """Return the error that ended the engine: a ConfigError, or EngineDeadError."""
     if loading and failed.expected:
         kinds = {"ModelError": errors.ModelError, "SealedMiss": errors.SealedCacheError}
         return kinds.get(failed.kind, errors.ConfigError)(failed.message)

@@ -1,4 +1,4 @@
-"""What to serve: frozen settings that flags fill in. Which kernel runs is a toggle, not a flag."""
+"""The engine's frozen settings, one per flag. Kernels are chosen by environment toggles instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kiln.engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
-KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two are one
+KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two mean the same
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = get_args(KVCacheDType)
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -21,7 +21,7 @@ def _require(fine: bool, name: str, value: object, wanted: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model. ``model`` is a folder in Hugging Face format or a hub id."""
+    """The model. ``model`` is a folder in Hugging Face format or a hub id."""
 
     model: str
     dtype: DType = "auto"
@@ -47,15 +47,15 @@ class ModelConfig:
 class KVConfig:
     """The KV pool.
 
-    ``num_blocks`` None sizes it by ``gpu_memory_utilization`` on a GPU, default 0.9, and by
-    ``kv_memory_gib`` on a CPU, default 1.
+    With ``num_blocks`` None, ``gpu_memory_utilization`` sizes it on a GPU (default 0.9), and
+    ``kv_memory_gib`` on a CPU (default 1).
     """
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None
-    gpu_memory_utilization: float | None = None  # share of the GPU's memory for all of Kiln
+    gpu_memory_utilization: float | None = None  # fraction of the GPU's memory for all of Kiln
     kv_memory_gib: float | None = None  # GiB for the pool
-    kv_cache_dtype: KVCacheDType = "auto"  # the model's own, or 8-bit floats of half its size
+    kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype; the others: 8-bit floats
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -64,7 +64,7 @@ class KVConfig:
         if self.num_blocks is not None:
             _require(self.num_blocks >= 1, "num_blocks", self.num_blocks, "1 or more")
             for name, value in (("gpu_memory_utilization", share), ("kv_memory_gib", memory)):
-                _require(value is None, name, value, "unset where num_kv_blocks sizes the KV pool")
+                _require(value is None, name, value, "unset if num_kv_blocks is set")
         if share is not None:
             _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
         if memory is not None:
@@ -76,7 +76,7 @@ class KVConfig:
     def pool_memory(self, device: str) -> float:
         """Return ``gpu_memory_utilization`` on "cuda" and ``kv_memory_gib`` on "cpu".
 
-        Raises ConfigError where the setting of the other kind of device was given.
+        Raises ConfigError if the setting for the other kind of device was given.
         """
         gpu = ("gpu_memory_utilization", self.gpu_memory_utilization, 0.9)
         cpu = ("kv_memory_gib", self.kv_memory_gib, 1.0)
@@ -90,12 +90,12 @@ class KVConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The budget of one step, and how much may wait."""
+    """The token budget of a step, and the limits on requests."""
 
-    max_num_seqs: int = 64  # requests running at once
-    max_num_batched_tokens: int = 2048  # tokens computed in one step
-    max_chunk_tokens: int | None = None  # tokens of one prompt in one step; None: the budget
-    max_waiting: int = 1024  # requests queued before new ones are refused
+    max_num_seqs: int = 64  # running requests
+    max_num_batched_tokens: int = 2048  # token budget of a step
+    max_chunk_tokens: int | None = None  # longest prefill chunk; None: the token budget
+    max_waiting: int = 1024  # longest queue; more requests are rejected
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -107,7 +107,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the engine needs, as small parts that each own their settings."""
+    """All settings of the engine, grouped by component."""
 
     model: ModelConfig
     kv: KVConfig = field(default_factory=KVConfig)

@@ -1,4 +1,4 @@
-"""The engine in one process: requests in, one step at a time, tokens out."""
+"""The engine core: queues requests, runs steps and returns tokens, in one process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it, out of how much
+Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
 class Runner(Protocol):
-    """What the core needs of a model: its limits, and one forward pass."""
+    """The interface of the model runner: its limits, and one forward pass with sampling."""
 
     @property
     def max_model_len(self) -> int:
@@ -33,34 +33,34 @@ class Runner(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """The blocks of the KV pool."""
+        """The number of blocks in the KV pool."""
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model can draw."""
+        """The size of the model's vocabulary."""
 
     def run(self, batch: Batch) -> StepOutput:
-        """Compute a batch, and draw a token for each row that samples."""
+        """Compute a batch, and sample a token for each row with ``samples``."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How busy the engine is, and what it has done since it started."""
+    """The current load, and counters since the start."""
 
     running: int
     waiting: int
     kv_blocks_used: int
     kv_blocks_total: int
     preemptions: int
-    prompt_tokens: int  # of requests whose first token was drawn
+    prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int
     steps: int
 
 
 class EngineCore:
-    """A model and its scheduler; one thread calls it.
+    """A model and its scheduler; not thread-safe.
 
-    ``runner`` and ``eos`` stand in for the model that ``config`` names, for tests.
+    ``runner`` and ``eos`` replace the model of ``config`` in tests.
     Raises ConfigError or ModelError when the model cannot be served.
     """
 
@@ -89,23 +89,23 @@ class EngineCore:
 
     @property
     def max_model_len(self) -> int:
-        """The longest prompt and output together, in tokens, that the model can hold."""
+        """The longest prompt plus output, in tokens."""
         return self.runner.max_model_len
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether any request is waiting or running."""
         return self.scheduler.has_work
 
     def check(self, new: NewRequest) -> None:
-        """Refuse a request that can never be served. Raises RequestError."""
+        """Reject a request that can never be served. Raises RequestError."""
         length, context = len(new.prompt_token_ids), self.runner.max_model_len
         if length == 0:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if length >= context:
             raise RequestError(
-                f"the prompt has {length} tokens, the context holds {context} with at least one "
-                "for the answer: shorten it",
+                f"the prompt has {length} tokens, but the context is {context} tokens for prompt "
+                "and at least one output token: shorten it",
                 "prompt",
             )
         self._check_vocabulary(new.prompt_token_ids, "prompt")
@@ -114,19 +114,19 @@ class EngineCore:
         self.scheduler.check(new)
 
     def add(self, new: NewRequest) -> None:
-        """Queue a request. Raises RequestError, or QueueFullError when too many wait."""
+        """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
         self.scheduler.add(new)
 
     def abort(self, request_id: str) -> None:
-        """Drop a request at once and free its blocks. An unknown id does nothing."""
+        """Drop a request at once and free its blocks. An unknown id is ignored."""
         self.scheduler.abort(request_id)
 
     def step(self) -> list[TokenOutput]:
-        """Compute one batch and return what it gave each request, finished ones included.
+        """Run one step and return the output of each request, finished ones included.
 
-        A request that makes the runner raise ends with finish reason "error"; the others get their
-        tokens. Raises DeviceError when the device fails for good.
+        A request that makes the runner raise finishes with reason "error"; the others get their
+        tokens. Raises DeviceError if the device fails permanently.
         """
         batch = self.scheduler.schedule()
         if not batch.requests:
@@ -136,10 +136,10 @@ class EngineCore:
         return outputs
 
     def _run(self, batch: Batch) -> tuple[SampledToken, ...]:
-        """Run a batch; if that raises, each half of it, down to the requests that are to blame.
+        """Run a batch; if it raises, bisect it to find the requests that cause the error.
 
-        A row may run again: it writes the same keys and values to the same slots, and a draw
-        depends on its seed and position alone.
+        A row can run again: it writes the same keys and values to the same slots, and its sampled
+        token depends only on its seed and position.
         """
         rows = batch.requests
         try:
@@ -151,7 +151,7 @@ class EngineCore:
                 logger.exception("request %r failed and ends", rows[0].request_id)
                 return (SampledToken(rows[0].request_id, 0, error=_blame(rows[0], error)),)
             logger.warning("a step of %d requests failed, halving it: %r", len(rows), error)
-        # Not in the handler above: the error holds on to the memory of the step that failed.
+        # Outside the handler: the error keeps the memory of the failed step alive.
         middle = len(rows) // 2
         return self._run(Batch(rows[:middle])) + self._run(Batch(rows[middle:]))
 
@@ -182,18 +182,18 @@ class EngineCore:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < size):
             wrong = next(token for token in token_ids if not 0 <= token < size)
             raise RequestError(
-                f"{name} has token id {wrong}, the vocabulary is 0 to {size - 1}", name
+                f"{name} has token id {wrong}, but the vocabulary is 0 to {size - 1}", name
             )
 
 
 def _blame(row: ScheduledRequest, error: Exception) -> str:
     what = str(error) if isinstance(error, KilnError) else f"{type(error).__name__}: {error}"
-    return f"request {row.request_id!r} failed in the engine, which goes on: {what}"
+    return f"request {row.request_id!r} failed; the engine continues: {what}"
 
 
 def load_runner(config: EngineConfig, progress: Progress | None) -> ModelRunner:
-    """Load the model that a config names, and try it out."""
-    # Imported here so that everything else about the core can be used, and tested, without torch.
+    """Load the model of a config, and run a trial step."""
+    # Imported here so that the rest of the core can be used and tested without torch.
     from kiln.engine.runner.model_runner import ModelRunner
 
     runner = ModelRunner(config, progress)

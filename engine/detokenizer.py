@@ -1,4 +1,4 @@
-"""Turn a stream of tokens into a stream of text: whole characters, and no part of a stop string."""
+"""Incremental detokenization: emits complete characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Protocol
 from kiln.engine.stop_strings import StopMatcher
 from kiln.engine.tokenizer import Tokenizer
 
-CONTEXT_TOKENS = 6  # enough for any decoder that looks at a token's neighbours
+CONTEXT_TOKENS = 6  # enough for any decoder that depends on neighbouring tokens
 MAX_PENDING_TOKENS = 16  # an incomplete character is at most 3 bytes long, so at most 3 tokens
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream(Protocol):
-    """Tokens in, whole characters out."""
+    """Turns tokens into text, one complete character at a time."""
 
     def push(self, token_id: int) -> str:
-        """Return the text that the token completes."""
+        """Return the text that the token completes, or ""."""
 
     def finish(self) -> str:
-        """Return what an incomplete character at the end decodes to."""
+        """Return the text of an incomplete character at the end."""
 
 
 class ByteStream:
-    """Decodes tokens whose bytes are known; exact, and the same cost for each token."""
+    """Decodes tokens whose bytes are known: exact, at constant cost per token."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -34,18 +34,18 @@ class ByteStream:
         self._first = not context
 
     def push(self, token_id: int) -> str:
-        """Return the text that the token completes."""
+        """Return the text that the token completes, or ""."""
         piece = self._tokenizer.token_bytes(token_id, self._first) or b""
         self._first = self._first and not self._tokenizer.token_bytes(token_id)
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """Return what an incomplete character at the end decodes to."""
+        """Return the text of an incomplete character at the end."""
         return self._decoder.decode(b"", final=True)
 
 
 class WindowStream:
-    """Decodes through any tokenizer, over the last few tokens and those not yet complete."""
+    """Decodes with any tokenizer, over the last few tokens and the incomplete ones."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class WindowStream:
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Return the text that the token completes."""
+        """Return the text that the token completes, or ""."""
         self._pending.append(token_id)
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS:
@@ -61,11 +61,11 @@ class WindowStream:
         return self._take(text)
 
     def finish(self) -> str:
-        """Return what an incomplete character at the end decodes to."""
+        """Return the text of an incomplete character at the end."""
         return self._take(self._pending_text())
 
     def _take(self, text: str) -> str:
-        # The context begins where characters were whole: inside one, it would decode to nonsense.
+        # The context must start at a character boundary; else it decodes to garbage.
         context = self._pending if text else [*self._context, *self._pending]
         self._context, self._pending = context[-MAX_PENDING_TOKENS:], []
         return text
@@ -79,11 +79,11 @@ class WindowStream:
 
 
 class Detokenizer:
-    """The text of one stream of tokens.
+    """Detokenizes one stream of tokens.
 
-    ``context`` is the end of the prompt: with it, a word that follows the prompt keeps the space
-    before it, as the text of prompt and answer together has it. Special tokens are left out if
-    ``skip_special_tokens``. A stop string counts only if it ends after ``min_tokens`` tokens.
+    ``context`` is the end of the prompt; with it the first word keeps its leading space.
+    ``skip_special_tokens`` removes special tokens from the text. A stop string counts only if it
+    ends after ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -107,16 +107,16 @@ class Detokenizer:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it took; those after a stop string do not count."""
+        """How many tokens were consumed, without those after a stop string."""
         return self._num_tokens
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text, if one did."""
+        """The stop string that ended the text, or None."""
         return self._stops.stopped_by
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take more tokens and return the text that can be shown now."""
+        """Add tokens and return the text that can be emitted now."""
         shown = []
         for token_id in token_ids:
             if self.stopped_by is not None:
@@ -128,7 +128,7 @@ class Detokenizer:
         return "".join(shown)
 
     def finish(self) -> str:
-        """Return the text still held back, now that no more tokens follow."""
+        """Return the text held back, because no more tokens follow."""
         if self.stopped_by is not None:
             return ""
         armed = self._num_tokens > self._min_tokens

@@ -1,13 +1,13 @@
 """The engine's error tree.
 
 KilnError
-├── ConfigError      a flag, a folder or a model's file asks for what cannot be served
-│   ├── ModelError   the model folder is missing, incomplete, corrupt or of an unknown kind
-│   └── SealedCacheError   the kernel cache is sealed, and a kernel of the model is not in it
+├── ConfigError      a flag, a folder or a model's file is invalid or unsupported
+│   ├── ModelError   the model folder is missing, incomplete, corrupt or unsupported
+│   └── SealedCacheError   the kernel cache is sealed and lacks a kernel of the model
 ├── RequestError     one request is invalid; it never reaches the engine
 │   ├── ContextLengthError   the prompt does not fit the model's context
-│   └── QueueFullError   the request is fine, but too many wait already
-├── SlowReaderError  the reader of an answer fell too far behind; the answer ends
+│   └── QueueFullError   the request is valid, but the queue is full
+├── SlowReaderError  the reader of a stream fell too far behind; the stream ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
 └── EngineDeadError  the engine process is gone or frozen
 """
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 
 class KilnError(Exception):
-    """Base of every error that Kiln raises on purpose; its message is fit to show to a user."""
+    """Base of all errors that Kiln raises on purpose; the message can be shown to users."""
 
 
 class ConfigError(KilnError):
-    """A setting is out of range or does not fit the others."""
+    """A setting is out of range or conflicts with another."""
 
 
 class ModelError(ConfigError):
@@ -28,11 +28,11 @@ class ModelError(ConfigError):
 
 
 class SealedCacheError(ConfigError):
-    """The kernel cache is sealed, and lacks a kernel that the engine needs."""
+    """The kernel cache is sealed and lacks a kernel that the engine needs."""
 
 
 class RequestError(KilnError):
-    """One request is invalid. ``param`` names the field that is to blame, if one is."""
+    """One request is invalid. ``param`` names the offending field, if any."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class ContextLengthError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """Too many requests wait already; the same request may be accepted later."""
+    """The queue is full; the same request may be accepted later."""
 
 
 class DeviceError(KilnError):
@@ -52,7 +52,7 @@ class DeviceError(KilnError):
 
 
 class SlowReaderError(KilnError):
-    """The tokens of an answer arrive faster than its reader takes them, and too many wait."""
+    """Tokens arrive faster than the stream's reader takes them, and too many are waiting."""
 
 
 class EngineDeadError(KilnError):

@@ -1,4 +1,4 @@
-"""A model's folder from the Hugging Face hub: the copy on this machine first, then the network."""
+"""Model folders from the Hugging Face hub: the local copy if complete, else a download."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SINGLE = "model.safetensors"
 def download(model: str) -> Path:
     """Return the folder of a hub id such as ``org/name``.
 
-    A complete copy on this machine is taken as it is, without a word to the network. Raises
-    ModelError in two lines: what is wrong, and what to do.
+    A complete local copy is used without network access. Raises ModelError with two lines: what is
+    wrong, and what to do.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -25,29 +25,29 @@ def download(model: str) -> Path:
     if local is not None and _is_complete(local):
         return local
     try:
-        # The weights by name: a repository may hold them in other formats too, such as Mistral's
+        # Weights by file name: a repository may also hold other formats, such as Mistral's
         # consolidated.safetensors.
         small = Path(snapshot_download(model, allow_patterns=_SMALL))
         weights = _weights(small) or {_SINGLE}
         return Path(snapshot_download(model, allow_patterns=[*_SMALL, *sorted(weights)]))
-    except RepositoryNotFoundError as error:  # a gated one too
+    except RepositoryNotFoundError as error:  # also for gated repositories
         raise ModelError(
-            f"model {model!r}: no folder here, and the hub has no such model for you\n"
+            f"model {model!r}: no such folder, and no such model on the hub that you can access\n"
             f"check the spelling; for a gated model set HF_TOKEN"
         ) from error
     except (OSError, ValueError) as error:  # the hub's and the network's errors are OSErrors
         if local is not None:
-            return local  # what is missing in it, if anything, is named when it is read
+            return local  # if a file is missing, reading it raises an error with its name
         reason = str(error).strip().partition("\n")[0][:200]
         raise ModelError(
-            f"model {model!r}: neither a folder here nor to be had from the hub ({reason})\n"
+            f"model {model!r}: no such folder, and the hub cannot provide it ({reason})\n"
             f"give a folder with config.json and *.safetensors, or run `hf download {model}` "
-            f"where there is a network"
+            f"on a machine with network access"
         ) from error
 
 
 def _local(model: str) -> Path | None:
-    """Return this machine's copy, complete or not."""
+    """Return the local copy, complete or not."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -57,13 +57,13 @@ def _local(model: str) -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether config.json and all the weights are there."""
+    """Whether config.json and all weight files exist."""
     weights = _weights(folder)
     return bool(weights) and all((folder / name).exists() for name in ("config.json", *weights))
 
 
 def _weights(folder: Path) -> set[str]:
-    """Return the names of the weights' files; none where the index of them is not readable."""
+    """Return the names of the weight files; empty if their index is unreadable."""
     index = folder / _INDEX
     if not index.exists():
         return {_SINGLE}

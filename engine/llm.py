@@ -1,4 +1,4 @@
-"""The offline Python API: the engine in this process, with vLLM's names."""
+"""The offline Python API, with vLLM's names: the engine runs in this process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from kiln.jit_kernels.ready import ready_guard
 class LLM:
     """A model loaded in this process, for batches of prompts.
 
-    ``model`` is a folder in Hugging Face format or a hub id; a folder without a tokenizer takes
-    prompts of token ids. ``max_model_len`` is in tokens; ``num_kv_blocks`` None sizes the KV pool
-    from the memory there is. The other settings are those of ``kiln.engine.config``.
-    Raises ConfigError or ModelError when the model cannot be served.
+    ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
+    token ids. ``max_model_len`` is in tokens. ``num_kv_blocks`` None sizes the KV pool by the
+    available memory. The other settings are those of ``kiln.engine.config``. Raises ConfigError or
+    ModelError if the model cannot be served.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
     >>> outputs = llm.generate(["Hello"], SamplingParams(temperature=0))  # doctest: +SKIP
@@ -42,7 +42,7 @@ class LLM:
     ', how are you?'
     """
 
-    def __init__(  # noqa: PLR0913 (one keyword for each thing that a user may set)
+    def __init__(  # noqa: PLR0913 (one keyword per setting)
         self,
         model: str,
         *,
@@ -68,7 +68,7 @@ class LLM:
         config = EngineConfig(
             ModelConfig(str(folder), dtype, device, load_format, max_model_len, seed=seed),
             kv,
-            # Offline there is nobody to turn away: the whole batch waits its turn.
+            # Offline the queue has no limit: the whole batch waits in it.
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_chunk_tokens, sys.maxsize),
         )
         self.tokenizer = Tokenizer.load_if_present(folder)
@@ -81,11 +81,11 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Generate ``n`` answers to each prompt and return them in the order of the prompts.
+        """Generate ``n`` outputs for each prompt and return them in the order of the prompts.
 
         A prompt is a text, a list of token ids, or vLLM's ``{"prompt": …}`` or
-        ``{"prompt_token_ids": …}``; settings are one for all or one for each. The whole batch is
-        checked before any of it runs. Raises RequestError naming the prompt and the field.
+        ``{"prompt_token_ids": …}``; ``sampling_params`` are one for all or one for each. The
+        whole batch is checked before it runs. Raises RequestError naming the prompt and the field.
 
         >>> greedy = SamplingParams(temperature=0, max_tokens=8)  # doctest: +SKIP
         >>> llm.generate([[1, 2, 3], "Hello"], greedy)[0].outputs[0].token_ids  # doctest: +SKIP
@@ -105,7 +105,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
-        ``chat_template_kwargs`` are further variables of the template. Raises RequestError.
+        ``chat_template_kwargs`` are extra template variables. Raises RequestError.
 
         >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text  # doctest: +SKIP
         'Hi! How can I help?'
@@ -121,7 +121,7 @@ class LLM:
         return self._run(read, spread_params(sampling_params, len(read)))
 
     def _run(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[RequestOutput]:
-        """Check every request, queue them all, and step until the last has finished."""
+        """Check and queue every request, and run steps until all have finished."""
         answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
         for prompt, each in zip(prompts, params, strict=True):
@@ -135,7 +135,7 @@ class LLM:
             for answer in answers.values():
                 self.core.add(answer.new)
             self._step_until_done(answers)
-        finally:  # after an error or Ctrl-C the engine holds nothing of this batch
+        finally:  # after an error or Ctrl-C, drop the whole batch from the engine
             for request_id in answers:
                 self.core.abort(request_id)
         return results

@@ -1,4 +1,4 @@
-"""Find a model's folder and read the small JSON files in it."""
+"""Locate a model's folder and read its small JSON files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kiln.engine.hub import download
 
 
 def resolve_model_folder(model: str) -> Path:
-    """Return the local folder of a model: itself, or the hub's copy of an id like ``org/name``.
+    """Return the local folder of a model, given as a folder or as a hub id like ``org/name``.
 
-    A hub id is downloaded if it is not on this machine yet. Raises ModelError naming what is
-    missing and what to do.
+    A hub id without a local copy is downloaded. Raises ModelError naming what is missing and what
+    to do.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
     looks_like_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
     if folder.exists() or looks_like_path:
-        raise ModelError(f"model {model!r}: there is no such folder, and it is not a hub id")
+        raise ModelError(f"model {model!r}: no such folder, and not a hub id")
     return download(model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file; empty when there is no file. Raises ModelError."""
+    """Return the JSON object in a file; empty if the file does not exist. Raises ModelError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -34,15 +34,15 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path}: holds a {type(content).__name__}, not a JSON object")
+        raise ModelError(f"{path}: contains a {type(content).__name__}, not a JSON object")
     return content
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the tokens that end an answer: the model's, and the tokenizer's own.
+    """Return the EOS token ids of the model and of its tokenizer.
 
-    The model's are those of generation_config.json, else of config.json. A fine-tuned model's
-    tokenizer may name another, the end of a turn, which no file of the model repeats.
+    The model's are in generation_config.json, else in config.json. The tokenizer of a fine-tuned
+    model may name another, the end of a turn, which those files lack.
     """
     found = {_tokenizer_eos(folder)}
     for name in ("generation_config.json", "config.json"):

@@ -1,4 +1,4 @@
-"""Assemble the tokens of one answer into what its user sees."""
+"""Turn a request's tokens into its output: text, log-probabilities and finish reason."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kiln.engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What one ``TokenOutput`` adds to an answer.
+    """The part of an output that one ``TokenOutput`` adds.
 
-    ``text`` may be shorter or longer than the text of ``token_ids``: an incomplete character, or
-    what may become a stop string, waits for the next delta. ``message`` explains an error.
+    ``text`` may differ from the text of ``token_ids``: an incomplete character and a possible stop
+    string are held back for a later delta. ``message`` explains an error.
     """
 
     text: str
@@ -36,11 +36,11 @@ class CompletionDelta:
 
 
 class CompletionStream:
-    """One answer as it grows; ``completion`` is all of it so far.
+    """One streaming output; ``completion`` accumulates it.
 
-    A stop string is found here, not in the core, which knows no text: when ``stopped_early`` turns
-    true the caller aborts the request in the core and pushes no more. Without a tokenizer the text
-    stays empty.
+    Stop strings are detected here, because the core handles no text. If ``stopped_early`` becomes
+    true, the caller must abort the request in the core and push no more. Without a tokenizer the
+    text stays empty.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CompletionStream:
             )
 
     def push(self, output: TokenOutput) -> CompletionDelta:
-        """Add what a step gave and return what is new; the completion's text is set at its end."""
+        """Add the output of a step and return the delta; ``completion.text`` is set at the end."""
         text, stopped_by, used = self._decode(output)
         token_ids, logprobs = output.token_ids[:used], output.logprobs
         reason, stop_reason = output.finish_reason, output.stop_reason
@@ -89,17 +89,17 @@ class CompletionStream:
         return delta
 
     def _decode(self, output: TokenOutput) -> tuple[str, str | None, int]:
-        """Return the new text, the stop string that ended it, and how many tokens they used.
+        """Return the new text, the stop string that ended it, and how many tokens were used.
 
-        Outputs that waited together are one; the tokens in it after a stop string do not count,
-        as they do not where the request is aborted in time.
+        Queued outputs are merged, so tokens may follow a stop string; those are discarded, as if
+        the request had been aborted in time.
         """
         detokenizer, count = self._detokenizer, len(output.token_ids)
         if detokenizer is None:
             return "", None, count
         shown = output.token_ids
         if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
-            shown = shown[:-1]  # the stop token is in token_ids, but it is no text
+            shown = shown[:-1]  # the stop token is in token_ids, but not in the text
         before = detokenizer.num_tokens
         text = detokenizer.push(shown)
         if detokenizer.stopped_by is not None:
@@ -121,7 +121,7 @@ class CompletionStream:
             completion.text = "".join(self._text)
 
     def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[dict[int, Logprob]] | None:
-        """Return vLLM's form: for each position, the drawn token and the most likely ones."""
+        """Return vLLM's format: for each position, the sampled token and the most likely ones."""
         if logprobs is None:
             return None
         return [
@@ -138,7 +138,7 @@ class CompletionStream:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One of the ``n`` answers to a prompt: its request to the engine, and what came of it."""
+    """One of the ``n`` outputs for a prompt: its request to the engine, and its stream."""
 
     new: NewRequest
     stream: CompletionStream
@@ -147,9 +147,9 @@ class Answer:
 def begin_answers(
     name: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, first: int = 0
 ) -> list[Answer]:
-    """Return the ``n`` answers to a prompt, with indices from ``first`` on.
+    """Return the ``n`` outputs for a prompt, with indices from ``first`` on.
 
-    The request of each is called ``name`` and its index.
+    Each request id is ``name`` plus the index.
     """
     made = []
     for index in range(first, first + params.n):

@@ -1,8 +1,8 @@
-"""The engine process as its parent sees it: started, watched, stopped, never left behind.
+"""The parent's handle of the engine process: start, watch and stop it, and leave no orphan.
 
-Parent and child talk through two ZeroMQ sockets in a private folder (mode 0700), and the child
-holds the read end of a pipe: when the parent is gone, however it went, the pipe closes and the
-child leaves and removes the folder. No signal is needed for that, so none can be missed.
+Parent and child communicate through two ZeroMQ sockets in a private folder (mode 0700). The child
+also holds the read end of a pipe. However the parent ends, the pipe closes, and then the child
+removes the folder and exits. This needs no signal, so none can be missed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kiln.engine import wire
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 
-_LONGEST_ADDRESS = 100  # a Unix socket's path holds at most 107 bytes
-# Kiln's folder comes first for the import of Kiln alone, and last for the rest: as site-packages
-# it may hold backports of modules of the standard library.
+_LONGEST_ADDRESS = 100  # the path of a Unix socket has at most 107 bytes
+# Kiln's folder is first in sys.path only while Kiln is imported, then last: if it is site-packages,
+# it may contain backports that shadow the standard library.
 _BOOT = (
     "import sys; root = sys.argv.pop(1); sys.path.insert(0, root); import kiln; del sys.path[0]; "
     "root in sys.path or sys.path.append(root); "
@@ -31,10 +31,10 @@ _BOOT = (
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command that calls ``main(arguments) -> int`` of a module in a fresh Python.
+    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python.
 
-    The child imports this very Kiln, even where another one is installed, and nothing in the
-    working folder shadows its modules (``-P``).
+    The child imports this copy of Kiln even if another is installed, and modules in the working
+    folder do not shadow its imports (``-P``).
     """
     root = str(Path(kiln.__file__).parents[1])
     return [sys.executable, "-P", "-c", _BOOT.format(module=module), root]
@@ -58,9 +58,9 @@ class EngineProcess:
 
     @classmethod
     def spawn(cls, config: EngineConfig, command: list[str] | None = None) -> EngineProcess:
-        """Start the engine and return at once, while it loads.
+        """Start the engine and return before it is loaded.
 
-        ``command`` stands in for the worker in tests; folder and configuration are added to it.
+        ``command`` replaces the worker in tests; folder and configuration are appended to it.
         Raises ConfigError if the program cannot be started.
         """
         command = command or module_command("kiln.engine.worker")
@@ -69,7 +69,7 @@ class EngineProcess:
             child = subprocess.Popen(
                 [*command, str(folder), wire.encode_config(config)],
                 stdin=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which then drains
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then drains
             )
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -78,22 +78,22 @@ class EngineProcess:
 
     @property
     def requests_address(self) -> str:
-        """Where the engine reads requests."""
+        """The address from which the engine reads requests."""
         return requests_address(self.folder)
 
     @property
     def outputs_address(self) -> str:
-        """Where the engine writes outputs."""
+        """The address to which the engine writes outputs."""
         return outputs_address(self.folder)
 
     @property
     def exit_code(self) -> int | None:
-        """None while the process lives; negative after a signal of that number."""
+        """None while the process runs; minus the signal number after a signal."""
         return self.child.poll()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal (SIGSTOP) keeps the process from running, however busy it is.
+        """Whether the process is stopped by a signal (SIGSTOP).
 
         Source: proc_pid_stat(5), the third field.
         """
@@ -104,7 +104,7 @@ class EngineProcess:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def stop(self, grace: float = 0.0) -> int:
-        """Wait ``grace`` seconds for the process to leave, then end it; return its exit code."""
+        """Wait ``grace`` seconds for the process to exit, then kill it; return its exit code."""
         if self.child.stdin is not None:
             self.child.stdin.close()
         try:

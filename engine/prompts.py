@@ -1,4 +1,4 @@
-"""Read the prompts and settings that a caller of ``LLM`` gives, in any of the accepted forms."""
+"""Parse the prompts and sampling parameters of ``LLM`` calls, in all accepted forms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, read: its ids, and its text if it came as text."""
+    """A parsed prompt: its token ids, and its text if it was given as text."""
 
     token_ids: list[int]
     text: str | None = None
@@ -39,9 +39,9 @@ class Prompt:
 def read_prompts(
     prompts: PromptInput | Sequence[PromptInput], tokenizer: Tokenizer | None, max_tokens: int
 ) -> list[Prompt]:
-    """Read one prompt or many. Raises RequestError naming the first that is malformed.
+    """Parse one prompt or many. Raises RequestError naming the first malformed one.
 
-    A text that surely has more than ``max_tokens`` tokens is refused before it is tokenised.
+    A text that must have more than ``max_tokens`` tokens is rejected without tokenizing it.
     """
     one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
     many = [prompts] if one else prompts
@@ -60,7 +60,7 @@ def spread_params(
     if not all(isinstance(entry, SamplingParams) for entry in listed):
         raise RequestError("sampling_params must be SamplingParams, or a list of them")
     if len(listed) != count:
-        raise RequestError(f"{len(listed)} sampling_params for {count} prompts: give one, or each")
+        raise RequestError(f"{len(listed)} sampling_params, {count} prompts: give one or {count}")
     return listed
 
 
@@ -88,7 +88,7 @@ def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: i
 def _check_length(text: str, index: int, tokenizer: Tokenizer, max_tokens: int) -> None:
     if tokenizer.surely_exceeds(text, max_tokens):
         raise ContextLengthError(
-            f"prompt {index} has {len(text)} characters, which are more than the {max_tokens} "
+            f"prompt {index} has {len(text)} characters, too many for the {max_tokens} "
             "tokens of the context: shorten it",
             "prompt",
         )
@@ -116,9 +116,9 @@ def read_chats(
     max_tokens: int,
     **options: Any,
 ) -> list[Prompt]:
-    """Read one conversation or many; ``options`` go to the template. Raises RequestError.
+    """Render and tokenize one conversation or many with the template's ``options``.
 
-    One that surely has more than ``max_tokens`` tokens is refused before it is tokenised.
+    One that must have more than ``max_tokens`` tokens is rejected before that. Raises RequestError.
     """
     if tokenizer is None:
         raise RequestError("the model's folder has no tokenizer: give token ids", "messages")

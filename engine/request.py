@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and what comes out for its user."""
+"""Requests, as clients and the scheduler see them, and their outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """One generation as a client submits it: the message from client to engine."""
+    """A generation request as submitted: the message from client to engine."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -22,10 +22,10 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, after temperature 1 and before any filter.
+    """Log-probabilities at one position, at temperature 1 and before any filter.
 
-    ``token_id`` is the drawn token; ``top`` holds (token id, log-probability, rank from 1) of the
-    most likely ones, most likely first.
+    ``token_id`` is the sampled token. ``top`` holds (token id, log-probability, rank from 1) of the
+    most likely tokens, in order.
     """
 
     token_id: int
@@ -36,11 +36,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What one step gave one request: the message from engine to client.
+    """A request's output of one step: the message from engine to client.
 
-    ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the stop token id
-    that ended it, if a listed one did. ``message`` explains the finish reason "error". ``seed``
-    comes with the first token: it and the same settings draw the answer again.
+    ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
+    ``stop_token_ids`` that ended it, if any. ``message`` explains the finish reason "error".
+    ``seed`` is set with the first token; it reproduces the output under the same settings.
     """
 
     request_id: str
@@ -57,9 +57,9 @@ class TokenOutput:
 class Request:
     """The scheduler's record of one generation. Only the scheduler mutates it.
 
-    ``token_ids`` is prompt then output; ``num_computed_tokens`` of them have their keys and
-    values in the KV pool, in the blocks of ``block_ids``. ``token_counts`` is how often each of
-    them is in the output, 0 for the prompt's others; it is kept only where penalties ask for it.
+    ``token_ids`` is prompt plus output. The keys and values of the first ``num_computed_tokens``
+    are in the KV blocks ``block_ids``. ``token_counts``, kept only for penalties, maps each token
+    to its number of occurrences in the output; 0 if it occurs only in the prompt.
     """
 
     request_id: str
@@ -92,10 +92,10 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the ``n`` answers to a prompt.
+    """One of the ``n`` outputs for a prompt.
 
-    ``error`` explains the finish reason "error". With ``seed`` and the same other settings the
-    same answer is drawn again; it is None until the first token is there.
+    ``error`` explains the finish reason "error". ``seed`` and the same settings reproduce the
+    output; it is None before the first token.
     """
 
     index: int
@@ -110,7 +110,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Everything one prompt of ``LLM.generate`` gave."""
+    """All outputs for one prompt of ``LLM.generate``."""
 
     request_id: str
     prompt: str | None

@@ -1,4 +1,4 @@
-"""How one request wants its tokens drawn, with vLLM's names."""
+"""The sampling parameters of a request, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import dataclass
 
 from kiln.engine.errors import RequestError
 
-MAX_COUNT = 2**31 - 1  # of every integer but a seed: the messages and the kernels hold it
+MAX_COUNT = 2**31 - 1  # largest integer except a seed: it fits messages and kernels
 MAX_SEED = 2**63 - 1
 MAX_ANSWERS = 8
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
-MAX_STOP_STRING_CHARS = 256  # it bounds how much text is held back
-MAX_STOP_TOKEN_IDS = 1024  # each of them is an edited token of every step before min_tokens
+MAX_STOP_STRING_CHARS = 256  # bounds the text held back
+MAX_STOP_TOKEN_IDS = 1024  # each is a logit edit in every step before min_tokens
 MAX_LOGIT_BIAS = 1024  # entries
 MAX_BIAS = 100.0  # OpenAI's range
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0  # OpenAI's range
-MIN_REPETITION_PENALTY = 0.01  # a much smaller one makes logits infinite
+MIN_REPETITION_PENALTY = 0.01  # much smaller values make logits infinite
 MAX_REPETITION_PENALTY = 10.0
-_SHOWN_BITS = 256  # of an integer in a message
+_SHOWN_BITS = 256  # of an integer in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling settings of one request; validated when made.
+    """Sampling settings of one request, validated on construction.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 or -1 keeps every token. ``max_tokens`` None generates
-    up to the model's context. ``logprobs`` is how many of the most likely tokens are reported
-    beside the drawn one (0 reports the drawn one alone; None reports nothing). ``seed`` None
-    draws a seed at admission. ``logit_bias`` adds to the logits of token ids. Then the logits of
-    tokens of prompt or output are divided by ``repetition_penalty`` where positive, multiplied
-    where negative; those of tokens of the output lose ``frequency_penalty`` for each time and
-    ``presence_penalty`` once. Raises RequestError naming the field that is out of range.
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1 keeps all tokens. ``max_tokens`` None generates
+    up to the model's context. ``logprobs`` is the number of most likely tokens to report besides
+    the sampled one; 0 reports only the sampled one, None nothing. ``seed`` None picks one at
+    random. ``logit_bias`` is added to the logits of token ids. Then, for tokens in prompt or
+    output, positive logits are divided and negative ones multiplied by ``repetition_penalty``. For
+    tokens in the output, ``frequency_penalty`` times the number of occurrences and
+    ``presence_penalty`` once are subtracted. Raises RequestError naming a field out of range.
     """
 
     temperature: float = 1.0
@@ -83,7 +83,7 @@ class SamplingParams:
         self._check_lists()
 
     def _check_lists(self) -> None:
-        """Check lengths before elements: a list may be as long as a body may be."""
+        """Check lengths before elements: only the size of the request body limits a list."""
         stop, ids, biases = self.stop_strings, self.stop_token_ids or (), self.logit_bias
         self._check("stop", len(stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
         fits = all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in stop)
@@ -101,7 +101,7 @@ class SamplingParams:
         self._check("logit_bias", fits, "a map to numbers between -100 and 100")
 
     def _check_types(self) -> None:
-        """Refuse a string, a bool or a NaN where a number is wanted."""
+        """Reject strings, bools and NaN for numbers."""
         numbers = ("temperature", "top_p", "min_p")
         for name in (*numbers, "presence_penalty", "frequency_penalty", "repetition_penalty"):
             self._check(name, _is_number(getattr(self, name)), "a number")
@@ -126,7 +126,7 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether what was generated so far changes what may come next."""
+        """Whether any penalty on repeated tokens is active."""
         neutral = not self.presence_penalty and not self.frequency_penalty
         return not neutral or self.repetition_penalty != 1
 
@@ -136,11 +136,11 @@ class SamplingParams:
         return tuple(self.stop or ())
 
     def for_answer(self, index: int) -> SamplingParams:
-        """Return the settings of one of the ``n`` answers: alone, with the seed plus ``index``."""
+        """Return the settings of one of the ``n`` outputs: n=1, and the seed plus ``index``."""
         if self.n == 1:
             return self
         seed = self.seed
-        if seed is not None:  # the sum wraps round within the range of seeds
+        if seed is not None:  # the sum wraps around in the range of seeds
             seed = (seed + index + MAX_SEED) % (2 * MAX_SEED + 1) - MAX_SEED
         return self.replace(n=1, seed=seed)
 
@@ -150,7 +150,7 @@ class SamplingParams:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a number: not a bool, not NaN."""
+    """Whether a value is a number, not a bool or NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
@@ -159,7 +159,7 @@ def _is_token_id(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return a value as text of at most 80 characters, whatever its size."""
+    """Return a value as text of at most 80 characters."""
     if type(value) is int and value.bit_length() > _SHOWN_BITS:  # Python may refuse to print it
         return f"an integer of {value.bit_length()} bits"
     return reprlib.repr(value)[:80]

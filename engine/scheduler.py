@@ -1,15 +1,15 @@
-"""Decide what each step computes, under one token budget and one pool of blocks.
+"""Decide what each step computes, within a token budget and a pool of KV blocks.
 
-There is one rule and there are no phases: ``num_computed_tokens`` of a request chases its tokens.
-A decode is a request one token behind; a chunk of a long prompt is one that is far behind; a
-request that was preempted starts again from nothing, with what it had generated as prompt.
+Prefill and decode are one mechanism: each step moves ``num_computed_tokens`` closer to the number
+of tokens. A decode is one token behind; a chunked prefill is many tokens behind. A preempted
+request starts again from 0, with its output so far treated as part of the prompt.
 
     running first      every running request computes at least one token in every step
-    blocks run out     the newest running request gives up its own
-    admission          first come, first served, on what is left; never in a step that preempted
+    blocks run out     the newest running request is preempted
+    admission          first come, first served, with the rest; never in a step that preempted
 
-The first holds because a request is admitted only when those before it left budget over, and the
-most that one can take, the lesser of a chunk and what it is behind, never grows.
+The first rule holds because a request is admitted only if the running ones leave budget over, and
+because the most tokens that a request takes in a step never grows.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from kiln.engine.finish import banned_token_ids, finish_reason, stop_reason, sto
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.request import NewRequest, Request, TokenOutput
 
-SEED_BITS = 53  # of a seed that is drawn: any JSON reader takes it exactly
+SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 
 
 class Scheduler:
-    """The requests in flight, and the choice of what runs next.
+    """The requests in flight, and the choice of each step's batch.
 
-    ``max_model_len`` is the context in tokens; the pool bounds it too, since a request must be
-    able to finish when it runs alone. ``seed`` makes the seeds of requests that name none
-    reproducible.
+    ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
+    able to finish when it runs alone. ``seed`` generates the seeds of requests without one.
     """
 
     def __init__(
@@ -47,14 +46,14 @@ class Scheduler:
         self.config = config
         self.kv = kv
         self.eos_token_ids = eos_token_ids
-        # The last token of an answer is never computed, so it needs no slot.
+        # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
-        self._in_flight: list[Request] = []  # the rows of the batch that runs now
+        self._in_flight: list[Request] = []  # the rows of the running batch
         self._seeds = random.Random(seed)
 
     @property
@@ -63,24 +62,24 @@ class Scheduler:
         return bool(self._requests)
 
     def check(self, new: NewRequest) -> None:
-        """Refuse a request that could never run. Raises RequestError."""
+        """Reject a request that could never run. Raises RequestError."""
         if new.request_id in self._requests:
             raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
         prompt, kv = len(new.prompt_token_ids), self.kv
         if prompt > kv.capacity:
             raise RequestError(
-                f"the prompt has {prompt} tokens, the KV pool holds {kv.capacity} "
+                f"the prompt has {prompt} tokens, but the KV pool holds {kv.capacity} "
                 f"({kv.pool.num_blocks} blocks of {kv.block_size}): shorten it, or serve with "
                 "more blocks",
                 "prompt",
             )
 
     def add(self, new: NewRequest) -> None:
-        """Queue a request. Raises RequestError, or QueueFullError when too many wait."""
+        """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
         if len(self.waiting) >= self.config.max_waiting:
             raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting, the queue holds "
+                f"{len(self.waiting)} requests are waiting, and the queue holds at most "
                 f"{self.config.max_waiting}: try again later"
             )
         params, prompt = new.params, len(new.prompt_token_ids)
@@ -102,7 +101,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request and free its blocks, wherever it is. An unknown id does nothing."""
+        """Drop a waiting or running request and free its blocks. An unknown id is ignored."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -111,13 +110,13 @@ class Scheduler:
         self._release(request)
 
     def schedule(self) -> Batch:
-        """Choose what the next step computes; an empty batch when there is nothing to do."""
+        """Return the batch of the next step; empty if there is nothing to do."""
         self._in_flight = []
         rows: list[ScheduledRequest] = []
         budget = self.config.max_num_batched_tokens
         preemptions = self.num_preemptions
         index = 0
-        while index < len(self.running):  # shrinks from its end when somebody is preempted
+        while index < len(self.running):  # preemption shrinks it from the end
             row = self._advance(self.running[index], budget)
             if row is not None:
                 budget -= len(row.token_ids)
@@ -128,10 +127,10 @@ class Scheduler:
         return Batch(tuple(rows))
 
     def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
-        """Record what a step gave: append tokens, finish requests, free their blocks.
+        """Record the output of a step: append tokens, finish requests, free their blocks.
 
-        A row that failed ends its request, whether it was to draw a token or not. A request that
-        was aborted since the batch was made is passed over.
+        A failed row ends its request, even in the middle of a chunked prefill. A request aborted
+        since the batch was made is skipped.
         """
         sampled = {token.request_id: token for token in output.tokens}
         in_flight, self._in_flight = self._in_flight, []
@@ -150,9 +149,9 @@ class Scheduler:
         return outputs
 
     def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
-        """Give a running request its share of a step, at most ``allowance`` tokens.
+        """Schedule at most ``allowance`` tokens of a running request.
 
-        Preempts the newest while not one token fits the pool. None if that was this request.
+        Preempts the newest requests until one token fits. None if this request was preempted.
         """
         while (row := self._row(request, allowance)) is None:
             newest = self.running[-1]
@@ -162,23 +161,23 @@ class Scheduler:
         return row
 
     def _admit(self, budget: int) -> list[ScheduledRequest]:
-        """Start waiting requests, in order, while budget, rows and blocks last."""
+        """Start waiting requests in order, as long as budget, rows and blocks last."""
         rows: list[ScheduledRequest] = []
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
-            # All of its tokens must fit now, though only a chunk of them takes blocks, and each
-            # running request keeps a spare: else it would be preempted before it drew a token.
+            # All of its tokens must fit now, although only a chunk takes blocks, and each running
+            # request keeps a spare block. Else it could be preempted before its first output token.
             if self.running and not self.kv.fits(len(request.token_ids), len(self.running)):
                 break
             row = self._row(request, budget)
-            assert row is not None, "at least one block is free, as checked or as nobody runs"
+            assert row is not None, "at least one block is free: checked, or no request is running"
             budget -= len(row.token_ids)
             rows.append(row)
             self.running.append(self.waiting.popleft())
         return rows
 
     def _row(self, request: Request, allowance: int) -> ScheduledRequest | None:
-        """Describe a request's share of the step and take its blocks; None if no token fits."""
+        """Allocate a request's blocks and return its part of the step; None if no token fits."""
         start, length = request.num_computed_tokens, len(request.token_ids)
         wanted = min(length - start, allowance, self.max_chunk_tokens)
         count = min(wanted, self.kv.room(request) - start)
@@ -199,7 +198,7 @@ class Scheduler:
         )
 
     def _preempt(self, request: Request) -> None:
-        """Send the newest running request back to the head of the queue, without its blocks."""
+        """Free the blocks of the newest running request and move it to the head of the queue."""
         self.running.remove(request)
         self.kv.release(request)
         request.num_computed_tokens = 0
@@ -208,7 +207,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _accept(self, request: Request, sampled: SampledToken) -> TokenOutput:
-        """Append a drawn token to its request and finish the request if it is the last."""
+        """Append a sampled token to its request; finish the request if it is the last one."""
         request.token_ids.append(sampled.token_id)
         if request.params.penalizes:
             counts, token = request.token_counts, sampled.token_id
@@ -226,7 +225,7 @@ class Scheduler:
         )
 
     def _release(self, request: Request) -> None:
-        """Drop a request that is over, and free its blocks."""
+        """Remove a finished request and free its blocks."""
         del self._requests[request.request_id]
         if request in self.running:
             self.running.remove(request)

@@ -1,4 +1,4 @@
-"""Find stop strings in text that arrives in pieces, without ever letting part of one out."""
+"""Find stop strings in streamed text, without emitting a part of one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Passes text on until a stop string is complete.
+    """Emits text until a stop string is complete.
 
     Text that may still become a stop string is held back: the longest suffix that is a proper
-    prefix of one. The match that ends first wins, and of those the longest, so that the result
-    does not depend on how the text was cut into pieces.
+    prefix of one. The match that ends first wins, and among those the longest, so the result does
+    not depend on how the text was split.
     """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
@@ -20,9 +20,9 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str, armed: bool = True) -> str:
-        """Take more text and return what may be shown now.
+        """Add text and return what can be emitted now.
 
-        With ``armed`` false a stop string that ends in this text is passed on like any other.
+        If ``armed`` is false, a stop string that ends in this text is ignored.
         """
         if not self.stops or not text:
             return text
@@ -36,7 +36,7 @@ class StopMatcher:
         return text[:keep]
 
     def finish(self) -> str:
-        """Return the text held back, now that no more can follow."""
+        """Return the text held back, because no more follows."""
         held, self._held = self._held, ""
         return held
 

@@ -1,8 +1,8 @@
-"""What bytes each token stands for, for the decoders that language models use.
+"""The bytes of each token, for the decoders that language models use.
 
-A tokenizer decodes a list of tokens as one string, which costs the whole length for each new
-token. Byte-level and metaspace decoders are concatenations of bytes, though, so the bytes of each
-token are enough to decode a stream exactly, one token at a time.
+A tokenizer decodes a list of tokens as one string, at the cost of the whole list for each new
+token. But byte-level and metaspace decoders only concatenate bytes, so the bytes of each token are
+enough to decode a stream exactly, one token at a time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tokenizers import models
 
 Piece = Callable[[str, bool], bytes]
 
-_NFC_SHRINKS = 4  # times at most: the worst are the 7 bytes of which it makes the 2 of U+0390
+_NFC_SHRINKS = 4  # at most this factor: 7 bytes become the 2 of U+0390
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def piece_decoder(backend: Backend) -> Piece | None:
-    """Return a function from a token to its bytes; None for an unfamiliar decoder.
+    """Return a function from a token to its bytes; None for an unsupported decoder.
 
-    It takes the token's form in the vocabulary, and whether it begins the text: some decoders
+    Its arguments are the token as in the vocabulary, and whether it starts the text: some decoders
     drop the space there.
     """
     if backend.decoder is None:
@@ -43,9 +43,9 @@ def piece_decoder(backend: Backend) -> Piece | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the character that stands for each byte in a byte-level vocabulary.
+    """Return the byte of each character in a byte-level vocabulary.
 
-    Printable Latin-1 bytes stand for themselves, the others for the characters from U+0100 on.
+    Printable Latin-1 characters encode themselves, those from U+0100 on the other bytes.
     Source: Radford et al. 2019 (GPT-2), ``bytes_to_unicode`` in its encoder.py.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -58,7 +58,7 @@ def _byte_level(alphabet: dict[str, int]) -> Piece:
     def piece(form: str, first: bool) -> bytes:
         try:
             return bytes([alphabet[char] for char in form])
-        except KeyError:  # an added token, written as it is
+        except KeyError:  # an added token, stored as plain text
             return form.encode()
 
     return piece
@@ -72,7 +72,7 @@ def _metaspace(replacement: str, drops: bool) -> Piece:
 
 
 def _replace(parts: dict[str, dict[str, Any]]) -> Piece | None:
-    """Return the pieces of Llama's decoder: ▁ to space, bytes by name, one space stripped."""
+    """Return Llama's decoder: ▁ becomes a space, <0xNN> a byte, the first space is stripped."""
     replaced, content = parts["Replace"]["pattern"].get("String"), parts["Replace"]["content"]
     strip = parts.get("Strip", {"content": " ", "start": 0, "stop": 0})
     if replaced is None or strip["content"] != " " or strip["start"] > 1 or strip["stop"] > 0:
@@ -87,10 +87,10 @@ def _replace(parts: dict[str, dict[str, Any]]) -> Piece | None:
 
 
 def longest_token(backend: Backend) -> int | None:
-    """Return a number of bytes of text that no token stands for more than; None if there is none.
+    """Return an upper bound of the bytes of text per token; None if unbounded.
 
-    There is one where every byte of a text ends up in a token. Elsewhere a token may stand for any
-    length: where spaces are dropped, or where a run of unknown characters is one token.
+    A bound exists if every byte of the text is encoded. It does not if spaces are dropped, or if a
+    run of unknown characters becomes one token.
     """
     model, added = backend.model, backend.get_added_tokens_decoder().values()
     shrinks = _shrinks(_parts(backend.normalizer))
@@ -121,7 +121,7 @@ def _parts(component: Any) -> list[dict[str, Any]]:
 
 
 def _shrinks(steps: list[dict[str, Any]]) -> int | None:
-    """Return by how much a normalizer can shorten a text at most; None if it is not known."""
+    """Return the largest factor by which a normalizer can shorten a text; None if unknown."""
     most = 1
     for step in steps:
         if step["type"] == "NFC":

@@ -1,4 +1,4 @@
-"""The reading end of one or more generations, in the API process."""
+"""The output stream of one or more requests, in the API process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import TracebackType
 from kiln.engine.errors import KilnError, SlowReaderError
 from kiln.engine.request import TokenOutput
 
-MAX_WAITING_TOKENS = 1024  # of one request: seconds of generation that nobody has read
+MAX_WAITING_TOKENS = 1024  # of one request: seconds of unread output
 
 
 class TokenStream:
     """Iterates over the outputs of its requests as they arrive.
 
-    What arrives faster than it is read is joined: one output of a request waits at most, with all
-    of its new tokens. The stream ends when each request has finished or was dropped. Closing it,
-    or leaving its ``async with``, aborts what is left. An error put into it is raised from the
-    iteration; a reader that falls too far behind gets SlowReaderError, and its requests end.
+    Unread outputs of a request are merged, so at most one per request is queued. The stream ends
+    when each request has finished or was dropped. Closing it, or leaving its ``async with``, aborts
+    unfinished requests. An error put into it is raised from the iteration. A reader that falls too
+    far behind gets SlowReaderError, and its requests are aborted.
     """
 
     def __init__(self, request_ids: Sequence[str], abort: Callable[[Sequence[str]], None]) -> None:
@@ -30,7 +30,7 @@ class TokenStream:
         self._arrived = asyncio.Event()
 
     def put(self, item: TokenOutput | KilnError) -> None:
-        """Add what the engine sent, for the reader."""
+        """Queue a message of the engine for the reader."""
         if isinstance(item, KilnError):
             self._error = self._error or item
         elif item.request_id in self._open and self._error is None:
@@ -41,26 +41,26 @@ class TokenStream:
         self._arrived.set()
 
     def drop(self, request_id: str) -> None:
-        """Abort one request, because its reader has all it wanted."""
+        """Abort one request, because its reader needs no more."""
         self._waiting.pop(request_id, None)
         if request_id in self._open:
             self._open.discard(request_id)
             self._abort([request_id])
 
     async def aclose(self) -> None:
-        """Abort every request that has not finished, and forget what nobody has read."""
+        """Abort every unfinished request, and discard unread outputs."""
         self._waiting.clear()
         left, self._open = sorted(self._open), set()
         self._abort(left)
 
     def __aiter__(self) -> TokenStream:
-        """Return the stream itself: it is read once."""
+        """Return the stream itself; it can be read only once."""
         return self
 
     async def __anext__(self) -> TokenOutput:
         """Return the next output.
 
-        Raises EngineDeadError, RequestError or SlowReaderError when there will be none.
+        Raises EngineDeadError, RequestError or SlowReaderError if the stream failed.
         """
         while self._open:
             if self._waiting:
@@ -85,20 +85,20 @@ class TokenStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Abort what is left."""
+        """Abort unfinished requests."""
         await self.aclose()
 
     def _end_slow_reader(self) -> None:
-        """Abort all of the requests now: their reader may never come back."""
+        """Abort all requests now: the reader may never read again."""
         self._waiting.clear()
         self._error = SlowReaderError(
-            f"over {MAX_WAITING_TOKENS} tokens of an answer waited to be read: read faster"
+            f"over {MAX_WAITING_TOKENS} tokens of the output are unread: read faster"
         )
         self._abort(sorted(self._open))
 
 
 def _joined(first: TokenOutput | None, second: TokenOutput) -> TokenOutput:
-    """Return two outputs of a request as one."""
+    """Merge two outputs of a request."""
     if first is None:
         return second
     logprobs = first.logprobs

@@ -1,8 +1,7 @@
-"""Text to tokens and back, and chats to tokens, as the model's own tokenizer does it.
+"""The model's tokenizer: text to tokens and back, and chats to tokens.
 
-``tokenizer.json`` is read with the tokenizers library itself: the same Rust code that transformers
-calls, without the two seconds that importing transformers takes. Folders with only an older form
-go through transformers once, which converts it.
+``tokenizer.json`` is read with the tokenizers library, the Rust code that transformers also calls.
+This avoids the two seconds of importing transformers, which is used only to convert older formats.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SPECIAL_NAMES = tuple(
 
 
 class Tokenizer:
-    """A model's tokenizer: encode, decode, and its chat template."""
+    """A model's tokenizer with its chat template."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Load the tokenizer of a model folder. Raises ModelError when missing or unreadable."""
+        """Load the tokenizer of a model folder. Raises ModelError if missing or unreadable."""
         config = read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # written by transformers before 4.33
             config |= read_json(folder / "special_tokens_map.json")
@@ -67,13 +66,13 @@ class Tokenizer:
 
     @classmethod
     def load_if_present(cls, folder: Path) -> Tokenizer | None:
-        """Load a folder's tokenizer; None for a folder without one, served by token ids alone."""
+        """Load a folder's tokenizer; None without one, for serving token ids only."""
         present = any((folder / name).exists() for name in ("tokenizer.json", *_OLDER_FORMS))
         return cls.load(folder) if present else None
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The ids that ``skip_special_tokens`` leaves out of the text."""
+        """The token ids that ``skip_special_tokens`` removes from the text."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -83,7 +82,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it knows, added ones included; a model's own table may be larger."""
+        """The number of tokens with added ones; the model's embedding may be larger."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     @property
@@ -92,29 +91,28 @@ class Tokenizer:
         return bool(self._templates)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text, with the model's BOS (and the like) unless told otherwise.
+        """Return the token ids of a text, with BOS and the like if ``add_special_tokens``.
 
-        Other threads run meanwhile, for which ``encode_batch_fast`` is called: ``encode`` holds
-        the interpreter, for seconds on a few megabytes of text.
+        Calls ``encode_batch_fast``, because ``encode`` holds the GIL during all its work.
         """
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
-        """Tell, without tokenising it, that a text has more tokens than a number; or not know."""
+        """Whether a text must have more than ``num_tokens`` tokens, judged without tokenizing."""
         longest = self._longest_token
         return longest is not None and len(text.encode()) > longest * num_tokens
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of ids; ids that it does not know are left out."""
+        """Return the text of token ids; unknown ids are skipped."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int, first: bool = False) -> bytes | None:
-        """Return the bytes that one token adds to a text; None for an unfamiliar decoder.
+        """Return the bytes that one token adds to a text; None for an unsupported decoder.
 
-        ``first`` is for the token that begins the text, whose space some decoders drop.
+        ``first``: the token starts the text; some decoders drop its leading space.
         """
         if self._piece is None:
             return None
@@ -140,7 +138,7 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         **variables: object,
     ) -> str:
-        """Return a chat as text. Raises RequestError when the model has no template for it."""
+        """Render a chat to text. Raises RequestError if the model has no chat template."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise RequestError(
@@ -158,7 +156,7 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         **variables: object,
     ) -> list[int]:
-        """Return a chat as ids: rendered and encoded once, so that BOS is there once."""
+        """Render a chat and tokenize it without adding a second BOS."""
         text = self.render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
         )
@@ -171,16 +169,16 @@ def _backend(folder: Path) -> Backend:
         return _converted(folder)
     try:
         return Backend.from_file(str(path))
-    except Exception as error:  # the Rust library raises plain Exception
+    except Exception as error:  # the Rust library raises Exception itself
         raise ModelError(f"{path}: cannot be read ({error}): is it complete?") from error
 
 
 def _converted(folder: Path) -> Backend:
-    """Convert an older form of tokenizer with transformers."""
+    """Convert an older tokenizer format with transformers."""
     if not any((folder / name).exists() for name in _OLDER_FORMS):
         raise ModelError(
-            f"{folder}: no tokenizer (tokenizer.json or an older form): copy it from the original "
-            "model, or use prompts of token ids"
+            f"{folder}: no tokenizer (tokenizer.json or an older format): copy it from the "
+            "original model, or use prompts of token ids"
         )
     from transformers import AutoTokenizer
 
@@ -190,12 +188,12 @@ def _converted(folder: Path) -> Backend:
         raise ModelError(f"{folder}: transformers cannot load its tokenizer: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Backend):
-        raise ModelError(f"{folder}: its tokenizer {type(tokenizer).__name__} has no fast form")
+        raise ModelError(f"{folder}: its tokenizer {type(tokenizer).__name__} has no fast version")
     return backend
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, AddedToken]:
-    """Return the named special tokens: ``bos_token`` and so on, and names of the model's own."""
+    """Return the named special tokens: ``bos_token`` and so on, and model-specific ones."""
     extra = config.get("extra_special_tokens")
     own = {name: token for name, token in config.items() if name.endswith("_token")}
     named = {**dict.fromkeys(_SPECIAL_NAMES), **own, **(extra if isinstance(extra, dict) else {})}
@@ -204,14 +202,14 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, AddedToken]:
 
 
 def _extra_special_tokens(config: dict[str, Any]) -> list[AddedToken]:
-    """Return the special tokens without a name."""
+    """Return the unnamed special tokens."""
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     tokens = [_special_token(value) for value in extra or [] if not isinstance(extra, dict)]
     return [token for token in tokens if token is not None]
 
 
 def _special_token(value: object) -> AddedToken | None:
-    """Read a text or an object; None for what is no token, such as ``add_bos_token: true``."""
+    """Parse a string or an object; None for a flag such as ``add_bos_token: true``."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     if not isinstance(value, dict) or "content" not in value:
@@ -221,10 +219,10 @@ def _special_token(value: object) -> AddedToken | None:
 
 
 def _add_missing_tokens(backend: Backend, folder: Path, config: dict[str, Any]) -> None:
-    """Add what the files beside tokenizer.json add, as transformers does and in its order.
+    """Add the tokens of the files beside tokenizer.json, in the order of transformers.
 
-    Tokens of ``added_tokens_decoder``, or else of added_tokens.json, come in the order of their
-    ids. They replace those of tokenizer.json. Further special tokens follow.
+    First those of ``added_tokens_decoder``, else of added_tokens.json, in the order of their ids.
+    They replace those of tokenizer.json. Other special tokens follow.
     """
     special = [*_special_tokens(config).values(), *_extra_special_tokens(config)]
     known = backend.get_added_tokens_decoder()
@@ -248,7 +246,7 @@ def _add_missing_tokens(backend: Backend, folder: Path, config: dict[str, Any]) 
 
 
 def _set_prefix_space(backend: Backend, config: dict[str, Any]) -> None:
-    """Apply ``add_prefix_space`` where transformers does: for three classes of tokenizer."""
+    """Apply ``add_prefix_space`` for the three tokenizer classes for which transformers does."""
     wanted = config.get("add_prefix_space")
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
     if kind == "LlamaTokenizer" and wanted is False and not _byte_level(backend):
@@ -262,14 +260,14 @@ def _set_prefix_space(backend: Backend, config: dict[str, Any]) -> None:
 
 
 def _byte_level(backend: Backend) -> list[Any]:
-    """Return the byte-level steps before the model."""
+    """Return the byte-level steps of the pre-tokenizer."""
     step = backend.pre_tokenizer
     steps = list(cast(Any, step)) if isinstance(step, pre_tokenizers.Sequence) else [step]
     return [step for step in steps if isinstance(step, pre_tokenizers.ByteLevel)]
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the templates by name; files of their own come before the one in the config."""
+    """Return the chat templates by name; template files override the config."""
     files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     if (folder / "chat_template.jinja").exists():
         files["default"] = folder / "chat_template.jinja"

@@ -1,7 +1,7 @@
-"""The messages between the API process and the engine process, and their bytes (msgpack).
+"""The messages between the API process and the engine process, encoded as msgpack.
 
-Requests go down and tokens come up; the two unions below are the whole conversation. Nothing is
-pickled: a message holds numbers, strings and lists, and is checked against its type when read.
+The two unions below list all messages, one for each direction. Nothing is pickled: messages hold
+numbers, strings and lists, and their types are validated when decoded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kiln.engine.request import NewRequest, TokenOutput
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the engine serves, told once, when it is ready.
+    """The served model, sent once when the engine is ready.
 
-    ``kernels`` maps a kernel to the implementation that was chosen and why.
+    ``kernels`` maps each kernel to the chosen implementation and the reason.
     """
 
     max_model_len: int  # tokens, prompt and output
@@ -32,13 +32,13 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Client to engine: nobody waits for this request any more; free what it holds."""
+    """Client to engine: drop this request and free its blocks."""
 
     request_id: str
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Client to engine: leave."""
+    """Client to engine: exit."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
@@ -50,20 +50,20 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Engine to client: loaded; requests are welcome."""
+    """Engine to client: the model is loaded; requests are accepted."""
 
     info: ModelInfo
 
 
 class Outputs(msgspec.Struct, frozen=True, tag=True):
-    """Engine to client: what the steps so far gave. Empty ones are the heartbeat of long steps."""
+    """Engine to client: new outputs. Empty ones are the heartbeat during long steps."""
 
     outputs: list[TokenOutput]
     num_steps: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Engine to client: this one request is not taken, the others go on. ``kind`` as in Failed."""
+    """Engine to client: this request was rejected. ``kind`` as in Failed."""
 
     request_id: str
     kind: str
@@ -72,7 +72,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """Engine to client: the counts of the moment, by name."""
+    """Engine to client: the current counts, by name."""
 
     values: dict[str, float]
 
@@ -80,7 +80,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """Engine to client: the engine is about to exit.
 
-    ``kind`` is the class of the error; ``expected`` tells that its message is fit for a user.
+    ``kind`` is the error's class; ``expected``: its message can be shown to users.
     """
 
     message: str
@@ -93,12 +93,12 @@ ToClient = Progress | Ready | Outputs | Refused | Stats | Failed
 
 
 def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:
-    """Return a decoder of what a client sends; it raises msgspec.ValidationError on the rest."""
+    """Return a decoder of client messages; it raises msgspec.ValidationError on others."""
     return msgspec.msgpack.Decoder(ToEngine)
 
 
 def to_client_decoder() -> msgspec.msgpack.Decoder[ToClient]:
-    """Return a decoder of what an engine sends; it raises msgspec.ValidationError on the rest."""
+    """Return a decoder of engine messages; it raises msgspec.ValidationError on others."""
     return msgspec.msgpack.Decoder(ToClient)
 
 

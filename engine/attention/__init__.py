@@ -1,1 +1,1 @@
-"""Paged attention, and the one ambient context that tells it about the step."""
+"""Paged attention, and the global context through which it reads the current step."""

@@ -1,4 +1,4 @@
-"""The one ambient context: what the attention operator reads of the step that is running."""
+"""The only global context: what the attention operator reads about the current step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kiln.engine.attention.metadata import AttentionMetadata
 
 
 class StepLayer(Protocol):
-    """One attention layer of a model, on its layer of the KV pool."""
+    """One attention layer of a model, bound to its layer of the KV pool."""
 
     def __call__(
         self, step: AttentionStep, qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor
@@ -28,7 +28,7 @@ class AttentionStep:
 
     layers: Sequence[StepLayer]
     metadata: AttentionMetadata
-    plan: Any  # of the layers' own kind of attention
+    plan: Any  # made by the attention implementation of the layers
 
 
 _current: ContextVar[AttentionStep] = ContextVar("kiln_attention_step")
@@ -36,7 +36,7 @@ _current: ContextVar[AttentionStep] = ContextVar("kiln_attention_step")
 
 @contextmanager
 def attention_step(step: AttentionStep) -> Iterator[None]:
-    """Make a step the current one inside a ``with`` block."""
+    """Make ``step`` the current step inside a ``with`` block."""
     token = _current.set(step)
     try:
         yield

@@ -1,4 +1,4 @@
-"""An attention layer as the model declares it: what lies between its two projections."""
+"""An attention layer as the model declares it: everything between its two projections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kiln.engine.layers.rotary import Rotary
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """Grouped-query attention. ``index`` is its place among the model's attention layers.
+    """Grouped-query attention. ``index`` counts the model's attention layers from 0.
 
     With ``query_norm`` and ``key_norm`` [head_dim], queries and keys are normalised before they are
     rotated; a layer has both or neither.
@@ -28,12 +28,12 @@ class AttentionLayer:
 
     @property
     def window(self) -> int | None:
-        """How many keys a token sees, itself included; None: all of them."""
+        """How many keys a token attends to, itself included; None: all of them."""
         return self.shape.windows[self.index]
 
     @property
     def scale(self) -> float:
-        """What the product of a query and a key is multiplied by."""
+        """The factor of the attention logits, query times key."""
         return float(self.shape.head_dim**-0.5)
 
     def __call__(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """torch.ops.kiln.attention: everything between the qkv projection and the output projection.
 
-For ``torch.compile`` it is one opaque operator, at which a graph can be split. The settings of its
-layer, the KV pool and the plan of the step come from the ambient context, never from arguments: so
-nothing that changes from step to step becomes part of a traced graph.
+For ``torch.compile`` it is one opaque operator, at which a graph can be split. It reads the layer's
+settings, the KV pool and the step's plan from the global context, not from arguments, so nothing
+that changes from step to step becomes part of a traced graph.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ def _run(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: i
     """Normalise and rotate queries and keys, store keys and values, write the attention to out.
 
     qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], which is overwritten; positions:
-    [num_tokens] int64; out: [num_tokens, num_heads * head_dim]. ``layer`` counts the attention
-    layers of the model that the step is of. Raises LookupError outside of a step.
+    [num_tokens] int64; out: [num_tokens, num_heads * head_dim]. ``layer`` is the index
+    of the attention layer in the model. Raises LookupError outside of a step.
     """
     step = current_step()
     step.layers[layer](step, qkv, positions, out)
 
 
 def _fake(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
-    """Stand in on fake tensors: the only result is an argument."""
+    """Do nothing on fake tensors: the only result is an argument."""
 
 
 torch.library.define(_NAME, "(Tensor(a!) qkv, Tensor positions, Tensor(b!) out, int layer) -> ()")

@@ -1,4 +1,4 @@
-"""An attention layer on its layer of the KV pool: what the attention operator runs."""
+"""An attention layer bound to its layer of the KV pool; the attention operator runs it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Attend = Callable[[Any, torch.Tensor, torch.Tensor], None]
 
 
 class Attention(Protocol):
-    """A way to compute the attention of a model, made once for an engine."""
+    """An attention implementation, created once per engine."""
 
     def plan(self, metadata: AttentionMetadata) -> Any:
-        """Plan a step, for all layers; on a GPU this queues kernels."""
+        """Plan a step for all layers; on a GPU this launches kernels."""
 
     def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Attend:
-        """Return a layer's attention over its keys and values, which are in the pool already.
+        """Return a function that computes a layer's attention over keys and values in the pool.
 
-        A row of the result depends on its own request's slots alone. Raises ValueError and
-        TypeError where the pool does not fit the layer.
+        A row of its output depends only on the slots of its own request. Raises ValueError and
+        TypeError if the pool does not fit the layer.
         """
 
 
 class PagedLayer:
-    """A layer with the path that its tokens take, which is decided here, once, at load."""
+    """A layer whose kernels are chosen here, once, when the model is loaded."""
 
     def __init__(
         self, layer: AttentionLayer, pool: KVPool, attention: Attention, dtype: torch.dtype
@@ -56,8 +56,8 @@ class PagedLayer:
 def bind_layers(
     layers: Sequence[AttentionLayer], pool: KVPool, attention: Attention, dtype: torch.dtype
 ) -> tuple[PagedLayer, ...]:
-    """Return a model's attention layers on a pool, for a model that computes in ``dtype``.
+    """Bind the attention layers of a model that computes in ``dtype`` to a pool.
 
-    Raises ValueError and TypeError where the pool does not fit the layers.
+    Raises ValueError and TypeError if the pool does not fit the layers.
     """
     return tuple(PagedLayer(layer, pool, attention, dtype) for layer in layers)

@@ -1,4 +1,4 @@
-"""What torch's attention computes once a step for all layers of one window: slots and masks."""
+"""What torch's attention computes once per step for all layers of one window: slots and masks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
 
-_SHORT = 128  # tokens: below it, one padded gather costs less than one more group
+_SHORT = 128  # tokens: below this length, padding costs less than another group
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Requests with one token in this step, of similar length: one gather, one product.
+    """Decode requests of similar length: one gather, one batched product.
 
-    ``slots`` repeats a request's own first visible slot past its end, so that padding never
-    reads what another request wrote: masked NaN is still NaN.
+    Padding in ``slots`` repeats the request's own first visible slot, so that it never reads
+    another request's values: a masked NaN is still NaN.
     """
 
-    tokens: torch.Tensor  # [num_rows] int64: which tokens of the step they are
+    tokens: torch.Tensor  # [num_rows] int64: index in the step
     slots: torch.Tensor  # [num_rows * length] int64
-    mask: torch.Tensor  # [num_rows, 1, 1, length]: 0 where visible, else -inf
+    mask: torch.Tensor  # [num_rows, 1, 1, length]: 0 if visible, else -inf
     num_rows: int
     length: int
 
@@ -30,15 +30,15 @@ class DecodeGroup:
 class PrefillChunk:
     """One request with several tokens in this step."""
 
-    first: int  # its tokens are first ... last - 1
+    first: int  # its tokens in the step are first … last - 1
     last: int
-    slots: torch.Tensor  # [num_keys] int64: what its tokens may see, the new tokens included
+    slots: torch.Tensor  # [num_keys] int64: the visible keys, the new tokens included
     mask: torch.Tensor | None  # [last - first, num_keys] bool; None: causal from the first key
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """All of a step's attention under one window."""
+    """The plan of a step's attention for one window size."""
 
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[PrefillChunk, ...]
@@ -52,7 +52,7 @@ class AttentionPlan:
 def plan_attention(
     metadata: AttentionMetadata, window: int | None, dtype: torch.dtype
 ) -> AttentionPlan:
-    """Plan a step. ``window`` is how many keys a token sees, itself included; None: all."""
+    """Plan a step. ``window`` is how many keys a token attends to, itself included; None: all."""
     spans = [length if window is None else min(length, window) for length in metadata.kv_lens]
     decodes = [row for row, tokens in enumerate(metadata.query_lens) if tokens == 1]
     decodes.sort(key=lambda row: spans[row])

@@ -1,4 +1,4 @@
-"""Paged attention in torch, on any device: decode rows together, prefill chunks one by one."""
+"""Paged attention in torch, on any device: decode requests batched, prefill chunks one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WindowPlans = Mapping[int | None, AttentionPlan]  # one for each window in use
 
 
 class TorchAttention:
-    """Planned on the host once a step, for each window in use. ``dtype`` is the model's."""
+    """Attention planned on the host once per step and window. ``dtype`` is the model's."""
 
     def __init__(self, windows: Iterable[int | None], dtype: torch.dtype) -> None:
         self._windows, self._dtype = sorted(set(windows), key=str), dtype
@@ -29,13 +29,13 @@ class TorchAttention:
         return {window: plan_attention(metadata, window, self._dtype) for window in self._windows}
 
     def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> TorchAttend:
-        """Return a layer's attention. Raises IndexError where the pool is laid out by head."""
+        """Return a layer's attention. Raises IndexError if the pool is laid out by head."""
         return TorchAttend(*pool.layer(layer.index), layer.scale, layer.window, self._workspace)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchAttend:
-    """One layer's attention: decode rows together, chunks one by one."""
+    """One layer's attention: decode requests batched, prefill chunks one by one."""
 
     keys: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
     values: torch.Tensor
@@ -70,7 +70,7 @@ def _decode(
     values: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """One query a row: the heads that share a KV head stand in for query positions.
+    """Attend with one query per row; query heads of one KV head are laid out as query positions.
 
     query: [num_rows, num_heads, head_dim]; keys, values: [num_rows * length, num_kv_heads,
     head_dim].
@@ -95,7 +95,7 @@ def _prefill(
     values: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Several queries of one request over its prefix and themselves.
+    """Attend with a chunk of one request to its prefix and itself.
 
     query: [num_tokens, num_heads, head_dim]; keys, values: [num_keys, num_kv_heads, head_dim].
     """

@@ -1,4 +1,4 @@
-"""Memory that attention gathers keys and values into, kept from step to step."""
+"""Buffers that attention gathers keys and values into, reused across steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 class Workspace:
-    """Two buffers that grow to the largest gather so far. ``dtype`` is what attention computes in.
+    """Two buffers that grow to the largest gather so far. Attention computes in ``dtype``.
 
-    Fresh memory costs a CPU one page fault per 4 KiB, several times what the gather itself takes.
-    Layers run one after the other, so one pair serves all of them.
+    New memory costs a CPU one page fault per 4 KiB, several times the cost of the gather. Layers
+    run one after the other, so they share one pair.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -24,7 +24,7 @@ class Workspace:
 
         They are valid until the next call.
         """
-        if keys.dtype != self._dtype:  # of 8 bits, which torch gathers as bytes only
+        if keys.dtype != self._dtype:  # 8-bit floats: torch can gather them only as bytes
             keys, values = (
                 pool.view(torch.uint8).index_select(0, slots).view(pool.dtype).to(self._dtype)
                 for pool in (keys, values)

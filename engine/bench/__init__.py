@@ -1,4 +1,4 @@
-"""Benchmarks, each with one report: numbers, machine, versions, command and date.
+"""Benchmarks. Each writes one report: numbers, machine, versions, command and date.
 
-Nothing here needs a server package, so that it runs on a GPU machine that has torch alone.
+Nothing here needs the server's packages, so it runs on a GPU machine that has only torch.
 """

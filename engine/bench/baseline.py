@@ -1,4 +1,4 @@
-"""What transformers' ``generate`` does with the same prompts, in this process."""
+"""The baseline: transformers' ``generate`` on the same prompts, in this process."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def measure(
     device: str | None,
     batch_size: int,
 ) -> list[Row]:
-    """Return two rows: one request after another, and static batches of ``batch_size``.
+    """Return two rows: one request at a time, and static batches of ``batch_size``.
 
-    Answers have exactly ``output_tokens`` tokens and are greedy, as in the load on the server; the
-    device and the dtype are those that Kiln would choose, the number of threads is the fastest.
+    As in the server benchmark, decoding is greedy and each output has exactly ``output_tokens``
+    tokens. Device and dtype are those that Kiln would choose; the number of threads is the fastest.
     """
     place = resolve_device(device or "auto")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
     model = model.to(place, resolve_dtype(dtype or "auto", model.dtype, place)).eval()
     rows = []
     for name, size in (
-        ("transformers generate, one after another", 1),
+        ("transformers generate, one at a time", 1),
         (f"transformers generate, batches of {batch_size}", batch_size),
     ):
         threads = fastest_threads(partial(_generate, model, prompts[:size], 8))
@@ -54,7 +54,7 @@ def measure(
 
 @torch.inference_mode()
 def _generate(model: Any, prompts: list[list[int]], output_tokens: int) -> int:
-    """Run one batch, padded on the left, and return how many tokens it made."""
+    """Run one batch, padded on the left, and return how many tokens it generated."""
     longest = max(map(len, prompts))
     padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Every kernel beside the other ways to run it: its time, and its share of the roofline."""
+"""Benchmark every kernel against its alternatives: its time, and its fraction of the roofline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU_REMARK = "CPU SMOKE TEST: these numbers say nothing about a GPU"
 
 
 def measure(specs: Iterable[KernelSpec], wanted: Wanted, tell: Callable[[str], None]) -> Report:
-    """Measure the machine's ceilings, then the kernels; ``tell`` hears what is done next."""
+    """Measure the machine's ceilings, then the kernels; ``tell`` is called with each next step."""
     tell("measuring the machine")
     ceilings = measure_ceilings(wanted.device)
     return Report(
@@ -34,7 +34,7 @@ def measure(specs: Iterable[KernelSpec], wanted: Wanted, tell: Callable[[str], N
 
 
 def processor(report: Report) -> str:
-    """Return the name of the GPU or CPU that the kernels ran on, and the report's remark."""
+    """Return the name of the GPU or CPU that ran the kernels, and the report's remark."""
     kind = "cpu" if report.details["device"] == "cpu" else "gpu"
     return f"{report.hardware[kind]} {report.remark}".strip()
 
@@ -52,7 +52,7 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def roofs(ceilings: Mapping[str, float]) -> str:
-    """Return the machine's ceilings in words."""
+    """Return the machine's ceilings as text."""
     return (
         f"copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s, matrix product "
         f"{ceilings['matmul_flops_s'] / 1e12:,.1f} TFLOP/s, smallest launch "
@@ -61,14 +61,13 @@ def roofs(ceilings: Mapping[str, float]) -> str:
 
 
 def blocks(rows: Sequence[Row], ceilings: Mapping[str, float]) -> list[str]:
-    """Return the rows as blocks of Markdown: how to read them, the table, remarks."""
+    """Return the rows as Markdown: how to read them, the table, remarks."""
     return [
-        f"Ceilings: {roofs(ceilings)}, all measured on this machine just before. µs: median of "
-        "rounds in which all implementations take turns; ±: width of the middle half of the "
-        "rounds over the median; of floor: the time in which the bytes or the operations could "
-        "be done at those rates over the time taken. A ratio above 1: Kiln is faster. On a GPU "
-        "from sm_90 on, a launch of Kiln's may begin before the one ahead has ended, in graphs "
-        "too; the others' do not.",
+        f"Ceilings: {roofs(ceilings)}, measured on this machine just before. µs: median over "
+        "rounds in which all implementations take turns; ±: interquartile range over the median; "
+        "of floor: the shortest possible time for the bytes or operations at those rates over the "
+        "measured time. Ratio above 1: Kiln is faster. From sm_90 on, a Kiln launch may overlap "
+        "the previous one (programmatic dependent launch), also in graphs; the others' do not.",
         grid(*side_by_side(rows)),
         "\n".join(f"- {remark}" for remark in remarks(rows)),
     ]
@@ -77,7 +76,7 @@ def blocks(rows: Sequence[Row], ceilings: Mapping[str, float]) -> list[str]:
 def rooflines(
     rows: Iterable[Row], ceilings: Mapping[str, float], where: str, mark: str = ""
 ) -> Plots:
-    """Return roofline-FAMILY.png and its drawing for each family that has numbers."""
+    """Return roofline-FAMILY.png and its drawing function for each family with numbers."""
     families: dict[str, list[Row]] = {}
     for row in rows:
         if row["status"] == MEASURED:

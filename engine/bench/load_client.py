@@ -1,7 +1,7 @@
-"""A closed loop of concurrent streams, and what their clients see.
+"""A closed-loop load of concurrent streams, measured at the client.
 
-It is bare on purpose: on a machine that serves and measures at once, what the client costs is
-taken from the server. It reads one event a line, as every server writes them.
+It is minimal on purpose: on a machine that also runs the server, the client takes CPU time from
+it. It reads one event per line, as every server writes them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from kiln.engine.errors import KilnError
 
 
 class LoadError(KilnError):
-    """A request of the load failed: the measurement means nothing."""
+    """A request failed, so the measurement is invalid."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """One answer: when it was asked for and when each event came, in seconds of one clock."""
+    """One response: the times of the request and of each event, in seconds of one clock."""
 
     started: float
     events: list[float] = field(default_factory=list)
@@ -34,9 +34,9 @@ class Measured:
 async def run_load(
     url: str, bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> tuple[float, list[Measured]]:
-    """Send completions, ``concurrency`` at a time, and return (seconds in all, each answer).
+    """Send completions, ``concurrency`` at a time, and return (total seconds, each response).
 
-    Raises LoadError if the server cannot be reached or any answer is not complete.
+    Raises LoadError if the server cannot be reached or a response is incomplete.
     """
     todo = iter(bodies)
     done: list[Measured] = []
@@ -81,7 +81,7 @@ async def _measure(url: str, body: dict[str, Any]) -> Measured:
         writer.close()
     usage = json.loads(last[6:]).get("usage") if last else None
     if usage is None:
-        raise LoadError(f"an answer ended without its usage: {last[:300].decode()}")
+        raise LoadError(f"a response ended without its usage: {last[:300].decode()}")
     measured.events.pop()  # the usage has an event of its own
     measured.output_tokens = usage["completion_tokens"]
     measured.prompt_tokens = usage["prompt_tokens"]

@@ -1,4 +1,4 @@
-"""What a result must carry: the machine, and the versions of what ran on it."""
+"""What every result records: the machine, and the versions of its software."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hardware() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Kiln, Python, and the packages that are installed of those it uses."""
+    """Return the versions of Kiln, Python, and the installed packages that Kiln uses."""
     found = {"kiln": kiln.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

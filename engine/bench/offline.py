@@ -1,4 +1,4 @@
-"""What Kiln's engine does with the same prompts in this process, without HTTP in between."""
+"""Kiln's engine on the same prompts in this process, without HTTP."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def measure(
 def fastest_threads(trial: Callable[[], object]) -> int:
     """Set torch to the number of threads at which a trial is fastest, and return it.
 
-    All cores, all but one, or one: which is best depends on the model's size, and a comparison
-    must not depend on that choice.
+    It tries all cores, all but one, and one. The best depends on the model's size, and a comparison
+    must not depend on this choice.
     """
     cores = len(os.sched_getaffinity(0))
     best, best_seconds = cores, float("inf")

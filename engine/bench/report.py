@@ -1,4 +1,4 @@
-"""The one form of a benchmark's result: JSON, a Markdown page, and plots."""
+"""The result of every benchmark: JSON, a Markdown page, and plots."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-Plots = Mapping[str, Callable[["Figure"], None]]  # file name -> what draws on an empty figure
+Plots = Mapping[str, Callable[["Figure"], None]]  # file name -> how to draw the figure
 
 
 def command_line(program: str) -> str:
-    """Return the command that started this process, where ``program`` is the name to call it by."""
+    """Return the command line of this process, with ``program`` as the program's name."""
     return shlex.join([program, *sys.argv[1:]])
 
 
@@ -32,7 +32,7 @@ def _now() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a benchmark measured, and what is needed to judge it and to repeat it.
+    """The measurements of a benchmark, and the facts needed to repeat it.
 
     ``rows``: one measurement each. ``load``: the settings of the run, such as the number of
     prompts. ``details``: further fields of the JSON, such as a machine's ceilings. ``remark``: a
@@ -50,7 +50,7 @@ class Report:
     date: str = field(default_factory=_now)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields, ``details`` spread among them; load, remark and rows if not empty."""
+        """Return the fields, those of ``details`` at the top level; empty ones are left out."""
         optional = {"load": self.load, "remark": self.remark, "rows": self.rows}
         return {
             "benchmark": self.benchmark,
@@ -63,7 +63,7 @@ class Report:
         }
 
     def markdown(self, title: str, *blocks: str) -> str:
-        """Return a page: title and remark, where the numbers come from, then blocks of text."""
+        """Return a page: title, remark, provenance of the numbers, then ``blocks``."""
         cores = self.hardware["cores"]
         parts = (self.hardware["cpu"], cores and f"{cores} cores", f"GPU: {self.hardware['gpu']}")
         where = ", ".join(filter(None, parts))  # a record may lack the CPU
@@ -75,9 +75,9 @@ class Report:
     def write(
         self, folder: Path, name: str, text: str = "", plots: Plots | None = None
     ) -> list[Path]:
-        """Write NAME.json, NAME.md if there is a text, and the plots; return the paths.
+        """Write NAME.json, the plots, and NAME.md if there is a text; return the paths.
 
-        Without matplotlib there are no plots, and a line on stderr says so.
+        Without matplotlib it writes no plots and says so on stderr.
         """
         paths = [folder / f"{name}.json"]
         write_json(paths[0], self.to_json())
@@ -98,7 +98,7 @@ class Report:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON in the layout of every record, into a folder that need not exist."""
+    """Write JSON in the layout of every record; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -106,14 +106,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def table(columns: Mapping[str, str], rows: Iterable[Row]) -> str:
     """Return rows as a Markdown table.
 
-    ``columns``: title -> a format of a row's fields, such as ``{"wall s": "{seconds:.3f}"}``; the
-    cell is "–" where the row has no such field, or None.
+    ``columns``: title -> format of a row's fields, such as ``{"wall s": "{seconds:.3f}"}``. A
+    cell is "–" if the row's field is missing or None.
     """
     return grid(list(columns), [[_cell(form, row) for form in columns.values()] for row in rows])
 
 
 def grid(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return cells as a Markdown table, columns of numbers to the right; "" without lines."""
+    """Return a Markdown table, numbers right-aligned; "" without lines."""
     if not lines:
         return ""
     rules = [

@@ -1,4 +1,4 @@
-"""A family's kernels under the machine's roofs, as one picture."""
+"""A roofline plot of a family's kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#c2410c", "#6b7280", "#2563eb", "#059669", "#9333ea", "#b45309", "#0891b2", "#be185d")
 _MARKERS = "os^DvP*X"
-_STEP = 1.22  # sideways between two implementations of one intensity, which would cover each other
+_STEP = 1.22  # horizontal factor between implementations of one intensity, to avoid overlap
 
 
 def draw_roofline(
@@ -21,10 +21,9 @@ def draw_roofline(
 ) -> None:
     """Draw the measured rows of one family.
 
-    One panel a kernel: operations a byte on x, operations a second on y, the copy bandwidth and
-    the matrix product's rate as roofs, a point for each implementation and size. The points of
-    one size stand side by side, Kiln's own at its true place and the others to the right of it.
-    ``where`` names the machine.
+    One panel per kernel: operations per byte on x, operations per second on y, copy bandwidth and
+    matrix product rate as roofs, a point per implementation and size. Points of one size are side
+    by side: Kiln's at the true x, the others shifted to its right. ``where`` names the machine.
     """
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     columns = min(3, len(kernels))
@@ -47,7 +46,7 @@ def draw_roofline(
         handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 3 * columns)
     )
     figure.suptitle(
-        f"{rows[0]['family']} on {where}\npoints of one size stand side by side, the first in its "
+        f"{rows[0]['family']} on {where}\npoints of one size are side by side, the first in its "
         "place",
         fontsize=9,
     )
@@ -59,7 +58,7 @@ def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[st
         mine = [row for row in rows if row["implementation"] == name]
         if not mine:
             continue
-        # What only moves bytes is drawn as if it did one operation a byte.
+        # A kernel that only moves bytes is drawn at one operation per byte.
         work = [row["flops"] if computes else row["bytes"] for row in mine]
         x = [ops / row["bytes"] * _STEP**place for ops, row in zip(work, mine, strict=True)]
         y = [ops / row["median_us"] / 1e6 for ops, row in zip(work, mine, strict=True)]
@@ -68,12 +67,12 @@ def _draw_panel(panel: Any, kernel: str, rows: Sequence[Row], names: Sequence[st
         if place == 0:
             _label(panel, sorted(zip(y, x, (row["bytes"] for row in mine), strict=True)))
     panel.set_title(kernel if computes else f"{kernel} (moves bytes only)", fontsize=9)
-    panel.set(xscale="log", yscale="log", xlabel="operations a byte", ylabel="TFLOP/s")
+    panel.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="TFLOP/s")
     panel.grid(alpha=0.25)
 
 
 def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
-    """Write the bytes beside the points (y, x, bytes), but not over a label that is there."""
+    """Write the bytes beside the points (y, x, bytes), without overlapping other labels."""
     there: list[tuple[float, float]] = []
     for up, left, num_bytes in points:
         if any(up < 1.6 * y and max(left / x, x / left) < 4 for y, x in there):
@@ -86,7 +85,7 @@ def _label(panel: Any, points: Sequence[tuple[float, float, int]]) -> None:
 
 
 def _draw_roofs(panel: Any, ceilings: Mapping[str, float]) -> None:
-    """Draw both roofs over a panel's points, whole with the ridge between them."""
+    """Draw both roofs over the range of a panel's points, including their ridge point."""
     copy, matmul = ceilings["copy_bytes_s"] / 1e12, ceilings["matmul_flops_s"] / 1e12
     points = [point for line in panel.lines for point in line.get_xydata()]
     ridge = matmul / copy

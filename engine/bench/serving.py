@@ -1,6 +1,6 @@
-"""A server under concurrent streams: its load, its row of numbers, and the report.
+"""The serving benchmark: the load of concurrent streams, the row of numbers, and the report.
 
-Nothing here imports torch before the load is over: the server needs every core.
+Nothing here imports torch before the load ends: the server needs every core.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COLUMNS = {
 
 
 def make_prompts(folder: Path, count: int, longest: int) -> list[list[int]]:
-    """Return random prompts for a model: a quarter to the whole of ``longest`` tokens each.
+    """Return random prompts for a model, each of ``longest / 4`` to ``longest`` tokens.
 
     They are the same in every run. Raises ModelError if config.json names no vocabulary.
     """
@@ -52,9 +52,9 @@ def make_prompts(folder: Path, count: int, longest: int) -> list[list[int]]:
 
 
 def measure(url: str, prompts: Sequence[list[int]], output_tokens: int, concurrency: int) -> Row:
-    """Return the row of a server: greedy answers of exactly ``output_tokens`` tokens.
+    """Return the row of a server: greedy decoding of exactly ``output_tokens`` tokens per request.
 
-    Raises LoadError when an answer is not complete.
+    Raises LoadError if a response is incomplete.
     """
     fixed = {"temperature": 0, "ignore_eos": True, "min_tokens": output_tokens}
     bodies = [{"prompt": prompt, "max_tokens": output_tokens, **fixed} for prompt in prompts]
@@ -72,8 +72,8 @@ def measure(url: str, prompts: Sequence[list[int]], output_tokens: int, concurre
 def summarise(seconds: float, answers: Sequence[Measured]) -> Row:
     """Return the numbers of one run; latencies in milliseconds.
 
-    The time between tokens is between two events of a stream. A token that ends amid a character
-    has no event of its own: its text comes with the next token's.
+    The time between tokens is the time between two events of a stream. A token that ends inside a
+    character has no event of its own: its text is sent with the next token.
     """
     first = [1000 * (one.events[0] - one.started) for one in answers if one.events]
     between = [
@@ -92,7 +92,7 @@ def summarise(seconds: float, answers: Sequence[Measured]) -> Row:
 
 
 def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Row:
-    """Return the fields that every row of a serving benchmark has: counts, and rates of them."""
+    """Return the fields that every row of a serving benchmark has: counts and rates."""
     return {
         "requests": requests,
         "seconds": seconds,
@@ -104,7 +104,7 @@ def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: f
 
 
 def make_report(command: str, model: str, rows: Sequence[Row], load: Mapping[str, Any]) -> Report:
-    """Return the report of one run. The first row is Kiln's; ratios are of its tokens a second."""
+    """Return the report of a run. The first row is Kiln's; ratios compare tokens/s to it."""
     first = rows[0]["output_tokens_per_s"]
     others = [{**row, "kiln_is_faster_by": first / row["output_tokens_per_s"]} for row in rows[1:]]
     return Report("serving", command, [rows[0], *others], load, {"model": model})
@@ -130,7 +130,7 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def _draw(report: Report, processor: str, figure: Figure) -> None:
-    """Draw output tokens a second, a bar a row."""
+    """Draw output tokens per second, one bar per row."""
     rows = report.rows[::-1]
     figure.set_size_inches(8, 1.2 + 0.6 * len(rows))
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""The two ends that ``kiln chat`` can talk to: a server by its URL, or an engine of its own."""
+"""The two backends of ``kiln chat``: a server by its URL, or its own engine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Message = dict[str, str]
 
 
 class ServerError(KilnError):
-    """A server cannot be reached, or refused a message."""
+    """A server cannot be reached, or rejected a message."""
 
 
 class ServerChat:
-    """A server, Kiln's or another that speaks OpenAI's API."""
+    """A server with OpenAI's API, Kiln's or another."""
 
     def __init__(self, url: str, api_key: str | None, options: dict[str, Any]) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -53,7 +53,7 @@ class ServerChat:
         self.name = answer.json()["data"][0]["id"]
 
     async def reply(self, messages: list[Message]) -> AsyncIterator[str]:
-        """Yield the answer as it is made. Raises ServerError."""
+        """Yield the text of the answer as it is generated. Raises ServerError."""
         body = {"model": self.name, "messages": messages, "stream": True, **self._options}
         url = f"{self._url}/v1/chat/completions"
         try:
@@ -73,7 +73,7 @@ class ServerChat:
 
 
 class EngineChat:
-    """An engine of one's own, in a process beside this one."""
+    """An engine in its own process."""
 
     def __init__(self, config: EngineConfig, folder: Path, options: dict[str, Any]) -> None:
         self._process = EngineProcess.spawn(config)
@@ -93,7 +93,7 @@ class EngineChat:
             self._display.close()
 
     async def reply(self, messages: list[Message]) -> AsyncIterator[str]:
-        """Yield the answer as it is made. Raises RequestError or EngineDeadError."""
+        """Yield the answer as it is generated. Raises RequestError or EngineDeadError."""
         assert self._client is not None, "open first"
         context = self._client.model_info.max_model_len
         (prompt,) = read_chats(messages, self._tokenizer, context)
@@ -104,7 +104,7 @@ class EngineChat:
             async for output in outputs:
                 delta = answer.push(output)
                 if delta.finish_reason == "error":
-                    raise RequestError(delta.message or "the engine could not go on")
+                    raise RequestError(delta.message or "the engine failed")
                 yield delta.text
                 if answer.stopped_early:
                     break
@@ -121,7 +121,7 @@ Chat = ServerChat | EngineChat
 
 
 def _params(defaults: Defaults, options: dict[str, Any]) -> SamplingParams:
-    """Return the model's own settings with the user's over them. Raises RequestError."""
+    """Return the model's default settings, overridden by the user's. Raises RequestError."""
     return SamplingParams(**{**asdict(defaults), "max_tokens": None, **options})
 
 
@@ -132,7 +132,7 @@ def _text_of(chunk: dict[str, Any]) -> str:
 
 
 def _reason(body: str) -> str:
-    """Return an error's message, from OpenAI's envelope or as it is."""
+    """Return the message of an error body, from OpenAI's envelope if it has one."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

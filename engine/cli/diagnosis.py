@@ -1,4 +1,4 @@
-"""What ``kiln doctor`` looks at. Each look is a function that returns one finding."""
+"""The checks of ``kiln doctor``. Each is a function that returns one finding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ State = Literal["ok", "missing", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: "missing" costs something, "broken" keeps Kiln from serving."""
+    """One line: "missing" has the cost that ``meaning`` states, "broken" prevents serving."""
 
     state: State
     name: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(model: Path) -> list[Finding]:
-    """Look at everything; ``model`` is the folder whose memory is planned."""
+    """Run every check; ``model`` is the folder for the memory plan."""
     looks: list[Callable[[], Finding]] = [
         _python,
         _torch,
@@ -61,7 +61,7 @@ def examine(model: Path) -> list[Finding]:
 
 
 def _driver() -> Finding:
-    """Read the driver's version where its module tells it: no library needs to load."""
+    """Read the driver's version from its kernel module, without loading a library."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
@@ -138,7 +138,7 @@ def _host_compiler() -> Finding:
 
 
 def _targets() -> Finding:
-    """Name what kernels are built for."""
+    """Return the targets that kernels are compiled for."""
     try:
         archs = wanted_archs(None)
         for arch in archs:
@@ -150,13 +150,13 @@ def _targets() -> Finding:
 
 
 def _kernel_cache() -> Finding:
-    """Look for the nearest folder that exists: the cache itself is made when it is needed."""
+    """Check the nearest existing folder: the cache itself is created when needed."""
     root = cache_root(settings())
     if root is None:
-        return Finding("missing", "Kernel cache", "no home folder", "each start compiles anew")
+        return Finding("missing", "Kernel cache", "no home folder", "every start compiles again")
     existing = nearest_folder(root)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        meaning = f"each start compiles anew: {existing} is not a folder that can be written"
+        meaning = f"every start compiles again: {existing} is not a writable folder"
         return Finding("missing", "Kernel cache", str(root), meaning)
     entries = sum(1 for path in root.rglob("*") if path.is_file()) if root.is_dir() else 0
     return Finding("ok", "Kernel cache", f"{root} ({entries} files, {len(families())} families)")

@@ -1,4 +1,4 @@
-"""What the disk under a folder is, and whether builders can wait for each other here."""
+"""The file system of a folder, and whether kernel builders can lock each other out."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NETWORK = (
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the folder itself, or the nearest one above it that exists."""
+    """Return the folder itself, or its nearest existing parent."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the file system that a path is on, such as "ext4"; "" when unknown."""
+    """Return the file system type of a path, such as "ext4"; "" if unknown."""
     try:
         device = os.stat(path).st_dev
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -46,14 +46,14 @@ def file_system(path: Path) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Whether several machines may see a file system of this type."""
+    """Whether several machines may share a file system of this type."""
     return kind.partition(".")[0] in _NETWORK
 
 
 def lock_support(env: Env) -> tuple[bool, str]:
-    """Return whether builders of one kernel wait for each other here, and where or why not."""
+    """Return whether builders of one kernel can lock each other out, and the folder or reason."""
     folder = lock_folder(env)
     if folder is None:
-        return False, "no folder of this machine can be trusted; set KILN_KERNEL_LOCK_DIR"
+        return False, "no local folder is trusted; set KILN_KERNEL_LOCK_DIR"
     with builder_lock(folder, "0" * 64, seconds=0.5) as held:
         return held, str(folder) if held else f"{folder} is on a file system without locks"

@@ -1,4 +1,4 @@
-"""What the exit codes of ``kiln`` mean."""
+"""The exit codes of ``kiln``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ OK = 0
 FAILED = 1
 WRONG_USE = 2
 SEALED_MISS = 3  # the kernel cache is sealed, and a kernel is not in it
-CORRUPT = 4  # the kernel cache or a bundle is not what it should be
+CORRUPT = 4  # the kernel cache or a bundle is damaged
 COMPILE_FAILED = 5
-INTERRUPTED = 130  # what a shell expects after Ctrl-C
+INTERRUPTED = 130  # the shell's convention for SIGINT
 
 
 def code_of(error: Exception) -> int:
-    """Return the exit code that an error ends ``kiln`` with."""
+    """Return the exit code for an error."""
     if isinstance(error, SealedMiss | SealedCacheError):
         return SEALED_MISS
     if isinstance(error, BundleRefused):

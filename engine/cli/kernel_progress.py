@@ -1,4 +1,4 @@
-"""Building kernels with a bar, and the line that says what came of it."""
+"""Compile kernels with a progress bar, and print the outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kiln.jit_kernels.settings import settings
 def build_with_progress(
     jobs: Sequence[Job], cache: KernelCache, num_threads: int | None, *, quiet: bool
 ) -> tuple[list[Outcome], float]:
-    """Build with a bar on stderr; return the outcomes and the seconds. Raises as warm_up does."""
+    """Compile with a bar on stderr; return the outcomes and the seconds. Raises like warm_up."""
     columns = (
         TextColumn("compiling"),
         BarColumn(),
@@ -43,7 +43,7 @@ def summarise(
     *,
     as_json: bool,
 ) -> None:
-    """Print the errors on stderr, and the counts: a line, or one JSON object."""
+    """Print the errors on stderr, and the counts as a line or one JSON object."""
     for error in dict.fromkeys(map(str, errors)):
         print(f"error: {error}", file=sys.stderr)
     hit = sum(one.built is not None and one.built.hit for one in outcomes)

@@ -1,4 +1,4 @@
-"""Take the port before anything else, so that a port in use costs a second and not a model load."""
+"""Bind the port first, so that a port in use is reported before the model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BACKLOG = 2048
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on host and port; port 0 takes a free one. Raises ConfigError.
+    """Return a socket that listens on host and port (0: any free port). Raises ConfigError.
 
     Connections wait in the socket's queue until the server accepts them.
     """
@@ -25,8 +25,8 @@ def open_listener(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host} port {port}: {error.strerror}; {hint}"
         ) from error
-    # Accepted connections inherit it. asyncio sets it only on sockets made with proto=IPPROTO_TCP,
-    # and without it each event waits 40 ms for the client's delayed ACK.
+    # Accepted connections inherit TCP_NODELAY. Without it each event waits 40 ms for the client's
+    # delayed ACK. asyncio sets it only on sockets created with proto=IPPROTO_TCP.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the address to open in a browser on this machine."""
+    """Return the URL to open in a browser on this machine."""
     host, port = listener.getsockname()[:2]
     if ipaddress.ip_address(host).is_unspecified:
         host = "localhost"

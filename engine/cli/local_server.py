@@ -1,4 +1,4 @@
-"""A ``kiln serve`` of one's own, for as long as a block of code needs it."""
+"""Run a local ``kiln serve`` inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _STOP_SECONDS = 15.0
 
 
 class ServerStartError(KilnError):
-    """The server did not become ready; the message ends with what it said."""
+    """The server did not become ready; the message ends with its last output."""
 
 
 @contextmanager
 def local_server(
     arguments: Sequence[str], timeout: float = 120.0
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve on a free port and yield (URL, process) when the model is loaded.
+    """Serve on a free port and yield (URL, process) after the model is loaded.
 
-    ``arguments`` are those of ``kiln serve``. The server is told to stop at the end, and killed if
-    it does not. Raises ServerStartError when it is not ready within ``timeout`` seconds.
+    ``arguments`` are those of ``kiln serve``. At the end the server is asked to stop, and is
+    killed if it does not exit. Raises ServerStartError if it is not ready in ``timeout`` seconds.
     """
     command = [*module_command("kiln.engine.cli.main"), "serve", *arguments, "--port", "0"]
     with tempfile.TemporaryFile("w+") as said:
@@ -43,7 +43,7 @@ def local_server(
 
 
 def _wait_for_url(server: subprocess.Popen[str], said: IO[str], timeout: float) -> str:
-    """Read the server's output up to its address, which it prints when it is ready."""
+    """Read the server's output up to its URL, which it prints when ready."""
     assert server.stdout is not None
     timer = threading.Timer(timeout, server.kill)
     timer.start()

@@ -1,8 +1,8 @@
-"""The ``kiln`` command: find the subcommands, run one, and turn errors into one line.
+"""The ``kiln`` command: find the subcommands, run one, and print an error as one line.
 
 A subcommand is a module in ``commands/`` with NAME, HELP, ``add_arguments(parser)`` and
-``run(args) -> int``. All of them are imported for ``kiln --help``, so what is slow to import goes
-inside ``run``.
+``run(args) -> int``. ``kiln --help`` imports all of them, so slow imports belong inside
+``run``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a model fits this machine: its weights, and how many tokens the KV pool holds."""
+"""Estimate whether a model fits this machine: its weights, and the tokens in the KV pool."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of weights and of the KV pool, and the tokens that the pool holds."""
+    """Sizes of weights and KV pool in bytes, and the pool's capacity in tokens."""
 
     device: str
     weight_bytes: int
     pool_bytes: int
     pool_tokens: int
-    context: int  # tokens that the model reaches
+    context: int  # longest context of the model, in tokens
 
     @property
     def fits(self) -> bool:
-        """Whether the pool holds one request of the whole context."""
+        """Whether the pool holds one request of the full context."""
         return self.pool_tokens >= self.context
 
     def sentence(self) -> str:
-        """Return it in words."""
+        """Return the plan as text."""
         return (
             f"{self.weight_bytes / _GIB:.3g} GiB of weights and a KV pool of "
             f"{self.pool_bytes / _GIB:.3g} GiB on {self.device}: {self.pool_tokens:,} tokens, "
@@ -41,10 +41,10 @@ class MemoryPlan:
 
 
 def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
-    """Plan for a model folder with the settings of ``kiln serve``. Raises ModelError.
+    """Plan a model folder with the settings of ``kiln serve``. Raises ModelError.
 
-    The weights are counted from config.json; on a GPU they leave the pool what is free of its
-    ``gpu_memory_utilization``, on a CPU the pool is ``kv_memory_gib``.
+    The size of the weights follows from config.json. On a GPU the pool gets the rest of
+    ``gpu_memory_utilization``; on a CPU it gets ``kv_memory_gib``.
     """
     kv = kv or KVConfig()
     _, config = read_model(folder)
@@ -64,7 +64,7 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
 
 
 def count_parameters(config: HFConfig) -> int:
-    """Return how many weights a decoder has, biases and norms of heads left out."""
+    """Return the number of weights of a decoder, without biases and per-head norms."""
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size

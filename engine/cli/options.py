@@ -1,4 +1,4 @@
-"""The flags that say what to serve, shared by the commands that start an engine."""
+"""The flags of the engine's settings, shared by the commands that start an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENGINE_FLAGS = (*_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL and one flag for each setting of ``kiln.engine.config``."""
+    """Add MODEL and one flag per setting of ``kiln.engine.config``."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -38,33 +38,33 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--load-format", choices=("auto", "dummy"), help="dummy: random weights of the right shapes"
     )
     model.add_argument(
-        "--max-model-len", type=int, metavar="TOKENS", help="context; default: the model's own"
+        "--max-model-len", type=int, metavar="TOKENS", help="context; default: the model's"
     )
-    model.add_argument("--seed", type=int, help="for requests that name none; default 0")
+    model.add_argument("--seed", type=int, help="for requests without one; default 0")
     kv = parser.add_argument_group("KV pool")
     kv.add_argument("--block-size", type=int, metavar="TOKENS", help="default 16")
-    kv.add_argument("--num-kv-blocks", type=int, metavar="N", help="default: from the memory")
-    kv.add_argument("--kv-memory-gib", type=float, metavar="GIB", help="on a CPU; default 1")
+    kv.add_argument("--num-kv-blocks", type=int, metavar="N", help="default: by memory size")
+    kv.add_argument("--kv-memory-gib", type=float, metavar="GIB", help="size on a CPU; default 1")
     kv.add_argument(
         "--gpu-memory-utilization",
         type=float,
         metavar="SHARE",
-        help="share of the GPU's memory that Kiln may use in all; default 0.9",
+        help="fraction of the GPU's memory that Kiln may use; default 0.9",
     )
     kv.add_argument(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
-        help="8-bit floats hold twice the tokens; default: the model's dtype",
+        help="8-bit floats store twice the tokens; default: the model's dtype",
     )
     scheduler = parser.add_argument_group("scheduler")
     scheduler.add_argument(
-        "--max-num-seqs", type=int, metavar="N", help="requests running at once; default 64"
+        "--max-num-seqs", type=int, metavar="N", help="running requests; default 64"
     )
     scheduler.add_argument(
-        "--max-num-batched-tokens", type=int, metavar="N", help="tokens in a step; default 2048"
+        "--max-num-batched-tokens", type=int, metavar="N", help="token budget; default 2048"
     )
     scheduler.add_argument(
-        "--max-chunk-tokens", type=int, metavar="N", help="tokens of one prompt in a step"
+        "--max-chunk-tokens", type=int, metavar="N", help="longest chunk of one prefill"
     )
     scheduler.add_argument(
         "--max-waiting", type=int, metavar="N", help="queued requests; default 1024, then 503"
@@ -74,7 +74,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     """Return the flags as a configuration of the model in ``folder``. Raises ConfigError.
 
-    A flag that was not given leaves the setting's own default.
+    A setting whose flag is not given keeps its default.
     """
     model = _given(args, *_MODEL_FLAGS, "served_model_name")
     kv = _given(args, *_KV_FLAGS, num_kv_blocks="num_blocks")
@@ -85,7 +85,7 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
 
 
 def served_name(args: argparse.Namespace) -> str:
-    """Return the name that clients call the model: the flag, the folder's name, or the hub id."""
+    """Return the served model name: the flag, else the folder's name or the hub id."""
     given = getattr(args, "served_model_name", None)
     if given:
         return str(given)
@@ -94,16 +94,16 @@ def served_name(args: argparse.Namespace) -> str:
 
 
 def find_model(args: argparse.Namespace) -> Path:
-    """Return the model's folder, downloaded if it is on the hub. Raises ModelError."""
+    """Return the model's folder; download a hub id. Raises ModelError."""
     from kiln.engine.model_folder import resolve_model_folder
 
     if args.model == str(DEMO_FOLDER) and not (DEMO_FOLDER / "config.json").exists():
-        raise ModelError(f"{DEMO_FOLDER}: the demo model is not there; name a model's folder")
+        raise ModelError(f"{DEMO_FOLDER}: the demo model is missing; give a model folder")
     return resolve_model_folder(args.model)
 
 
 def engine_flags(args: argparse.Namespace) -> list[str]:
-    """Return MODEL and the flags that were given, as a command line for another ``kiln``."""
+    """Return MODEL and the given flags, as a command line for another ``kiln``."""
     flags = [str(args.model)]
     for name in ENGINE_FLAGS:
         value = getattr(args, name)

@@ -1,4 +1,4 @@
-"""Show how far loading is: bars on a terminal, a line for each stage elsewhere."""
+"""Show the progress of loading: bars on a terminal, else one line per stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LoadingDisplay:
-    """Call it with each progress message; ``close`` it when loading has ended either way."""
+    """Call it with each progress message; ``close`` it when loading succeeds or fails."""
 
     def __init__(self) -> None:
         self._bars: Bars | None = None
@@ -42,7 +42,7 @@ class LoadingDisplay:
         self._bars.update(task, completed=message.done, total=message.total or None)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

@@ -1,4 +1,4 @@
-"""``kiln serve`` after the engine process was started: the heavy imports live above this line."""
+"""The part of ``kiln serve`` with heavy imports, run after the engine process was started."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _print_summary(
     url: str,
     started: float,
 ) -> None:
-    """Say what is served, where, and one line to try."""
+    """Print the model, its URL, and an example request."""
     info = client.model_info
     blocks = int(client.stats().get("kv_blocks_total", 0))
     pool = f" · {blocks} KV blocks" if blocks else ""

@@ -1,4 +1,4 @@
-"""Which targets and which kernels a command is about."""
+"""Select the targets and the kernels of a command."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def add_arch_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch",
         metavar="LIST",
-        help="targets with commas, such as sm_80,sm_90a; or all. Default: KILN_KERNEL_ARCH, else "
-        "this machine's GPUs, else all",
+        help="comma-separated targets such as sm_80,sm_90a, or all. Default: "
+        "KILN_KERNEL_ARCH, else this machine's GPUs, else all",
     )
 
 
 def wanted_archs(text: str | None) -> list[str]:
-    """Return the targets that a flag names, or those of its default, each once."""
+    """Return the targets of a flag, or its default targets, without duplicates."""
     import torch
 
     from kiln.jit_kernels.arch import ALL_ARCHS, device_arch
@@ -45,7 +45,7 @@ def declared_jobs(arch: str | None) -> list[Job]:
 
 
 def specs_named(name: str) -> list[KernelSpec]:
-    """Return the kernel of a name, or all of them for "all". Raises KernelError."""
+    """Return the kernel with a name, or all kernels for "all". Raises KernelError."""
     from kiln.jit_kernels.errors import KernelError
     from kiln.jit_kernels.registry import all_specs
 

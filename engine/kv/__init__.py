@@ -1,1 +1,1 @@
-"""The KV pool: blocks of keys and values, and who holds them."""
+"""The KV pool: its blocks, their allocation, and its tensors."""

@@ -1,4 +1,4 @@
-"""Which blocks of the KV pool are free, and which are held by a request."""
+"""The allocator of KV blocks."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Sequence
 
 
 class BlockPool:
-    """A free list over the ids ``0 … num_blocks-1``.
+    """A free list over the block ids ``0 … num_blocks-1``.
 
-    It knows nothing of requests or of keys and values: the scheduler decides who gets a block,
-    and the runner owns the tensors that the ids index.
+    It knows no requests and no tensors: the scheduler assigns blocks to requests, and the runner
+    owns the tensors that the ids index.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Last in, first out: a block that was just freed is the likeliest to be in a fast memory.
+        # Last in, first out: a block freed just now is the most likely to be in a hardware cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held = bytearray(num_blocks)
 
     @property
     def num_free(self) -> int:
-        """How many blocks can be allocated now."""
+        """The number of free blocks."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
-        """How many blocks are allocated now."""
+        """The number of allocated blocks."""
         return self.num_blocks - len(self._free)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take ``count`` blocks, or none at all (None) when fewer are free."""
+        """Allocate ``count`` blocks; None, and no change, if fewer are free."""
         if count > len(self._free):
             return None
         split = len(self._free) - count
@@ -40,7 +40,7 @@ class BlockPool:
         return taken
 
     def free(self, block_ids: Sequence[int]) -> None:
-        """Give blocks back. Raises RuntimeError if one of them is not held."""
+        """Free blocks. Raises RuntimeError if one of them is not allocated."""
         for block in block_ids:
             if not (0 <= block < self.num_blocks and self._held[block]):
                 raise RuntimeError(f"block {block} was freed but is not held: a double free")
@@ -48,7 +48,7 @@ class BlockPool:
             self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Check that each block is either free or held, once. Raises RuntimeError if not."""
+        """Check that each block is either free or allocated, once. Raises RuntimeError if not."""
         if len(set(self._free)) != len(self._free):
             raise RuntimeError(f"the free list holds a block twice: {sorted(self._free)}")
         if sum(self._held) != self.num_held or any(self._held[block] for block in self._free):

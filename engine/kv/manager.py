@@ -1,4 +1,4 @@
-"""Which blocks of the KV pool each request holds."""
+"""Assigns KV blocks to requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from kiln.engine.request import Request
 
 
 class KVManager:
-    """Gives requests the blocks that their tokens need, out of a pool.
+    """Allocates KV blocks for the tokens of requests.
 
-    ``block_size`` is in tokens. A request keeps what ``extend`` gave it until ``release``, also
-    when the step that the blocks were for fails: the next ``extend`` finds them there.
+    ``block_size`` is in tokens. A request keeps its blocks until ``release``, even if the step
+    that needed them fails: the next ``extend`` reuses them.
     """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
@@ -19,19 +19,19 @@ class KVManager:
 
     @property
     def capacity(self) -> int:
-        """How many tokens the whole pool holds."""
+        """The capacity of the pool in tokens."""
         return self.pool.num_blocks * self.block_size
 
     def room(self, request: Request) -> int:
-        """Return how many tokens a request may have in all, with its own and the free blocks."""
+        """Return how many tokens fit in a request's own blocks plus the free ones."""
         return (len(request.block_ids) + self.pool.num_free) * self.block_size
 
     def fits(self, num_tokens: int, spare_blocks: int) -> bool:
-        """Whether the tokens of one more request fit, and so many blocks are free afterwards."""
+        """Whether a new request's tokens fit and leave ``spare_blocks`` blocks free."""
         return self._blocks_for(num_tokens) + spare_blocks <= self.pool.num_free
 
     def extend(self, request: Request, num_tokens: int) -> bool:
-        """Make room for the first ``num_tokens`` of a request; False, and nothing, if none is."""
+        """Allocate blocks for the first ``num_tokens`` of a request; all or nothing (False)."""
         missing = self._blocks_for(num_tokens) - len(request.block_ids)
         if missing > 0:
             blocks = self.pool.allocate(missing)
@@ -43,7 +43,7 @@ class KVManager:
     def release(self, request: Request) -> None:
         """Free all blocks of a request."""
         self.pool.free(request.block_ids)
-        request.block_ids = []  # a new list: the batch that runs now still reads the old one
+        request.block_ids = []  # a new list: the running batch still reads the old one
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -1,4 +1,4 @@
-"""The KV pool's tensors: keys and values of every layer, in blocks."""
+"""The tensors of the KV pool: keys and values of every layer, in blocks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kiln.jit_kernels.ops.kv.reference import narrowed
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token leaves in the pool, in every layer."""
+    """The shape and dtype of one token's keys and values, over all layers."""
 
     attention: AttentionShape
     dtype: torch.dtype
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
+        """Bytes of one token's keys and values over all layers."""
         return 2 * self.attention.num_layers * self.attention.kv_size * self.dtype.itemsize
 
 
 class KVPool:
-    """Keys and values of blocks of tokens in every layer, zero at first.
+    """Keys and values of every layer in blocks of tokens, initially zero.
 
-    Slot ``s`` is place ``s % block_size`` of block ``s // block_size``. Laid out by token, a slot's
-    heads lie together, which torch's gathers want; ``by_head``, a head's tokens of a block do, and
-    its keys beside its values, which a kernel reads in long runs. Raises RuntimeError, as torch
-    does, where the memory is not there.
+    Slot ``s`` is position ``s % block_size`` of block ``s // block_size``. By default the heads of
+    a slot are contiguous, for torch's gathers. With ``by_head`` the tokens of a head in a block are
+    contiguous, keys next to values, so kernels read long runs. Raises torch's RuntimeError if
+    memory runs out.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class KVPool:
     def views(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a layer's keys and values, [num_blocks, num_kv_heads, block_size, head_dim] each.
 
-        Strided, but for the last dimension.
+        Only the last dimension is contiguous.
         """
         return self._views[index]
 
@@ -73,7 +73,7 @@ class KVPool:
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same as slots, [num_slots, num_kv_heads, head_dim] each.
 
-        Raises IndexError where the pool is laid out by head: there is no such view.
+        Raises IndexError if the pool is laid out by head: no such view exists.
         """
         return self._layers[index]
 
@@ -82,10 +82,10 @@ class KVPool:
     ) -> None:
         """Write key and value [num_tokens, num_kv_heads, head_dim] to slots [num_tokens] int64.
 
-        A pool of 8-bit floats takes the nearest number of at most 448 in size.
+        8-bit floats are rounded to nearest and saturate at ±448.
         """
         keys, values = self._views[index] if self.by_head else self.layer(index)
-        if keys.dtype == torch.float8_e4m3fn:  # torch moves bytes where it does not such floats
+        if keys.dtype == torch.float8_e4m3fn:  # torch cannot index-copy these floats, only bytes
             key, value = narrowed(key).view(torch.uint8), narrowed(value).view(torch.uint8)
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
         if not self.by_head:

@@ -1,4 +1,4 @@
-"""The sizes of a model's attention: one value for the layers, the KV pool and the kernels."""
+"""The shape of a model's attention, shared by the layers, the KV pool and the kernels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads and windows. ``windows`` has an entry a layer.
+    """Heads and windows. ``windows`` has one entry per layer.
 
-    A window is how many keys a token sees, itself included; None: all of them.
+    A window is how many keys a token attends to, itself included; None: all of them.
     """
 
     num_heads: int
@@ -19,15 +19,15 @@ class AttentionShape:
 
     @property
     def num_layers(self) -> int:
-        """How many layers attend."""
+        """The number of attention layers."""
         return len(self.windows)
 
     @property
     def query_size(self) -> int:
-        """Elements of one token's query in a layer; its output has as many."""
+        """Elements of one token's query, or attention output, in a layer."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Elements of one token's key in a layer; its value has as many."""
+        """Elements of one token's key, or value, in a layer."""
         return self.num_kv_heads * self.head_dim

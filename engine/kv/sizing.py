@@ -1,4 +1,4 @@
-"""How many blocks the KV pool gets."""
+"""Compute the size of the KV pool."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def size_pool(
     max_model_len: int,
     step_bytes: int = 0,
 ) -> int:
-    """Return the number of blocks: as set, or what memory holds once the weights are loaded.
+    """Return the number of blocks: as set, else what fits in memory after the weights are loaded.
 
-    On a GPU, ``step_bytes`` are left free for what a step takes besides weights and pool. Raises
-    ConfigError when one request of ``max_model_len`` tokens would not fit.
+    On a GPU, ``step_bytes`` stay free for the temporary memory of a step. Raises ConfigError if
+    one request of ``max_model_len`` tokens would not fit.
     """
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -34,14 +34,14 @@ def size_pool(
         message = _too_small(config, shape, device, max_model_len, largest)
         if step_bytes:
             message += (
-                f", or lower max_num_batched_tokens: a step takes {step_bytes / _GIB:.3g} GiB"
+                f", or lower max_num_batched_tokens: a step needs {step_bytes / _GIB:.3g} GiB"
             )
         raise ConfigError(message)
     return num_blocks
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
-    """Run a step and return the most memory that torch held for it, in bytes."""
+    """Run a step and return torch's peak memory for it, in bytes."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -55,7 +55,7 @@ def _pool_bytes(config: KVConfig, device: torch.device, step_bytes: int) -> int:
     memory = config.pool_memory(device.type)
     if device.type == "cpu":
         return int(memory * _GIB)
-    torch.cuda.empty_cache()  # what torch keeps for later steps is part of step_bytes
+    torch.cuda.empty_cache()  # step_bytes already counts torch's cached memory
     free, total = torch.cuda.mem_get_info(device)
     return int(memory * total) - (total - free) - step_bytes
 
@@ -70,6 +70,6 @@ def _too_small(
         flag = "kv_memory_gib" if device.type == "cpu" else "gpu_memory_utilization"
     fits = f"set max_model_len to {largest} or less" if largest >= 2 else "use a smaller model"
     return (
-        f"the KV pool holds {largest} tokens, one request of max_model_len={max_model_len} needs "
-        f"{needed:.3g} GiB:\n{fits}, or raise {flag}"
+        f"the KV pool holds {largest} tokens, but one request of max_model_len={max_model_len} "
+        f"needs {needed:.3g} GiB:\n{fits}, or raise {flag}"
     )

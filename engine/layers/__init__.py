@@ -1,1 +1,1 @@
-"""The pieces that decoders are made of."""
+"""The layers of decoders."""

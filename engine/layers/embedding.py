@@ -15,5 +15,5 @@ class Embedding:
     weight: torch.Tensor
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return a fresh tensor with one row of ``weight`` a token."""
+        """Return a new tensor with one row of ``weight`` per token."""
         return F.embedding(token_ids, self.weight)

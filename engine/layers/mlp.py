@@ -17,7 +17,7 @@ GATES = MappingProxyType(
         "gelu": torch.ops.kiln.gelu_and_mul.default,
         "gelu_pytorch_tanh": torch.ops.kiln.gelu_tanh_and_mul.default,
     }
-)  # by the name that config.json's hidden_act uses
+)  # by hidden_act of config.json
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class RMSNorm:
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of x [..., d] in fresh memory."""
+        """Return the norm of x [..., d] in a new tensor."""
         rows = x.reshape(-1, self.weight.shape[0])
         out = torch.empty_like(rows)
         torch.ops.kiln.rms_norm.default(out, rows, self.weight, self.eps, 0.0)

@@ -23,8 +23,8 @@ def _moe(
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts, [num_tokens, hidden].
 
-    x: [num_tokens, hidden]; logits: [num_tokens, num_experts], the router's. How the work is cut up
-    among the experts depends on the tokens: this is why ``torch.compile`` sees one operator.
+    x: [num_tokens, hidden]; logits: [num_tokens, num_experts], from the router. The work of each
+    expert depends on the data, so this is one opaque operator for ``torch.compile``.
     """
     weights, ids = route_tokens(logits, top_k, renormalise=renormalise)
     return moe_experts(x, gate_up, down, weights, ids)
@@ -45,7 +45,7 @@ torch.library.register_fake(_NAME, _fake_moe)
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """An expert that every token goes through, as far as its gate is open."""
+    """An expert that runs on every token, scaled by its sigmoid gate."""
 
     mlp: GatedMLP
     gate: Linear  # [1, hidden]
@@ -57,7 +57,7 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class SparseMLP:
-    """The weighted sum of the experts that the router chooses for a token.
+    """The weighted sum of the experts that the router selects for each token.
 
     ``gate_up`` is [num_experts, 2 * intermediate, hidden], ``down`` [num_experts, hidden,
     intermediate].

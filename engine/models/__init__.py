@@ -1,1 +1,1 @@
-"""Model folders in Hugging Face format, read, checked and built."""
+"""Read and check model folders in Hugging Face format, and build the models."""

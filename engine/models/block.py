@@ -14,7 +14,7 @@ from kiln.engine.models.self_attention import SelfAttention
 
 @dataclass(frozen=True, slots=True)
 class DecoderBlock:
-    """Attention and MLP, each behind a norm, on the residual stream."""
+    """Attention and MLP, each after a norm, on the residual stream."""
 
     attention_norm: RMSNorm
     attention: SelfAttention
@@ -24,7 +24,7 @@ class DecoderBlock:
     def __call__(
         self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor:
-        """Add x to the residual in place, and return what comes next to be added.
+        """Add x to the residual in place, and return the MLP's output, to be added next.
 
         positions: [num_tokens]; x, residual: [num_tokens, hidden_size].
         """

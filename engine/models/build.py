@@ -1,4 +1,4 @@
-"""Build a decoder's layers from a config and a source of weights, by Hugging Face's names."""
+"""Build a decoder's layers from a config and a weight source with Hugging Face tensor names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kiln.jit_kernels.ops.rotary.table import rotary_table
 
 
 class Builder:
-    """Makes layers; each method raises ModelError when a tensor is missing or misshapen."""
+    """Builds layers; each method raises ModelError if a tensor is missing or has a wrong shape."""
 
     def __init__(
         self,
@@ -128,6 +128,6 @@ class Builder:
     def _linear(
         self, name: str, prefix: str, parts: Mapping[str, int], width: int, bias: bool = False
     ) -> Linear:
-        """Build one projection of ``width`` inputs; ``parts``: outputs by name after ``prefix``."""
+        """Build one projection of ``width`` inputs; ``parts``: sizes by name after ``prefix``."""
         placed = tuple((prefix + part, size) for part, size in parts.items())
         return self._parameters.linear(Projection(name, placed, width, bias))

@@ -1,4 +1,4 @@
-"""Refuse keys of config.json that Kiln does not read: they may change what the model computes."""
+"""Reject keys of config.json that Kiln does not read: they may change what the model computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from kiln.engine.models.fields import Fields
 
-# What ``hf_config`` and ``rope_config`` read for every family.
+# Keys that ``hf_config`` and ``rope_config`` read for every family.
 _READ = (
     *("architectures", "dtype", "torch_dtype", "quantization_config", "layer_types"),
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -15,7 +15,7 @@ _READ = (
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
     *("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len"),
 )
-# What describes the file or the training, or chooses among implementations with equal results.
+# Keys that describe the file or the training, or select between equivalent implementations.
 _METADATA = (
     *("model_type", "transformers_version", "name_or_path", "_name_or_path", "_commit_hash"),
     *("auto_map", "custom_pipelines", "transformers.js_config", "is_llama_config"),
@@ -28,7 +28,7 @@ _METADATA = (
     *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
 )
-# Settings of generation, which transformers drops from config.json as well.
+# Generation settings, which transformers also drops from config.json.
 _GENERATION = (
     *("max_length", "min_length", "max_new_tokens", "min_new_tokens", "do_sample"),
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
@@ -38,13 +38,13 @@ _GENERATION = (
     *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
 )
 _KNOWN = frozenset((*_READ, *_METADATA, *_GENERATION))
-_HARMLESS_ENDINGS = ("dropout", "_pdrop", "_token_id")  # dropout acts in training alone
+_HARMLESS_ENDINGS = ("dropout", "_pdrop", "_token_id")  # dropout affects only training
 
 
 def refuse_unknown_keys(fields: Fields, own: Collection[str], architecture: str) -> None:
-    """Check the keys of config.json; ``own`` are those that only this family reads.
+    """Check the keys of config.json; ``own`` are the extra keys that this family reads.
 
-    A key that is null, false, zero or empty is off, and passes. Raises ModelError naming the key.
+    A key that is null, false, zero or empty is accepted. Raises ModelError naming the key.
     """
     for name in fields.switched_on():
         if name not in _KNOWN and name not in own and not name.endswith(_HARMLESS_ENDINGS):

@@ -13,7 +13,7 @@ from kiln.engine.models.weights import Weights
 
 
 class Decoder:
-    """A stack of blocks between the embedding and the head."""
+    """A stack of decoder blocks between the embedding and the LM head."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Decoder:
         device: torch.device,
         on_layer: Callable[[int], None],
     ) -> None:
-        """Take every tensor from ``weights``; ``on_layer`` hears how many layers are done.
+        """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers.
 
         Raises ModelError.
         """
@@ -39,7 +39,7 @@ class Decoder:
         self.head = build.head(self.embedding)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the last hidden states [num_tokens, hidden_size] of tokens at positions."""
+        """Return the final hidden states [num_tokens, hidden_size]."""
         x = self.embedding(token_ids)
         residual = torch.zeros_like(x)
         for block in self.blocks:

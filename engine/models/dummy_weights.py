@@ -9,13 +9,13 @@ import torch
 
 from kiln.engine.models.weights import Index, Weights, check_part
 
-_STD = 0.02  # what most models start their training from
+_STD = 0.02  # the usual initialization
 
 
 class DummyWeights(Weights):
     """Normal weights, zero biases, norms of one; a tensor depends on its name and the seed.
 
-    ``dtype`` is what it says that it holds; what it draws depends on the dtype asked for.
+    ``dtype`` is the reported dtype; the random values depend on the dtype of ``out``.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
@@ -23,11 +23,11 @@ class DummyWeights(Weights):
         self._dtype = dtype
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the one dtype of all tensors."""
+        """Return the dtype, the same for all tensors."""
         return self._dtype
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
-        """Draw a tensor, all of it even where a part is wanted: a part is that of the whole."""
+        """Generate the whole tensor and copy the part, so that a part equals that of the whole."""
         check_part(name, out, shape, index)
         if name.endswith("norm.weight"):
             out.fill_(1)
@@ -43,7 +43,7 @@ class DummyWeights(Weights):
             out.normal_(0, _STD, generator=generator)
 
     def ignore(self, name: str) -> None:
-        """Do nothing: only what is asked for exists."""
+        """Do nothing: only requested tensors exist."""
 
     def finish(self) -> None:
         """Do nothing: random weights have no leftovers."""

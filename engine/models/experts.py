@@ -1,4 +1,4 @@
-"""Which layers of a mixture of experts have experts, and how a family lays them out."""
+"""The expert layers of a mixture of experts, and their names in a family's checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kiln.jit_kernels.ops.moe.functions import MAX_EXPERTS, MAX_TOP_K
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What a checkpoint calls the parts of a feed-forward layer with experts."""
+    """The tensor names of a feed-forward layer with experts in a checkpoint."""
 
     layer: str = "mlp."
     gate: str = "gate_proj"
@@ -20,14 +20,14 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The feed-forward layers of which each token goes through ``top_k`` experts."""
+    """The feed-forward layers with experts; each token is routed to ``top_k`` of them."""
 
     num_experts: int
     top_k: int
     intermediate_size: int  # of one expert
-    renormalise: bool  # the weights of a token's experts add up to 1
-    layers: tuple[bool, ...]  # which have experts; the others are dense
-    shared_size: int = 0  # of one more expert, behind a gate, that every token goes through
+    renormalise: bool  # normalize the weights of a token's experts to a sum of 1
+    layers: tuple[bool, ...]  # whether each layer has experts; the others are dense
+    shared_size: int = 0  # intermediate size of the gated shared expert; 0: none
     names: ExpertNames = ExpertNames()
 
 
@@ -41,9 +41,9 @@ def read_experts(
     shared_size: int = 0,
     names: ExpertNames = ExpertNames(),
 ) -> Experts:
-    """Read what all mixtures share; ``count`` and ``size`` name two fields of config.json.
+    """Read the fields common to all mixtures; ``count`` and ``size`` name fields of config.json.
 
-    ``layers`` empty: all of them. Raises ModelError.
+    ``layers`` empty: every layer has experts. Raises ModelError.
     """
     num_experts, top_k = fields.count(count), fields.count("num_experts_per_tok")
     if num_experts > MAX_EXPERTS:
@@ -51,7 +51,7 @@ def read_experts(
     if top_k > min(num_experts, MAX_TOP_K):
         raise fields.error("num_experts_per_tok", f"want at most {min(num_experts, MAX_TOP_K)}")
     if fields.text("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", "experts come with silu")
+        raise fields.error("hidden_act", "experts support only silu")
     return Experts(
         num_experts=num_experts,
         top_k=top_k,
@@ -64,7 +64,7 @@ def read_experts(
 
 
 def sparse_layers(fields: Fields) -> tuple[bool, ...]:
-    """Return which layers have experts by Qwen's rule: every so many, but for those listed.
+    """Return which layers have experts, by Qwen's decoder_sparse_step and mlp_only_layers.
 
     Raises ModelError.
     """

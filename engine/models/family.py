@@ -1,4 +1,4 @@
-"""What a family of models must declare to be served."""
+"""What a model family must declare."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kiln.engine.models.weights import Weights
 
 
 class Model(Protocol):
-    """What the runner needs of a model.
+    """The interface of a model to the runner.
 
-    ``torch.compile`` can trace ``forward`` for any number of tokens, in one graph.
+    ``torch.compile`` can trace ``forward`` as one graph for any number of tokens.
     """
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """The attention layers, by their index."""
+        """The attention layers, in the order of their index."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the last hidden states [num_tokens, hidden_size]."""
+        """Return the final hidden states [num_tokens, hidden_size]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""
@@ -38,11 +38,11 @@ Build = Callable[[HFConfig, Weights, int, torch.dtype, torch.device, OnLayer], M
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family: the ``architectures`` of config.json that it serves, and what differs in it.
+    """A model family: its ``architectures`` in config.json, and its differences from others.
 
-    ``keys`` holds the keys of config.json that ``config_keys`` does not list and this family
-    supports, and any key whose default is the family's own. Each maps to the value that
-    transformers takes where the key is absent, or to None where it has none.
+    ``keys`` holds the supported keys of config.json that ``config_keys`` does not list, and keys
+    with a default specific to the family. Each maps to transformers' default for an absent key, or
+    to None without one.
     """
 
     architectures: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Typed reading of config.json: every complaint names the file, the field and its value."""
+"""Typed reading of config.json: every error names the file, the field and its value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REQUIRED = object()
 
 
 class Fields:
-    """The fields of one JSON object. ``null`` counts as absent, as transformers treats it."""
+    """The fields of one JSON object. As in transformers, ``null`` means absent."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
         self._values = values
@@ -54,29 +54,29 @@ class Fields:
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
-        """Return a finite number above 0, or None where there is none. Raises ModelError."""
+        """Return a finite number above 0, or None if absent. Raises ModelError."""
         return self.number(name) if name in self else None
 
     def optional_count(self, name: str) -> int | None:
-        """Return an integer of at least 1, or None where there is none. Raises ModelError."""
+        """Return an integer of at least 1, or None if absent. Raises ModelError."""
         return self.count(name) if name in self else None
 
     def texts(self, name: str) -> list[str]:
-        """Return a list of strings, empty where there is none. Raises ModelError."""
+        """Return a list of strings, empty if absent. Raises ModelError."""
         value = self._typed(name, list, "want a list of strings", [])
         if not all(isinstance(item, str) for item in value):
             raise self.error(name, "want a list of strings")
         return value  # type: ignore[no-any-return]
 
     def counts(self, name: str) -> list[int]:
-        """Return a list of integers of 0 or more, empty where there is none. Raises ModelError."""
+        """Return a list of integers of 0 or more, empty if absent. Raises ModelError."""
         value = self._typed(name, list, "want a list of integers", [])
         if not all(type(item) is int and item >= 0 for item in value):
             raise self.error(name, "want a list of integers of 0 or more")
         return value  # type: ignore[no-any-return]
 
     def group(self, name: str) -> Fields | None:
-        """Return the fields of an object within, or None where there is none or an empty one."""
+        """Return the fields of a nested object, or None if absent or empty."""
         value = self._typed(name, dict, "want an object", {})
         return Fields(value, self._path, f"{self._prefix}{name}.") if value else None
 

@@ -22,10 +22,10 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What tells one family of decoders from another.
+    """The differences between decoder families.
 
-    ``windows`` has an entry a layer: how many keys a token sees, itself included, or None for
-    all of them; empty: every layer sees everything.
+    ``windows`` has one entry per layer: how many keys a token attends to, itself included, or None
+    for all. Empty: every layer has full attention.
     """
 
     qkv_bias: bool = False
@@ -38,7 +38,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class HFConfig:
-    """A decoder's architecture, as its config.json gives it."""
+    """A decoder's architecture, as given by its config.json."""
 
     architecture: str
     vocab_size: int
@@ -57,12 +57,12 @@ class HFConfig:
 
     @property
     def max_positions(self) -> int:
-        """The longest context that the model reaches, in tokens."""
+        """The longest context of the model, in tokens."""
         return self.rope.max_positions
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """One attention window a layer, in tokens; None sees everything."""
+        """One attention window per layer, in tokens; None: full attention."""
         return self.traits.windows or (None,) * self.num_layers
 
     @property
@@ -74,7 +74,7 @@ class HFConfig:
 def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
     if "quantization_config" in fields:
-        raise fields.error("quantization_config", "Kiln serves unquantised checkpoints only")
+        raise fields.error("quantization_config", "Kiln supports only unquantized checkpoints")
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
@@ -86,7 +86,7 @@ def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
     check_layer_types(fields, traits.windows)
     activation = fields.text("hidden_act", "silu")
     if activation not in GATES:
-        raise fields.error("hidden_act", f"Kiln knows {', '.join(GATES)}")
+        raise fields.error("hidden_act", f"Kiln supports {', '.join(GATES)}")
     return HFConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
@@ -106,9 +106,9 @@ def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
 
 
 def _read_dtype(fields: Fields) -> torch.dtype:
-    """Read ``dtype`` (transformers 5) or ``torch_dtype`` (4); float32 where neither stands."""
+    """Read ``dtype`` (transformers 5) or ``torch_dtype`` (4); float32 if both are absent."""
     name = "dtype" if "dtype" in fields else "torch_dtype"
     text = fields.text(name, "float32").removeprefix("torch.")
     if text not in _DTYPES:
-        raise fields.error(name, f"Kiln knows {', '.join(_DTYPES)}")
+        raise fields.error(name, f"Kiln supports {', '.join(_DTYPES)}")
     return _DTYPES[text]

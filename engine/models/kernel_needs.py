@@ -1,4 +1,4 @@
-"""What a model fixes of the kernels it runs, so that nothing else is built or loaded."""
+"""The kernel parameters that a model fixes, so that no other variants are compiled or loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiln.jit_kernels.spec import Needs, needs_of
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:
-    """Return the compile-time values that a model of a dtype, and its KV pool's, fix."""
+    """Return the compile-time values fixed by a model, its dtype, and its KV pool's dtype."""
     experts = config.traits.experts
     routing = {} if experts is None else {"max_experts": expert_capacity(experts.num_experts)}
     return {

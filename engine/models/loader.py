@@ -1,4 +1,4 @@
-"""Build a model and fill it with its weights."""
+"""Build a model and load its weights."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def load_model(
     device: torch.device,
     progress: Progress,
 ) -> Model:
-    """Build a model that computes in ``dtype``; ``progress`` hears of each layer as "weights".
+    """Build a model that computes in ``dtype``; ``progress`` reports each layer as "weights".
 
-    Raises ModelError when the weights are missing, corrupt or do not fit the config.
+    Raises ModelError if the weights are missing, corrupt or do not match the config.
     """
     total = config.num_layers
     progress("weights", 0, total)
@@ -42,7 +42,7 @@ def load_model(
 
 
 def open_weights(folder: Path, load_format: LoadFormat, seed: int, dtype: torch.dtype) -> Weights:
-    """Return the source of weights that a load format names; dummies are held in ``dtype``.
+    """Return the weight source for a load format; dummy weights report ``dtype``.
 
     Raises ModelError.
     """

@@ -1,8 +1,7 @@
-"""The one maker of a model's parameters: every Linear and every other tensor of it.
+"""Creates every Linear and every other parameter of a model.
 
-What holds for all projections belongs here: which part of a tensor a rank reads (an index for
-``Weights.fill``), how a quantised weight is laid out (told by its dtype in the checkpoint), and
-which Linear is wrapped (told by its name).
+Code for all projections belongs here: sharding (an index for ``Weights.fill``), the layout of
+quantized weights (by their dtype in the checkpoint), and wrappers of Linear (by name).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer, made of one or several layers of the checkpoint below each other.
+    """A linear layer: one or several linear layers of the checkpoint, stacked along the outputs.
 
     ``name`` is Kiln's, and unique in a model: "layers.3.qkv_proj". ``parts`` are the checkpoint's
-    names, without ".weight", and how many outputs each of them has.
+    names, without ".weight", and their numbers of outputs.
     """
 
     name: str
@@ -33,12 +32,12 @@ class Projection:
 
     @property
     def output_size(self) -> int:
-        """How many outputs all parts have."""
+        """The number of outputs of all parts."""
         return sum(size for _, size in self.parts)
 
 
 class Parameters:
-    """Makes tensors of one dtype on one device from a checkpoint's, whatever dtype those have."""
+    """Creates tensors of one dtype on one device from a checkpoint of any dtype."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self._weights = weights
@@ -65,7 +64,7 @@ class Parameters:
     def experts(self, projection: Projection, num_experts: int) -> torch.Tensor:
         """Return a projection of every expert, [num_experts, output, input]. Raises ModelError.
 
-        The parts are those of the first expert, then those of the second, and so on.
+        ``parts`` lists those of the first expert, then those of the second, and so on.
         """
         weight = self._stacked(projection, "weight", projection.input_size)
         return weight.view(num_experts, -1, projection.input_size)
@@ -81,7 +80,7 @@ class Parameters:
         dtype = self._weights.dtype(name)
         if dtype not in _FLOATS:
             raise ModelError(
-                f"{layer}: tensor {name} is {dtype}, Kiln serves unquantised checkpoints only: "
+                f"{layer}: tensor {name} is {dtype}, Kiln supports only unquantized checkpoints: "
                 f"want one of {', '.join(map(str, _FLOATS))}"
             )
         self._weights.fill(name, out, out.shape)

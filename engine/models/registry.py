@@ -1,4 +1,4 @@
-"""Find the family of a model folder: every module of ``families`` declares one."""
+"""Find the model family of a folder: every module of ``families`` declares one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.engine.models.hf_config import HFConfig, read_config
 
 @cache
 def known_families() -> MappingProxyType[str, Family]:
-    """Return the family of each architecture that Kiln serves."""
+    """Return the family of each supported architecture."""
     known: dict[str, Family] = {}
     for module in sorted(found.name for found in pkgutil.iter_modules(families.__path__)):
         family: Family = importlib.import_module(f"{families.__name__}.{module}").FAMILY
@@ -30,8 +30,8 @@ def known_families() -> MappingProxyType[str, Family]:
 def read_model(folder: Path) -> tuple[Family, HFConfig]:
     """Read a model folder's config.json.
 
-    Raises ModelError when it is missing, malformed, names no architecture that Kiln serves, or
-    has a key that the family does not support.
+    Raises ModelError if it is missing or malformed, or if it has an unsupported architecture or
+    key.
     """
     path = folder / "config.json"
     if not path.is_file():

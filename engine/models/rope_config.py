@@ -8,7 +8,7 @@ from kiln.engine.errors import ModelError
 from kiln.engine.models.fields import Fields
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
-_DEFAULT_THETA = 10_000.0  # what transformers takes where config.json has none
+_DEFAULT_THETA = 10_000.0  # transformers' default
 _LENGTHS = ("max_position_embeddings", "max_sequence_length", "max_seq_length", "max_seq_len")
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
@@ -18,19 +18,19 @@ _OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
     "yarn": (
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
         *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
-        "finetuned",  # says how the checkpoint was made
+        "finetuned",  # describes how the checkpoint was made
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embeddings of a model. ``rotary_dim`` of each head's dimensions are rotated."""
+    """The rotary embedding of a model. ``rotary_dim`` dimensions of each head are rotated."""
 
     theta: float
     rotary_dim: int
     scaling: RopeScaling | None
-    max_positions: int  # tokens the embedding reaches, stretching included
+    max_positions: int  # longest context in tokens, scaling included
 
 
 def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
@@ -40,7 +40,7 @@ def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     """
     rope, older = fields.group("rope_parameters"), fields.group("rope_scaling")
     if rope is not None and older is not None:
-        raise fields.error("rope_scaling", "and rope_parameters is there too: want one of them")
+        raise fields.error("rope_scaling", "but rope_parameters is also set: want one of them")
     rope = rope or older
     fields.count("max_position_embeddings")  # required
     max_positions = min(fields.count(name) for name in _LENGTHS if name in fields)
@@ -64,7 +64,7 @@ def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
     name = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(name, "default")
     if kind not in _OWN or rope.text("type", kind) != kind:
-        raise rope.error(name, f"Kiln knows {', '.join(_OWN)}")
+        raise rope.error(name, f"Kiln supports {', '.join(_OWN)}")
     for unknown in set(rope.switched_on()) - {*_COMMON, *_OWN[kind]}:
         raise rope.error(unknown, f"Kiln does not support this key for rope type {kind}")
     if kind == "default":
@@ -94,10 +94,10 @@ def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:
 
 
 def _reach(scaling: RopeScaling | None, max_positions: int) -> int:
-    """Return how many positions a model reaches: vLLM's rule for its ``max_model_len``.
+    """Return the longest context, by vLLM's rule for ``max_model_len``.
 
-    ``max_position_embeddings`` of llama3 includes the stretching, that of linear does not. With
-    yarn it may be either, so the length of the training counts.
+    ``max_position_embeddings`` includes the scaling for llama3, but not for linear. For yarn both
+    exist, so the original length is used.
     """
     if scaling is None or scaling.kind == "llama3":
         return max_positions

@@ -1,4 +1,4 @@
-"""Weights from safetensors files, one or sharded, memory-mapped."""
+"""Weights from one or several safetensors files, memory-mapped."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DTYPES = MappingProxyType(
         "BOOL": torch.bool,
     }
 )
-_UNUSED = (".rotary_emb.inv_freq",)  # buffers that old exports hold; Kiln computes its own table
+_UNUSED = (".rotary_emb.inv_freq",)  # buffers in old checkpoints; Kiln computes its own table
 
 
 class SafetensorsWeights(Weights):
     """The tensors of a model folder.
 
-    Raises ModelError when a file is missing, half-downloaded or corrupt, here or in ``fill``.
+    Raises ModelError, here or in ``fill``, if a file is missing, half-downloaded or corrupt.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,22 +49,22 @@ class SafetensorsWeights(Weights):
         self._used: set[str] = set()
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return a tensor's dtype in its file. Raises ModelError."""
+        """Return the dtype of a tensor in its file. Raises ModelError."""
         path, part = self._find_tensor(name)
         if part.get_dtype() not in _DTYPES:
             raise ModelError(
-                f"{path}: tensor {name} is {part.get_dtype()}, Kiln knows {', '.join(_DTYPES)}"
+                f"{path}: tensor {name} is {part.get_dtype()}, want one of {', '.join(_DTYPES)}"
             )
         return _DTYPES[part.get_dtype()]
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
-        """Copy a tensor, or the part at ``index``, from its file: nothing else is read."""
+        """Copy a tensor, or only the part at ``index``, from its file."""
         check_part(name, out, shape, index)
         path, part = self._find_tensor(name)
         if list(part.get_shape()) != list(shape):
             raise ModelError(
                 f"{path}: tensor {name} is {part.get_dtype()} {list(part.get_shape())}, "
-                f"config.json makes it {list(shape)}"
+                f"config.json implies {list(shape)}"
             )
         try:
             out.copy_(part[index or slice(None)])
@@ -73,21 +73,21 @@ class SafetensorsWeights(Weights):
         self._used.add(name)
 
     def ignore(self, name: str) -> None:
-        """Accept that a tensor may be there though the model does not use it."""
+        """Do not report a tensor as left over although the model does not use it."""
         self._used.add(name)
 
     def finish(self) -> None:
-        """Close the files. Raises ModelError when tensors are left over: config.json is wrong."""
+        """Close the files. Raises ModelError if tensors are left over: config.json is wrong."""
         self._open_files.close()
         left = sorted(n for n in set(self._homes) - self._used if not n.endswith(_UNUSED))
         if left:
             raise ModelError(
-                f"{self._where()}: the architecture of config.json has no place for {len(left)} "
+                f"{self._where()}: the architecture of config.json does not use {len(left)} "
                 f"tensors, such as {', '.join(left[:3])}"
             )
 
     def _find_tensor(self, name: str) -> tuple[Path, Any]:
-        """Return a tensor's file, and safetensors' view of it, of which nothing is read yet."""
+        """Return a tensor's file, and safetensors' lazy slice of it."""
         path = self._homes.get(name)
         if path is None:
             raise ModelError(f"{self._where()}: tensor {name} is missing: is the model complete?")
@@ -100,7 +100,7 @@ class SafetensorsWeights(Weights):
         return str(next(iter(self._files)).parent)
 
     def _find(self, folder: Path) -> dict[str, Path]:
-        """Open every file and return the path that holds each tensor."""
+        """Open every file and return the path of each tensor's file."""
         index = folder / _INDEX
         if not index.exists():
             path = folder / _SINGLE
@@ -109,9 +109,7 @@ class SafetensorsWeights(Weights):
         held = {path: self._open(path) for path in sorted(set(homes.values()))}
         for name, path in homes.items():
             if name not in held[path]:
-                raise ModelError(
-                    f"{path}: tensor {name} is missing, though {_INDEX} places it here"
-                )
+                raise ModelError(f"{path}: tensor {name} is missing, but {_INDEX} lists it here")
         return homes
 
     def _open(self, path: Path) -> frozenset[str]:
@@ -121,7 +119,7 @@ class SafetensorsWeights(Weights):
             self._files[path] = self._open_files.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
             raise ModelError(
-                f"{path}: not a whole safetensors file ({error}): download it again"
+                f"{path}: not a complete safetensors file ({error}): download it again"
             ) from error
         return frozenset(self._files[path].keys())
 
@@ -142,13 +140,13 @@ def _read_index(index: Path) -> dict[str, Path]:
 
 
 def _missing(path: Path) -> str:
-    """Say what is missing, and what there is instead."""
+    """Say which file is missing, and which weights exist instead."""
     others = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".safetensors", ".bin"))
     if path.name != _SINGLE:
         return f"{path}: this shard is missing: the download is incomplete"
     if not others:
-        return f"{path.parent}: there are no weights, want {_SINGLE} or {_INDEX} with its shards"
+        return f"{path.parent}: no weights found, want {_SINGLE} or {_INDEX} with its shards"
     return (
-        f"{path.parent}: there is neither {_SINGLE} nor {_INDEX}, only {', '.join(others[:3])}: "
+        f"{path.parent}: neither {_SINGLE} nor {_INDEX} found, only {', '.join(others[:3])}: "
         f"download the safetensors files of the model"
     )

@@ -1,4 +1,4 @@
-"""The self-attention layer: a projection, attention over the KV pool, a projection."""
+"""The self-attention layer: QKV projection, attention over the KV pool, output projection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: what the builder asks of any source."""
+"""The interface of a weight source, such as a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Sequence
 
 import torch
 
-Index = tuple[slice, ...]  # a slice for each of the first dimensions, of step 1
+Index = tuple[slice, ...]  # slices of step 1, one per leading dimension
 
 
 class Weights(ABC):
-    """A source of tensors by their checkpoint names."""
+    """A source of tensors, addressed by their checkpoint names."""
 
     @abstractmethod
     def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype that the source holds a tensor in. Raises ModelError."""
+        """Return the dtype of a tensor in the source. Raises ModelError."""
 
     @abstractmethod
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Write a tensor of a known ``shape``, or the part at ``index``, into ``out``.
 
-        Values are converted to the dtype of ``out``. Only the part is read where the source can do
-        that. Raises ModelError where the source has no such tensor or one of another shape,
-        ValueError where ``out`` does not have the part's shape.
+        Values are converted to the dtype of ``out``. If possible, only the part is read. Raises
+        ModelError if the tensor is missing or has another shape, ValueError if ``out`` has not
+        the part's shape.
         """
 
     @abstractmethod
     def ignore(self, name: str) -> None:
-        """Accept that a tensor may be there though the model does not use it."""
+        """Do not report a tensor as left over although the model does not use it."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Check that nothing was left over, and let go of files. Raises ModelError."""
+        """Check that no tensor is left over, and close files. Raises ModelError."""
 
 
 def check_part(name: str, out: torch.Tensor, shape: Sequence[int], index: Index) -> None:
@@ -41,5 +41,5 @@ def check_part(name: str, out: torch.Tensor, shape: Sequence[int], index: Index)
     sizes = [len(range(*bound)) for bound in bounds] + list(shape[len(index) :])
     if len(index) > len(shape) or sizes != list(out.shape):
         raise ValueError(
-            f"{name}: out is {list(out.shape)}, and {index} of {list(shape)} is {sizes}"
+            f"{name}: out is {list(out.shape)}, but {index} of {list(shape)} is {sizes}"
         )

@@ -1,4 +1,4 @@
-"""Sliding windows of the families that may have them."""
+"""Sliding windows of the families that support them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 from kiln.engine.models.fields import Fields
 
-Windows = tuple[int | None, ...]  # a layer each; empty: no layer has one
+Windows = tuple[int | None, ...]  # one per layer; empty: no windows
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Windows:
-    """Return a window for each layer that slides, none unless ``use_sliding_window`` is true.
+    """Return the window of each layer; no windows unless ``use_sliding_window`` is true.
 
-    ``layer_types`` says which layers slide. Without it they are those for which
-    ``slides(layer, max_window_layers)``. Raises ModelError.
+    ``layer_types`` says which layers have a window. Without it,
+    ``slides(layer, max_window_layers)`` does. Raises ModelError.
     """
     if not fields.flag("use_sliding_window"):
-        return ()  # and sliding_window may be anything: transformers writes 0
+        return ()  # sliding_window is ignored: transformers writes 0
     window = fields.optional_count("sliding_window")
     if "layer_types" in fields:
         return tuple(window if kind == _SLIDING else None for kind in fields.texts("layer_types"))
@@ -27,12 +27,12 @@ def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Wind
 
 
 def constant_windows(fields: Fields) -> Windows:
-    """Return ``sliding_window`` for every layer: Mistral's rule. Raises ModelError."""
+    """Return ``sliding_window`` for every layer, as in Mistral. Raises ModelError."""
     return (fields.optional_count("sliding_window"),) * fields.count("num_hidden_layers")
 
 
 def check_layer_types(fields: Fields, windows: Windows) -> None:
-    """Check that ``layer_types``, where present, agrees with the windows. Raises ModelError."""
+    """Check that ``layer_types``, if present, agrees with the windows. Raises ModelError."""
     num_layers = fields.count("num_hidden_layers")
     kinds = [_FULL if window is None else _SLIDING for window in windows] or [_FULL] * num_layers
     if "layer_types" in fields and (
@@ -40,6 +40,6 @@ def check_layer_types(fields: Fields, windows: Windows) -> None:
     ):
         raise fields.error(
             "layer_types",
-            f"want {_FULL} or {_SLIDING} for each of {num_layers} layers, as the family's other "
-            "fields have it",
+            f"want {_FULL} or {_SLIDING} for each of {num_layers} layers, in agreement with the "
+            "window fields",
         )

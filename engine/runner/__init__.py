@@ -1,1 +1,1 @@
-"""From a Batch to its tokens: inputs, forward pass, sampling."""
+"""Execution of a Batch: inputs, forward pass, sampling."""

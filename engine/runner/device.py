@@ -1,4 +1,4 @@
-"""Where a model runs and in which dtype."""
+"""Choose the device and the dtypes of a model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kiln.engine.errors import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a flag; "auto" is CUDA where there is one, else the CPU.
+    """Return the device for a flag; "auto" is CUDA if available, else the CPU.
 
-    Raises ConfigError when the device is not there.
+    Raises ConfigError if the device does not exist.
     """
     there = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
     if name == "auto":
@@ -26,14 +26,14 @@ def resolve_device(name: str) -> torch.device:
         )
     number = int(index) if index.isdigit() else 0
     if (index and not index.isdigit()) or number >= there:
-        raise ConfigError(f"device={name!r}: there are {there} CUDA devices, numbered from 0")
+        raise ConfigError(f"device={name!r}: {there} CUDA devices found, numbered from 0")
     return torch.device("cuda", number)
 
 
 def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of a flag; "auto" is the checkpoint's on a GPU, float32 on a CPU.
+    """Return the dtype for a flag; "auto" is the checkpoint's on a GPU, float32 on a CPU.
 
-    CPUs compute float32 faster than the checkpoint's 16 bits.
+    CPUs compute faster in float32 than in 16-bit dtypes.
     """
     named = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if name != "auto":
@@ -42,5 +42,5 @@ def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) ->
 
 
 def resolve_kv_dtype(name: KVCacheDType, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the KV pool of a model of ``dtype``."""
+    """Return the dtype of the KV pool for a model of ``dtype``."""
     return dtype if name == "auto" else torch.float8_e4m3fn

@@ -1,4 +1,4 @@
-"""Lists of the logits that requests change before a draw: bans, biases, penalties."""
+"""The logit edits of requests before sampling: banned tokens, biases, penalties."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from kiln.engine.batch import ScheduledRequest
 
-_UNSEEN = -1  # the count of a token that is in neither prompt nor output
+_UNSEEN = -1  # count of a token in neither prompt nor output
 
 
 def edit_lists(requests: Sequence[ScheduledRequest]) -> list[torch.Tensor]:
     """Return starts, tokens, counts and biases for kiln.jit_kernels.ops.sampling.functions.Edits.
 
-    An empty list if no request changes a logit.
+    Empty if no request edits a logit.
     """
     if not any(r.banned_token_ids or r.token_counts or r.params.logit_bias for r in requests):
         return []

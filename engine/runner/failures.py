@@ -1,4 +1,4 @@
-"""What an error of the device means, in words that help."""
+"""Translate device errors into helpful messages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 from kiln.engine.errors import ConfigError, DeviceError, KilnError
 
-# Of RuntimeErrors that are not torch.OutOfMemoryError: torch's CPU allocator, CUDA's driver.
+# In RuntimeErrors of torch's CPU allocator and the CUDA driver, beside torch.OutOfMemoryError.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "OUT_OF_MEMORY")
 
 
 @contextmanager
 def explained(device: torch.device, doing: str) -> Iterator[None]:
-    """Translate what torch and the driver raise, where Kiln knows more than they say.
+    """Translate errors of torch and the driver into errors with advice.
 
-    Raises DeviceError when the device fails every call from now on, ConfigError naming the
-    settings to lower when memory ran out; any other error goes through.
+    Raises DeviceError if the device fails permanently, and ConfigError naming the settings to
+    lower if memory ran out. Other errors propagate unchanged.
     """
     try:
         yield
@@ -34,8 +34,8 @@ def explained(device: torch.device, doing: str) -> Iterator[None]:
 def _check_device(device: torch.device, doing: str, error: Exception) -> None:
     """Raise DeviceError if the device is lost.
 
-    After an illegal access, a failed device-side assert or an ECC error, each further call on the
-    same context returns that error; after any other error the device still synchronizes.
+    After an illegal access, a failed device-side assert or an ECC error, every further call in the
+    context returns that error. After any other error, synchronizing the device still succeeds.
     """
     if device.type != "cuda":
         return
@@ -43,9 +43,9 @@ def _check_device(device: torch.device, doing: str, error: Exception) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as lost:
         raise DeviceError(
-            f"{device} failed in {doing} and can be used again only by a new process: "
+            f"{device} failed in {doing} and can be used only by a new process: "
             f"{_first_line(lost)} (first noticed as: {_first_line(error)}). Start Kiln again; "
-            "CUDA_LAUNCH_BLOCKING=1 tells which call failed"
+            "CUDA_LAUNCH_BLOCKING=1 shows which call failed"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""A Batch as tensors on the device."""
+"""The input tensors of a Batch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kiln.engine.batch import Batch, ScheduledRequest
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """What one forward pass reads."""
+    """The inputs of one forward pass."""
 
     token_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
-    sample_rows: torch.Tensor  # [num_samples] int64: the tokens whose logits are wanted
+    sample_rows: torch.Tensor  # [num_samples] int64: the tokens that need logits
     metadata: AttentionMetadata
 
 
 def make_inputs(batch: Batch, block_size: int, device: torch.device) -> ForwardInputs:
-    """Lay a batch out, its requests' tokens one after the other; one copy to the device."""
+    """Concatenate the tokens of a batch's requests; makes one copy to the device."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -68,7 +68,7 @@ def _slots(request: ScheduledRequest, block_size: int) -> list[int]:
 
 
 def _to_device(parts: list[list[int]], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return each list as an int64 tensor; all of them cross to the device in one copy."""
+    """Return each list as an int64 tensor on the device; makes one copy for all."""
     together = torch.tensor([item for part in parts for item in part], dtype=torch.int64)
     if device.type == "cuda":
         together = together.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Draw one token per request, from its seed, its position and its row of logits alone."""
+"""Sample one token per request, depending only on its seed, position and logits."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COMPLAINTS = {NAN: "NaN", INFINITE: "+inf", NOTHING: "no finite logit left"}
 
 
 def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
-    """Draw a token for each request from its row of logits [num_rows, vocab_size].
+    """Sample a token for each request from its row of logits [num_rows, vocab_size].
 
-    Temperature 0 takes the likeliest token, the lowest id among equals. A row with NaN, with +inf
-    or without a finite logit gives an error in its SampledToken and does not affect other rows.
+    Temperature 0 takes the most likely token, on ties the lowest id. A row with NaN, with +inf or
+    without a finite logit sets ``error`` in its SampledToken and does not affect other rows.
     Makes one copy to the device and one back.
     """
     width = max((request.params.logprobs or 0 for request in requests), default=0)
@@ -74,7 +74,7 @@ class _Logprobs:
         self._top = host.top_tokens.tolist(), host.top_logprobs.tolist()
 
     def of(self, row: int, wanted: int | None) -> TokenLogprobs | None:
-        """Return the log-probabilities of a row; None if it wants none or has an error."""
+        """Return the log-probabilities of a row; None if not requested or on an error."""
         if wanted is None or self._errors[row]:
             return None
         ids, values = (column[row][:wanted] for column in self._top)
@@ -89,8 +89,8 @@ class _Logprobs:
 def _complaint(error: int, request: ScheduledRequest) -> str:
     what = _COMPLAINTS[error]
     if error == NOTHING and request.banned_token_ids:
-        return "every token that is left is a stop token, and min_tokens is not reached: lower it"
-    return f"the model's logits hold {what}: weights or dtype may not fit the model"
+        return "only stop tokens can be sampled, but min_tokens is not reached: lower min_tokens"
+    return f"the model's logits contain {what}: weights or dtype may not fit the model"
 
 
 def _to_device(parts: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

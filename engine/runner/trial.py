@@ -1,4 +1,4 @@
-"""The largest step that the settings allow, made up: to measure its memory, and to try it out."""
+"""A synthetic step of the largest size that the settings allow, to measure its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kiln.engine.batch import Batch, ScheduledRequest
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 
-# Filters, penalties and log-probabilities: what takes the sampler the most memory.
+# Filters, penalties and log-probabilities: the sampler's peak memory.
 _PARAMS = SamplingParams(top_p=0.9, frequency_penalty=1.0, logprobs=MAX_LOGPROBS)
 
 
@@ -22,8 +22,8 @@ def trial_batch(
 ) -> Batch:
     """Return a step of ``num_tokens`` over as many requests as may run, all of which sample.
 
-    Each request starts at position 0 and has blocks of its own; those that the pool or the token
-    limits have no room for are left out.
+    Each request starts at position 0 and has its own blocks. Requests that exceed the pool or the
+    token limits are left out.
     """
     count = min(config.max_num_seqs, num_tokens)
     longest = min(max_model_len, config.max_chunk_tokens or num_tokens)
@@ -41,7 +41,7 @@ def trial_batch(
 def in_one_block(batch: Batch, max_model_len: int, block_size: int) -> Batch:
     """Return the same step with the first request at the end of the context, all in block 0.
 
-    It computes nonsense, in as much memory as the real step, but needs no KV pool.
+    Its results are meaningless, but it uses the memory of a real step and needs no KV pool.
     """
     first, *others = (replace(row, block_ids=[0] * len(row.block_ids)) for row in batch.requests)
     start = max_model_len - len(first.token_ids)

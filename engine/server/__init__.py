@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's protocol in front of one engine process."""
+"""The HTTP server: OpenAI's API for one engine process."""

@@ -1,4 +1,4 @@
-"""From a request to answers that the engine can take, or an error; nothing is sent to it yet."""
+"""Turn an HTTP request into validated engine requests, or an error; sends nothing to the engine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.serving import Serving
 
-MAX_ANSWERS = MAX_PROMPTS  # prompts times n
+MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 
 
 async def admit(serving: Serving, request: Request, model: type[Body]) -> Generation:
-    """Read a body, check it, and tokenise its prompts.
+    """Read a body, check it, and tokenize its prompts.
 
-    Raises ApiError: what is wrong with the body, another model's name, a prompt without room; and
+    Raises ApiError for an invalid body, another model's name, or a prompt that is too long; and
     ClientGoneError.
     """
     body = await read_body(request, model, serving.threads)
@@ -39,15 +39,15 @@ async def admit(serving: Serving, request: Request, model: type[Body]) -> Genera
 async def _read_prompts(
     serving: Serving, request: Request, body: GenerationRequest, context: int
 ) -> list[Prompt]:
-    """Render and tokenise, beside the event loop."""
-    size = len(await request.body())  # it is kept since ``read_body``
+    """Render and tokenize outside the event loop."""
+    size = len(await request.body())  # cached since ``read_body``
     return await serving.threads.run(lambda: body.read_prompts(serving.tokenizer, context), size)
 
 
 def _check(
     serving: Serving, body: GenerationRequest, prompts: list[Prompt], params: SamplingParams
 ) -> None:
-    """Refuse what can never run. Raises ApiError 400."""
+    """Reject requests that can never run. Raises ApiError 400."""
     if len(prompts) * params.n > MAX_ANSWERS:
         message = f"prompt: {len(prompts)} prompts with n {params.n}: at most {MAX_ANSWERS} answers"
         raise ApiError(400, message, "prompt")
@@ -68,7 +68,7 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
             "prompt",
             "context_length_exceeded",
         )
-    # Only what the request asked for is refused; a default is cut to what is left.
+    # Reject only a requested max_tokens; reduce a default to what is left.
     max_tokens = body.asked_max_tokens
     if max_tokens is not None and max_tokens > context - length:
         name = body.own_names.get("max_tokens", "max_tokens")

@@ -1,4 +1,4 @@
-"""Answer a generation, at once or as a stream; what differs between the two APIs is a ``Form``."""
+"""Respond with a whole or a streamed output; a ``Form`` holds the differences between the APIs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.engine.server.responses import Answer, Chunk, encode_json
 from kiln.engine.server.sse import DONE, EventStream, event
 from kiln.engine.server.threads import LARGE
 
-_ENTRY_BYTES = 16  # of an answer's JSON, for each token and each log-probability, at least
+_ENTRY_BYTES = 16  # least size of a response's JSON per token and per log-probability
 
 logger = logging.getLogger(__name__)
 
@@ -27,26 +27,26 @@ Deltas = AsyncGenerator[tuple[int, CompletionDelta], None]
 
 
 class Form(Protocol):
-    """How one API writes its answers."""
+    """How one API formats its responses."""
 
     def opening(self) -> Sequence[Chunk]:
-        """Return what a stream begins with."""
+        """Return the first chunks of a stream."""
 
     def chunk(self, index: int, delta: CompletionDelta) -> Chunk:
-        """Return what is new in answer ``index``."""
+        """Return the chunk of a delta of output ``index``."""
 
     def usage_chunk(self) -> Chunk:
-        """Return the last chunk of a stream, with the token counts and no choice."""
+        """Return the last chunk of a stream, with the token counts and no choices."""
 
     def answer(self) -> Answer:
-        """Return all of it."""
+        """Return the complete response body."""
 
 
 async def respond(request: Request, generation: Generation, form: Form) -> Response:
-    """Run a generation and answer with it.
+    """Run a generation and return its response.
 
-    A stream begins when its first token is there: until then the status can still tell of an
-    error. Raises ApiError for what the engine raises, and ClientGoneError.
+    A stream starts with the first token, so that an earlier error can still set the HTTP status.
+    Raises ApiError for the engine's errors, and ClientGoneError.
     """
     try:
         if not generation.body.stream:
@@ -61,7 +61,7 @@ async def respond(request: Request, generation: Generation, form: Form) -> Respo
 
 
 async def _whole(generation: Generation, form: Form) -> bytes:
-    """Return all of the answers as JSON; many log-probabilities are written in a thread."""
+    """Return all outputs as JSON; large ones are serialized in a thread."""
     await generation.collect()
 
     def write() -> bytes:
@@ -82,7 +82,7 @@ async def _events(
     form: Form,
     begun: tuple[tuple[int, CompletionDelta], Deltas],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream; an error on the way is its last event before [DONE]."""
+    """Yield the events of a stream; an error becomes its last event before [DONE]."""
     first, deltas = begun
     async with contextlib.aclosing(deltas):
         for chunk in form.opening():
@@ -102,17 +102,17 @@ async def _events(
 
 
 def _says_something(delta: CompletionDelta) -> bool:
-    """Whether a delta is worth an event: text that is held back is not."""
+    """Whether a delta needs an event: not if all its text is held back."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def _told(request: Request, error: KilnError) -> ApiError:
-    """Return an error of the engine for the client; one of this request alone names it."""
+    """Return an engine error for the client; the error of a single request names its id."""
     told = from_engine(error)
     if isinstance(error, GenerationError):
         request_id = request.state.request_id
         logger.error("%s %s: %s", request.scope["path"], request_id, error)
-        told.message += f"; the server's log has it under request {request_id}"
+        told.message += f"; see request {request_id} in the server's log"
     return told
 
 

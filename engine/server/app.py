@@ -1,4 +1,4 @@
-"""The web application: one place where routes, errors and middleware come together."""
+"""The web application: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kiln.engine.tokenizer import Tokenizer
 def create_app(
     client: EngineClient, tokenizer: Tokenizer | None, settings: ServerSettings
 ) -> FastAPI:
-    """Return the application over one engine; ``app.state.serving`` is what its routes share.
+    """Return the application for one engine; its routes share ``app.state.serving``.
 
-    A model without a tokenizer serves prompts of token ids.
+    Without a tokenizer it accepts only prompts of token ids.
     """
     metrics = Metrics(client.stats, lambda: client.is_ready)
     serving = Serving(client, tokenizer, settings, metrics)
@@ -47,7 +47,7 @@ def create_app(
     app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
-    app.add_middleware(RequestIds)  # the last one added is the first to see a request
+    app.add_middleware(RequestIds)  # the one added last runs first
     openapi.install(app)
     return app
 
@@ -58,16 +58,16 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
-    """Answer nobody; 499 is what the log shows."""
+    """Return status 499 for the log; the client is gone."""
     return Response(status_code=499)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer what the router itself refuses."""
+    """Return the router's own errors in OpenAI's envelope."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:80]
     message = {
-        404: f"there is no route {path!r}; /docs lists them",
+        404: f"no route {path!r}; /docs lists them",
         405: f"{request.method[:16]} is not allowed on {path!r}",
     }.get(error.status_code, error.detail)
     response = error_response(ApiError(error.status_code, message))
@@ -76,7 +76,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected(request: Request, error: Exception) -> Response:
-    """Answer 500; the traceback goes to the log, the request's id tells where to look."""
+    """Return 500 with the request id; the traceback is in the log under that id."""
     request_id = getattr(request.state, "request_id", None)
-    message = f"internal error; the server's log has it under request {request_id}"
+    message = f"internal error; see request {request_id} in the server's log"
     return error_response(ApiError(500, message, code="internal_error"))

@@ -1,8 +1,8 @@
-"""Read the body of a request: its type, its shape, then its fields.
+"""Read and validate a request body: content type, number of values, then fields.
 
-A body of a few MiB may hold millions of values, and checking them costs seconds in which the
-interpreter runs nothing else. So the number of objects, lists and keys is bounded first, from the
-bytes alone. Lists of numbers are cheap and have no bound here: a prompt may be long.
+Validating millions of values in a body of a few MiB takes seconds, during which the interpreter
+runs nothing else. So objects, lists and keys are first counted in the raw bytes and limited. Lists
+of numbers are cheap and not limited here: a prompt may be long.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kiln.engine.server.errors import ApiError, from_validation
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.threads import LARGE, Threads
 
-MAX_CONTAINERS = 16_384  # objects and lists in one body: a message is one, a part of it another
-MAX_KEYS = 65_536  # of all of its objects together
+MAX_CONTAINERS = 16_384  # objects and lists in one body, such as messages and their parts
+MAX_KEYS = 65_536  # keys of all objects in one body
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 Body = TypeVar("Body", bound=GenerationRequest)
@@ -47,11 +47,11 @@ async def read_body(request: Request, model: type[Body], threads: Threads) -> Bo
 
 
 def check_shape(data: bytes) -> None:
-    """Refuse a body of too many objects, lists or keys. Raises ApiError 400."""
+    """Reject a body of too many objects, lists or keys. Raises ApiError 400."""
     if not _exceeds(data):
         return
-    # Brackets inside strings do not count. Without its escapes, a body is inside and outside of
-    # strings by turns at each quote.
+    # Brackets inside strings do not count. With escapes removed, each quote toggles between inside
+    # and outside of a string.
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if _exceeds(b"".join(unescaped.split(b'"')[::2])):
         raise ApiError(

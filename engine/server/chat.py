@@ -1,4 +1,4 @@
-"""Chat answers in OpenAI's form, whole and in chunks."""
+"""Chat completions in OpenAI's format, whole and streamed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.engine.server.responses import (
 
 
 class ChatForm:
-    """Writes the answers of one chat request."""
+    """Formats the response to one chat request."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -32,14 +32,14 @@ class ChatForm:
         self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
 
     def opening(self) -> list[ChatChunk]:
-        """Return one chunk for each answer, with the role."""
+        """Return one chunk with the role for each output."""
         return [
             self._chunk(self._choice(index, {"role": "assistant", "content": ""}))
             for index in range(len(self._generation.completions))
         ]
 
     def chunk(self, index: int, delta: CompletionDelta) -> ChatChunk:
-        """Return what is new in answer ``index``."""
+        """Return the chunk of a delta of output ``index``."""
         new: Delta = {"content": delta.text} if delta.text else {}
         choice = self._choice(index, new, self._write_logprobs(delta))
         if delta.finish_reason is not None:
@@ -49,11 +49,11 @@ class ChatForm:
         return self._chunk(choice)
 
     def usage_chunk(self) -> ChatChunk:
-        """Return the last chunk, with the token counts and no choice."""
+        """Return the last chunk, with the token counts and no choices."""
         return {**self._chunk(), "usage": self._generation.usage}
 
     def answer(self) -> ChatCompletion:
-        """Return all of it."""
+        """Return the complete response body."""
         return {
             "id": self._id,
             "object": "chat.completion",

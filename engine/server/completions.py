@@ -1,4 +1,4 @@
-"""Completions in OpenAI's form, whole and in chunks."""
+"""Completions in OpenAI's format, whole and streamed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiln.engine.server.responses import (
 
 
 class CompletionForm:
-    """Writes the answers of one completions request; ``echo`` puts the prompt before each."""
+    """Formats the response to a completions request; ``echo`` prepends the prompt to outputs."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -31,14 +31,14 @@ class CompletionForm:
         self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
 
     def opening(self) -> list[Completion]:
-        """Return the echoed prompts, if they were asked for."""
+        """Return the echoed prompts, if requested."""
         if not self._echo:
             return []
         indices = range(len(self._generation.completions))
         return [self._chunk(self._choice(index, self._prompt(index))) for index in indices]
 
     def chunk(self, index: int, delta: CompletionDelta) -> Completion:
-        """Return what is new in answer ``index``."""
+        """Return the chunk of a delta of output ``index``."""
         choice = self._choice(index, delta.text, self._write_logprobs(index, delta))
         if delta.finish_reason is not None:
             choice["finish_reason"] = finish_reason(delta.finish_reason)
@@ -47,11 +47,11 @@ class CompletionForm:
         return self._chunk(choice)
 
     def usage_chunk(self) -> Completion:
-        """Return the last chunk, with the token counts and no choice."""
+        """Return the last chunk, with the token counts and no choices."""
         return {**self._chunk(), "usage": self._generation.usage}
 
     def answer(self) -> Completion:
-        """Return all of it."""
+        """Return the complete response body."""
         choices: list[CompletionChoice] = [
             {
                 "index": one.index,
@@ -83,7 +83,7 @@ class CompletionForm:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def _prompt(self, index: int) -> str:
-        """Return the text that is echoed before answer ``index``."""
+        """Return the text to echo before output ``index``."""
         generation = self._generation
         prompt = generation.prompts[index // generation.params.n]
         if not self._echo:

@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's protocol, with a time limit for whatever it waits for."""
+"""uvicorn's connection protocol, with a timeout for everything that the client must do."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ _GRACE = 5.0  # seconds for the middleware's 408 to be sent
 
 
 class Connection(H11Protocol):
-    """Closes a connection when its time for one of these is over.
+    """Closes a connection after a timeout of the client.
 
-    request headers      408, or no answer if no byte of them arrived
-    request body         the middleware answers 408; if the body still goes on, a reset
-    reading the answer   a reset, which aborts the request as any disconnect does
+    request headers        408, or no response if no byte of them arrived
+    request body           the middleware returns 408; a reset if the body still continues
+    reading the response   a reset, which aborts the request like any disconnect
     """
 
-    header_seconds = 10.0  # from the connection, or from an answer's end, to all of the headers
+    header_seconds = 10.0  # from connection or end of the last response to the last header
     body_seconds = BODY_SECONDS
-    write_seconds = 30.0  # during which the client takes no byte of an answer
+    write_seconds = 30.0  # without the client reading a byte of a response
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reading: asyncio.TimerHandle | None = None
-        self._awaited: object = None  # h11's state of the client
+        self._awaited: object = None  # h11's state for the client
         self._writing: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes, when last looked at
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for headers."""
+        """Start the timeout for the headers."""
         super().connection_made(transport)
         self._wait_for_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the limits."""
+        """Cancel the timeouts."""
         super().connection_lost(exc)
         for timer in (self._reading, self._writing):
             if timer is not None:
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and see what is missing still."""
+        """Parse bytes, and restart the timeout if the client's state changed."""
         super().data_received(data)
         self._wait_for_client()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the rest of a body that nobody reads."""
+        """Wait for the next request, or for the rest of an unread body."""
         super().on_response_complete()
         self._wait_for_client()
         self._watch_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, once the client has taken its last answer."""
+        """Close an idle connection after the client has read its last response."""
         super().timeout_keep_alive_handler()
         self._watch_writing()
 
     def pause_writing(self) -> None:
-        """Let the answer wait for its reader."""
+        """Apply back-pressure to the response until the client reads."""
         super().pause_writing()
         self._watch_writing()
 
     def _wait_for_client(self) -> None:
-        """Start a limit when the client has to send something else than before."""
+        """Start a timeout if the client must now send something else than before."""
         state = self.conn.their_state
         if state is self._awaited and self._reading is not None:
             return
@@ -103,7 +103,7 @@ class Connection(H11Protocol):
         self._watch_writing()
 
     def _watch_writing(self) -> None:
-        """Look again in a while whether the client has taken any of what waits for it."""
+        """Check periodically that the client reads from the send buffer."""
         self._unsent = self.transport.get_write_buffer_size()
         if self._unsent and self._writing is None:
             self._writing = self.loop.call_later(self.write_seconds, self._check_writing)

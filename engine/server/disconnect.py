@@ -1,4 +1,4 @@
-"""Stop work that nobody waits for: both kinds of answer watch the connection while they run."""
+"""Cancel work when the client disconnects, for whole and streamed responses."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before its answer was complete."""
+    """The client closed the connection before its response was complete."""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Await ``work`` and return its result; cancel it when the client disconnects.
 
-    Starlette cancels neither a plain handler nor, on new servers, a stream that has nothing to
-    send: a queued request would run to its end for nobody. Raises ClientGoneError.
+    Starlette cancels neither a plain handler nor, on new servers, a stream that sends nothing at
+    the moment: a queued request would run to its end in vain. Raises ClientGoneError.
     """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnection(receive))

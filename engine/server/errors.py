@@ -1,8 +1,8 @@
-"""OpenAI's error envelope, for everything that can go wrong over HTTP.
+"""OpenAI's error envelope for all errors of the HTTP API.
 
     {"error": {"message", "type", "param", "code"}}
 
-A message is one or two lines, names the field, and repeats at most 80 characters of what was sent.
+A message has one or two lines, names the field, and quotes at most 80 characters of the input.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kiln.engine.errors import (
 )
 from kiln.engine.server.fields import FORMS
 
-_MAX_SHOWN = 80  # characters of an offending value
-_MAX_ERRORS = 100  # beyond this many, listing them costs more than it tells
+_MAX_SHOWN = 80  # characters of an invalid value
+_MAX_ERRORS = 100  # above this number they are not listed
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable_error"}
 _SENTENCES = {
     "missing": "is required",
@@ -42,10 +42,7 @@ _WITHOUT_VALUE = frozenset(("missing", "value_error", "none_required", "model_ty
 
 
 class ApiError(Exception):
-    """An answer other than success, as the client will read it.
-
-    ``retry_after`` is in seconds, for what may work later.
-    """
+    """An error response. ``retry_after`` is in seconds, for errors that may go away."""
 
     def __init__(
         self,
@@ -63,7 +60,7 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def envelope(self) -> dict[str, Any]:
-        """Return the body."""
+        """Return the response body."""
         kind = _TYPES.get(self.status)
         if kind is None:
             kind = "invalid_request_error" if self.status < 500 else "server_error"
@@ -72,14 +69,14 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that go with the status."""
-        if self.status == 408:  # the rest of the body may come yet: no request can follow it
+        """The extra headers for the status."""
+        if self.status == 408:  # the rest of the body may still arrive: close the connection
             return {"Connection": "close"}
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
 def from_engine(error: KilnError) -> ApiError:
-    """Translate an error of the engine, or of the checks that a request passes on its way."""
+    """Translate an error of the engine or of request validation."""
     match error:
         case QueueFullError():
             return ApiError(503, str(error), code="queue_full", retry_after=1)
@@ -95,7 +92,7 @@ def from_engine(error: KilnError) -> ApiError:
 
 
 def from_validation(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """Say in a line or two what is wrong with a body."""
+    """Describe the errors of a body in one or two lines."""
     count = error.error_count()
     if count > _MAX_ERRORS:
         return ApiError(400, f"the body has {count} wrong or unknown fields")
@@ -113,7 +110,7 @@ def from_validation(error: ValidationError, model: type[BaseModel]) -> ApiError:
 
 
 def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
-    """Return what is wrong at one place, and the name of the place."""
+    """Return the message for one error, and the path of its field."""
     where = _place(problem["loc"])
     kind = problem["type"]
     if kind == "extra_forbidden":
@@ -133,13 +130,13 @@ def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Return a place in a body, as ``messages.0.content``; the second step may name a form."""
+    """Return the path of a field, such as ``messages.0.content``; drops names of union members."""
     steps = [str(step)[:_MAX_SHOWN] for step in location if step not in FORMS]
     return ".".join(steps)[: 2 * _MAX_SHOWN]
 
 
 def shorten(value: Any) -> str:
-    """Return a value as text of a bounded length."""
+    """Return a value as text of limited length."""
     if isinstance(value, str):
         value = value[: _MAX_SHOWN + 1]
     elif isinstance(value, list | dict):

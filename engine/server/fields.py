@@ -1,8 +1,8 @@
-"""The building blocks of the request models: strict, closed, and bounded.
+"""The field types of the request models: strict, closed, and bounded.
 
-JSON types are taken literally ("1" is not a number, true is not 1), an unknown field is refused,
-and null means the same as leaving a field out. A field that OpenAI has and Kiln does not act on is
-declared as ``Unsupported``: it may be null, and nothing else.
+Types are not coerced: "1" is not a number, true is not 1. An unknown field is rejected, and null
+means the same as an absent field. A field of OpenAI's that Kiln does not support is declared as
+``Unsupported``: it may only be null.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StrictModel(BaseModel):
 
 
 class Only:
-    """Accepts only values that change nothing; the error and the JSON schema say so."""
+    """Accepts only values without effect; the error and the JSON schema list them."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
@@ -40,13 +40,13 @@ class Only:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Check the value after its type."""
+        """Validate the type, then the value."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Describe the field by the values that it takes."""
+        """Describe the field by its accepted values."""
         return {"enum": list(self._neutral), "description": "Not supported yet"}
 
     def _check(self, value: Any) -> Any:
@@ -61,7 +61,7 @@ def _kind_of_text(value: Any) -> str:
 
 
 def _kind_of_prompt(value: Any) -> str:
-    """Name the form of a prompt by its first element, so that errors speak of that form."""
+    """Return the form of a prompt by its first element, so that errors refer to that form."""
     if not isinstance(value, list):
         return "<text>"
     first = value[0] if value else ""
@@ -70,16 +70,16 @@ def _kind_of_prompt(value: Any) -> str:
     return "<tokens>" if isinstance(first, int) and not isinstance(first, bool) else "<texts>"
 
 
-# The forms of a field, as they appear in the place of an error.
+# The union tags that appear in the paths of errors.
 FORMS = frozenset(("<text>", "<list>", "<texts>", "<tokens>", "<token_lists>"))
 
 MAX_PROMPTS = 128  # in one request
-_FAIL_FAST = Field(fail_fast=True)  # one error is enough: a body can hold a million wrong ones
+_FAIL_FAST = Field(fail_fast=True)  # report one error: a body can contain a million
 
-# Whatever their meaning, integers of a body fit the messages to the engine.
+# Every integer of a body must fit the messages to the engine.
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
-TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # as a key of an object
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # as an object key
 StopTexts = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_STOP_STRINGS)]
 StopField = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[StopTexts, Tag("<list>")],
@@ -99,7 +99,7 @@ PromptField = Annotated[
 
 
 def listed(entry: Any) -> Any:
-    """Return the type of a list whose first wrong entry is the only one to be reported."""
+    """Return the type of a list that reports only its first invalid entry."""
     return Annotated[list[entry], _FAIL_FAST]
 
 

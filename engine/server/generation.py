@@ -1,4 +1,4 @@
-"""From prompts to growing answers: one token stream, ``n`` answers for each prompt."""
+"""Run the prompts of one HTTP request: one token stream, ``n`` outputs for each prompt."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kiln.engine.server.serving import Serving
 
 
 class GenerationError(KilnError):
-    """The engine could not finish one request, and goes on with the others."""
+    """One request failed in the engine; the others continue."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """The answers to one HTTP request. Iterate over ``deltas`` once; then read ``completions``."""
+    """The outputs of one HTTP request. Iterate over ``deltas`` once, then read ``completions``."""
 
     serving: Serving
     body: GenerationRequest
@@ -34,10 +34,10 @@ class Generation:
     started: float = field(default_factory=time.monotonic)
     cached_tokens: int = 0
     _answers: dict[str, Answer] = field(default_factory=dict)
-    _last_token: dict[str, float] = field(default_factory=dict)  # when an answer's newest came
+    _last_token: dict[str, float] = field(default_factory=dict)  # arrival of the newest token
 
     def __post_init__(self) -> None:
-        """Make the requests of the answers."""
+        """Create the engine requests."""
         params, tokenizer = self.params, self.serving.tokenizer
         for number, prompt in enumerate(self.prompts):
             first = number * params.n
@@ -46,12 +46,12 @@ class Generation:
 
     @property
     def completions(self) -> list[CompletionOutput]:
-        """The answers in the order of their indices; whole when ``deltas`` has ended."""
+        """The outputs in the order of their indices; complete after ``deltas`` ends."""
         return [answer.stream.completion for answer in self._answers.values()]
 
     @property
     def usage(self) -> Usage:
-        """The token counts so far; a prompt counts once, however many answers it has."""
+        """The token counts so far; a prompt counts once, regardless of ``n``."""
         prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
         completion = sum(len(one.token_ids) for one in self.completions)
         return {
@@ -62,10 +62,10 @@ class Generation:
         }
 
     async def deltas(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
-        """Yield (index of the answer, what is new) until every answer has ended.
+        """Yield (output index, delta) until every output has finished.
 
-        Closing it early aborts the rest in the engine. Raises RequestError, EngineDeadError, or
-        GenerationError.
+        Closing it early aborts the unfinished requests in the engine. Raises RequestError,
+        EngineDeadError, or GenerationError.
         """
         answers = self._answers
         async with self.serving.client.stream(*(a.new for a in answers.values())) as tokens:
@@ -75,12 +75,12 @@ class Generation:
                 if answer.stream.stopped_early:
                     tokens.drop(output.request_id)
                 if delta.finish_reason == "error":
-                    raise GenerationError(delta.message or "the engine could not go on")
+                    raise GenerationError(delta.message or "the engine failed")
                 self._measure(answer, output, delta)
                 yield answer.stream.completion.index, delta
 
     async def collect(self) -> list[CompletionOutput]:
-        """Wait for all of the answers."""
+        """Wait for all outputs and return them."""
         async for _ in self.deltas():
             pass
         return self.completions

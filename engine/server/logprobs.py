@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms that OpenAI has for them."""
+"""Log-probabilities in OpenAI's two formats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kiln.engine.request import CompletionOutput, Logprob
 from kiln.engine.server.responses import ChatLogprobs, CompletionLogprobs, TopLogprob
 from kiln.engine.tokenizer import Tokenizer
 
-_LOWEST = -9999.0  # what OpenAI sends for a probability of zero: JSON has no infinity
+_LOWEST = -9999.0  # OpenAI's value for probability 0: JSON has no infinity
 
 
 class LogprobWriter:
-    """Writes the positions of an answer; ``count`` likely tokens at each beside the drawn one."""
+    """Formats log-probabilities: at each position ``count`` likely tokens and the sampled one."""
 
     def __init__(self, tokenizer: Tokenizer | None, count: int) -> None:
         self._tokenizer = tokenizer
@@ -21,7 +21,7 @@ class LogprobWriter:
         self._offsets: dict[int, int] = {}
 
     def chat(self, part: CompletionDelta | CompletionOutput) -> ChatLogprobs:
-        """Return the chat form of some positions."""
+        """Return positions in the chat format."""
         return {
             "content": [
                 {
@@ -35,7 +35,7 @@ class LogprobWriter:
     def completion(
         self, index: int, part: CompletionDelta | CompletionOutput
     ) -> CompletionLogprobs:
-        """Return the completions form of the next positions of answer ``index``."""
+        """Return the next positions of output ``index`` in the completions format."""
         offset = self._offsets.get(index, 0)
         written: CompletionLogprobs = {
             "text_offset": [],
@@ -48,7 +48,7 @@ class LogprobWriter:
             written["text_offset"].append(offset)
             written["tokens"].append(name)
             written["token_logprobs"].append(_finite(position[token_id].logprob))
-            # OpenAI lists the drawn token too, even where it is not among the most likely.
+            # OpenAI also lists the sampled token, even if it is not among the most likely.
             shown = [(token_id, position[token_id]), *self._likely(position)]
             written["top_logprobs"].append(
                 {self._name(token): _finite(entry.logprob) for token, entry in shown}
@@ -75,7 +75,7 @@ class LogprobWriter:
         }
 
     def _name(self, token_id: int) -> str:
-        r"""Return a token as text; part of a character as OpenAI names it, ``bytes:\xe2\x82``."""
+        r"""Return a token as text; part of a character as in OpenAI's API, ``bytes:\xe2\x82``."""
         if self._tokenizer is None:
             return f"token_id:{token_id}"
         known = self._tokenizer.token_bytes(token_id)

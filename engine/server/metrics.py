@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the engine's counts as they are, and the latencies that clients see."""
+"""Prometheus metrics: the engine's counts, and the latencies that clients observe."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_GAUGES = {  # the engine's count -> the metric and its help
-    "running": ("num_requests_running", "Requests that compute in each step."),
-    "waiting": ("num_requests_waiting", "Requests that wait for room."),
-    "kv_blocks_used": ("kv_blocks_used", "Blocks of the KV pool that hold tokens."),
+_GAUGES = {  # engine count -> (metric, help)
+    "running": ("num_requests_running", "Running requests."),
+    "waiting": ("num_requests_waiting", "Requests in the queue."),
+    "kv_blocks_used": ("kv_blocks_used", "Allocated KV blocks."),
     "kv_blocks_total": ("kv_blocks_total", "Blocks of the KV pool."),
-    "preemptions": ("num_preemptions", "Times that a request gave up its blocks, since start."),
-    "steps": ("num_steps", "Steps that the engine has run, since start."),
+    "preemptions": ("num_preemptions", "Preemptions since the start."),
+    "steps": ("num_steps", "Steps since the start."),
 }
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own."""
+    """The metrics of one server, in their own registry."""
 
     def __init__(
         self, engine_stats: Callable[[], Mapping[str, float]], is_ready: Callable[[], bool]
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineGauges(engine_stats, is_ready))
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answered requests.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.request_success = Counter(
             "kiln:request_success",
-            "Answers given in full.",
+            "Completed outputs.",
             ["finished_reason"],
             registry=self.registry,
         )
@@ -41,14 +41,14 @@ class Metrics:
             "time_to_first_token_seconds", "From the request to its first token.", _WAIT_BUCKETS
         )
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of an answer.", _STEP_BUCKETS
+            "inter_token_latency_seconds", "Between two tokens of an output.", _STEP_BUCKETS
         )
         self.e2e_request_latency = self._histogram(
             "e2e_request_latency_seconds", "From the request to its last token.", _WAIT_BUCKETS
         )
 
     def render(self) -> bytes:
-        """Return everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -68,8 +68,8 @@ class _EngineGauges(Collector):
         self._is_ready = is_ready
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield one gauge for each count that the engine has told."""
-        yield GaugeMetricFamily("kiln:engine_ready", "1 if requests are served.", self._is_ready())
+        """Yield one gauge for each count that the engine has reported."""
+        yield GaugeMetricFamily("kiln:engine_ready", "1 if ready to serve.", self._is_ready())
         stats = self._engine_stats()
         for count, (name, text) in _GAUGES.items():
             if count in stats:

@@ -1,4 +1,4 @@
-"""What happens to every request before a route sees it: a name, a key, a bounded body.
+"""Middleware for every request: request ids, the API key, and limits on headers and body.
 
 Plain ASGI, because Starlette's BaseHTTPMiddleware hides disconnects from the routes.
 """
@@ -20,11 +20,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.responses import encode_json
 
-# Exact: nothing below them.
+# Exact paths, not prefixes.
 OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/version"))
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 64
-BODY_SECONDS = 60.0  # from the headers to all of the body
+BODY_SECONDS = 60.0  # from the headers to the end of the body
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -36,7 +36,7 @@ def error_response(error: ApiError) -> Response:
 
 
 class RequestIds:
-    """Gives each request an id, the client's own where it sent a fit one, and sends it back."""
+    """Assigns each request an id and returns it; a valid id from the client is kept."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -58,10 +58,10 @@ class RequestIds:
 
 
 class ApiKey:
-    """Refuses requests without the key, on every path but the three that probes need.
+    """Rejects requests without the key, except on the three paths for probes.
 
-    The key comes as ``Authorization: Bearer KEY``, or as the password of Basic, which is what a
-    browser can send. Digests are compared, in constant time, so that any bytes will do.
+    The key is accepted as ``Authorization: Bearer KEY``, or as the password of Basic, for browsers.
+    Its digests are compared in constant time, so the key may hold any bytes.
     """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
@@ -69,12 +69,12 @@ class ApiKey:
         self._digest = hashlib.sha256(key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 401."""
+        """Pass a request on, or return 401."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
             return await self._app(scope, receive, send)
         error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         response = error_response(error)
-        # Two headers: Chromium shows no dialog for Basic where it shares one with Bearer.
+        # Two headers: Chromium shows no dialog for Basic if it shares a header with Bearer.
         response.headers.append("WWW-Authenticate", 'Basic realm="kiln: API key as password"')
         response.headers.append("WWW-Authenticate", "Bearer")
         await response(scope, receive, send)
@@ -94,9 +94,9 @@ class ApiKey:
 
 
 class Limits:
-    """Refuses a body that is too large or too slow before anything parses it, and outsized headers.
+    """Rejects oversized headers, and oversized or slow bodies before they are parsed.
 
-    The HTTP parser bounds headers that come in pieces, not those that come in one.
+    The HTTP parser limits headers that arrive in several pieces, but not in one.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
@@ -105,7 +105,7 @@ class Limits:
         self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 431, 413 or 408."""
+        """Pass a request on, or return 431, 413 or 408."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -123,7 +123,7 @@ class Limits:
         async def receive_bounded() -> Message:
             nonlocal left, complete
             if complete:
-                return await receive()  # a disconnection, whenever it comes
+                return await receive()  # a later disconnect
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()

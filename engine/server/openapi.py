@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, plus the bodies that the routes parse for themselves."""
+"""The OpenAPI document: FastAPI's, plus the request bodies, which the routes parse themselves."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     408: {"model": ErrorEnvelope, "description": "The body took too long to arrive"},
     413: {"model": ErrorEnvelope, "description": "The body is too large"},
     415: {"model": ErrorEnvelope, "description": "The body is not declared as JSON"},
-    500: {"model": ErrorEnvelope, "description": "The engine could not finish this request"},
-    503: {"model": ErrorEnvelope, "description": "The engine is loading, full, or gone"},
+    500: {"model": ErrorEnvelope, "description": "This request failed in the engine"},
+    503: {"model": ErrorEnvelope, "description": "The engine is loading, full, or stopped"},
 }
 
 
 def describe_body(body: type[Any], answer: Any) -> dict[str, Any]:
-    """Return the keyword arguments that document a route's body and its answers."""
+    """Return the keyword arguments that document a route's body and responses."""
     reference = {"$ref": _REF.format(model=body.__name__)}
     content = {"application/json": {"schema": reference}}
-    answers = {200: {"model": answer, "description": "The answer; with stream, its events"}}
+    answers = {200: {"model": answer, "description": "The response; with stream, its events"}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
         "responses": {**_ERRORS, **answers},
@@ -36,7 +36,7 @@ def describe_body(body: type[Any], answer: Any) -> dict[str, Any]:
 
 
 def install(app: FastAPI) -> None:
-    """Make the app describe the bodies too; the document is built when first asked for."""
+    """Make the app document the bodies; the document is built on first use."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

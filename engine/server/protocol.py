@@ -1,6 +1,6 @@
-"""The bodies of requests: every field that is accepted here acts, and the rest is refused.
+"""The request bodies: every accepted field has an effect, and every other field is rejected.
 
-Types are checked here; ranges belong to SamplingParams, which every way into the engine shares.
+Types are checked here. Ranges are checked by SamplingParams, for the server and ``LLM`` alike.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Sampling values for the fields that a request leaves out."""
+    """Sampling values for the fields that a request omits."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -49,13 +49,13 @@ class StreamOptions(StrictModel):
 
 
 class TextFormat(StrictModel):
-    """The one response format that needs no grammar."""
+    """The only supported response format: text."""
 
     type: Literal["text"]
 
 
 class TextPart(StrictModel):
-    """A piece of a message's text."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -64,7 +64,7 @@ class TextPart(StrictModel):
 class Message(StrictModel):
     """One turn of a conversation.
 
-    The last five fields may be null: OpenAI's clients send an answer back as it came.
+    The last five fields may be null, because OpenAI's clients send a response back unchanged.
     """
 
     role: Literal["system", "user", "assistant"]
@@ -83,43 +83,45 @@ class Message(StrictModel):
 
 
 class GenerationRequest(StrictModel):
-    """What chat and completions have in common."""
+    """The common fields of chat and completions."""
 
-    model: str | None = Field(None, description="The served model's name; may be left out")
-    max_tokens: Int | None = Field(None, description="Of one answer; chat: up to the context")
+    model: str | None = Field(None, description="The served model's name; may be omitted")
+    max_tokens: Int | None = Field(
+        None, description="Of one output; chat default: up to the context"
+    )
     min_tokens: Int | None = Field(
-        None, description="No stop token or stop string ends the answer before this many tokens"
+        None, description="No stop token or stop string ends the output before this many"
     )
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = Field(
-        None, description="Draw from this many most likely tokens; 0 or -1 for all"
+        None, description="Sample from this many most likely tokens; 0 or -1 for all"
     )
     min_p: float | None = Field(
-        None, description="Draw from tokens at least this likely, as a share of the likeliest one"
+        None, description="Least probability of a token, relative to the most likely one"
     )
-    seed: int | None = Field(None, description="The same seed and settings draw the same tokens")
-    n: Int | None = Field(None, description="Answers to each prompt, 1 to 8")
+    seed: int | None = Field(None, description="The same seed and settings sample the same tokens")
+    n: Int | None = Field(None, description="Outputs for each prompt, 1 to 8")
     stop: StopField | None = None
     stop_token_ids: StopTokenIds | None = None
-    ignore_eos: bool | None = Field(None, description="Go on past the model's own end")
+    ignore_eos: bool | None = Field(None, description="Continue after the EOS token")
     skip_special_tokens: bool | None = Field(
-        None, description="Leave special tokens out of the text; true by default"
+        None, description="Remove special tokens from the text; true by default"
     )
     include_stop_str_in_output: bool | None = Field(
-        None, description="Keep the stop string at the end of the text"
+        None, description="Keep the stop string in the text"
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Labels the line in the server's log, nothing else")
+    user: str | None = Field(None, description="Only a label in the server's log")
     presence_penalty: float | None = Field(
-        None, description="Taken off the logits of tokens that the answer has, -2 to 2"
+        None, description="Subtracted from the logits of tokens already generated, -2 to 2"
     )
     frequency_penalty: float | None = Field(
-        None, description="Taken off them for each time that the answer has them, -2 to 2"
+        None, description="Subtracted for each time a token was generated, -2 to 2"
     )
     repetition_penalty: float | None = Field(
-        None, description="Divides the logits of tokens of prompt and answer, 0.01 to 10"
+        None, description="Divides the positive logits of tokens in prompt or output, 0.01 to 10"
     )
     logit_bias: LogitBias | None = Field(
         None, description="Added to the logits of token ids, -100 to 100"
@@ -139,35 +141,35 @@ class GenerationRequest(StrictModel):
 
     @property
     def echoes(self) -> bool:
-        """Whether each answer begins with its prompt."""
+        """Whether each output starts with its prompt."""
         return False
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The most tokens of an answer that the request itself asks for."""
+        """The requested limit of output tokens, if any."""
         return self.max_tokens
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
-        """Tokenise the prompts. Raises RequestError; one over ``max_tokens`` may be refused."""
+        """Tokenize the prompts. Raises RequestError, also for some prompts over ``max_tokens``."""
         raise NotImplementedError
 
     @property
     def default_max_tokens(self) -> int | None:
-        """The most tokens where it asks for nothing; None for as many as the context holds."""
+        """The default limit of output tokens; None: up to the context."""
         return None
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the most likely tokens to report at each position; None for nothing."""
+        """How many of the most likely tokens to report at each position; None: disabled."""
         return None
 
     @property
     def own_names(self) -> dict[str, str]:
-        """The settings that this body calls by another name."""
+        """SamplingParams fields that have another name in this body."""
         return {}
 
     def sampling_params(self, defaults: Defaults) -> SamplingParams:
-        """Return the sampling settings of one answer. Raises RequestError naming the field."""
+        """Return the sampling parameters of one output. Raises RequestError naming the field."""
         given: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
@@ -232,23 +234,23 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
-        """Render the conversation and tokenise it."""
+        """Render the conversation and tokenize it."""
         messages = [{"role": one.role, "content": one.text} for one in self.messages]
         return read_chats(messages, tokenizer, max_tokens)
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The most tokens of an answer that the request itself asks for."""
+        """The requested limit of output tokens, if any."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the most likely tokens to report at each position; None for nothing."""
+        """How many of the most likely tokens to report at each position; None: disabled."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def own_names(self) -> dict[str, str]:
-        """The settings that this body calls by another name."""
+        """SamplingParams fields that have another name in this body."""
         names = {"logprobs": "top_logprobs"}
         if self.max_tokens is None:
             names["max_tokens"] = "max_completion_tokens"
@@ -274,11 +276,11 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def echoes(self) -> bool:
-        """Whether each answer begins with its prompt."""
+        """Whether each output starts with its prompt."""
         return bool(self.echo)
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
-        """Tokenise what came as text, whichever of the four forms the prompt has."""
+        """Tokenize text prompts; a prompt has one of four forms."""
         return read_prompts(self.prompt, tokenizer, max_tokens)
 
     @property
@@ -288,5 +290,5 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many of the most likely tokens to report at each position; None for nothing."""
+        """How many of the most likely tokens to report at each position; None: disabled."""
         return self.logprobs

@@ -1,4 +1,4 @@
-"""The shapes of answers, in OpenAI's names. They are plain dicts: a token costs one of them."""
+"""The response bodies, with OpenAI's names. Plain dicts, because each token needs one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class PromptTokensDetails(TypedDict):
-    """What part of the prompt did not have to be computed."""
+    """The part of the prompt that was not computed."""
 
     cached_tokens: int
 
 
 class Usage(TypedDict):
-    """Token counts of one HTTP request, over all of its prompts and answers."""
+    """Token counts of one HTTP request, over all its prompts and outputs."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,7 +31,7 @@ class Usage(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """One likely token at a position; ``bytes`` because a token may be part of a character."""
+    """One likely token at a position; ``bytes``, because a token may be part of a character."""
 
     token: str
     logprob: float
@@ -39,19 +39,19 @@ class TopLogprob(TypedDict):
 
 
 class ChatLogprob(TopLogprob):
-    """The drawn token at a position, and the most likely ones."""
+    """The sampled token at a position, and the most likely ones."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a chat answer."""
+    """The log-probabilities of a chat output."""
 
     content: list[ChatLogprob]
 
 
 class AssistantMessage(TypedDict):
-    """A whole answer."""
+    """A complete assistant message."""
 
     role: Literal["assistant"]
     content: str
@@ -59,7 +59,7 @@ class AssistantMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One of the ``n`` answers. With ``seed`` in the request, and n 1, it is drawn again."""
+    """One of the ``n`` outputs. A request with its ``seed`` and n=1 reproduces it."""
 
     index: int
     message: AssistantMessage
@@ -70,7 +70,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """The answer to POST /v1/chat/completions."""
+    """The response to POST /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -81,14 +81,14 @@ class ChatCompletion(TypedDict):
 
 
 class Delta(TypedDict, total=False):
-    """What a chunk adds to an answer."""
+    """What a chunk adds to an output."""
 
     role: Literal["assistant"]
     content: str
 
 
 class ChatChunkChoice(TypedDict):
-    """One answer's part of a chunk; the last one has ``stop_reason`` and ``seed``."""
+    """One output's part of a chunk; its last one has ``stop_reason`` and ``seed``."""
 
     index: int
     delta: Delta
@@ -99,7 +99,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """One event of a streamed chat answer. ``usage`` is there if it was asked for."""
+    """One event of a streamed chat response. ``usage`` is present if requested."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -110,7 +110,7 @@ class ChatChunk(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """The log-probabilities of a completion: four lists of one entry a token."""
+    """The log-probabilities of a completion: four lists with one entry per token."""
 
     text_offset: list[int]
     token_logprobs: list[float]
@@ -119,7 +119,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One of the answers; prompts come in order, the ``n`` answers of each together."""
+    """One output; ordered by prompt, with the ``n`` outputs of each together."""
 
     index: int
     text: str
@@ -130,7 +130,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The answer to POST /v1/completions, and each event of a streamed one."""
+    """The response to POST /v1/completions, and each event of a streamed one."""
 
     id: str
     object: Literal["text_completion"]
@@ -151,14 +151,14 @@ class ModelCard(TypedDict):
 
 
 class ModelList(TypedDict):
-    """The answer to GET /v1/models."""
+    """The response to GET /v1/models."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class ErrorBody(TypedDict):
-    """What went wrong, and the field to blame."""
+    """The error message, and the field at fault."""
 
     message: str
     type: str
@@ -167,19 +167,19 @@ class ErrorBody(TypedDict):
 
 
 class ErrorEnvelope(TypedDict):
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: ErrorBody
 
 
 class Status(TypedDict):
-    """The answer of the health routes."""
+    """The response of the health routes."""
 
     status: str
 
 
 def finish_reason(reason: str | None) -> FinishReason | None:
-    """Return a finish reason of the engine as OpenAI's; only two of them end an answer."""
+    """Return OpenAI's finish reason for one of the engine; only "stop" and "length" map."""
     return "stop" if reason == "stop" else "length" if reason == "length" else None
 
 

@@ -1,4 +1,4 @@
-"""The routes that generate."""
+"""The generation routes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kiln.engine.server.serving import Serving
 
 
 def generation_router(serving: Serving) -> APIRouter:
-    """Return the routes over one engine."""
+    """Return the routes for one engine."""
     router = APIRouter(prefix="/v1", tags=["generation"])
 
     @router.post("/chat/completions", **describe_body(ChatCompletionRequest, ChatCompletion))
     async def create_chat_completion(request: Request) -> Response:
-        """Answer a conversation."""
+        """Generate a reply to a conversation."""
         generation = await admit(serving, request, ChatCompletionRequest)
         return await respond(request, generation, ChatForm(generation))
 
     @router.post("/completions", **describe_body(CompletionRequest, Completion))
     async def create_completion(request: Request) -> Response:
-        """Continue one text or many, given as text or as token ids."""
+        """Complete one or several prompts, given as text or token ids."""
         generation = await admit(serving, request, CompletionRequest)
         return await respond(request, generation, CompletionForm(generation))
 

@@ -1,8 +1,8 @@
-"""Run the server to its end: listen at once, drain on a signal, leave nothing behind.
+"""Run the server: listen at once, drain on a signal, release everything.
 
-signal            readiness 503, no new connections; answers under way go on
-timeout, or a second signal    what is left gets an error event, then the connections close
-engine gone       the same at once, and exit code 1
+signal            readiness 503, no new connections; requests in flight continue
+timeout, or a second signal    the rest get an error event, then the connections close
+engine exited     the same at once, and exit code 1
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kiln.engine.errors import EngineDeadError, KilnError
 from kiln.engine.server.connection import Connection
 from kiln.engine.server.middleware import MAX_HEADER_BYTES
 
-_FLUSH_SECONDS = 2.0  # for the last error events to reach their clients
+_FLUSH_SECONDS = 2.0  # for the last error events to reach the clients
 
 logger = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers, which would exit with the signal's code."""
+    """Uvicorn without its signal handlers, which exit with the signal's code."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: ``serve`` handles them."""
+        """Do nothing: ``serve`` handles signals."""
         yield
 
 
@@ -44,12 +44,12 @@ async def serve(
     shutdown_timeout: float,
     on_ready: Callable[[], None],
 ) -> None:
-    """Serve until a signal. Raises what loading raised, or EngineDeadError if the engine dies.
+    """Serve until a signal. Raises the error of a failed load, or EngineDeadError.
 
-    ``on_ready`` is called when the model is loaded; until then readiness is 503.
+    ``on_ready`` is called after the model is loaded; until then readiness is 503.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # idle connections take descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection needs a descriptor
     server = _Server(_uvicorn_config(app))
     signals = _StopSignals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -90,7 +90,7 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
 
 
 async def _drain(serving: asyncio.Task[None], second: asyncio.Event, timeout: float) -> None:
-    """Wait until the answers under way are complete, a time has passed, or a second signal."""
+    """Wait until all requests in flight finish, the timeout expires, or a second signal arrives."""
     logger.info("draining for at most %g s; a second signal stops at once", timeout)
     again = asyncio.create_task(second.wait())
     await asyncio.wait((serving, again), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +104,7 @@ async def _announce(client: EngineClient, on_ready: Callable[[], None]) -> None:
 
 
 class _StopSignals:
-    """SIGINT and SIGTERM, counted: the first asks for a drain, the second to stop at once."""
+    """Counts SIGINT and SIGTERM: the first starts a drain, the second stops at once."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What the routes share: the engine, the tokenizer, the settings, and whether to take requests."""
+"""The state shared by the routes: engine, tokenizer, settings, and readiness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_BODY_BYTES = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What one server is told. ``stall_seconds`` without a step, while one is due, is a hang."""
+    """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang."""
 
     served_model_name: str
     defaults: Defaults = field(default_factory=Defaults)
@@ -33,7 +33,7 @@ class ServerSettings:
 
 @dataclass(slots=True)
 class Serving:
-    """The state behind the routes. ``draining`` turns true once, when the server is to stop."""
+    """The state shared by the routes. ``draining`` becomes true at shutdown."""
 
     client: EngineClient
     tokenizer: Tokenizer | None
@@ -44,7 +44,7 @@ class Serving:
     draining: bool = False
 
     def require_ready(self) -> ModelInfo:
-        """Return what is served. Raises ApiError 503 while there is nobody to serve it."""
+        """Return the served model. Raises ApiError 503 while the engine is not ready."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="draining", retry_after=5)
         if not self.client.is_alive:
@@ -55,7 +55,7 @@ class Serving:
             raise ApiError(503, str(error), code="loading", retry_after=5) from error
 
     def require_model(self, name: str | None) -> None:
-        """Refuse a request for another model than the one served; None means this one."""
+        """Reject a request for a model that is not served; None means the served one."""
         served = self.settings.served_model_name
         if name is not None and name != served:
             raise ApiError(
@@ -67,10 +67,10 @@ class Serving:
 
 
 def read_defaults(folder: Path) -> Defaults:
-    """Return the model's own sampling values, of generation_config.json.
+    """Return the model's default sampling values from generation_config.json.
 
-    ``do_sample`` false means greedy. Raises ModelError on a file that is not JSON, and on a value
-    that no request could have.
+    ``do_sample`` false means greedy. Raises ModelError on a file that is not JSON and on a value
+    that is invalid in a request.
     """
     path = folder / "generation_config.json"
     config = read_json(path)

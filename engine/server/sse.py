@@ -21,18 +21,18 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they are made; a client that leaves closes their source at once."""
+    """Sends events as they arrive; a client's disconnect closes their source at once."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        # X-Accel-Buffering: nginx would else collect the events and send them late.
+        # X-Accel-Buffering: else nginx buffers the events and sends them late.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Send the response."""
         with contextlib.suppress(ClientGoneError):
             await unless_gone(receive, self._send_all(send))
 

@@ -1,4 +1,4 @@
-"""The routes that tell about the server: models, health, metrics, version, and the web page."""
+"""The status routes: models, health, metrics, version, and the web page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kiln.engine.server.metrics import CONTENT_TYPE
 from kiln.engine.server.responses import ModelCard, ModelList, Status
 from kiln.engine.server.serving import Serving
 
-# The page may load nothing from anywhere and talk to this server alone.
+# The page may load nothing from other hosts and connect only to this server.
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -23,7 +23,7 @@ _PAGE_POLICY = (
 
 
 def status_router(serving: Serving) -> APIRouter:
-    """Return the routes over one engine."""
+    """Return the routes for one engine."""
     router = APIRouter()
     pages = {
         name: Path(__file__).with_name(f"{name}.html").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ def status_router(serving: Serving) -> APIRouter:
 
     @router.get("/health/live", tags=["health"])
     async def live() -> Status:
-        """Tell whether the engine exists and moves; 503 means that it must be restarted."""
+        """Report whether the engine makes progress; 503 means that it must be restarted."""
         client, limit = serving.client, serving.settings.stall_seconds
         if not client.is_alive:
             raise ApiError(503, "the engine has stopped", code="engine_unavailable")
@@ -40,10 +40,10 @@ def status_router(serving: Serving) -> APIRouter:
             raise ApiError(503, f"no step for over {limit:g} s with work to do", code="stalled")
         return {"status": "live"}
 
-    @router.get("/health", tags=["health"], name="health")  # where vLLM and SGLang have it
+    @router.get("/health", tags=["health"], name="health")  # the path in vLLM and SGLang
     @router.get("/health/ready", tags=["health"])
     async def ready() -> Status:
-        """Tell whether requests are served now; 503 while loading, draining, or without engine."""
+        """Report whether requests are accepted; 503 while loading, draining, or stopped."""
         serving.require_ready()
         return {"status": "ready"}
 
@@ -59,12 +59,12 @@ def status_router(serving: Serving) -> APIRouter:
 
     @router.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:
-        """List the one model."""
+        """List the served model."""
         return {"object": "list", "data": [_card(serving)]}
 
     @router.get("/v1/models/{model:path}", tags=["models"])
     async def get_model(model: str) -> ModelCard:
-        """Describe the model."""
+        """Describe the served model."""
         serving.require_model(model)
         return _card(serving)
 

@@ -1,4 +1,4 @@
-"""Work that is done beside the event loop, so that other requests go on meanwhile."""
+"""Run work outside the event loop, so that other requests are not blocked."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-LARGE = 32_768  # bytes of input from which on work is large: tens of milliseconds
+LARGE = 32_768  # bytes of input that take tens of milliseconds
 _LARGE_AT_ONCE = 2
 
 T = TypeVar("T")
 
 
 class Threads:
-    """Runs large work in few threads, so that it leaves the processor to small work."""
+    """Runs large work in few threads, so that CPU time remains for small work."""
 
     def __init__(self) -> None:
         self._few = CapacityLimiter(_LARGE_AT_ONCE)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """Return what ``work`` returns; ``size`` is that of its input in bytes."""
+        """Return the result of ``work``; ``size`` is the size of its input in bytes."""
         return await to_thread.run_sync(work, limiter=self._few if size >= LARGE else None)

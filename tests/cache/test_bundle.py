@@ -168,7 +168,7 @@ def test_a_manifest_that_makes_no_sense_is_refused_when_it_is_opened(bundle, ite
     text = json.dumps({"entries": [*listed[:-1], {**listed[-1], **item}]}).encode()
     body = good[:8] + struct.pack("<I", len(text)) + text + good[start:]
     path.write_bytes(reseal(body))
-    with pytest.raises(BundleError, match="makes no sense"):
+    with pytest.raises(BundleError, match="is invalid"):
         Bundle.open(path)
 
 
@@ -183,7 +183,7 @@ def test_a_bundle_in_memory_does_not_change_with_the_file(bundle):
 def test_what_changed_in_memory_is_refused_on_every_read(bundle):
     opened = Bundle.open(bundle[0])
     opened._data = opened._data.replace(entries()[0][2].payload, b"\0" * 150, 1)
-    with pytest.raises(BundleError, match="its SHA-256 does not fit"):
+    with pytest.raises(BundleError, match="its SHA-256 does not match"):
         opened.get(ARCHS[0], KEYS[0])
     assert opened.get(ARCHS[1], KEYS[0]) is not None
 
@@ -205,7 +205,7 @@ def test_a_bundle_that_others_could_have_written_is_refused(bundle, tmp_path):
 
 def test_a_file_far_too_large_is_refused_unread(bundle):
     os.truncate(bundle[0], 2**40)
-    with pytest.raises(BundleError, match="not one of ours"):
+    with pytest.raises(BundleError, match="not a Kiln bundle"):
         Bundle.open(bundle[0])
 
 
@@ -237,5 +237,5 @@ def test_a_bundle_that_cannot_be_written_is_an_error_for_the_user(tmp_path):
 def test_a_bundle_of_another_version_is_refused_when_it_is_opened(bundle):
     path, _ = bundle
     path.write_bytes(reseal(b"KILNKB1\n" + path.read_bytes()[8:]))
-    with pytest.raises(BundleError, match="of another version"):
+    with pytest.raises(BundleError, match="has another version"):
         Bundle.open(path)

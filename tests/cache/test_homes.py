@@ -105,7 +105,7 @@ def test_a_user_without_a_passwd_entry_has_no_cache_folder(monkeypatch):
     assert env.user_cache_home() is None
     assert cache_root(env.Env()) is None
     monkeypatch.setattr(Path, "expanduser", lambda self: Path.home())
-    with pytest.raises(env.EnvError, match="write the whole path"):
+    with pytest.raises(env.EnvError, match="use an absolute path"):
         env.read([], {"KILN_KERNEL_CACHE_DIR": "~/kernels"})
 
 

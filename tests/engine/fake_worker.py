@@ -88,7 +88,7 @@ class FakeCore:
 def load(config, progress):
     progress("loading", 0, 2)
     if config.model.model == MISSING_MODEL:
-        raise ModelError("model 'missing': there is no such folder, and it is not a hub id")
+        raise ModelError("model 'missing': no such folder, and not a hub id")
     progress("loading", 2, 2)
     return FakeCore(0.002), ModelInfo(CONTEXT, VOCABULARY, "float32", "cpu", {"norm": "torch"})
 

@@ -208,7 +208,7 @@ def test_a_model_that_cannot_be_loaded_is_reported_as_it_was_raised():
     async def test():
         process = spawn(model="missing")
         async with EngineClient(process) as client:
-            with pytest.raises(ModelError, match="there is no such folder"):
+            with pytest.raises(ModelError, match="no such folder"):
                 await client.wait_ready()
         assert not process.folder.exists()
 

@@ -32,7 +32,7 @@ def test_the_setting_of_the_other_kind_is_refused_even_at_its_default(device, ot
 
 @pytest.mark.parametrize("other", [{"gpu_memory_utilization": 0.5}, {"kv_memory_gib": 2.0}])
 def test_memory_is_refused_where_the_number_of_blocks_is_set(other):
-    with pytest.raises(ConfigError, match="must be unset where num_kv_blocks sizes the KV pool"):
+    with pytest.raises(ConfigError, match="must be unset if num_kv_blocks is set"):
         KVConfig(num_blocks=7, **other)
 
 

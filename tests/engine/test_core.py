@@ -49,10 +49,10 @@ def test_a_request_runs_to_its_last_token(fake_runner):
     ("prompt", "params", "message", "field"),
     [
         ([], {}, "the prompt is empty", "prompt"),
-        ([1] * 512, {}, "the prompt has 512 tokens, the context holds 512", "prompt"),
-        ([1] * 300, {}, "the prompt has 300 tokens, the KV pool holds 256", "prompt"),
-        ([1, 50], {}, "token id 50, the vocabulary is 0 to 49", "prompt"),
-        ([1, -1], {}, "token id -1, the vocabulary is 0 to 49", "prompt"),
+        ([1] * 512, {}, "the prompt has 512 tokens, but the context is 512 tokens", "prompt"),
+        ([1] * 300, {}, "the prompt has 300 tokens, but the KV pool holds 256", "prompt"),
+        ([1, 50], {}, "token id 50, but the vocabulary is 0 to 49", "prompt"),
+        ([1, -1], {}, "token id -1, but the vocabulary is 0 to 49", "prompt"),
         ([1], {"stop_token_ids": [99]}, "stop_token_ids has token id 99", "stop_token_ids"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_full_queue_refuses_and_takes_more_when_it_has_room(fake_runner):
     core = make_core(fake_runner(), max_waiting=2)
     core.add(NewRequest("a", [1], GREEDY))
     core.add(NewRequest("b", [1], GREEDY))
-    with pytest.raises(QueueFullError, match="2 requests are waiting, the queue holds 2"):
+    with pytest.raises(QueueFullError, match="the queue holds at most 2"):
         core.add(NewRequest("c", [1], GREEDY))
     core.step()
     core.add(NewRequest("c", [1], GREEDY))
@@ -130,7 +130,7 @@ def test_a_request_that_makes_the_runner_raise_ends_alone(
         if index in culprits:
             (output,) = outputs[name]
             assert (output.finish_reason, output.token_ids) == ("error", [])
-            assert f"'{name}' failed in the engine" in output.message
+            assert f"'{name}' failed; the engine continues" in output.message
             assert "ValueError: too much" in output.message
         else:
             assert outputs[name] == wanted[name]

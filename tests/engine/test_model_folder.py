@@ -23,7 +23,7 @@ def test_a_folder_is_itself(tmp_path):
 @pytest.mark.parametrize("model", ["/no/such/folder", "./missing", "missing", "a/b/c", "~/no-such"])
 def test_a_path_that_is_no_folder_is_a_model_error_and_asks_no_hub(model, monkeypatch):
     monkeypatch.setattr(model_folder, "download", lambda model: pytest.fail("asked the hub"))
-    with pytest.raises(ModelError, match="there is no such folder"):
+    with pytest.raises(ModelError, match="no such folder"):
         resolve_model_folder(model)
 
 
@@ -46,7 +46,7 @@ def test_a_hub_id_that_cannot_be_had_is_a_model_error(monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "cannot be read as JSON"), (b"\xff", "cannot be read"), (b"[1]", "holds a list")],
+    [(b"{", "cannot be read as JSON"), (b"\xff", "cannot be read"), (b"[1]", "contains a list")],
 )
 def test_a_broken_json_file_is_a_model_error_naming_it(tmp_path, content, message):
     (tmp_path / "config.json").write_bytes(content)

@@ -1,1 +1,1 @@
-"""One module a command; each is found by its place in this folder."""
+"""One module per command; every module in this folder is a command."""

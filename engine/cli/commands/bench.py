@@ -1,7 +1,7 @@
 """Measure Kiln.
 
-``serving``: output tokens a second and latencies over HTTP, with a baseline. ``kernels``: every
-kernel's time, its share of what the machine can do, and the other ways to run it beside it.
+``serving``: output tokens per second and latencies over HTTP, with a baseline. ``kernels``: each
+kernel's time, its fraction of the roofline, and the same for alternative implementations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from kiln.jit_kernels.spec import KernelSpec
 
 NAME = "bench"
-HELP = "measure serving over HTTP, or every kernel, beside a baseline"
+HELP = "benchmark serving over HTTP, or every kernel, against a baseline"
 _LOAD = ("num_prompts", "concurrency", "prompt_tokens", "output_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the kinds of measurement."""
+    """Add a subcommand for each benchmark."""
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
-    _add_kernels(kinds.add_parser("kernels", help="every kernel: time, share of the roofline"))
+    _add_kernels(kinds.add_parser("kernels", help="every kernel: time, fraction of the roofline"))
     serving = kinds.add_parser("serving", help="a server under concurrent streams")
     add_engine_arguments(serving)
     load = serving.add_argument_group("load")
@@ -36,16 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--num-prompts", type=int, default=128, metavar="N", help="default 128")
     load.add_argument("--concurrency", type=int, default=16, metavar="N", help="default 16")
     load.add_argument(
-        "--prompt-tokens", type=int, default=48, metavar="N", help="the longest prompt; default 48"
+        "--prompt-tokens", type=int, default=48, metavar="N", help="longest prompt; default 48"
     )
     load.add_argument(
-        "--output-tokens", type=int, default=64, metavar="N", help="of each answer; default 64"
+        "--output-tokens", type=int, default=64, metavar="N", help="per answer; default 64"
     )
     load.add_argument(
         "--baseline",
         choices=("none", "transformers"),
         default="none",
-        help="run the same prompts through transformers' generate afterwards",
+        help="also run the same prompts through transformers' generate",
     )
     load.add_argument(
         "--output", type=Path, metavar="FOLDER", help="write JSON, a table and a plot there"
@@ -57,15 +57,15 @@ def _add_kernels(kernels: argparse.ArgumentParser) -> None:
         "family", nargs="?", metavar="FAMILY", help="such as norm; default: every family"
     )
     kernels.add_argument(
-        "--peers", action="store_true", help="also kernels of other libraries that are installed"
+        "--peers", action="store_true", help="also measure other installed libraries"
     )
     kernels.add_argument(
-        "--no-compile", action="store_true", help="leave torch.compile out: seconds a size"
+        "--no-compile", action="store_true", help="skip torch.compile, which takes seconds per size"
     )
     kernels.add_argument(
         "--cpu",
         action="store_true",
-        help="no benchmark: run this command's own code on a CPU, at small sizes",
+        help="smoke test, not a benchmark: run this command on a CPU at small sizes",
     )
     kernels.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     kernels.add_argument(
@@ -93,12 +93,12 @@ def _serving(args: argparse.Namespace) -> int:
         rows = [serving.measure(url, prompts, args.output_tokens, args.concurrency)]
     if args.baseline == "transformers":
         _say("measuring transformers on the same prompts")
-        # Here and not above: torch and transformers must not take the server's cores.
+        # Imported here: torch and transformers must not take the server's cores.
         from kiln.engine.bench import baseline, offline
 
         what = (folder, prompts, args.output_tokens, args.dtype, args.device, args.concurrency)
         rows += baseline.measure(*what)
-        if args.url is None:  # else the server still holds the GPU
+        if args.url is None:  # else the server still uses the GPU
             rows.append(offline.measure(*what))
     load = {name: getattr(args, name) for name in _LOAD}
     report = serving.make_report(command_line("kiln"), served_name(args), rows, load)
@@ -131,8 +131,8 @@ def _kernels(args: argparse.Namespace) -> int:
     specs = _specs_of(args.family)
     if not args.cpu and not torch.cuda.is_available():
         raise ConfigError(
-            "no GPU here, and a kernel's time on a CPU says nothing: run this where there is one, "
-            "or add --cpu to see that the benchmark itself works"
+            "no GPU found, and a kernel's time on a CPU means nothing: run this on a GPU machine, "
+            "or add --cpu to smoke-test the benchmark itself"
         )
     wanted = Wanted("cpu" if args.cpu else "cuda", compiled=not args.no_compile, peers=args.peers)
     with Console(stderr=True).status("") as status:
@@ -171,8 +171,8 @@ def _show_kernels(report: Report) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"{kernels.roofs(report.details['ceilings'])}. µs: median of rounds; ±: middle half of "
-        "the rounds over it."
+        f"{kernels.roofs(report.details['ceilings'])}. µs: median of rounds; ±: "
+        "interquartile range over the median."
     )
     for remark in remarks(report.rows):
         console.print(remark, markup=False, highlight=False)

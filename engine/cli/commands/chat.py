@@ -1,7 +1,7 @@
-"""Chat in the terminal, with a model loaded for it or with a server.
+"""Chat in the terminal, with a model loaded in its own process or with a server.
 
-Each line is a message. /reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an
-answer. From a pipe, each line is answered in turn: echo "What is 17 + 25?" | kiln chat
+Each line is a message. /reset clears the conversation, /quit or Ctrl-D ends, Ctrl-C stops an
+answer. Input from a pipe is answered line by line: echo "What is 17 + 25?" | kiln chat
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HELP = "chat in the terminal"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the chat to those of the engine."""
+    """Add the flags of the chat and of the engine."""
     add_engine_arguments(parser)
     chat = parser.add_argument_group("chat")
     chat.add_argument("--url", help="talk to this server instead of loading MODEL")
-    chat.add_argument("--api-key", metavar="KEY", help="of the server")
+    chat.add_argument("--api-key", metavar="KEY", help="API key of the server")
     chat.add_argument("--system", metavar="TEXT", help="a system message")
     chat.add_argument("--temperature", type=float, help="default: the model's own")
-    chat.add_argument("--max-tokens", type=int, help="of an answer; default: to the context")
+    chat.add_argument("--max-tokens", type=int, help="per answer; default: up to the context")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +86,7 @@ def _talk(runner: asyncio.Runner, chat: Chat, system: str | None) -> None:
             if said:
                 history.append({"role": "assistant", "content": "".join(said)})
             else:
-                history.pop()  # a question without an answer would confuse the next one
+                history.pop()  # an unanswered question would confuse the next answer
 
 
 def _read(terminal: bool) -> str | None:
@@ -98,7 +98,7 @@ def _read(terminal: bool) -> str | None:
 
 
 async def _answer(chat: Chat, history: list[Message], said: list[str]) -> None:
-    """Print an answer as it comes; ``said`` grows with it, so that a part survives Ctrl-C."""
+    """Print an answer as it streams; ``said`` collects it, so that a part survives Ctrl-C."""
     async for text in chat.reply(history):
         said.append(text)
         print(text, end="", flush=True)

@@ -1,4 +1,4 @@
-"""Look at this machine and say what Kiln can use, what is missing, and what that costs."""
+"""Check this machine: what Kiln can use, what is missing, and what does not work without it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ HELP = "check this machine: Python, GPU, compilers, kernel cache"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model whose memory is planned."""
-    parser.add_argument("--model", metavar="MODEL", help="plan its memory; default: the demo model")
+    """Declare the model for the memory plan."""
+    parser.add_argument("--model", metavar="MODEL", help="for the memory plan; default: demo model")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; return 1 if one of them keeps Kiln from serving."""
+    """Print the findings; return 1 if one of them prevents serving."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Show every KILN_ environment variable: its values, its default, and what it is now."""
+"""Show every KILN_ environment variable: accepted values, default, and current value."""
 
 from __future__ import annotations
 

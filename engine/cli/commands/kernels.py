@@ -1,6 +1,6 @@
-"""Show the kernels, what runs them and why, and look after the cache that they come from.
+"""Show the kernels, their implementations and why each was chosen; maintain the kernel cache.
 
-Exit codes: 0 well, 3 a kernel is not in a sealed cache, 4 corrupt entries, 5 a compile failed.
+Exit codes: 0 success, 3 a kernel is not in a sealed cache, 4 corrupt entries, 5 a compile failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELP = "list, check, verify, ship the kernels; see which implementation runs and
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verbs: the modules of kernel_verbs/, built as the commands are."""
+    """Add the verbs: the modules in kernel_verbs/, structured like the commands."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in find_verbs():
         own = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.__doc__)

@@ -1,9 +1,9 @@
 """Serve a model over OpenAI's API.
 
-The server listens at once; readiness is 503 until the model is loaded. SIGTERM or Ctrl-C lets the
-answers under way finish, for at most --shutdown-timeout; a second one stops at once. If the engine
-process dies, its clients are told within a second and the server exits with code 1: let whatever
-started it start it again.
+The server listens at once; readiness is 503 until the model is loaded. On SIGTERM or Ctrl-C,
+requests in flight may finish within --shutdown-timeout; a second signal stops at once. If the
+engine process dies, clients get an error within a second and the server exits with code 1, so that
+a supervisor can restart it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ HELP = "serve a model over OpenAI's API"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the server to those of the engine."""
+    """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1")
-    server.add_argument("--port", type=int, default=8000, help="0 takes a free one; default 8000")
+    server.add_argument("--port", type=int, default=8000, help="0: any free port; default 8000")
     server.add_argument(
         "--served-model-name", metavar="NAME", help="default: the folder's name or the hub id"
     )
     key = server.add_mutually_exclusive_group()
     key.add_argument("--api-key", metavar="KEY", help="required of every client")
-    key.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file that holds the key")
+    key.add_argument("--api-key-file", type=Path, metavar="FILE", help="file that contains the key")
     server.add_argument(
         "--allow-unauthenticated",
         action="store_true",
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="for answers under way when told to stop; default 30",
+        help="time for requests in flight to finish at shutdown; default 30",
     )
     server.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="warning"
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     key = _api_key(args)
     if key is None and not is_loopback(args.host) and not args.allow_unauthenticated:
         raise ConfigError(
-            f"--host {args.host} lets other machines in: set --api-key or --api-key-file, or "
-            "allow everybody with --allow-unauthenticated"
+            f"--host {args.host} is reachable from other machines: set --api-key or "
+            "--api-key-file, or allow everybody with --allow-unauthenticated"
         )
     if not args.shutdown_timeout >= 0:
         raise ConfigError(f"--shutdown-timeout {args.shutdown_timeout}: must be 0 or more seconds")
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     with open_listener(args.host, args.port) as listener:
         process = EngineProcess.spawn(config)
         try:
-            # The engine imports torch meanwhile; on two cores both are done sooner.
+            # These imports overlap the engine process's import of torch.
             from kiln.engine.cli.serving import run_server
 
             return run_server(args, process, listener, folder, key)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _api_key(args: argparse.Namespace) -> str | None:
-    """Return the key of the flag or of the file. Raises ConfigError."""
+    """Return the key from the flag or the file. Raises ConfigError."""
     from kiln.engine.errors import ConfigError
 
     key: str | None = args.api_key

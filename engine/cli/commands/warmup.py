@@ -1,6 +1,6 @@
-"""Build every kernel ahead of serving, for any GPU, on any machine.
+"""Compile every kernel ahead of time, for any GPU, on any machine.
 
-Exit codes: 0 well, 3 the cache is sealed and lacks a kernel, 5 a kernel did not compile.
+Exit codes: 0 success, 3 the cache is sealed and lacks a kernel, 5 a kernel did not compile.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_arch_argument(parser)
     parser.add_argument(
-        "--model", help="only what this model runs: a folder in Hugging Face format, or a hub id"
+        "--model", help="only kernels of this model: a folder in Hugging Face format, or a hub id"
     )
     parser.add_argument(
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
         default="auto",
-        help="with --model: as it will be served",
+        help="with --model: dtype of the KV cache that it will be served with",
     )
     parser.add_argument(
-        "--jobs", type=int, help="compilers at once; default: KILN_JIT_JOBS, else the cores"
+        "--jobs", type=int, help="parallel compiles; default: KILN_JIT_JOBS, else the cores"
     )
-    parser.add_argument("--dry-run", action="store_true", help="list the programs, build nothing")
+    parser.add_argument("--dry-run", action="store_true", help="list the programs, compile nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, no progress")
     parser.add_argument(
-        "--export", type=Path, metavar="FILE", help="write these kernels into a sealed bundle"
+        "--export", type=Path, metavar="FILE", help="also write these kernels to a sealed bundle"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build, and say what came of it."""
+    """Compile, and print the outcome."""
     from kiln.jit_kernels.compile.warmup import jobs_for
     from kiln.jit_kernels.errors import KernelError
     from kiln.jit_kernels.registry import all_specs
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:
-    """Return what a model fixes of its kernels on a GPU. Raises ModelError."""
+    """Return the kernel parameters that a model fixes on a GPU. Raises ModelError."""
     import torch
 
     from kiln.engine.model_folder import resolve_model_folder
@@ -103,7 +103,7 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
 
 
 def _prune(cache: KernelCache) -> None:
-    """Hold the user's cache to its limits: off the way of any request, and seldom enough."""
+    """Prune the user's cache here, where no request waits for it."""
     from kiln.cache.prune import prune
     from kiln.jit_kernels.settings import settings
 

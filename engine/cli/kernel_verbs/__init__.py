@@ -1,1 +1,1 @@
-"""The verbs of ``kiln kernels``: a module each, with NAME, HELP, add_arguments and run."""
+"""The verbs of ``kiln kernels``. Each module has NAME, HELP, add_arguments and run."""

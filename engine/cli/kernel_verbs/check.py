@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; return 1 when something was found."""
+    """Check; return 1 if there are findings."""
     from rich.console import Console
 
     from kiln.engine.cli.targets import specs_named

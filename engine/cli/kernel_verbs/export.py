@@ -1,4 +1,4 @@
-"""Write the declared kernels that the cache holds into one sealed bundle, for other machines."""
+"""Write the declared kernels in the cache to one sealed bundle, for other machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from kiln.engine.cli.targets import add_arch_argument, declared_jobs
 
 NAME = "export"
-HELP = "write the kernels of the cache into a sealed bundle"
+HELP = "write the kernels of the cache to a sealed bundle"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the bundle; print its SHA-256. Raises KernelError when there is nothing to write."""
+    """Write the bundle; print its SHA-256. Raises KernelError if there is nothing to write."""
     from kiln.jit_kernels.compile.bundling import export_bundle
     from kiln.jit_kernels.compile.opening import kernel_cache
     from kiln.jit_kernels.errors import KernelError

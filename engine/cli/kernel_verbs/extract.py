@@ -1,4 +1,4 @@
-"""Write the cubin of an entry to a file, for nvdisasm and cuobjdump."""
+"""Write the cubin of a cache entry to a file, for nvdisasm and cuobjdump."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HELP = "write one kernel's cubin to a file"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the key and the file."""
-    parser.add_argument("key", help="a key, or the beginning of one; `kiln kernels list --json`")
+    parser.add_argument("key", help="a key or its prefix; see `kiln kernels list --json`")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: KEY.cubin")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the file. Raises KernelError when no entry, or more than one, has such a key."""
+    """Write the file. Raises KernelError unless exactly one entry matches the key."""
     from kiln.jit_kernels.compile.bundling import find_entry
     from kiln.jit_kernels.compile.opening import kernel_cache
     from kiln.jit_kernels.errors import KernelError

@@ -1,4 +1,4 @@
-"""Take the kernels of a bundle into the user's cache, each verified."""
+"""Copy the kernels of a bundle to the user's cache and verify each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import argparse
 from pathlib import Path
 
 NAME = "import"
-HELP = "take the kernels of a bundle into the kernel cache"
+HELP = "copy the kernels of a bundle to the kernel cache"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file and its digest."""
     parser.add_argument("file", type=Path)
-    parser.add_argument("--sha256", metavar="HEX", help="refuse the bundle unless it has this one")
+    parser.add_argument("--sha256", metavar="HEX", help="require this digest of the bundle")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Import. Raises BundleRefused, and KernelError when the cache cannot be written."""
+    """Import. Raises BundleRefused, and KernelError if the cache cannot be written."""
     from kiln.jit_kernels.compile.bundling import import_bundle
     from kiln.jit_kernels.compile.opening import kernel_cache
     from kiln.jit_kernels.errors import KernelError

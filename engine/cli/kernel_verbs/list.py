@@ -1,7 +1,7 @@
-"""List every kernel: what is built of it, and what it takes of the GPU.
+"""List every kernel: its compiled variants, and the GPU resources that they use.
 
-Registers are for each thread, shared memory for each block, both the largest of the variants and
-targets that are built; spills are instructions that move a register to memory and back.
+Registers are per thread and shared memory per block, both the maximum over compiled variants and
+targets. Spills are instructions that move a register to memory and back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from kiln.jit_kernels.compile.warmup import Job
 
 NAME = "list"
-HELP = "every kernel: what is built, registers, shared memory, spills"
+HELP = "every kernel: compiled variants, registers, shared memory, spills"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_arch_argument(parser)
-    parser.add_argument("--json", action="store_true", help="a row for each variant and target")
+    parser.add_argument("--json", action="store_true", help="one row per variant and target")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(job: Job) -> dict[str, Any]:
-    """Look one program up; ``tier`` is "" when it is not built."""
+    """Look up one program; ``tier`` is "" if it is not compiled."""
     from kiln.jit_kernels.compile.build import look_up
     from kiln.jit_kernels.compile.opening import kernel_cache
     from kiln.jit_kernels.toolchains.cubin import resources_of
@@ -65,7 +65,7 @@ def _row(job: Job) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    table = Table(title="templates stand in kernel_sources/", title_justify="left")
+    table = Table(title="templates are in kernel_sources/", title_justify="left")
     table.add_column("kernel", no_wrap=True)
     for name in ("variants", "built", "registers", "shared", "stack", "spills"):
         table.add_column(name, justify="right")

@@ -1,22 +1,22 @@
-"""Remove entries that were not used for long, then the longest unused until the rest fits."""
+"""Remove entries that are unused for too long, then the least recently used until the rest fits."""
 
 from __future__ import annotations
 
 import argparse
 
 NAME = "prune"
-HELP = "remove what was not used for long, and keep the kernel cache below a size"
+HELP = "remove entries unused for long, and keep the kernel cache below a size"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the limits."""
     parser.add_argument("--max-mb", type=float, help="default: KILN_KERNEL_CACHE_MAX_MB")
     parser.add_argument("--max-days", type=float, help="default: KILN_KERNEL_CACHE_MAX_DAYS")
-    parser.add_argument("--dry-run", action="store_true", help="say what would go")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be removed")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prune, and say what went."""
+    """Prune, and print what was removed."""
     from kiln.cache.prune import prune
     from kiln.cache.root import cache_root, trust_of
     from kiln.jit_kernels.errors import KernelError

@@ -1,7 +1,7 @@
-"""Read every entry of the kernel cache and of the bundle, and refuse what is not as it was built.
+"""Verify every entry of the kernel cache and of the bundle, and report the corrupt ones.
 
---rebuild compiles every declared kernel that is there once more and compares the bytes: NVRTC
-makes the same ones anywhere, so a difference is a wrong entry. Exit code 4 when one is found.
+--rebuild compiles every declared kernel in the cache again and compares the bytes. NVRTC output
+is the same on every machine, so a difference is a wrong entry. Exit code 4 if one is found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify; return 4 when an entry is wrong."""
+    """Verify; return 4 if an entry is wrong."""
     from kiln.jit_kernels.compile.audit import Flaw, audit, rebuild
     from kiln.jit_kernels.compile.opening import kernel_cache
     from kiln.jit_kernels.settings import settings

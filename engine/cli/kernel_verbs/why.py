@@ -1,4 +1,4 @@
-"""Say where a kernel comes from, or which ingredient of its key keeps it from being found."""
+"""Print where a kernel is loaded from, or which part of its key causes the cache miss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 from kiln.engine.cli.targets import add_arch_argument, specs_named, wanted_archs
 
 NAME = "why"
-HELP = "where a kernel comes from, or what differs from the nearest entry of the cache"
+HELP = "where a kernel is loaded from, or how its key differs from the nearest cache entry"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each variant and target."""
+    """Print one line per variant and target."""
     from kiln.jit_kernels.compile.explain import explain
     from kiln.jit_kernels.compile.opening import kernel_cache
     from kiln.jit_kernels.compile.warmup import jobs_for

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: biases only where config.json says so."""
+"""Llama 2 and 3: biases only if config.json says so."""
 
 from __future__ import annotations
 

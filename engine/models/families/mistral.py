@@ -1,4 +1,4 @@
-"""Mistral: no biases, and one sliding window for all layers where config.json has one."""
+"""Mistral: no biases, and one sliding window for all layers if config.json has one."""
 
 from __future__ import annotations
 

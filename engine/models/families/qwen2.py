@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on query, key and value; windows only where switched on."""
+"""Qwen2 and Qwen2.5: biases on query, key and value; sliding windows only if enabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen1.5 and Qwen2 with experts, and one more behind a gate that every token goes through."""
+"""Qwen1.5 and Qwen2 with experts, and a gated shared expert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
     return Traits(
         qkv_bias=fields.flag("qkv_bias"),
-        # The bound is the other way round than in Qwen2, and every second layer slides.
+        # The comparison is reversed from Qwen2, and only every second layer has a window.
         windows=switched_windows(fields, lambda layer, end: layer < end and layer % 2 == 0),
         experts=read_experts(
             fields,

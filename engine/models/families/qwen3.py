@@ -1,4 +1,4 @@
-"""Qwen3, dense: norms on query and key; windows only where switched on."""
+"""Qwen3, dense: norms on query and key; sliding windows only if enabled."""
 
 from __future__ import annotations
 

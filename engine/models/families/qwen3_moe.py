@@ -1,4 +1,4 @@
-"""Qwen3 with experts: norms on query and key; the weights of experts add up to 1 where asked."""
+"""Qwen3 with experts: norms on query and key; normalized expert weights if configured."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ROOFS = {"copy_bytes_s": 4e12, "matmul_flops_s": 8e14, "launch_us": 1.2, "l2_byt
 def test_without_a_gpu_it_says_so_and_measures_nothing(kiln):
     result = kiln("bench", "kernels", "norm")
     assert result.returncode == 1
-    assert "no GPU here" in result.stderr
+    assert "no GPU found" in result.stderr
     assert "--cpu" in result.stderr
     assert result.stdout == ""
 

@@ -71,7 +71,7 @@ def test_what_a_step_takes_on_a_gpu_is_left_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600 * block_bytes,) * 2)
     config, cuda = KVConfig(block_size=4, gpu_memory_utilization=1.0), torch.device("cuda", 0)
     assert size_pool(config, SHAPE, cuda, 100, 50 * block_bytes) == 550
-    with pytest.raises(ConfigError, match="or lower max_num_batched_tokens: a step takes"):
+    with pytest.raises(ConfigError, match="or lower max_num_batched_tokens: a step needs"):
         size_pool(config, SHAPE, cuda, 100, 590 * block_bytes)
 
 

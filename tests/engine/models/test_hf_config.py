@@ -280,18 +280,18 @@ def test_experts_that_cannot_be_served_are_named(read, architecture, fields, mes
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, want a divisor of 8"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1, want a number above 0"),
         ({"tie_word_embeddings": "yes"}, "want true or false"),
-        ({"hidden_act": "relu"}, "hidden_act is 'relu', Kiln knows silu"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', Kiln supports silu"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
-            r"rope_scaling\.rope_type is 'longrope', Kiln knows default, linear, llama3, yarn",
+            r"rope_scaling\.rope_type is 'longrope', Kiln supports default, linear, llama3, yarn",
         ),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"rope_scaling\.type is 'dynamic'"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
         (
             {"rope_scaling": {"rope_type": "default", "type": "mrope"}},
-            r"rope_scaling\.rope_type is 'default', Kiln knows",
+            r"rope_scaling\.rope_type is 'default', Kiln supports",
         ),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0, "short_factor": [1.0]}},
@@ -303,7 +303,7 @@ def test_experts_that_cannot_be_served_are_named(read, architecture, fields, mes
         ),
         (
             {"rope_parameters": {"rope_theta": 1.0}, "rope_scaling": {"type": "default"}},
-            "rope_scaling is {'type': 'default'}, and rope_parameters is there too",
+            "rope_scaling is {'type': 'default'}, but rope_parameters is also set",
         ),
         (
             {"architectures": ["GPT2LMHeadModel"]},

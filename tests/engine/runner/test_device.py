@@ -38,8 +38,8 @@ def test_a_device_is_found(gpus, count, name, device):
     [
         (0, "cuda", "sees no CUDA device"),
         (0, "cuda:0", "sees no CUDA device"),
-        (2, "cuda:2", "'cuda:2': there are 2 CUDA devices"),
-        (2, "cuda:x", "'cuda:x': there are 2 CUDA devices"),
+        (2, "cuda:2", "'cuda:2': 2 CUDA devices"),
+        (2, "cuda:x", "'cuda:x': 2 CUDA devices"),
     ],
 )
 def test_a_device_that_is_not_there_is_a_config_error(gpus, count, name, message):

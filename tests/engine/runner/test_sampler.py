@@ -134,7 +134,7 @@ def test_a_broken_row_is_an_error_and_its_neighbours_are_not(broken, word, tempe
 def test_banning_everything_is_an_error_of_that_row():
     banned = request(banned=(0, 1, 2))
     drawn = sample(torch.zeros(2, 3), [banned, request()])
-    assert "every token that is left is a stop token, and min_tokens" in drawn[0].error
+    assert "only stop tokens can be sampled, but min_tokens" in drawn[0].error
     assert drawn[1].error is None
     assert sample(torch.zeros(1, 3), [banned]) == drawn[:1]
 

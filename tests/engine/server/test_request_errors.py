@@ -21,7 +21,7 @@ def test_a_request_that_fails_before_its_first_token_is_status_500(api, stream):
     assert answer.status_code == 500
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("server_error", "generation_failed")
-    assert "every token that is left is a stop token" in error["message"]
+    assert "only stop tokens can be sampled" in error["message"]
 
 
 def test_its_neighbours_get_the_tokens_that_they_get_alone(api):
