@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from kiln.jit_kernels.catalog import operators_of
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
 from kiln.jit_kernels.errors import (
     BundleRefused,

@@ -1,50 +1,50 @@
-"""The kernels' error tree.
+"""The error hierarchy of kernels.
 
 KernelError
-├── CompileError     a toolchain refused a translation unit; the message holds its log
+├── CompileError     a toolchain failed to compile a translation unit
 ├── ToolchainMissing the compiler of a toolchain is not installed
-├── SealedMiss       the kernel cache is sealed, and a kernel is not in it
-├── BundleRefused    a bundle of kernels cannot be read, or is not what it should be
-├── NoSuchKernel     a kernel does not come for a dtype, a shape or a device
-├── LaunchError      the driver refused to load or launch
-├── LateKernel       a kernel was to be compiled or loaded at a time when that must not happen
-└── HostFault        the host toolchain caught a race, an out-of-bounds access, a deadlock, …
+├── SealedMiss       a cache miss in a sealed kernel cache
+├── BundleRefused    a sealed bundle is unreadable, damaged or untrusted
+├── NoSuchKernel     a kernel has no variant for a dtype, a shape or a device
+├── LaunchError      the driver failed to load or launch a kernel
+├── LateKernel       a kernel would be compiled or loaded while serving or during graph capture
+└── HostFault        the host toolchain detected a race, an out-of-bounds access, a deadlock, …
 """
 
 from __future__ import annotations
 
 
 class KernelError(RuntimeError):
-    """Base of every error of this floor; its message is fit to show to a user."""
+    """Base of every error in jit_kernels. Messages are written for users."""
 
 
 class CompileError(KernelError):
-    """A toolchain refused a kernel. The message names kernel, variant, target and compiler."""
+    """A kernel did not compile. The message names kernel, variant, target and compiler."""
 
 
 class ToolchainMissing(KernelError):
-    """A compiler is not installed; the message says what to install."""
+    """A compiler is not installed. The message says what to install."""
 
 
 class SealedMiss(KernelError):
-    """A sealed kernel cache lacks a kernel; the message names what differs from the nearest."""
+    """A cache miss in a sealed kernel cache. The message compares it with the nearest entry."""
 
 
 class BundleRefused(KernelError):
-    """A bundle of kernels is absent, damaged, tampered with or not to be trusted."""
+    """A sealed bundle is absent, damaged or untrusted."""
 
 
 class NoSuchKernel(KernelError):
-    """A kernel does not come in what a model or a device needs; the message names it."""
+    """A kernel has no variant for a dtype, a shape or a device. The message names it."""
 
 
 class LaunchError(KernelError):
-    """The CUDA driver refused to load or launch a kernel."""
+    """The CUDA driver failed to load or launch a kernel."""
 
 
 class LateKernel(KernelError):
-    """A kernel would be compiled or loaded while serving, or while a graph is captured."""
+    """A kernel would be compiled or loaded while serving, or during CUDA graph capture."""
 
 
 class HostFault(KernelError):
-    """A kernel run on the CPU misbehaved; the message names threads and source lines."""
+    """The host toolchain detected an error in a kernel. The message names threads and lines."""

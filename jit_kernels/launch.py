@@ -16,7 +16,7 @@ import torch
 from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.catalog import best_form
 from kiln.jit_kernels.compile.build import Built, build
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.errors import LateKernel, NoSuchKernel
 from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
@@ -25,7 +25,7 @@ from kiln.jit_kernels.parameters import Arguments, KernelValue
 from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, Needs, label, needed
-from kiln.jit_kernels.template import opening
+from kiln.jit_kernels.template import early_launch_hint
 
 
 class LoadedKernel:
@@ -100,16 +100,16 @@ def load_kernels(
             ready_guard().passes(name, "loaded")
             function = launcher().load(
                 name, one.cubin, form.entry, form.shared_bytes(variant, gpu(index)),
-                opening=_opening(form, arch),
+                early_hint=_early_hint(form, arch),
             )  # fmt: skip
             kernel = LoadedKernel(name, function, form.c_types, launcher())
             loaded[spec.name, *variant.values()] = form, kernel
             on_built(label(spec, variant), one)
 
 
-def _opening(spec: KernelSpec, arch: str) -> str:
-    """Return what allows to launch a kernel early, "" on a GPU that cannot."""
-    return opening(spec.source) if compute_capability(arch) >= EARLY_ARCH else ""
+def _early_hint(spec: KernelSpec, arch: str) -> str:
+    """Return the hint for an early launch of a kernel, "" if the GPU has no early launches."""
+    return early_launch_hint(spec.source) if compute_capability(arch) >= EARLY_ARCH else ""
 
 
 def _check_comes(spec: KernelSpec, needs: Needs, arch: str) -> None:

@@ -102,7 +102,7 @@ def render(spec: KernelSpec, variant: Variant) -> Unit:
 
 
 @cache
-def opening(path: str) -> str:
+def early_launch_hint(path: str) -> str:
     """Return what a source's kernel begins with that allows to launch it early, "" for nothing.
 
     The name of a function of kiln/ptx/launch.cuh, which says what it promises.

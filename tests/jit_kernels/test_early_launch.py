@@ -9,7 +9,7 @@ from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU
-from kiln.jit_kernels.template import Unit, opening, read_source, render
+from kiln.jit_kernels.template import Unit, early_launch_hint, read_source, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
@@ -48,7 +48,7 @@ def run_twice(spec, a, kernel=None):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_kernel_waits_before_it_touches_anything(spec):
-    assert opening(spec.source)
+    assert early_launch_hint(spec.source)
     run_twice(spec, a_case(spec))
 
 
@@ -146,7 +146,7 @@ def test_attention_reads_what_is_older_than_the_step_before_it_waits(seed):
 
 
 def test_what_allows_an_early_launch_is_read_in_the_source():
-    names = {name: opening(spec.source) for name, spec in all_specs().items()}
+    names = {name: early_launch_hint(spec.source) for name, spec in all_specs().items()}
     assert names["attention_plan"] == "pdl_writes_plan"
     assert names["paged_attention"] == "pdl_reads_plan"
     assert names["rms_norm"] == "pdl_hints_first"
@@ -160,4 +160,4 @@ def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeyp
     late = source.replace("  kiln::take_turn();\n", "  int i = 0;\n  kiln::take_turn();\n")
     for text, wanted in ((source, "take_turn"), (late, "")):
         monkeypatch.setattr("kiln.jit_kernels.template.read_source", lambda path, text=text: text)
-        assert opening.__wrapped__("any.cu") == wanted
+        assert early_launch_hint.__wrapped__("any.cu") == wanted

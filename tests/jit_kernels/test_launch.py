@@ -166,7 +166,7 @@ def test_too_much_shared_memory_is_told_with_its_size():
     driver = FakeDriver(())
     launcher = CudaPythonLauncher(driver)
     driver.cuFuncSetAttribute = lambda *asked: (1,)
-    with pytest.raises(LaunchError, match="norm: a block may not have 300000 bytes"):
+    with pytest.raises(LaunchError, match="norm: a block cannot have 300000 bytes"):
         launcher.load("norm", b"cubin", "entry", 300_000)
 
 
@@ -231,7 +231,7 @@ def test_a_refusal_says_what_and_why(make):
 class SimpleFunction:
     ptr, function = 0, 0
 
-    def comes_next_on(self, stream):
+    def may_start_early(self, stream):
         return False
 
 
@@ -239,8 +239,8 @@ def test_a_kernel_that_waits_by_itself_is_launched_early():
     driver = FakeDriver(["int64"])
     launcher = CudaPythonLauncher(driver)
     geometry = LaunchGeometry((3, 2, 1), (64, 4, 1), 900)
-    for opening in ("take_turn", ""):
-        function = launcher.load("norm", b"cubin", "entry", opening=opening)
+    for hint in ("take_turn", ""):
+        function = launcher.load("norm", b"cubin", "entry", early_hint=hint)
         LoadedKernel("norm", function, ["int64"], launcher).launch(geometry, [5], 77)
     early, late = driver.calls
     assert early[1:] == late[1:] == ((3, 2, 1, 64, 4, 1, 900), 77, [5])
@@ -264,7 +264,7 @@ def test_right_behind_its_plan_a_reader_is_not_launched_early(launches, early):
     driver = FakeDriver([])
     launcher, geometry, seen = CudaPythonLauncher(driver), LaunchGeometry((1, 1, 1), (32, 1, 1)), []
     functions = {
-        name: launcher.load(name, b"cubin", "entry", opening=name)
+        name: launcher.load(name, b"cubin", "entry", early_hint=name)
         for name in (PLAN, READER, NORM, PLAIN)
     }
     for name, stream in launches:
@@ -277,10 +277,11 @@ def test_right_behind_its_plan_a_reader_is_not_launched_early(launches, early):
 def test_a_stream_of_another_device_is_another_stream():
     driver = FakeDriver([])
     launcher = CudaPythonLauncher(driver)
-    plan, reader = (launcher.load(name, b"cubin", "entry", opening=name) for name in (PLAN, READER))
+    plan = launcher.load("plan", b"cubin", "entry", early_hint=PLAN)
+    reader = launcher.load("reader", b"cubin", "entry", early_hint=READER)
     driver.context = 2
-    norm = launcher.load("norm", b"cubin", "entry", opening=NORM)
-    assert [one.comes_next_on(0) for one in (plan, norm, reader)] == [True, True, False]
+    norm = launcher.load("norm", b"cubin", "entry", early_hint=NORM)
+    assert [one.may_start_early(0) for one in (plan, norm, reader)] == [True, True, False]
 
 
 def test_each_thread_has_a_configuration_of_its_own():
@@ -297,7 +298,7 @@ def test_whether_a_loaded_kernel_may_start_early_depends_on_the_gpu(cuda, monkey
     spec = find_spec("apply_rotary")
     launch.load_kernels([spec], torch.device("cuda", 0), needs_of(torch.bfloat16))
     ((_, kernel),) = launch._loaded(0).values()
-    assert bool(kernel._function.opening) is early
+    assert bool(kernel._function.early_hint) is early
 
 
 @pytest.mark.parametrize("make", [CudaPythonLauncher, CuPyLauncher])

@@ -18,7 +18,7 @@ COMPILERS = ("nvidia", "cuda", "cupy", "triton", "_cuda", "ninja")
 WARM_START = """
 import json, os, shutil, sys
 from kiln.jit_kernels.compile.build import build
-from kiln.jit_kernels.compile.opening import open_cache
+from kiln.jit_kernels.compile.open_cache import open_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings

@@ -13,7 +13,7 @@ import torch
 
 from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
 from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
@@ -22,7 +22,7 @@ from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, label
-from kiln.jit_kernels.template import opening
+from kiln.jit_kernels.template import early_launch_hint
 from kiln.jit_kernels.toolchains.cubin import resources_of
 
 Row = dict[str, Any]
@@ -51,11 +51,11 @@ def launch_functions(spec: KernelSpec, a: Arguments) -> dict[str, Callable[[], A
         except ToolchainMissing as error:
             found[name] = f"not measured: {error}"
             continue
-        for title, begins in ((name, ""), (f"{name}_early", opening(spec.source))):
-            if begins and name not in _EARLY:
+        for title, hint in ((name, ""), (f"{name}_early", early_launch_hint(spec.source))):
+            if hint and name not in _EARLY:
                 continue
             shared = spec.shared_bytes(bound.variant, gpu(torch.cuda.current_device()))
-            function = launcher.load(name, cubin, spec.entry, shared, opening=begins)
+            function = launcher.load(name, cubin, spec.entry, shared, early_hint=hint)
             kernel = LoadedKernel(name, function, spec.c_types, launcher)
             found[title] = lambda kernel=kernel: kernel.launch(geometry, values, stream)
     found["cuda_core"] = _cuda_core(spec, cubin, geometry, values, stream)

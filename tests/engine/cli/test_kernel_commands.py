@@ -17,7 +17,7 @@ from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import read_model
 from kiln.jit_kernels import registry, template
 from kiln.jit_kernels.compile import kernel_cache as cache_module
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
