@@ -1,4 +1,4 @@
-"""Where a kernel comes from, or what keeps it from being found, in words."""
+"""Explain a cache hit or miss in words."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kiln.jit_kernels.spec import KernelSpec, Variant
 
 
 def explain(spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache) -> str:
-    """Return where the cubin of a variant is, or how the nearest entry differs."""
+    """Return the location of a variant's cubin, or how the nearest entry differs."""
     built, unit = look_up(spec, variant, arch, cache)
     if built is None:
         near = nearest_to(spec, variant, arch, unit, cache)
-        return f"not there; {near.sentence() if near else 'the cache holds no kernel at all'}"
+        return f"not there; {near.sentence() if near else 'the cache is empty'}"
     if built.tier == "bundle" and cache.bundle is not None:
         return f"in bundle {cache.bundle.path}, key {built.key}"
     if built.tier == "disk":

@@ -176,5 +176,5 @@ def test_an_entry_that_would_be_built_otherwise_is_found(warm, tmp_path):
     assert count == 2
     assert sorted(flaw.reason for flaw in flaws) == [
         "not an ELF file for a CUDA device",
-        "the ingredients that it states do not give its key",
+        "its ingredients do not hash to its key",
     ]

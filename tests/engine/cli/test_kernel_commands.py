@@ -246,7 +246,7 @@ def test_an_entry_under_another_key_is_not_imported(kiln, warm_root, tmp_path):
     arch, _, entry = next(Bundle.open(warm_root / "b").entries())
     write_bundle(tmp_path / "swapped", [(arch, "0" * 64, entry)])
     code, _, err = kiln("kernels", "import", tmp_path / "swapped")
-    assert (code, "do not give its key" in err) == (4, True)
+    assert (code, "do not hash to its key" in err) == (4, True)
     assert not list((tmp_path / "kernels").rglob("*.kk"))
 
 
