@@ -34,7 +34,7 @@ class KernelCache:
     def __init__(
         self, store: Store, *, bundle: Bundle | None = None, locks: Path | None = None
     ) -> None:
-        """``store`` is the user's cache; its mode applies to all tiers. ``locks``: see cache.lock."""
+        """``store``: the user's cache; its mode applies to all tiers. ``locks``: see cache.lock."""
         self.store = store
         self.bundle = bundle
         self._locks = locks
@@ -85,7 +85,7 @@ class KernelCache:
     def one_builder(self, key: str, seconds: float) -> AbstractContextManager[bool]:
         """Return a context that waits for another builder of a key; yields whether it got the lock.
 
-        Without a folder of locks it does not wait.
+        It does not wait if nothing is published to the user's cache.
         """
         if self._locks is None or self.store.root is None or self.store.mode != "rw":
             return nullcontext(True)
@@ -94,8 +94,8 @@ class KernelCache:
     def toolchains(self, arch: str) -> Iterator[str]:
         """Yield the identities of the compilers whose kernels are accepted, nearest first.
 
-        First the bundle's, then the installed one. If the cache is sealed or no compiler is
-        installed, also those that filled the user's cache, because nothing will be compiled.
+        First the bundle's, then the installed one. If the cache is sealed or none is installed,
+        those that filled the user's cache replace the latter, because nothing will be compiled.
         """
         seen: dict[str, None] = dict.fromkeys(self._bundle_toolchains if self.reads else ())
         yield from seen

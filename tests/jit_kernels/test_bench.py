@@ -347,11 +347,11 @@ def test_torch_compile_is_asked_where_it_is_wanted(monkeypatch):
 
     def forms_of(spec, device, *, compiled, peers):
         run = forms.of(lambda a: measure.run_reference(spec, a))
-        return {"host": run, "compile": run if compiled else "not asked for"}
+        return {"host": run, "compile": run if compiled else "not requested"}
 
     monkeypatch.setattr(measure, "forms_of", forms_of)
     monkeypatch.setattr(measure, "_cases", lambda *a: [spec.sizes[1], spec.sizes[2]])
     for compiled in (True, False):
         rows = rows_of(spec, compiled=compiled)
         seen.append([r["status"] for r in rows if r["implementation"] == "compile"])
-    assert seen == [["measured", "measured"], ["not asked for", "not asked for"]]
+    assert seen == [["measured", "measured"], ["not requested", "not requested"]]
