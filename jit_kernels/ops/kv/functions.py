@@ -18,10 +18,10 @@ from kiln.jit_kernels.torch_ops import call
 def is_one_launch(
     device_type: str, dtype: torch.dtype, pool_dtype: torch.dtype, head_dim: int, rotary_dim: int
 ) -> bool:
-    """Return whether rope_store runs as one kernel for such heads.
+    """Return whether rope_store runs as one kernel for these heads.
 
-    On a GPU it does unless torch is chosen; on a CPU it does where ``KILN_CPU_KERNELS`` runs
-    kernels. Otherwise its reference would run, and one operator per step is faster. Decided once
+    On a GPU it does unless torch is chosen; on a CPU it does if ``KILN_CPU_KERNELS`` enables
+    kernels. Otherwise the reference would run, and separate operators are faster. Decided once
     per process.
     """
     if not serves(head_dim, rotary_dim):
@@ -35,7 +35,7 @@ def is_one_launch(
 
 
 @takes_arrays
-def rope_store(  # noqa: PLR0913 (one launch does all that follows the projection)
+def rope_store(  # noqa: PLR0913 (one launch does everything after the projection)
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -1,4 +1,4 @@
-"""The public functions that quantise: alone, and fused with what computes the rows."""
+"""The public functions that quantise: alone, and fused with a norm or an activation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kiln.jit_kernels.ops.quantization.spec import (
 from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
-_NUM_MAXIMA = 256  # parts of a tensor, whose largest magnitudes are found in parallel
+_NUM_MAXIMA = 256  # parts of a tensor whose largest magnitudes are computed in parallel
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
 
@@ -126,7 +126,7 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
     rows, sums = dense_rows(x), as_rows(residual)
     if sums is None:
         raise ValueError(
-            f"{name} adds in place and needs dense rows at one distance; residual has strides "
+            f"{name} adds in place and needs dense rows with one row stride; residual has strides "
             f"{residual.stride()}: pass a contiguous tensor"
         )
     scale = _one(name, scale)
@@ -210,7 +210,7 @@ def _codes(
     column_major: bool,
     dynamic: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments that every operator here has: outputs, a given scale, group_size."""
+    """Return the common arguments of these operators: outputs, a given scale, group_size."""
     one_scale = dynamic or scale is not None
     out, scales = empty_codes(shape, rows.device, dtype, group_size, one_scale, column_major)
     return {"out": out, "scales": scales, "scale": scale, "group_size": group_size}
