@@ -50,7 +50,7 @@ Round = tuple[list[Seconds], Seconds | None]  # for each program; for an empty k
 def main() -> int:
     """Build, print and write; return 1 when a build failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each way except the two slowest")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, except for the two slowest")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--kernels", nargs="+", default=KERNELS, metavar="NAME")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")

@@ -39,7 +39,7 @@ def main() -> int:
     """Run one trial; return 1 on an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="trial", required=True)
-    kill = commands.add_parser("kill", help="SIGKILL at random, and at each system call of a publisher")
+    kill = commands.add_parser("kill", help="SIGKILL at random, and at each call of a publisher")
     kill.add_argument("--nvrtc", action="store_true", help="build real kernels")
     kill.add_argument("--pause", type=float, default=0.04, help="mean seconds between kills")
     kill.add_argument("--min-kills", type=int, default=1, help="fail on fewer kills")

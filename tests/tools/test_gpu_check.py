@@ -85,7 +85,7 @@ def test_some_kernels_alone_are_checked_and_a_slip_in_a_name_is_told():
     command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm"]
     for more, told in [
         (["rms_nrm"], "no kernel is named rms_nrm"),
-        (["--only", "greedy_parity"], "greedy_parity cannot keep to some kernels"),
+        (["--only", "greedy_parity"], "greedy_parity does not support --kernels"),
     ]:
         done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2

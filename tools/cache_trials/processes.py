@@ -54,7 +54,7 @@ class Child:
         os.close(writer)
 
     def result(self) -> Any:
-        """Wait; return the result, or None if the child failed, which is then reported on stderr."""
+        """Wait; return the result, or None if the child failed, with a report on stderr."""
         with os.fdopen(self._reader) as file:
             text = file.read()
         return json.loads(text) if end(self._pid, kill=False) == 0 else None

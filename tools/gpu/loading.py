@@ -1,4 +1,4 @@
-"""What loading a cubin costs, what each launcher costs a call, and that nothing loads too late."""
+"""Cost of module loading, cost per call of each launcher, and the guard against late loading."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LAUNCHERS: dict[str, Callable[[], Any]] = {
     "cuda_python": CudaPythonLauncher,
     "cupy": CuPyLauncher,
 }
-_EARLY = ("cuda_python",)  # those whose launches may come before the kernel ahead has ended
-_SHARED_UNASKED = 48 << 10  # bytes that a block gets without an attribute of its kernel
+_EARLY = ("cuda_python",)  # launchers that support programmatic dependent launch
+_SHARED_UNASKED = 48 << 10  # bytes that a block gets without setting a function attribute
 _KINDS = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
 
 
@@ -72,7 +72,7 @@ def _cuda_core(
         return f"not measured: {error}"
     shared = geometry.shared_bytes + resources_of(cubin)[spec.entry].shared_bytes
     if shared > _SHARED_UNASKED:
-        return f"not measured: asks for {shared} bytes of shared memory"
+        return f"not measured: needs {shared} bytes of shared memory"
     device = core.Device(torch.cuda.current_device())
     device.set_current()
     kernel = core.ObjectCode.from_cubin(cubin).get_kernel(spec.entry)
@@ -124,7 +124,7 @@ def loading(args: argparse.Namespace) -> list[Row]:
             "cubin_bytes": sum(map(len, cubins)),
             "median_ms": round(sorted(times)[len(times) // 2], 3),
             "largest_ms": round(max(times), 3),
-            "device_bytes": taken,  # of all of them; the driver takes memory by 2 MiB
+            "device_bytes": taken,  # of all modules; the driver allocates in steps of 2 MiB
             "ok": len(kept) == len(jobs),
         }
         rows.append(row)
@@ -132,8 +132,8 @@ def loading(args: argparse.Namespace) -> list[Row]:
 
 
 def late_load(args: argparse.Namespace) -> list[Row]:
-    """Try to load a kernel inside a capture: our guard must speak, and the capture go on."""
-    # Under a name of its own, so that it is not loaded yet whatever ran before.
+    """Try to load a kernel during graph capture: it must be refused and the capture continue."""
+    # A new name, so that the kernel is not loaded yet in any case.
     spec = dataclasses.replace(find_spec("rms_norm"), name="rms_norm_late")
     x = torch.zeros(8, device="cuda")
     said = ""

@@ -124,7 +124,7 @@ def _amax_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 
 
 def _cost(reads: int, writes: int, more: int, variant: Variant, sizes: Sizes) -> Cost:
-    """Count rows read and written, codes and scales, and ``more`` rows read once, such as weights."""
+    """Count rows read and written, codes and scales, and ``more`` rows read once."""
     elements, itemsize = sizes["rows"] * sizes["d"], DTYPES[variant["scalar_t"]].itemsize
     rows = ((reads + writes) * elements + more * sizes["d"]) * itemsize
     extra = 4 * cases.NUM_MAXIMA if sizes.get("maxima") else 4 if sizes.get("given") else 0
