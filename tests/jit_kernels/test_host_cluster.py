@@ -1,4 +1,4 @@
-"""What blocks share: clusters, ordered counters, and launches that start early; misuse of each."""
+"""The host runtime across blocks: clusters, ordered counters, early launches; misuse of each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def change(source, old, new):
 
 # ---- clusters --------------------------------------------------------------------------------
 
-# out = the sum of the cluster's 4 x 64 elements of x, by way of each other's shared memory.
+# out = the sum of the cluster's 4 x 64 elements of x, through distributed shared memory.
 SUM = """
 #define CLUSTER 4
 extern "C" __global__ void KILN_CLUSTER(CLUSTER, 1, 1) k(const float* x, float* out) {

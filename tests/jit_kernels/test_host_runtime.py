@@ -1,4 +1,4 @@
-"""What the host runtime executes, and what it must catch; Python survives all of it."""
+"""What the host runtime executes, and which errors it detects without crashing Python."""
 
 from __future__ import annotations
 

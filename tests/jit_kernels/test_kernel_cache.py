@@ -1,4 +1,4 @@
-"""The tiers of the kernel cache: where a kernel is looked for in each mode, and under which key."""
+"""The tiers of the kernel cache: lookups in each mode, and keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARCH = "sm_90a"
 
 @pytest.fixture
 def compiles(monkeypatch):
-    """Count compilations; none takes place."""
+    """Count compilations through a fake compiler."""
     done = []
 
     def compile_cubin(name, unit, arch):
@@ -157,7 +157,7 @@ def test_a_machine_without_nvrtc_uses_what_others_built(warm, no_nvrtc):
 
 
 def test_what_another_nvrtc_compiled_is_used_and_not_published(tmp_path, compiles, monkeypatch):
-    """Two are installed: the key would name the one on the path, and the other was loaded."""
+    """Two are installed: the key would name the one on the path, but the other is loaded."""
     monkeypatch.setattr(nvrtc, "loaded_identity", lambda: "nvrtc/the other")
     cache = KernelCache(Store(tmp_path))
     assert [tier(cache), tier(cache)] == ["built", "process"]
@@ -203,7 +203,7 @@ def test_what_somebody_else_builds_is_left_for_later(tmp_path, compiles):
 
 
 def test_a_warm_look_up_reads_and_hashes_one_file_and_does_little_else(warm):
-    """From key to verified bytes, and from template to key to bytes. Every call is counted."""
+    """Count every call from key to verified bytes, and from template to key to bytes."""
     job = warm.jobs[0]
     key = build(job.spec, job.variant, job.arch, warm.cache()).key
     for run, hashed, most in (

@@ -36,13 +36,13 @@ KINDS = {
 
 
 def read_back(address, kinds):
-    """What a driver sees: an array of pointers, each to one argument."""
+    """Decode the arguments as a driver does: an array of pointers, each to one argument."""
     pointers = (ctypes.c_void_p * len(kinds)).from_address(address)
     return [KINDS[k].from_address(p).value for k, p in zip(kinds, pointers, strict=True)]
 
 
 class FakeDriver:
-    """cuda.bindings.driver as far as Kiln calls it."""
+    """A fake of the functions of cuda.bindings.driver that Kiln calls."""
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
@@ -98,7 +98,7 @@ class FakeDriver:
 
 
 class FakeCuPy:
-    """cupy.cuda as far as Kiln calls it: errors are raised, a function has its handle in ptr."""
+    """A fake of the parts of cupy.cuda that Kiln calls."""
 
     class Error(Exception):
         pass
@@ -143,7 +143,7 @@ LAUNCHERS = {"cuda-python": (CudaPythonLauncher, FakeDriver), "cupy": (CuPyLaunc
 
 @pytest.fixture(params=LAUNCHERS)
 def make(request):
-    """Return a launcher over a fake of its library, and the fake."""
+    """Return a launcher with a fake of its library, and the fake."""
     launcher, fake = LAUNCHERS[request.param]
 
     def made(kinds, error=0):
@@ -191,7 +191,7 @@ def test_every_kernels_arguments_arrive(spec, make):
         assert launched == (*geometry.grid, *geometry.block, geometry.shared_bytes)
         for got, value in zip(seen, values, strict=True):
             want = value.data_ptr() if isinstance(value, torch.Tensor) else value
-            assert (got or 0) == pytest.approx(want or 0, rel=1e-6)  # a null pointer reads as None
+            assert (got or 0) == pytest.approx(float(want or 0), rel=1e-6)  # None: a null pointer
     assert len(driver.calls) == wanted, "an empty grid is never launched"
 
 
@@ -347,12 +347,12 @@ def test_cupy_has_what_the_launcher_calls():
     cupy = pytest.importorskip("cupy")
     launcher = CuPyLauncher(cupy.cuda)
     with pytest.raises(LaunchError, match="silu_and_mul"):
-        launcher.load("silu_and_mul", b"not a cubin", "act_and_mul")  # refused, or no driver here
+        launcher.load("silu_and_mul", b"not a cubin", "act_and_mul")  # or there is no driver
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """A machine with a GPU, as far as loading asks, and a fake driver."""
+    """A fake driver, on a machine that seems to have a GPU when kernels are loaded."""
     driver = FakeDriver(["pointer"])
     monkeypatch.setattr(launch, "launcher", lambda: CudaPythonLauncher(driver))
     monkeypatch.setattr(launch, "kernel_cache", lambda: KernelCache(Store(None)))

@@ -1,4 +1,4 @@
-"""The norm kernels: fused against alone, Gemma's form, and which threads sum a row."""
+"""The norm kernels: fused against separate, Gemma's form, and the summation order of a row."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_offset_rounds_as_gemma_does(dtype):
 @pytest.mark.parametrize("scale", [1e-24, 1e-12, 1.0, 1e12, 1e17])
 @pytest.mark.parametrize("d", [64, 896, 2048])
 def test_rows_of_any_magnitude_are_normalised(scale, d):
-    # The mean of squares goes from 1e-48, 0 in float32, to 1e34: past what most rows have.
+    # The mean of squares ranges from 1e-48, which is 0 in float32, to 1e34.
     x, weight = torch.randn(3, d) * scale, torch.ones(d)
     got = torch.empty_like(x)
     on_host("rms_norm", got, x, weight, 1e-30, 0.0)

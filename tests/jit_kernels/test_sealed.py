@@ -1,4 +1,4 @@
-"""A machine with no compiler at all is served from a bundle, and says what is missing in it."""
+"""A machine without compilers runs from a sealed bundle and reports missing kernels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def bare(tmp_path_factory):
 
 
 def run(environ, *command):
-    """Without site: only the packages that the environment names."""
+    """Without site: only the packages in the given environment."""
     return subprocess.run(
         [sys.executable, "-S", *command],
         env=environ,

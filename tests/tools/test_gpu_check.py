@@ -1,4 +1,4 @@
-"""The GPU script is ready before a GPU is: it runs here, and says what it could not measure."""
+"""gpu_check runs without a GPU and reports what it could not measure."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ open(flags["--result"], "w").write(json.dumps({"status": status, "rows": [row]})
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """The processes of sections, without a GPU; what they were called with is in a file."""
+    """Fake section processes without a GPU; a file records their arguments."""
     script, said = tmp_path / "stand_in.py", tmp_path / "said"
     script.write_text(STAND_IN)
     monkeypatch.setattr(children, "_SCRIPT", script)
@@ -279,7 +279,7 @@ def test_a_row_that_depends_on_its_place_is_found():
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """The kernel sections on the host toolchain and small sizes: their code, not their numbers."""
+    """The kernel sections on the host toolchain and small sizes, to test their code."""
     names = ("rms_norm", "route_tokens", "align_tokens")
     small = {
         name: replace(find_spec(name), bench_sizes=find_spec(name).sizes[1:3]) for name in names

@@ -1,4 +1,4 @@
-"""Whether a change leaves machine code as it was is told from two checkouts."""
+"""same_code.py compares the machine code of two checkouts."""
 
 from __future__ import annotations
 
