@@ -1,4 +1,4 @@
-"""Toggles decide which implementation runs, and the reason is reported."""
+"""Toggles decide which implementation runs, and the reason is told."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_preparing_loads_for_each_device_and_dtype(monkeypatch):
 
 @pytest.mark.parametrize(("triton", "runs"), [(False, "torch"), (True, "triton")])
 def test_a_broken_template_is_served_by_the_next_implementation(monkeypatch, triton, runs):
-    """Through the public function; the GPU and the operator's dispatch are fakes."""
+    """Through the public function: what is faked is the GPU, and where the operator is sent."""
     set_toggle(monkeypatch, "auto", cuda=True)
     broken = read_source("norm/rms_norm.cu").replace('extern "C"', 'undeclared(); extern "C"', 1)
     line = 1 + broken[: broken.index("undeclared")].count("\n")
@@ -197,7 +197,7 @@ def test_the_chosen_implementation_is_what_runs(monkeypatch):
 
 
 def test_every_triton_form_agrees_with_the_reference():
-    """In a new process: Triton decides at import whether to interpret."""
+    """In a process of its own: Triton decides at import whether it interprets."""
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "tools/import_root")}
     code = (ROOT / "tests/jit_kernels/triton_forms.py").read_text()
     done = subprocess.run(
@@ -210,7 +210,7 @@ def test_every_triton_form_agrees_with_the_reference():
 
 
 def test_every_triton_form_compiles_for_a_gpu_and_fits_in_it(tmp_path):
-    """In a new process, because it removes Triton's driver."""
+    """In a process of its own, which takes Triton's driver away."""
     paths = {"PYTHONPATH": str(ROOT / "tools/import_root"), "TRITON_CACHE_DIR": str(tmp_path)}
     environ = {**os.environ, **paths}
     code = (ROOT / "tests/jit_kernels/triton_targets.py").read_text()

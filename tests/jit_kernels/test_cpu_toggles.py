@@ -1,4 +1,4 @@
-"""On a CPU a toggle works or raises an error; it is never ignored."""
+"""On a CPU a toggle is obeyed or refused, never ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kiln.jit_kernels.errors import KernelError
 
 @pytest.fixture
 def runner(monkeypatch):
-    """Return the implementation of the norms under a toggle and a mode."""
+    """What runs the norms, under a toggle and a mode."""
 
     def choose(toggle, mode):
         env = Env(cpu_kernels=mode, kernels={"norm": toggle})

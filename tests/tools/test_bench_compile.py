@@ -44,7 +44,7 @@ def test_a_record_of_another_machine_is_not_added_to(tmp_path, monkeypatch, caps
     record.write_text(json.dumps(other))
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_blocks")
-    assert "compile.json is of another machine (cores differ)" in capsys.readouterr().err
+    assert "compile.json is from another machine (cores differ)" in capsys.readouterr().err
     assert json.loads(record.read_text()) == other
 
 
