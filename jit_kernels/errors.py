@@ -1,15 +1,4 @@
-"""The error hierarchy of kernels.
-
-KernelError
-├── CompileError     a toolchain failed to compile a translation unit
-├── ToolchainMissing the compiler of a toolchain is not installed
-├── SealedMiss       a cache miss in a sealed kernel cache
-├── BundleRefused    a sealed bundle is unreadable, damaged or untrusted
-├── NoSuchKernel     a kernel has no variant for a dtype, a shape or a device
-├── LaunchError      the driver failed to load or launch a kernel
-├── LateKernel       a kernel would be compiled or loaded while serving or during graph capture
-└── HostFault        the host toolchain detected a race, an out-of-bounds access, a deadlock, …
-"""
+"""The errors of kernels: KernelError and its subclasses."""
 
 from __future__ import annotations
 

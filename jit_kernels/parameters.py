@@ -1,17 +1,6 @@
 """The parameters of a kernel and its operator, declared once.
 
-The declaration has the order and the names of the signature in the ``.cu`` file. The functions
-below declare these roles:
-
-inputs         tensors that are read
-outputs        tensors that are written; tests fill them with NaN first
-in_outs        tensors that are read and written, such as an accumulator
-scratch        memory that is written but is not a result
-optional       tensors that are read, or None, which the kernel gets as a null pointer
-values         numbers of the operator that the kernel gets unchanged
-derived        kernel arguments that ``bind`` computes, such as strides; "pointer" for a tensor
-operator_only  operator arguments that the kernel does not get, such as a factor that ``bind``
-               multiplies by another one
+The declaration has the order and the names of the signature in the ``.cu`` file.
 """
 
 from __future__ import annotations
@@ -35,7 +24,7 @@ _C_TYPES = {"bool": "int32"}
 
 
 class Role(Enum):
-    """The role of a parameter; see the module's docstring."""
+    """The role of a parameter; see the functions below."""
 
     INPUT = auto()
     OUTPUT = auto()
@@ -66,12 +55,12 @@ def inputs(*names: str) -> list[Parameter]:
 
 
 def outputs(*names: str) -> list[Parameter]:
-    """Return tensors that are written."""
+    """Return tensors that are written; tests fill them with NaN first."""
     return _tensors(Role.OUTPUT, names)
 
 
 def in_outs(*names: str) -> list[Parameter]:
-    """Return tensors that are read and written."""
+    """Return tensors that are read and written, such as an accumulator."""
     return _tensors(Role.IN_OUT, names)
 
 
@@ -81,7 +70,7 @@ def scratch(*names: str) -> list[Parameter]:
 
 
 def optional(*names: str) -> list[Parameter]:
-    """Return tensors that are read, or None."""
+    """Return tensors that are read, or None, which the kernel gets as a null pointer."""
     return _tensors(Role.OPTIONAL, names)
 
 
@@ -91,12 +80,12 @@ def values(kind: Type, *names: str) -> list[Parameter]:
 
 
 def derived(kind: Type, *names: str) -> list[Parameter]:
-    """Return kernel arguments that ``bind`` computes."""
+    """Return kernel arguments that ``bind`` computes, such as strides; "pointer" for a tensor."""
     return [Parameter(name, kind, Role.DERIVED) for name in names]
 
 
 def operator_only(kind: Type, *names: str) -> list[Parameter]:
-    """Return operator arguments that the kernel does not get."""
+    """Return operator arguments that the kernel does not get, such as a factor that ``bind`` uses."""
     return [Parameter(name, kind, Role.OPERATOR_ONLY) for name in names]
 
 

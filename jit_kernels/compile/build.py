@@ -128,6 +128,19 @@ def nearest_to(
     return nearest(spec.name, dict(variant), wanted, cache.candidates(arch))
 
 
+def explain(spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache) -> str:
+    """Return the location of a variant's cubin, or how the nearest entry differs."""
+    built, unit = look_up(spec, variant, arch, cache)
+    if built is None:
+        near = nearest_to(spec, variant, arch, unit, cache)
+        return f"not there; {near.sentence() if near else 'the cache is empty'}"
+    if built.tier == "bundle" and cache.bundle is not None:
+        return f"in bundle {cache.bundle.path}, key {built.key}"
+    if built.tier == "disk":
+        return f"in {cache.store.path(arch, built.key)}"
+    return f"in this process, key {built.key}"
+
+
 def _sealed_miss(
     spec: KernelSpec, variant: Variant, arch: str, unit: Unit, cache: KernelCache
 ) -> str:

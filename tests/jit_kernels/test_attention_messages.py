@@ -69,7 +69,7 @@ def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch, tile, g
     parts, context = {"64": (4, 4096), "256": (2, 1024)}[tile]
     sizes = {**QUARTERS, "requests": 1, "steep": 6, "group": group, "most": 34}
     sizes |= {"context": context, "split": context // 128}
-    if before:  # another request's only part comes first
+    if before:  # the only part of another request is first
         sizes["long"] = 5
     *sent, items = result(monkeypatch, LARGE, tile, sizes)
     *written, _ = result(monkeypatch, HOST_GPU, tile, sizes)

@@ -19,7 +19,7 @@ from kiln.jit_kernels.toolchains import nvrtc
 fetch = nvrtc._fetch
 
 def fetch_log_too(bindings, program, what):
-    # That of a clean build has one byte, and a bytes object of one byte is everybody's.
+    # The log of a clean build has one byte, and the interpreter shares bytes objects of one byte.
     fetch(bindings, program, "ProgramLog")
     return fetch(bindings, program, what)
 

@@ -47,7 +47,7 @@ def route_tokens(
     choice only. ``scoring`` is "softmax" (Mixtral, Qwen) or "sigmoid" (DeepSeek-V3). ``groups`` =
     (n, kept): experts form n groups of neighbours; a group is ranked by the sum of its two largest
     choices, and only experts of the first ``kept`` groups are eligible. The largest choice is
-    first; of equal ones, the lower id. Ids are distinct and in range whatever the logits hold: a
+    first; of equal ones, the lower id. Ids are distinct and in range for any logits: a
     NaN counts as -inf, and an expert at -inf has weight 0. ``renormalise`` divides the weights by
     their sum + 1e-20; ``factor`` multiplies them. Raises ValueError on a wrong
     shape or number, TypeError on a wrong dtype.

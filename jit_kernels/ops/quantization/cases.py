@@ -43,7 +43,7 @@ AMAX_BENCH_SIZES: list[Sizes] = [
 
 
 def quantize_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return rows of random numbers, and maxima if the sizes say so."""
+    """Return rows of random numbers, and maxima if the sizes have them."""
     made = {**_codes(variant, sizes, device), "x": _rows(variant, sizes, device), "maxima": None}
     if sizes.get("maxima"):  # the largest is last
         made |= {"scale": None, "maxima": torch.linspace(0.1, 3.0, NUM_MAXIMA, device=device)}

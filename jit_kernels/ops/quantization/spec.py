@@ -39,7 +39,7 @@ from kiln.jit_kernels.torch_ops import define
 _PARTS_THREADS = 512
 _CODES = outputs("out", "scales")
 _SHAPE = derived("int64", "rows", "d", "out_stride", "scale_stride", "group_stride")
-# The kernel's group is 0 where one scale is given for all, whatever the group_size.
+# With a given scale the kernel's group is 0, for any group_size.
 _GROUP = [*operator_only("int32", "group_size"), *derived("int32", "group")]
 _NORM = [*derived("float", "inverse_d"), *values("float", "eps", "weight_offset")]
 _COMMON = {
