@@ -85,7 +85,7 @@ def derived(kind: Type, *names: str) -> list[Parameter]:
 
 
 def operator_only(kind: Type, *names: str) -> list[Parameter]:
-    """Return operator arguments that the kernel does not get, such as a factor that ``bind`` uses."""
+    """Return operator arguments that the kernel does not get; ``bind`` may use them."""
     return [Parameter(name, kind, Role.OPERATOR_ONLY) for name in names]
 
 
