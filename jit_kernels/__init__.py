@@ -1,1 +1,1 @@
-"""A kernel from template to launch."""
+"""Kernels, from template to launch."""

@@ -10,23 +10,23 @@ import torch
 from kiln.jit_kernels.errors import KernelError
 from kiln.jit_kernels.spec import Gpu
 
-# Each generation that Kiln serves; ``kiln warmup --arch all`` builds for these.
+# One target per supported GPU generation; ``kiln warmup --arch all`` builds for these.
 ALL_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
 
 
 def compute_capability(arch: str) -> int:
-    """Return the number in a target: 90 for ``sm_90a``. Raises KernelError on other text."""
+    """Return the number in a target: 90 for ``sm_90a``. Raises KernelError on any other text."""
     match = _ARCH.fullmatch(arch)
     if match is None or int(match[1]) < 75:
-        raise KernelError(f"{arch!r} is not a target; write one such as {', '.join(ALL_ARCHS)}")
+        raise KernelError(f"{arch!r} is not a target; use one such as {', '.join(ALL_ARCHS)}")
     return int(match[1])
 
 
 def device_arch(device: torch.device) -> str:
     """Return the target of a CUDA device.
 
-    Hopper and data-centre Blackwell take the ``a`` form, which alone has their own instructions.
+    Hopper and data-centre Blackwell use the ``a`` suffix, which enables wgmma and tcgen05.
     """
     major, minor = torch.cuda.get_device_capability(device)
     suffix = "a" if major in (9, 10, 11) else ""
@@ -35,6 +35,6 @@ def device_arch(device: torch.device) -> str:
 
 @cache
 def gpu(device_index: int) -> Gpu:
-    """Return what launch geometries need to know of a CUDA device."""
+    """Return the properties of a CUDA device that launch geometries depend on."""
     found = torch.cuda.get_device_properties(device_index)
     return Gpu(found.multi_processor_count, found.shared_memory_per_block_optin)  # type: ignore[attr-defined]

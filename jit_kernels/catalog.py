@@ -17,7 +17,7 @@ def add(specs: Sequence[KernelSpec]) -> None:
     for spec in specs:
         if spec.name in _SPECS:
             raise ValueError(f"two kernels are named {spec.name!r}; the second is {spec.source}")
-        own = _SPECS.get(spec.instead_of, spec)
+        own = _SPECS.get(spec.replaces, spec)
         if own.parameters.listed != spec.parameters.listed:
             raise ValueError(f"{spec.name} runs instead of {own.name}: its parameters must be too")
         _SPECS[spec.name] = spec
@@ -35,6 +35,6 @@ def best_form(spec: KernelSpec, variant: Variant, arch: str) -> KernelSpec:
     do not depend on its batch.
     """
     for other in _SPECS.values():
-        if other.instead_of == spec.name and other.only_arch == arch and other.has_variant(variant):
+        if other.replaces == spec.name and other.only_arch == arch and other.has_variant(variant):
             return other
     return spec

@@ -1,4 +1,4 @@
-"""Run a kernel's own source on the CPU in its checked form, over all cases and many schedules."""
+"""Run a kernel's own source on the CPU under the checker, over all cases and many schedules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What went wrong in one case, and the first seed of the schedule that shows it."""
+    """An error in one case, with the first scheduler seed that shows it."""
 
     case: str
     seed: int
@@ -32,7 +32,7 @@ class Finding:
 
 
 def covering_variants(spec: KernelSpec) -> list[Variant]:
-    """Return variants in which every pair of two parameters' values occurs; few of very many."""
+    """Return a small set of variants that contains every pair of values of two parameters."""
 
     def pairs(variant: Variant) -> set[tuple[tuple[str, str], ...]]:
         return set(combinations(variant.items(), min(2, len(variant))))
@@ -58,16 +58,16 @@ def check_kernel(
     unit_of: Callable[[KernelSpec, Variant], Unit] = render,
     first_only: bool = False,
 ) -> list[Finding]:
-    """Run every variant at every size under seeds 0 .. seeds-1; return what was found.
+    """Run every variant at every size under scheduler seeds 0 .. seeds-1; return the findings.
 
-    Outputs start as NaN. A run fails when the checker reports (races by scope, bounds, alignment,
-    uninitialised shared memory, divergence, deadlock), when a result leaves the spec's tolerance
-    against float64, and when a byte changes that the operator does not own, such as the gaps
-    between strided rows. A case stops at its first failing seed. ``on_case`` hears of each case
-    before it runs. ``unit_of`` may render something other than the shipped source. ``first_only``:
-    stop at the first finding, of which the list has at most one then.
+    Outputs are filled with NaN first. A run fails if the checker reports an error (a race by scope,
+    bounds, alignment, uninitialised shared memory, divergence, deadlock), if a result exceeds the
+    spec's tolerance against float64, or if a byte changes that the operator must not write, such as
+    the gaps between strided rows. A case stops at its first failing seed. ``on_case`` is called
+    with each case before it runs. ``unit_of`` may render other source than the shipped one.
+    ``first_only``: stop at the first finding.
 
-    Raises CompileError and ToolchainMissing, ValueError for less than one seed.
+    Raises CompileError and ToolchainMissing, and ValueError for less than one seed.
     """
     if seeds < 1:
         raise ValueError(f"seeds is {seeds}: at least one schedule must run")
@@ -96,7 +96,7 @@ def _check_case(
     spec: KernelSpec, variant: Variant, sizes: Sizes, kernel: HostKernel, seeds: int
 ) -> tuple[int, str] | None:
     """Return the first failing seed and its report, or None."""
-    with torch.random.fork_rng(devices=[]):  # the same inputs each time, and nobody else's changed
+    with torch.random.fork_rng(devices=[]):  # same inputs each time; torch's RNG is restored
         torch.manual_seed(0)
         a = poisoned_inputs(spec, variant, sizes, "cpu")
     wanted = expected(spec, a)
@@ -118,7 +118,7 @@ def _check_case(
 
 
 class _Memory:
-    """The storages behind some arguments: as they were, and which bytes the operator owns."""
+    """The storages behind some arguments: saved bytes, and which the operator may write."""
 
     def __init__(self, spec: KernelSpec, a: Arguments) -> None:
         self._storages: dict[int, _Storage] = {}
@@ -130,19 +130,19 @@ class _Memory:
                     storage.own(value)
 
     def restore(self) -> None:
-        """Put every byte back as it was."""
+        """Restore every byte."""
         for storage in self._storages.values():
             storage.bytes.copy_(storage.saved)
 
     def stray_write(self) -> str | None:
-        """Return a report of bytes that changed and are not the operator's, or None."""
+        """Return a report of bytes that changed but that the operator must not write, or None."""
         for storage in self._storages.values():
             changed = (storage.bytes != storage.saved) & ~storage.owned[: storage.bytes.numel()]
             if changed.any():
                 first = int(changed.nonzero()[0])
                 return (
                     f"stray write: {int(changed.sum())} bytes of {storage.name}'s memory changed "
-                    f"that the operator must leave alone, the first at byte {first}"
+                    f"that the operator must not write, the first at byte {first}"
                 )
         return None
 
@@ -152,11 +152,11 @@ class _Storage:
         self.name = name
         self.bytes = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         self.saved = self.bytes.clone()
-        size = -(-self.bytes.numel() // 16) * 16  # so that it can be seen as wider elements
+        size = -(-self.bytes.numel() // 16) * 16  # so that it can be viewed as wider elements
         self.owned = torch.zeros(size, dtype=torch.bool)
 
     def own(self, view: torch.Tensor) -> None:
-        """Mark the bytes that a view covers."""
+        """Mark the bytes of a view as writable by the operator."""
         elements = self.owned.view(torch.int8).view(_INTEGERS[view.element_size()])
         ones = int.from_bytes(b"\x01" * view.element_size(), "little")  # each byte a true bool
         elements.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(ones)

@@ -15,23 +15,23 @@ from __future__ import annotations
 
 
 class KernelError(RuntimeError):
-    """Base of every error of this floor; its message is fit to show to a user."""
+    """Base of every error in jit_kernels. Messages are written for users."""
 
 
 class CompileError(KernelError):
-    """A toolchain refused a kernel. The message names kernel, variant, target and compiler."""
+    """A kernel did not compile. The message names kernel, variant, target and compiler."""
 
 
 class ToolchainMissing(KernelError):
-    """A compiler is not installed; the message says what to install."""
+    """A compiler is not installed. The message says what to install."""
 
 
 class SealedMiss(KernelError):
-    """A sealed kernel cache lacks a kernel; the message names what differs from the nearest."""
+    """A cache miss in a sealed kernel cache. The message compares it with the nearest entry."""
 
 
 class BundleRefused(KernelError):
-    """A bundle of kernels is absent, damaged, tampered with or not to be trusted."""
+    """A sealed bundle is absent, damaged or untrusted."""
 
 
 class NoSuchKernel(KernelError):
@@ -39,12 +39,12 @@ class NoSuchKernel(KernelError):
 
 
 class LaunchError(KernelError):
-    """The CUDA driver refused to load or launch a kernel."""
+    """The CUDA driver failed to load or launch a kernel."""
 
 
 class LateKernel(KernelError):
-    """A kernel would be compiled or loaded while serving, or while a graph is captured."""
+    """A kernel would be compiled or loaded while serving, or during CUDA graph capture."""
 
 
 class HostFault(KernelError):
-    """A kernel run on the CPU misbehaved; the message names threads and source lines."""
+    """The host toolchain detected an error in a kernel. The message names threads and lines."""

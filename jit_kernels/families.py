@@ -1,4 +1,4 @@
-"""The names of the kernel families, found without importing any (nor torch)."""
+"""The names of the kernel families, found without importing them or torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def families() -> list[str]:
 def family_modules() -> dict[str, str]:
     """Return family -> the module that declares its SPECS, ``ops.<family>[.spec]``.
 
-    A package without a spec.py is no family: families share it.
+    A package without a spec.py is shared code, not a family.
     """
     folder = Path(__file__).parent / "ops"
     return {

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
 from kiln.jit_kernels.errors import (
     BundleRefused,
@@ -103,7 +103,7 @@ def decide(
     toggle names what cannot run, before anything is built if that is known by then.
     """
     specs = list(specs)
-    operators = [spec for spec in specs if not spec.instead_of]
+    operators = [spec for spec in specs if not spec.replaces]
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     with ready_guard().preparing():

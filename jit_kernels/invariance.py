@@ -1,4 +1,4 @@
-"""Batch invariance: a request's attention has the same bits whoever shares the launch."""
+"""Batch invariance: a request's attention has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import Gpu, KernelSpec, LaunchGeometry, Sizes, Variant
 from kiln.jit_kernels.toolchains import host
 
-_PADDING = -1  # a request of no key and one query, as the padding of a graph's bucket
+_PADDING = -1  # a request with no key and one query, as CUDA graphs pad their batches
 _KINDS = (
     (torch.bfloat16, torch.bfloat16, 64),
     (torch.float16, torch.float16, 112),
@@ -29,21 +29,21 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """How a batch is run; none of it may show in a result."""
+    """A launch configuration. No result may depend on it."""
 
-    blocks: int  # of the grid, for each KV head: an even number
-    seed: int  # of the schedule, on the host toolchain
+    blocks: int  # grid size per KV head, even
+    seed: int  # scheduler seed of the host toolchain
 
 
 def attention_trials(
     device: torch.device, batches: int, seed: int, *, longest: int = 1500
 ) -> list[str]:
-    """Run random batches of decode attention; return how they failed, nothing where all is well.
+    """Run random batches of decode attention; return the failures.
 
-    Each request's rows are compared, bit by bit, with those of the same request alone and in other
-    batches: other neighbours, positions, paddings, widths of the block table, grids and, on the
-    host toolchain, schedules. ``device``: a CUDA device, or the CPU for the host toolchain;
-    ``longest``: keys of a request.
+    Each request's rows are compared bit by bit with those of the same request alone and in other
+    batches. These have other neighbours, positions, padding, block table widths, grids and, on the
+    host toolchain, schedules. ``device``: a CUDA device, or the CPU for the host toolchain.
+    ``longest``: most keys of a request.
     """
     failures = []
     for number in range(batches):
@@ -55,7 +55,7 @@ def attention_trials(
 
 
 def _trial(chance: random.Random, device: torch.device, longest: int) -> list[str]:
-    """Return what differs between the arrangements of one random batch."""
+    """Return the differences between several arrangements of one random batch."""
     requests = [_request(chance, longest) for _ in range(chance.randint(1, 6))]
     dtype, kv_dtype, head_dim = chance.choice(_KINDS)
     sizes = {
@@ -84,7 +84,7 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
         orders.append(order)
     failures = []
     for order in orders:
-        blocks = 2 * chance.choice((1, 2, 3, 4, 20))  # with 40 no block has two items
+        blocks = 2 * chance.choice((1, 2, 3, 4, 20))  # with 40, every block has at most one item
         how = _Launch(blocks, chance.randrange(1000))
         for request, rows in _rows(case, order, rule, how).items():
             if not torch.equal(rows, wanted[request]):
@@ -93,7 +93,7 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
 
 
 def _request(chance: random.Random, longest: int) -> tuple[int, int]:
-    """Return a random (length, query tokens); some are prefill's."""
+    """Return a random (length, query tokens); some are prefill requests."""
     length = chance.choice((0, 1, chance.randint(2, 60), chance.randint(60, longest)))
     return length, chance.choice((1, 1, 1, min(max(length, 1), chance.randint(2, 18))))
 
@@ -101,7 +101,7 @@ def _request(chance: random.Random, longest: int) -> tuple[int, int]:
 def _rows(
     case: SimpleNamespace, order: list[int], rule: SplitRule, how: _Launch
 ) -> dict[int, torch.Tensor]:
-    """Run requests of a case in an order; return the bits of each one's out and lse, by request."""
+    """Run requests of a case in an order; return request -> the bits of its out and lse."""
     batch = _arranged(case, order)
     out, lse = _run(batch, rule, how)
     together = torch.cat((out.view(torch.int16).int().flatten(1), lse.view(torch.int32)), dim=1)
@@ -114,7 +114,7 @@ def _rows(
 
 
 def _arranged(case: SimpleNamespace, order: list[int]) -> SimpleNamespace:
-    """Return the call of some requests in an order, over a block table of another width."""
+    """Return a call with some requests in an order and another width of the block table."""
     device, starts = case.query.device, case.cu_seqlens_q.tolist()
     padding = torch.full((1, *case.query.shape[1:]), float("nan"), device=device)
     queries = [
@@ -140,7 +140,7 @@ def _arranged(case: SimpleNamespace, order: list[int]) -> SimpleNamespace:
 
 
 def _run(case: SimpleNamespace, rule: SplitRule, how: _Launch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Plan and attend on the device; return out and lse."""
+    """Run the plan kernel and attention on the device; return out and lse."""
     workspace = workspace_for(case, rule)
     workspace.partials.fill_(float("nan"))
     items, group = workspace.items[case.window], case.query.shape[1] // case.key_pool.shape[1]
@@ -160,7 +160,7 @@ def _run(case: SimpleNamespace, rule: SplitRule, how: _Launch) -> tuple[torch.Te
 
 
 def _launch(name: str, named: dict[str, Any], how: _Launch) -> None:
-    """Run a kernel, on as many blocks as asked, on those of the arguments that it takes."""
+    """Run a kernel on ``how.blocks`` blocks with the arguments in ``named`` that it takes."""
     whole = find_spec(name)
     a = whole.parameters.Arguments(**{key: named[key] for key in whole.parameters.names})
 

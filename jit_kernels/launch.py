@@ -16,7 +16,7 @@ import torch
 from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.catalog import best_form
 from kiln.jit_kernels.compile.build import Built, build
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.errors import LateKernel, NoSuchKernel
 from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
@@ -33,7 +33,7 @@ from kiln.jit_kernels.spec import (
     check_needs,
     label,
 )
-from kiln.jit_kernels.template import opening
+from kiln.jit_kernels.template import early_launch_hint
 
 Run = Callable[[Arguments, Bound], None]  # runs an operator on a call that is bound
 
@@ -116,7 +116,7 @@ def load(
         ready_guard().passes(name, "loaded")
         function = launcher().load(
             name, built.cubin, form.entry, form.shared_bytes(variant, gpu(device.index)),
-            opening=_opening(form, arch),
+            early_hint=_early_hint(form, arch),
         )  # fmt: skip
     kernel = LoadedKernel(name, function, form.c_types, launcher())
     loaded[key] = Loaded(kernel, _runner(form, kernel, device.index))
@@ -140,9 +140,9 @@ def _runner(spec: KernelSpec, kernel: LoadedKernel, index: int) -> Run:
     return run
 
 
-def _opening(spec: KernelSpec, arch: str) -> str:
-    """Return what allows to launch a kernel early, "" on a GPU that cannot."""
-    return opening(spec.source) if compute_capability(arch) >= EARLY_ARCH else ""
+def _early_hint(spec: KernelSpec, arch: str) -> str:
+    """Return the hint for an early launch of a kernel, "" if the GPU has no early launches."""
+    return early_launch_hint(spec.source) if compute_capability(arch) >= EARLY_ARCH else ""
 
 
 def _check_arch(spec: KernelSpec, arch: str) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of a kernel as the driver reads them."""
+"""Pack kernel arguments as the driver reads them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FORMATS = {"pointer": "Q", "int64": "q", "int32": "i4x", "float": "f4x"}
 
 
 class ArgumentBlock(threading.local):
-    """A kernel's arguments, packed once into memory that the driver reads at each launch.
+    """A kernel's arguments, packed into memory that the driver reads at each launch.
 
-    One block a thread: the driver reads it with the GIL released.
+    Each thread has its own block, because the driver reads it with the GIL released.
     """
 
     def __init__(self, c_types: Sequence[str]) -> None:
@@ -26,11 +26,11 @@ class ArgumentBlock(threading.local):
         start = ctypes.addressof(self._values)
         slots = [start + _SLOT * index for index in range(len(c_types))]
         self._pointers = (ctypes.c_void_p * len(c_types))(*slots)
-        self.address = ctypes.addressof(self._pointers)  # the void** that the driver wants
+        self.address = ctypes.addressof(self._pointers)  # the void** that the driver takes
 
     def pack(self, values: Sequence[KernelValue]) -> int:
-        """Store the values, None as a null pointer; return the address of the array of pointers."""
-        # By type, for isinstance of a number and torch.Tensor takes a third of a microsecond.
+        """Store the values (None: a null pointer); return the address of the array of pointers."""
+        # Compare types: isinstance of a number and torch.Tensor takes a third of a microsecond.
         plain = [v if type(v) in _NUMBERS else v.data_ptr() if v is not None else 0 for v in values]  # type: ignore[union-attr]
         self._packer.pack_into(self._values, 0, *plain)
         return self.address

@@ -1,17 +1,6 @@
-"""The parameters of a kernel and its operator, listed once; all that needs them derives from here.
+"""The parameters of a kernel and its operator, declared once.
 
-The list has the order of the signature in the ``.cu`` file, and its names. What each maker says of
-the names that it takes:
-
-inputs         tensors that are read
-outputs        tensors that are written; tests fill them with NaN before
-in_outs        tensors that are read and written, such as an output that is added to
-scratch        memory that is written and is no result
-optional       tensors that are read, or None, which the kernel gets as a null pointer
-values         numbers of the operator, which the kernel gets as they are
-derived        what ``bind`` makes for the kernel alone, such as strides; or a tensor, as "pointer"
-operator_only  arguments of the operator that the kernel does not get, such as a factor that
-               ``bind`` multiplies by another one
+The declaration has the order and the names of the signature in the ``.cu`` file.
 """
 
 from __future__ import annotations
@@ -28,14 +17,14 @@ import torch
 
 Type = Literal["pointer", "int64", "int32", "float", "bool"]
 KernelValue: TypeAlias = "torch.Tensor | int | float | None"
-Arguments: TypeAlias = Any  # a call's values by parameter name: an instance of a spec's Arguments
+Arguments: TypeAlias = Any  # a call's arguments: an instance of the namedtuple of its spec
 
 _SCHEMA_TYPES = {"pointer": "Tensor", "int64": "int", "int32": "int"}
 _C_TYPES = {"bool": "int32"}
 
 
 class Role(Enum):
-    """What a parameter is for; the module's docstring tells them apart."""
+    """The role of a parameter; see the functions below."""
 
     INPUT = auto()
     OUTPUT = auto()
@@ -66,37 +55,37 @@ def inputs(*names: str) -> list[Parameter]:
 
 
 def outputs(*names: str) -> list[Parameter]:
-    """Return tensors that are written."""
+    """Return tensors that are written; tests fill them with NaN first."""
     return _tensors(Role.OUTPUT, names)
 
 
 def in_outs(*names: str) -> list[Parameter]:
-    """Return tensors that are read and written."""
+    """Return tensors that are read and written, such as an accumulator."""
     return _tensors(Role.IN_OUT, names)
 
 
 def scratch(*names: str) -> list[Parameter]:
-    """Return memory that is written and is no result."""
+    """Return memory that is written but is not a result."""
     return _tensors(Role.SCRATCH, names)
 
 
 def optional(*names: str) -> list[Parameter]:
-    """Return tensors that are read, or None."""
+    """Return tensors that are read, or None, which the kernel gets as a null pointer."""
     return _tensors(Role.OPTIONAL, names)
 
 
 def values(kind: Type, *names: str) -> list[Parameter]:
-    """Return numbers of the operator, which the kernel gets as they are."""
+    """Return numbers of the operator that the kernel gets unchanged."""
     return [Parameter(name, kind, Role.VALUE) for name in names]
 
 
 def derived(kind: Type, *names: str) -> list[Parameter]:
-    """Return what ``bind`` makes for the kernel alone."""
+    """Return kernel arguments that ``bind`` computes, such as strides; "pointer" for a tensor."""
     return [Parameter(name, kind, Role.DERIVED) for name in names]
 
 
 def operator_only(kind: Type, *names: str) -> list[Parameter]:
-    """Return arguments of the operator that the kernel does not get."""
+    """Return operator arguments that the kernel does not get; ``bind`` may use them."""
     return [Parameter(name, kind, Role.OPERATOR_ONLY) for name in names]
 
 
@@ -105,12 +94,12 @@ def _tensors(role: Role, names: Sequence[str]) -> list[Parameter]:
 
 
 class Parameters:
-    """A kernel's parameters in order, and what follows from them.
+    """A kernel's parameters in order, and data derived from them.
 
-    ``schema`` is the operator's for torch.library, ``c_types`` the kernel's; ``Arguments`` the
-    namedtuple of the operator's arguments. ``names``, ``outputs``, ``results`` (what the reference
-    returns), ``mutated`` and ``derived`` are names, in order. Raises ValueError on a name that is
-    listed twice or is no identifier.
+    ``schema`` is the operator's schema for torch.library, ``c_types`` are the kernel's types, and
+    ``Arguments`` is the namedtuple of the operator's arguments. ``names``, ``outputs``, ``results``
+    (the reference's results), ``mutated`` and ``derived`` are names in order. Raises ValueError on
+    a name that occurs twice or is no identifier.
     """
 
     def __init__(self, listed: Sequence[Parameter]) -> None:
@@ -125,14 +114,14 @@ class Parameters:
         self.c_types = tuple(_C_TYPES.get(one.type, one.type) for one in self.passed)
         self.schema = _schema(taken)
         self.Arguments: Callable[..., Arguments] = namedtuple("Arguments", self.names)  # type: ignore[misc]
-        # As Arguments(*values), in a third of its time and without a check of their number.
+        # Like Arguments(*values), in a third of the time, without a check of the count.
         self.named: Callable[[Sequence[Any]], Arguments] = partial(tuple.__new__, self.Arguments)
         self.first_tensor = next(
             place
             for place, one in enumerate(taken)
             if one.type == "pointer" and one.role is not Role.OPTIONAL
         )
-        every = (*self.names, *self.derived)  # namedtuple has refused what occurs twice in names
+        every = (*self.names, *self.derived)  # namedtuple has already checked self.names
         if len(set(every)) < len(every):
             raise ValueError(f"a parameter is listed twice: {', '.join(every)}")
         self._take_derived = _picker(self.derived)
@@ -142,13 +131,13 @@ class Parameters:
         return tuple(one.name for one in self.listed if one.role in roles)
 
     def positional(self, named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the operator's arguments in order. Raises TypeError unless it is just them."""
+        """Return the operator's arguments in order. Raises TypeError on a missing or extra name."""
         if len(named) == len(self.names):
             try:
-                # torch.compile traces this, and knows no itemgetter.
+                # torch.compile traces this; it does not support itemgetter.
                 return tuple([named[name] for name in self.names])
             except KeyError:
-                pass  # told below with all names that are missing
+                pass  # the error below lists all missing names
         missing = [name for name in self.names if name not in named]
         unknown = [name for name in named if name not in self.names]
         raise TypeError(f"arguments missing: {missing}; unknown: {unknown}; want {self.schema}")
@@ -156,7 +145,7 @@ class Parameters:
     def kernel_values(
         self, a: Arguments, derived: Mapping[str, KernelValue]
     ) -> tuple[KernelValue, ...]:
-        """Return what the kernel gets, in the order of its signature."""
+        """Return the kernel's arguments in the order of its signature."""
         return self._order(a + self._take_derived(derived))
 
 
@@ -178,7 +167,7 @@ def _schema(taken: Sequence[Parameter]) -> str:
 
 
 def _picker(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that takes these keys of a mapping or sequence, as a tuple."""
+    """Return a function that returns these keys' values of a mapping or sequence as a tuple."""
     if len(keys) > 1:
         return itemgetter(*keys)
     return lambda source: tuple(source[key] for key in keys)

@@ -1,4 +1,4 @@
-"""Compare any implementation of a kernel with its reference in float64."""
+"""Compare an implementation of a kernel with its reference in float64."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kiln.jit_kernels.spec import KernelSpec, Results, Sizes, Variant
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The largest error of one case, relative to max(|expected|, 1), and what is allowed."""
+    """The largest error of one case, relative to max(|expected|, 1), and its tolerance."""
 
     error: float
     allowed: float
 
     @property
     def holds(self) -> bool:
-        """Whether the error is within bounds; a NaN is not."""
+        """Whether the error is within the tolerance; a NaN is not."""
         return self.error <= self.allowed
 
 
 def poisoned_inputs(spec: KernelSpec, variant: Variant, sizes: Sizes, device: str) -> Arguments:
-    """Return fresh arguments of the operator whose outputs hold NaN.
+    """Return fresh operator arguments whose outputs hold NaN.
 
-    An output that is never written then shows as an error, whatever memory held before.
+    An output that the kernel does not write then shows as an error.
     """
     a = spec.make_arguments(variant, sizes, device)
     for name in spec.parameters.outputs:
@@ -36,7 +36,7 @@ def poisoned_inputs(spec: KernelSpec, variant: Variant, sizes: Sizes, device: st
 
 
 def expected(spec: KernelSpec, a: Arguments) -> Results:
-    """Return the reference's results in float64 for the arguments as they are now."""
+    """Return the reference's results in float64 for the current arguments."""
     wide = [
         value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for value in a
@@ -51,7 +51,7 @@ def compare(
     run: Callable[[Arguments], object],
     device: str = "cpu",
 ) -> Parity:
-    """Run an implementation on fresh random inputs and measure it against float64."""
+    """Run an implementation on fresh random inputs and measure its error against float64."""
     a = poisoned_inputs(spec, variant, sizes, device)
     wanted = expected(spec, a)
     run(a)
@@ -59,7 +59,7 @@ def compare(
 
 
 def error_of(spec: KernelSpec, variant: Variant, a: Arguments, wanted: Results) -> Parity:
-    """Measure the arguments that an implementation has written against what was expected."""
+    """Measure the error of the outputs that an implementation has written."""
     allowed = spec.allowed_error(variant)
     if spec.error is not None:
         return Parity(spec.error(a, wanted), allowed)
@@ -73,7 +73,7 @@ def error_of(spec: KernelSpec, variant: Variant, a: Arguments, wanted: Results) 
 
 
 def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Return the largest error relative to max(|want|, 1); infinite where integers differ.
+    """Return the largest error relative to max(|want|, 1); infinite if integers differ.
 
     Equal infinities agree; a NaN on either side gives NaN.
     """
@@ -87,7 +87,7 @@ def largest_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill a tensor with what no kernel writes: NaN, or the lowest integer."""
+    """Fill a tensor with a value that no kernel writes: NaN, or the lowest integer."""
     if tensor.dtype.is_floating_point:
         tensor.fill_(float("nan"))
     elif tensor.dtype is not torch.bool:

@@ -1,7 +1,7 @@
-"""After "ready", no kernel is compiled or loaded: what should have come before is told.
+"""Detect kernels that are compiled or loaded after the engine is ready.
 
-A compile in the middle of serving costs every client some 0.1 s, and a load takes device memory
-that was given away; so both belong before the engine says that it is ready.
+A compile while serving delays every client by about 0.1 s. Loading a module takes device memory
+that the KV pool already owns. So both must happen before the engine reports ready.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class ReadyGuard:
-    """Whether this process serves already, and what becomes of a kernel that comes too late."""
+    """Whether this process is ready, and how it treats a kernel that is compiled or loaded late."""
 
     def __init__(self, policy: Literal["warn", "error"]) -> None:
         self._policy = policy
@@ -29,12 +29,12 @@ class ReadyGuard:
         self._lock = threading.Lock()
 
     def declare_ready(self) -> None:
-        """Say that everything is compiled and loaded: from now on the guard speaks."""
+        """Declare that all kernels are compiled and loaded. The guard is active from now on."""
         self._ready = True
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Allow compiling and loading meanwhile: one more engine is being made in this process."""
+        """Allow compiling and loading while this process creates one more engine."""
         with self._lock:
             self._preparing += 1
         try:
@@ -44,7 +44,7 @@ class ReadyGuard:
                 self._preparing -= 1
 
     def passes(self, name: str, act: str) -> None:
-        """Let a kernel be compiled or loaded (``act`` says which), or warn or raise LateKernel."""
+        """Warn, or raise LateKernel, if a kernel is "compiled" or "loaded" (``act``) too late."""
         if not self._ready or self._preparing:
             return
         message = f"{name} is {act} after the engine was ready: warm it up before serving"

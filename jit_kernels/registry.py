@@ -28,12 +28,12 @@ def all_specs() -> dict[str, KernelSpec]:
 
 
 def operators() -> list[KernelSpec]:
-    """Return the specs that have an operator of their own, not those that stand in for one."""
-    return [spec for spec in all_specs().values() if not spec.instead_of]
+    """Return the specs that define an operator, without those that replace one on some GPUs."""
+    return [spec for spec in all_specs().values() if not spec.replaces]
 
 
 def find_spec(name: str) -> KernelSpec:
-    """Return the spec of a name. Raises KeyError that lists the known names."""
+    """Return the spec of a name. Raises KeyError, which lists the known names."""
     specs = all_specs()
     if name not in specs:
         raise KeyError(f"no kernel is named {name!r}; there are {', '.join(sorted(specs))}")

@@ -1,4 +1,4 @@
-"""What the public kernel functions share: arrays of other libraries, views, checks."""
+"""Shared by the public kernel functions: arrays of other libraries, views, checks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OURS = frozenset({torch.Tensor, torch.nn.Parameter, int, float, type(None)})
 
 
 def takes_arrays(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Let a kernel function take arrays of CuPy, NumPy or any library where it takes tensors.
+    """Let a kernel function take arrays of CuPy, NumPy or other libraries instead of tensors.
 
-    They pass through DLPack and share their memory: nothing is copied, and what the function
-    writes is written in the array. An ``out`` that is an array is returned as it is, other results
-    are tensors. On a GPU the kernel is queued on torch's current stream, after what the array's
-    library has queued. Raises TypeError on an array that cannot be shared.
+    Arrays are converted through DLPack without a copy, so the function writes into the array. An
+    ``out`` that is an array is returned itself; other results are tensors. On a GPU the kernel is
+    queued on torch's current stream, after the work that the array's library has queued. Raises
+    TypeError on an array that cannot be shared.
     """
 
     @functools.wraps(function)
@@ -52,10 +52,10 @@ def _call_with_tensors(
 
 
 def _as_tensor(function: str, value: Any) -> Any:
-    """Return a tensor that shares an array's memory; anything but an array as it is."""
+    """Return a tensor that shares an array's memory; return anything else unchanged."""
     if isinstance(value, torch.Tensor) or not hasattr(value, "__dlpack__"):
         return value
-    # NumPy 2.1 and later hand out even these, and then a kernel could write where nobody may.
+    # NumPy 2.1 and later export read-only arrays too, and a kernel could then write to them.
     if not getattr(getattr(value, "flags", None), "writeable", True):
         raise TypeError(f"{function}: an array is read-only: pass a copy")
     try:
@@ -67,7 +67,7 @@ def _as_tensor(function: str, value: Any) -> Any:
 
 
 def check_dtype(function: str, **tensors: torch.Tensor) -> None:
-    """Refuse tensors that are not of one supported dtype and on one device.
+    """Check that tensors have one supported dtype and are on one device.
 
     Raises TypeError for the dtype, ValueError for the device.
     """
@@ -94,11 +94,11 @@ def check_shape(function: str, name: str, tensor: torch.Tensor, wanted: Sequence
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor | None:
-    """Return x [..., d] as a view [rows, d] with dense rows, or None where no such view exists.
+    """Return x [..., d] as a view [rows, d] with dense rows, or None if no such view exists.
 
-    Rows may be any distance apart. Returns a view, never a copy.
+    The row stride may be anything. Never copies.
     """
-    if x.dim() == 2 and x.stride(1) == 1 and x.numel():  # what models pass
+    if x.dim() == 2 and x.stride(1) == 1 and x.numel():  # the common case: what models pass
         return x
     if x.dim() == 0:
         return None
@@ -111,8 +111,8 @@ def as_rows(x: torch.Tensor) -> torch.Tensor | None:
         return x
     if x.dim() == 1:
         return x.unsqueeze(0)
-    # A view exists when the leading dimensions lie at one distance; asking first is cheaper than
-    # a refusal from view().
+    # A view exists if the leading dimensions share one stride. This check is cheaper than an
+    # exception from view().
     sizes, strides = x.shape[:-1], x.stride()[:-1]
     steps = [(n, stride) for n, stride in zip(sizes, strides, strict=True) if n > 1]
     for (_, outer), (inner_size, inner) in pairwise(steps):

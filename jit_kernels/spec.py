@@ -72,7 +72,7 @@ class KernelSpec:
     several parameters is a mapping by name.
 
     ``params`` names every compile-time parameter and all the values it may take; their product,
-    less what ``comes`` leaves out, is what ``kiln warmup`` builds. ``reference`` returns the new
+    less those that ``is_supported`` rejects, is what ``kiln warmup`` builds. ``reference`` returns the new
     values of the outputs and in_outs; it computes in float32, or in float64 on float64 inputs, and
     has four jobs: test oracle, CPU op, fake op, and the "torch" choice of the toggle.
     ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype of
@@ -93,11 +93,11 @@ class KernelSpec:
     sizes: Sequence[Sizes]  # cases for tests
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
-    comes: Callable[[Variant], bool] = lambda variant: True
-    optional: bool = False  # others of the family do its work where no variant comes
+    is_supported: Callable[[Variant], bool] = lambda variant: True
+    optional: bool = False  # without a variant, others of the family do its work
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
-    instead_of: str = ""  # the operator that it runs for where it comes: "" is its own
+    replaces: str = ""  # operator this kernel replaces on ``only_arch``; empty: none
     max_cpu_seconds: float = 0.25  # to compile one variant, on a quiet machine
     shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # the most geometry asks
     error: Callable[[Arguments, Results], float] | None = None
@@ -115,7 +115,7 @@ class KernelSpec:
         )
         for chosen in product(*choices):
             variant = MappingProxyType(dict(zip(self.params, chosen, strict=True)))
-            if self.comes(variant):
+            if self.is_supported(variant):
                 yield variant
 
     def lacking(self, needs: Needs) -> list[Variant]:
@@ -125,14 +125,14 @@ class KernelSpec:
         wanted = product(*(needed(needs, name) for name in names))
         return [dict(zip(names, one, strict=True)) for one in wanted if one not in has]
 
-    def comes_for(self, arch: str, capability: int) -> bool:
+    def supports(self, arch: str, capability: int) -> bool:
         """Return whether the kernel can be compiled for a target of a compute capability."""
         return capability >= self.min_arch and self.only_arch in ("", arch)
 
     def has_variant(self, variant: Variant) -> bool:
         """Return whether the kernel can be built in a variant."""
         listed = all(variant[name] in values for name, values in self.params.items())
-        return listed and self.comes(variant)
+        return listed and self.is_supported(variant)
 
     def allowed_error(self, variant: Variant) -> float:
         """Return the largest error against float64 of a variant."""

@@ -1,4 +1,4 @@
-"""Template plus variant to one self-contained translation unit."""
+"""Render a template and a variant to one self-contained translation unit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from importlib.resources import files
 from kiln.jit_kernels.errors import CompileError
 from kiln.jit_kernels.spec import KernelSpec, Variant
 
-_INCLUDE = re.compile(r'#[ \t]*include[ \t]*"([^"\n]+)"')  # where nothing but blanks is before it
+_INCLUDE = re.compile(r'#[ \t]*include[ \t]*"([^"\n]+)"')  # only at the start of a line
 _HEADER_NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*\.(cuh|h)")
-_HOST_ONLY = frozenset({"cuda_host.h"})  # stands behind the compiler switch of ptx.cuh
-# What would let the outside in: a file that is not passed in memory, or the time of day.
+_HOST_ONLY = frozenset({"cuda_host.h"})  # ptx.cuh includes it for the host compiler only
+# Text that would read anything else: a file that is not passed in memory, or the time of day.
 _OPENINGS = re.compile(
     r"^[ \t]*(?:#|%:|\?\?=)(?:[ \t]|/\*.*?\*/|\\\n)*(?:include\w*|embed|import)\b(?P<rest>[^\n]*)"
     r"|(?P<word>__has_include\w*|__has_embed|__DATE__|__TIME__|__TIMESTAMP__)",
@@ -29,7 +29,7 @@ _QUOTED = re.compile(r'[ \t]*"[^"\n]+"')
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a compiler reads: the text, and every header that it can reach, by include name."""
+    """A translation unit: the text, and every header reachable from it, by include name."""
 
     name: str  # virtual file name, for messages
     text: str
@@ -38,9 +38,9 @@ class Unit:
 
 @cache
 def read_source(path: str) -> str:
-    """Return a file under kernel_sources/ as text. Raises CompileError when it is absent.
+    """Return a file under kernel_sources/ as text. Raises CompileError if it cannot be read.
 
-    The text is the file's bytes, line ends included, so that every byte counts in the key.
+    Line ends are not translated, so that every byte of the file is part of the key.
     """
     try:
         return files("kiln.kernel_sources").joinpath(path).read_bytes().decode("utf-8")
@@ -49,14 +49,14 @@ def read_source(path: str) -> str:
 
 
 def prelude(variant: Variant) -> str:
-    """Render the variant as #defines that come before the template's own #ifndef defaults."""
+    """Render the variant as #defines, which override the template's #ifndef defaults."""
     return "".join(f"#define {name.upper()} {value}\n" for name, value in variant.items())
 
 
 def include_closure(text: str) -> dict[str, str]:
     """Return every header reachable from ``text``, as include name -> content.
 
-    Raises CompileError on an absent one, and on a name that leaves kernel_sources.
+    Raises CompileError on a missing header and on a name outside kernel_sources.
     """
     seen: dict[str, str] = {}
     todo = list(_included_by(text))
@@ -75,17 +75,17 @@ def include_closure(text: str) -> dict[str, str]:
 
 
 def header_path(name: str) -> str:
-    """Return where a header lies below kernel_sources/, by its name in an ``#include``.
+    """Return a header's path under kernel_sources/ from its name in an ``#include``.
 
-    ``kiln/…`` is shared by families and lies in include/; ``<family>/…`` lies beside the family's
-    templates.
+    Headers ``kiln/…`` are shared by families and are in include/; headers ``<family>/…`` are beside
+    the family's templates.
     """
     return f"include/{name}" if name.startswith("kiln/") else name
 
 
 @lru_cache(maxsize=256)
 def _included_by(text: str) -> tuple[str, ...]:
-    # A pattern that begins with ^ would take seven times as long: it is tried at every letter.
+    # A pattern with a leading ^ takes seven times as long, because it is tried at every character.
     found = ((match, text.rfind("\n", 0, match.start()) + 1) for match in _INCLUDE.finditer(text))
     return tuple(match[1] for match, line in found if not text[line : match.start()].strip(" \t"))
 
@@ -93,7 +93,7 @@ def _included_by(text: str) -> tuple[str, ...]:
 def render(spec: KernelSpec, variant: Variant) -> Unit:
     """Return the translation unit of one variant.
 
-    Raises CompileError on a missing file, and on a source that reaches out of the closed world.
+    Raises CompileError on a missing file, and on a source that reads anything outside its key.
     """
     source = closed_source(spec.source)
     name = f"kernel_sources/{spec.source}"
@@ -102,10 +102,12 @@ def render(spec: KernelSpec, variant: Variant) -> Unit:
 
 
 @cache
-def opening(path: str) -> str:
-    """Return what a source's kernel begins with that allows to launch it early, "" for nothing.
+def early_launch_hint(path: str) -> str:
+    """Return the call at the start of a source's kernel that allows an early launch, "" if none.
 
-    The name of a function of kiln/ptx/launch.cuh, which says what it promises.
+    An early launch starts before the previous kernel of the stream has ended (programmatic
+    dependent launch). The result is the name of a function of kiln/ptx/launch.cuh, which documents
+    the guarantee that each one gives.
     """
     found = _OPENING.search(read_source(path))
     return found[1] if found else ""
@@ -113,10 +115,10 @@ def opening(path: str) -> str:
 
 @cache
 def closed_source(path: str) -> str:
-    """Return a source that reads nothing but the headers that its key names.
+    """Return a source file after checking that its build reads only inputs that the key covers.
 
-    Everything that can change a cubin must be in its key, so a template includes only headers of
-    kernel_sources, by ``#include "…"``: no system header, no macro for a name, no date, no time.
+    A template may include only headers of kernel_sources, by ``#include "…"``: no system header, no
+    macro as a name, no date, no time. Raises CompileError.
     """
     text = read_source(path)
     for match in _OPENINGS.finditer(text):
@@ -125,7 +127,7 @@ def closed_source(path: str) -> str:
             continue
         line = text.count("\n", 0, match.start()) + 1
         raise CompileError(
-            f"kernel_sources/{path}({line}): {match[0].strip()!r} reads what the key of a build "
-            f'cannot name; include headers of kernel_sources/ by #include "kiln/…" or "<family>/…"'
+            f"kernel_sources/{path}({line}): {match[0].strip()!r} reads an input that no key "
+            f'covers; include headers of kernel_sources/ by #include "kiln/…" or "<family>/…"'
         )
     return text

@@ -1,6 +1,6 @@
-"""How long implementations take, side by side: rounds of all of them in turn, on cold inputs.
+"""Time implementations side by side: rounds of all of them in turn, on cold inputs.
 
-On a GPU the launches stand in a CUDA graph, so that the cost of Python is in no number.
+On a GPU the launches are captured in a CUDA graph, so that the times exclude Python.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import Any, Protocol
 
 import torch
 
-Call = Callable[[], Any]  # one launch, on inputs of its own
+Call = Callable[[], Any]  # one launch on its own inputs
 
 MIN_ROUNDS, MAX_ROUNDS = 15, 60
-_ROUND_SECONDS = 0.5e-3  # a round shorter than this is mostly the noise of its two events
-_WARM_SECONDS = 20e-3  # of all implementations, before the first round
-_STEADY = 0.02  # spread over median at which more rounds would tell nothing new
-_FAR = 3  # spreads from the median at which a round counts as an outlier
-_MIN_LAUNCHES = 16  # in one graph: launching the graph itself takes microseconds
-_LONG_SECONDS = 1.0  # that one work may take in all its rounds
-_MIN_LONG_ROUNDS = 3  # of a work that takes longer
-_LAUNCH_SECONDS = 0.05  # of one pass over a slow work's calls, at most, unless it has only one
+_ROUND_SECONDS = 0.5e-3  # shortest round; a shorter one is mostly the noise of its two events
+_WARM_SECONDS = 20e-3  # warm-up of all implementations together
+_STEADY = 0.02  # spread / median below which measuring stops
+_FAR = 3  # distance from the median, in spreads, of an outlier
+_MIN_LAUNCHES = 16  # per graph: launching the graph itself takes microseconds
+_LONG_SECONDS = 1.0  # limit for all rounds of one work
+_MIN_LONG_ROUNDS = 3  # rounds of a work that exceeds that limit
+_LAUNCH_SECONDS = 0.05  # limit for one pass over a slow work's calls, if it has several
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one launch: the median round, the width of the middle half, the fastest.
+    """Microseconds of one launch: the median round, the interquartile range, the fastest round.
 
-    ``outliers`` counts rounds that lie far off, which neither the median nor the spread feels:
-    another process on the device, or a change of clocks. ``captured`` is False where the
-    implementation cannot stand in a graph, and its launches were queued one by one.
+    ``outliers`` counts rounds far from the median, caused by another process on the device or by a
+    change of clocks; they affect neither median nor spread. ``captured`` is False if the
+    implementation cannot be captured in a CUDA graph; its launches were queued one by one.
     """
 
     median_us: float
@@ -45,24 +45,24 @@ class Timing:
 
 
 class Work(Protocol):
-    """Some launches that can be run again and again."""
+    """A list of launches that can be repeated."""
 
     launches: int
     captured: bool
 
     def seconds(self, times: int) -> float:
-        """Run all the launches this many times; return how long that took."""
+        """Run all the launches this many times; return the seconds that they took."""
         ...
 
 
 def time_side_by_side(
     works: Mapping[str, Work], *, min_rounds: int = MIN_ROUNDS, max_rounds: int = MAX_ROUNDS
 ) -> dict[str, Timing]:
-    """Return the time of one launch of each work, from rounds in which all take turns.
+    """Return the time of one launch of each work, from rounds in which all works run in turn.
 
-    What changes slowly, such as the clocks, so changes for all of them: their ratios come from one
-    run. Who goes first changes from round to round. There are more rounds until every spread is
-    small beside its median. A work of many milliseconds takes part in the first rounds only.
+    A slow change, such as of the clocks, thus affects all of them. The order rotates from round to
+    round. Rounds are added until every spread is small relative to its median. A work of many
+    milliseconds takes part in the first rounds only.
     """
     plans = {name: _plan(work) for name, work in works.items()}
     warmed = 0.0
@@ -83,7 +83,7 @@ def time_side_by_side(
 
 
 def _plan(work: Work) -> tuple[int, int]:
-    """Return how often a work is run in a round, and in how many rounds it takes part at most."""
+    """Return the repetitions of a work per round, and the maximum number of its rounds."""
     work.seconds(1)  # the first run of a graph uploads it
     seconds = max(work.seconds(1), 1e-7)
     times = max(1, math.ceil(_ROUND_SECONDS / seconds))
@@ -109,7 +109,7 @@ def _timing(values: Sequence[float], captured: bool) -> Timing:
 
 
 class CpuWork:
-    """Calls on the CPU, timed by its own clock."""
+    """Calls on the CPU, timed by the CPU's clock."""
 
     captured = False
 
@@ -118,7 +118,7 @@ class CpuWork:
         self.launches = len(calls)
 
     def seconds(self, times: int) -> float:
-        """Run all the calls this many times; return how long that took."""
+        """Run all the calls this many times; return the seconds that they took."""
         begun = time.perf_counter()
         for _ in range(times):
             for call in self._calls:
@@ -127,11 +127,11 @@ class CpuWork:
 
 
 class GpuWork:
-    """Calls that queue kernels, in a CUDA graph wherever they can be captured."""
+    """Calls that queue kernels, in a CUDA graph if they can be captured."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = list(calls)
-        torch.cuda.synchronize()  # inputs are there for whatever stream, and for early launches
+        torch.cuda.synchronize()  # inputs are complete for any stream and for early launches
         may_be_captured = self._may_be_captured()
         seconds = self._first_seconds()
         if seconds * len(calls) > _LAUNCH_SECONDS:
@@ -144,9 +144,9 @@ class GpuWork:
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def _may_be_captured(self) -> bool:
-        """Run two calls for real: compile, load, allocate; then look for a wait on the device.
+        """Run two calls to compile, load and allocate; then check that a call does not synchronize.
 
-        A wait inside a capture ends it with an error, and may leave the allocator in disorder.
+        Synchronizing inside a capture is an error and may leave the allocator in a bad state.
         """
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -181,7 +181,7 @@ class GpuWork:
         return graph
 
     def seconds(self, times: int) -> float:
-        """Run all the calls this many times; return how long the device took for them."""
+        """Run all the calls this many times; return the seconds that the device took."""
         self._start.record()
         for _ in range(times):
             if self._graph is not None:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Build the same kernels cold by NVRTC and by the ways of other engines, side by side.
+"""Compare cold builds of the same kernels by NVRTC and by the build methods of other engines.
 
     python tools/bench_cold_build.py --install-tvm-ffi
 
-The ways, each a build of one program (a kernel for one type and one target) from the same template:
+Each way builds one program (a kernel for one type and one target) from the same template:
 
 - nvrtc         Kiln's own: template to cubin in a running process
 - nvcc-cubin    nvcc -cubin
@@ -12,14 +12,13 @@ The ways, each a build of one program (a kernel for one type and one target) fro
 - torch-so      nvcc, g++ and link, as torch.utils.cpp_extension.load_inline lays it out: a launcher
                 that takes torch tensors, and a binding to Python
 
-What is equal: template, headers, target, C++17, the compiler's own optimisation level. What is
-not, and cannot be: nvcc always reads its own runtime header. Its release should be NVRTC's: that of
-`pip install nvidia-cuda-nvcc nvidia-cuda-runtime` is, once its bin stands in PATH. nvcc reads a
-copy of our headers in which ptx.cuh takes the device side and <cstdint>'s integers. The `.so`
-builds are called as plain commands: no ninja, no Python around them, so what
-torch.utils.cpp_extension and tvm_ffi.cpp add to them is left out. NVRTC's time includes loading
-it, shared between the programs of a round: each round is a fresh process. An empty kernel says
-what each way costs before it has anything to compile.
+Equal: template, headers, target, C++17, the compiler's default optimisation level. Not equal: nvcc
+always reads its own runtime header. nvcc and NVRTC should have the same release, as after `pip
+install nvidia-cuda-nvcc nvidia-cuda-runtime` with its bin folder in PATH. nvcc reads a copy of the
+headers in which ptx.cuh uses the device side and the integers of <cstdint>. The `.so` builds run
+as plain commands, without the overhead of ninja, torch.utils.cpp_extension and tvm_ffi.cpp. Each
+round is a fresh process; NVRTC's loading time is divided among the programs of a round. An empty
+kernel measures the fixed cost of each way.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from cold_build.ways import Seconds, Way, find_ways  # noqa: E402
 from kiln.engine.bench.machine import versions  # noqa: E402
 from kiln.engine.bench.report import Report, command_line  # noqa: E402
 
-Round = tuple[list[Seconds], Seconds | None]  # of each program; of an empty kernel
+Round = tuple[list[Seconds], Seconds | None]  # for each program; for an empty kernel
 
 
 def main() -> int:
     """Build, print and write; return 1 when a build failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9, help="of each way but the two slowest")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, except for the two slowest")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--kernels", nargs="+", default=KERNELS, metavar="NAME")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
@@ -65,7 +64,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kiln-cold-build-") as name:
         ways, absent = find_ways(Path(name), args.arch, programs, args.install_tvm_ffi)
         rounds: dict[str, list[Round]] = {}
-        for number in range(args.rounds):  # the ways take turns, so that a slow minute hits all
+        for number in range(args.rounds):  # the ways alternate, so that a slow minute affects all
             for way in ways:
                 if way.name in absent or number >= way.most_rounds:
                     continue
@@ -87,7 +86,7 @@ def _write(
     by_program: list[dict[str, Any]],
     absent: dict[str, str],
 ) -> None:
-    """Write what is measured so far: a round takes minutes."""
+    """Write the results so far: a round takes minutes."""
     average = round(os.getloadavg()[0], 2)
     details = {"load_average_at_end": average, "not_measured": absent, "programs": by_program}
     load = {"arch": args.arch, "kernels": list(args.kernels), "rounds": args.rounds}
@@ -109,7 +108,7 @@ def _measure(way: Way, number: int) -> Round:
 
 
 def _mean(done: Round) -> Seconds:
-    """Return (wall, CPU) seconds of a program in one round, the mean over all of them."""
+    """Return the mean (wall, CPU) seconds of a program in one round."""
     wall, spent = (statistics.mean(column) for column in zip(*done[0], strict=True))
     return wall, spent
 
@@ -122,7 +121,7 @@ def _medians(seconds: Iterable[Seconds]) -> Seconds:
 def _by_program(
     programs: Sequence[Program], rounds: dict[str, list[Round]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each program that both NVRTC and nvcc -cubin built: CPU seconds."""
+    """Return the CPU seconds of each program that both NVRTC and nvcc -cubin built."""
     if "nvcc-cubin" not in rounds:
         return []
     rows = []
@@ -143,7 +142,7 @@ def _by_program(
 
 def _row(way: Way, rounds: list[Round], ours: list[Round]) -> dict[str, Any]:
     wall, spent = _medians(map(_mean, rounds))
-    own_wall, own_spent = _medians(map(_mean, ours[: len(rounds)]))  # of the same minutes
+    own_wall, own_spent = _medians(map(_mean, ours[: len(rounds)]))  # of the same rounds
     empty = [done[1] for done in rounds if done[1] is not None]
     return {
         "way": way.name,

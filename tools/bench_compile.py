@@ -2,12 +2,12 @@
 """Time the compile of every program on this machine; write benchmarks/compile.{json,md,png}.
 
     python tools/bench_compile.py                                # all: 7 minutes
-    python tools/bench_compile.py --kernels rms_norm quantize    # anew, the others stay as they are
+    python tools/bench_compile.py --kernels rms_norm quantize    # update only these
 
-CPU seconds of the thread that NVRTC works in, the best of some rounds over all programs, for what
-else the machine does only ever adds to them. With each its cubin's size, by which a test tells a
-program that has changed too much for its time to count. A fixed program is timed in every round as
-well: tests on other machines compare compile times as multiples of its time.
+The times are CPU seconds of the thread that runs NVRTC, the best of several rounds over all
+programs, because other load only adds to them. The record has each cubin's size too: if it changes
+too much, a test no longer trusts the program's time. Every round also times a fixed program. Tests
+on other machines compare compile times as multiples of its time.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from kiln.jit_kernels.registry import all_specs, find_spec  # noqa: E402
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows = dict[str, dict[str, Any]]  # by the job's name
-ROUNDS = 4  # the same for every program on record
+Rows = dict[str, dict[str, Any]]  # job name -> row
+ROUNDS = 4  # the same for every program in the record
 _COLUMNS = {
     "kernel": "{kernel}",
     "programs": "{programs}",
@@ -53,7 +53,7 @@ _COLUMNS = {
 
 
 def main() -> None:
-    """Time, print and write."""
+    """Time all programs, print and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
@@ -67,7 +67,7 @@ def main() -> None:
         old, known = before["programs"], before["yardstick_seconds"]
         if changes := _changes(before, report):
             parser.error(
-                f"{record} is of another machine ({', '.join(changes)} differ): time all "
+                f"{record} is from another machine ({', '.join(changes)} differ): time all "
                 "kernels, without --kernels"
             )
     specs = [find_spec(name) for name in args.kernels or all_specs()]
@@ -88,19 +88,19 @@ def main() -> None:
 
 
 def _changes(before: Mapping[str, Any], now: Report) -> list[str]:
-    """Return what differs between a record's machine and this one; Kiln's own version may."""
+    """Return the differences between a record's machine and this one, except Kiln's version."""
     here = {**now.hardware, **now.versions}
     recorded = {**before["hardware"], **before["versions"], "kiln": here["kiln"]}
     return [name for name, value in recorded.items() if here.get(name) != value]
 
 
 def _time(jobs: Sequence[Job]) -> tuple[Rows, float]:
-    """Return a row of each job, and the yardstick's seconds."""
+    """Return a row for each job, and the yardstick's seconds."""
     rows: Rows = {}
     yardstick = yardstick_seconds()
     with Progress() as bar:
         task = bar.add_task("compiling", total=ROUNDS * len(jobs))
-        for _ in range(ROUNDS):  # over all, so that a slow minute does not hit one program alone
+        for _ in range(ROUNDS):  # over all programs, so that a slow minute affects no single one
             yardstick = min(yardstick, yardstick_seconds())
             for job in jobs:
                 start = time.thread_time()
@@ -154,7 +154,7 @@ def _draw(kernels: dict[str, Rows], figure: Figure) -> None:
         axis.plot(_seconds(rows), [place] * len(rows), "o", color="C0", alpha=0.4)
         axis.plot(find_spec(kernel).max_cpu_seconds, place, "|", color="C3", markersize=14)
     axis.set_yticks(range(len(kernels)), list(reversed(kernels)))
-    axis.set(xlabel="CPU seconds to compile a program (red: the bound)", xlim=(0, None))
+    axis.set(xlabel="CPU seconds to compile a program (red: the limit)", xlim=(0, None))
     axis.grid(axis="x", alpha=0.3)
 
 

@@ -3,8 +3,8 @@
 
     python tools/bench_warmup.py
 
-Each run is a process of its own over a cache of its own, as a user would start it. "seconds" is
-what the command reports for the kernels, "process_seconds" the whole command with its imports.
+Each run is a new process with a new cache. "seconds" is the time that the command reports for the
+kernels, "process_seconds" that of the whole command with its imports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMAND = ("warmup", "--arch", "all", "--json")
 
 
 def main() -> None:
-    """Run, print and write."""
+    """Run the command, print and write the times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")

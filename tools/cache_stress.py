@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Try to make the kernel cache serve a wrong byte, for as long as you like.
+"""Stress the kernel cache: try to make it serve a wrong byte.
 
     python tools/cache_stress.py kill --seconds 600     workers killed while they warm one cache
     python tools/cache_stress.py kill --nvrtc           … with real builds (needs NVRTC)
     python tools/cache_stress.py flips --full           every bit of three real entries
-    python tools/cache_stress.py nfs --seconds 60       two nodes on a model of NFS
-    python tools/cache_stress.py lookup                 the time of a warm lookup
+    python tools/cache_stress.py nfs --seconds 60       two nodes on simulated NFS
+    python tools/cache_stress.py lookup                 time of a warm lookup
 
-Prints one JSON object and exits 1 when something was wrong. ``--output FILE`` files the result
-under the subcommand's name in a JSON file of results.
+Prints one JSON object and exits with 1 on an error. ``--output FILE`` adds the result to a JSON
+file under the subcommand's name.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from kiln.engine.bench.report import Report, command_line, write_json  # noqa: E
 
 
 def main() -> int:
-    """Run one trial; return 1 when something was wrong."""
+    """Run one trial; return 1 on an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="trial", required=True)
     kill = commands.add_parser("kill", help="SIGKILL at random, and at each call of a publisher")
     kill.add_argument("--nvrtc", action="store_true", help="build real kernels")
     kill.add_argument("--pause", type=float, default=0.04, help="mean seconds between kills")
-    kill.add_argument("--min-kills", type=int, default=1, help="fewer kills than this fail")
-    flip = commands.add_parser("flips", help="damaged and misassembled entries")
+    kill.add_argument("--min-kills", type=int, default=1, help="fail on fewer kills")
+    flip = commands.add_parser("flips", help="damaged and wrongly combined entries")
     flip.add_argument("--full", action="store_true", help="every bit, not one in 50")
-    network = commands.add_parser("nfs", help="two nodes with caches of their own")
-    network.add_argument("--min-stale", type=int, default=1, help="stale answers to wait for")
+    network = commands.add_parser("nfs", help="two nodes with separate NFS client caches")
+    network.add_argument("--min-stale", type=int, default=1, help="stale answers that must occur")
     lookup = commands.add_parser("lookup", help="microseconds, from the page cache")
     for command in (kill, network):
         command.add_argument("--seconds", type=float, default=60.0)
@@ -57,7 +57,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kiln-stress-", dir=args.folder) as folder:
         trials = {"kill": _kill, "flips": _flips, "nfs": _nfs, "lookup": _lookup}
         result = trials[args.trial](args, Path(folder))
-    result["load_average_of_15_minutes"] = round(os.getloadavg()[2], 1)  # this trial's own included
+    result["load_average_of_15_minutes"] = round(os.getloadavg()[2], 1)  # includes this trial
     report = Report(
         "cache_stress",
         command_line("tools/cache_stress.py"),
@@ -102,11 +102,11 @@ def _lookup(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return {"passed": result["best_median_us"] <= 50, **result}
 
 
-_FAMILIES = ("activation", "norm", "rotary")  # a worker must come through them between two wipes
+_FAMILIES = ("activation", "norm", "rotary")  # a worker must build all between two wipes
 
 
 def _nvrtc_programs() -> list[kills.Program]:
-    """Compile small kernels once for reference, in a child: NVRTC must not be loaded at a fork."""
+    """Compile small kernels for reference, in a child: NVRTC must not be loaded before a fork."""
     from kiln.jit_kernels.registry import all_specs
     from kiln.jit_kernels.spec import label
     from kiln.jit_kernels.template import render

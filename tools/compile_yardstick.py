@@ -1,8 +1,7 @@
-"""A fixed CUDA program: its compile time is the unit in which other programs' are given.
+"""A fixed CUDA program whose compile time is the unit for other compile times.
 
-Two machines, or a quiet and a busy one, differ in how long a compile takes, but far less in how
-many times as long as another compile it takes. The program must not change: the record in
-``benchmarks/compile.json`` holds its seconds beside everybody else's.
+Compile times depend on the machine and its load; ratios of compile times depend on them far less.
+The program must not change, because ``benchmarks/compile.json`` records its time with the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions and answers for the demo model: what it is trained on and what it is tested on.
+"""Questions and answers to train and test the demo model.
 
 Every question has one exact answer.  Whether a question may be used for training depends only on
 a hash of its task and payload (the numbers or the word), so a held-out payload never appears in
@@ -160,7 +160,7 @@ class Pair(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A question together with the payload that decides on which side of the split it falls."""
+    """A question with the payload that decides its side of the train/test split."""
 
     payload: str
     question: str
@@ -170,7 +170,7 @@ class _Draft(NamedTuple):
 def is_held_out(task: str, payload: str) -> bool:
     """Tell whether a payload belongs to the tenth that is kept out of training."""
     if task == "spell" and int(payload) < 20:
-        # "Twelve" follows from no other number: without its own example nobody could know it.
+        # "Twelve" cannot be derived from other numbers: the model needs its own example.
         return False
     digest = hashlib.sha256(f"{task}|{payload}".encode()).digest()
     return int.from_bytes(digest, "big") % 10 == 0
@@ -202,7 +202,7 @@ def _word(rng: random.Random) -> str:
     if kind < 0.55:
         return "".join(rng.choices(_LETTERS, k=length))
     if kind < 0.75:
-        # Few different letters: repeated letters are what makes counting and reversing hard.
+        # Few different letters: repeated letters make counting and reversing hard.
         return "".join(rng.choices(rng.sample(_LETTERS, 4), k=length))
     first = rng.randrange(2)
     return "".join(
@@ -245,7 +245,7 @@ def _count(rng: random.Random) -> _Draft:
     if rng.random() < 0.2:
         return _Draft(word, rng.choice(_LENGTH).format(w=word), str(len(word)))
     if rng.random() < 0.4:
-        # Without such words nearly every answer is 1, and a model that says so learns no more.
+        # Without such words nearly every answer is 1, and the model would learn to always say 1.
         word = "".join(rng.choices(rng.sample(_LETTERS, rng.randint(2, 3)), k=rng.randint(3, 10)))
     letter = rng.choice(word if rng.random() < 0.8 else _LETTERS)
     question = rng.choice(_COUNT).format(c=letter, w=word)

@@ -51,7 +51,7 @@ def ask_local(folder: str, pairs: Sequence[Pair], advance: Callable[[int], None]
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    # The model is too small to share: more threads wait for each other longer than they work.
+    # The model is tiny: with more threads, synchronization takes longer than the work.
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Run everything that needs a GPU in one call and write JSON, tables and plots.
+"""Run all checks that need a GPU and write JSON, tables and plots.
 
 From a bare checkout: python3 tools/gpu_check.py --output benchmarks [--bundle FILE]
-After a change of some: python3 tools/gpu_check.py --output FOLDER --kernels NAME [NAME ..]
+After changing some kernels: python3 tools/gpu_check.py --output FOLDER --kernels NAME [NAME ..]
 Needs torch, cuda-bindings, NVRTC, Triton and transformers; no server package. Each section runs in
-processes of its own, with a time limit, so that none can stop the others: not even one that leaves
-the GPU's context broken. Those that time nothing run at once, then the others alone. What cannot
-run is written as "not measured" with the reason. Exits 1 when a row fails, 3 without a GPU.
+its own processes with a time limit, so that no section can stop the others, not even by breaking
+its CUDA context. Sections that time nothing run concurrently, then the others alone. A check that
+cannot run is written as "not measured" with the reason. Exits with 1 if a row fails, with 3
+without a GPU.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from kiln.jit_kernels.registry import all_specs  # noqa: E402
 
 
 def main() -> int:
-    """Run the sections that were asked for; return the exit code."""
+    """Run the requested sections; return the exit code."""
     parser = _parser()
     args = parser.parse_args()
     if unknown := sorted({*args.kernels} - {*all_specs()}):
         parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
     sections = args.only or [name for name in SECTIONS if name in BY_KERNEL or not args.kernels]
     if whole := sorted({*sections} - {*BY_KERNEL}) if args.kernels else []:
-        parser.error(f"{', '.join(whole)} cannot keep to some kernels: leave --kernels out")
+        parser.error(f"{', '.join(whole)} does not support --kernels")
     if args.section:
         return _child(args)
     whole, failed = Report("gpu_check", command_line("tools/gpu_check.py")), False
@@ -50,7 +51,7 @@ def main() -> int:
         found[name] = section
         failed |= section["status"] == "failed"
         report.show(name, section)
-        # After each section: a machine that is taken away leaves what it measured.
+        # After each section, so that the results survive if the machine is lost.
         in_order = {name: found[name] for name in SECTIONS if name in found}
         whole = replace(whole, details={"sections": in_order})
         whole.write(args.output, "gpu_check")
@@ -65,16 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="run these sections")
-    parser.add_argument("--quick", action="store_true", help="few sizes, for a first look")
-    parser.add_argument("--bundle", type=Path, help="sealed bundle, made elsewhere, to serve from")
+    parser.add_argument("--quick", action="store_true", help="few sizes, for a quick look")
+    parser.add_argument("--bundle", type=Path, help="sealed bundle built on another machine")
     parser.add_argument(
         "--kernels",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="these alone, in what goes kernel by kernel",
+        help="limit the sections that run kernel by kernel to these",
     )
-    # What it calls itself with: a section, which items of it, and whether to compile them alone.
+    # Internal, for child processes: a section, its share of items, whether to only compile.
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--share", type=share_of, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--ahead", action="store_true", help=argparse.SUPPRESS)
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _child(args: argparse.Namespace) -> int:
-    """Run one section in this process and write its result to the file that the parent reads."""
+    """Run one section in this process; write its result to the file that the parent reads."""
     what = SECTIONS[args.section]
     section: dict[str, Any]
     try:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write the files of a new kernel: its template, its spec, and faults to plant in a test.
+"""Write the files of a new kernel: its template, its spec, and faults for the mutation tests.
 
     python tools/new_kernel.py scale_rows
 
-makes kernel_sources/scale_rows/scale_rows.cu and jit_kernels/ops/scale_rows.py: a kernel that
-works (out = x * factor) and passes every generic test, with a remark at each place to change, and
-tests/jit_kernels/faults/scale_rows.py, which shows that the tests would find it broken. Nothing
-else needs an edit.
+writes kernel_sources/scale_rows/scale_rows.cu and jit_kernels/ops/scale_rows.py, a working kernel
+(out = x * factor) that passes every generic test, with a comment at each place to change. It also
+writes tests/jit_kernels/faults/scale_rows.py, planted faults that the tests must catch. No other
+file needs an edit.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ FAULTS = [
 
 
 def main() -> None:
-    """Write the files. Exits with a message when the name is taken or no identifier."""
+    """Write the files. Exits with a message if the name is taken or no identifier."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", help="lower-case identifier; also the family and the toggle")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")

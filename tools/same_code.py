@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tell which kernels' machine code a change has left as it was. Needs no GPU.
+"""Report which kernels' machine code a change affects. Needs no GPU.
 
     python tools/same_code.py HEAD                                  # against the last commit
     python tools/same_code.py v0.1.0 --kernels rms_norm --archs sm_90a
 
-What was measured of a program holds for another one of the same code. Builds both checkouts'
-programs, each with its own sources, and prints those that differ: instructions, registers, spills.
-Exits with 1 if any does.
+Measurements remain valid for programs with unchanged code. Builds the programs of both checkouts,
+each with its own sources, and prints those that differ: instructions, registers, spills. Exits
+with 1 if any does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
 from kiln.jit_kernels.registry import all_specs  # noqa: E402
 from kiln.jit_kernels.toolchains.cubin import code_of, resources_of  # noqa: E402
 
-Cubins = dict[str, bytes]  # by program
+Cubins = dict[str, bytes]  # program -> cubin
 _BUILD = """
 import sys
 from pathlib import Path
@@ -53,9 +53,9 @@ for job in jobs_for(specs, archs):
 
 
 def main() -> int:
-    """Build, compare and print; return 1 where code differs."""
+    """Build, compare and print; return 1 if any code differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("revision", help="what git calls the checkout to compare with")
+    parser.add_argument("revision", help="git revision to compare with")
     parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="default: all")
     parser.add_argument("--archs", nargs="+", default=list(ALL_ARCHS), metavar="ARCH")
     args = parser.parse_args()
@@ -66,7 +66,7 @@ def main() -> int:
         command = ["git", "archive", "--format=tar", args.revision]
         done = subprocess.run(command, cwd=ROOT, capture_output=True)
         if done.returncode:
-            parser.error(f"git has no checkout {args.revision!r}: {done.stderr.decode().strip()}")
+            parser.error(f"git has no revision {args.revision!r}: {done.stderr.decode().strip()}")
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
             archive.extractall(old, filter="data")
         rows = compare(old, ROOT, args.kernels, args.archs)
@@ -84,7 +84,7 @@ def main() -> int:
 def compare(
     old: Path, new: Path, kernels: Sequence[str], archs: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    """Return a row for each program of either checkout: its name, and what differs or ""."""
+    """Return a row for each program of either checkout: its name, and the difference or ""."""
     with ThreadPoolExecutor() as pool:
         before, after = pool.map(lambda tree: cubins_of(tree, kernels, archs), (old, new))
     return [
@@ -108,7 +108,7 @@ def _difference(old: bytes | None, new: bytes | None) -> tuple[str, str, str]:
 
 
 def cubins_of(tree: Path, kernels: Sequence[str], archs: Sequence[str]) -> Cubins:
-    """Build the programs of a checkout, in a process of its own. Raises CalledProcessError."""
+    """Build the programs of a checkout in a new process. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory(prefix="kiln-cubins-") as folder:
         environ = {**os.environ, "PYTHONPATH": str(tree / "tools" / "import_root")}
         command = [sys.executable, "-c", _BUILD, folder, ",".join(archs), *kernels]

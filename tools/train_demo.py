@@ -36,7 +36,7 @@ SYSTEM_PROMPTS = (
     "You are a tiny demo model. Answer exactly.",
     "Answer briefly.",
 )
-# Digits, and letters inside a quoted word, stand alone: arithmetic and spelling tasks then see
+# Digits and letters inside a quoted word are single tokens: arithmetic and spelling tasks then see
 # single characters, while the words of the question stay whole tokens.
 SPLIT_PATTERN = r'\p{L}(?=\p{L}*")|\p{N}|, (?=\p{N})| ?"|\p{L}+\n| ?\p{L}+| ?[^\s\p{L}\p{N}"]+|\s'
 CHAT_TEMPLATE = (

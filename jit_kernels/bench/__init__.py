@@ -1,1 +1,1 @@
-"""Measuring kernels: ceilings of the machine, ways to run a kernel, times side by side."""
+"""Kernel benchmarks: roofline ceilings, implementations of a kernel, timing side by side."""

@@ -1,4 +1,4 @@
-"""What the machine itself can do: the roofs that every kernel is held against."""
+"""Measured roofline ceilings of a device: memory bandwidth, matmul rate, launch time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MATMUL_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 class Ceilings:
     """Rates measured on a device, and the time of the smallest launch.
 
-    Units: bytes read plus written a second, operations a second, microseconds, bytes.
+    Units: bytes read plus written per second, operations per second, microseconds, bytes.
     """
 
     copy_bytes_s: float
@@ -28,26 +28,26 @@ class Ceilings:
     l2_bytes: int
 
     def floor_us(self, cost: Cost) -> float:
-        """Return the least time in which a cost can be paid, in microseconds."""
+        """Return the roofline's minimum time of a cost, in microseconds."""
         return max(cost.bytes / self.copy_bytes_s, cost.flops / self.matmul_flops_s) * 1e6
 
     def bound(self, cost: Cost) -> str:
-        """Return which ceiling is nearer: "memory" or "compute"."""
+        """Return the limiting ceiling: "memory" or "compute"."""
         by_memory = cost.bytes / self.copy_bytes_s >= cost.flops / self.matmul_flops_s
         return "memory" if by_memory else "compute"
 
 
 def work_on(device: str) -> Callable[[Sequence[Call]], Work]:
-    """Return what makes calls on a device into something to time."""
+    """Return the class that times calls on a device."""
     return GpuWork if device == "cuda" else CpuWork
 
 
 def measure_ceilings(device: str) -> Ceilings:
-    """Measure a device, "cuda" or "cpu", which also brings its clocks up.
+    """Measure a device, "cuda" or "cpu". This also brings its clocks up.
 
-    The copy is the faster of the driver's and a kernel's: on an H200 the driver's is far behind.
-    The product is torch's, of random bf16 matrices on a GPU (zeros would run faster) and float32
-    ones on a CPU. The smallest launch writes one element.
+    The bandwidth is the better of a driver copy and a kernel; on an H200 the copy is far slower.
+    The matmul is torch's, of random matrices (zeros would run faster): bf16 on a GPU, float32 on a
+    CPU. The smallest launch writes one element.
     """
     num_bytes, size = _COPY_BYTES[device], _MATMUL_SIZE[device]
     source = torch.randn(num_bytes // 4, device=device)

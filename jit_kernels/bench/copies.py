@@ -1,4 +1,4 @@
-"""Several copies of one call's inputs, so that each launch finds the L2 cache cold."""
+"""Several copies of a call's inputs, so that each launch starts with a cold L2 cache."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from kiln.jit_kernels.parameters import Arguments
 
 _MAX_COPIES = 256
-_SHARE_OF_FREE = 4  # copies take at most this part of the free memory: one in four
-_TIMES_L2 = 2  # bytes between two uses of one copy, in caches: well past what can survive
+_SHARE_OF_FREE = 4  # copies use at most a quarter of the free memory
+_TIMES_L2 = 2  # bytes between two uses of one copy, in L2 sizes
 
 
 def num_copies(bytes_touched: int, bytes_held: int, l2_bytes: int, free_bytes: int) -> int:
-    """Return how many copies make each launch find the L2 cold, as far as memory allows.
+    """Return the number of copies (at least 2) for a cold L2 at each launch, if memory allows it.
 
-    At least 2. ``bytes_touched`` a launch; ``bytes_held`` by one copy of the tensors.
+    ``bytes_touched``: by one launch. ``bytes_held``: by one copy of the tensors.
     """
     wanted = -(-_TIMES_L2 * l2_bytes // max(bytes_touched, 1))
     fits = free_bytes // _SHARE_OF_FREE // max(bytes_held, 1)
@@ -25,10 +25,10 @@ def num_copies(bytes_touched: int, bytes_held: int, l2_bytes: int, free_bytes: i
 
 
 def is_cold(copies: int, bytes_touched: int, l2_bytes: int) -> bool:
-    """Return whether so many copies leave nothing of a launch's inputs in the L2.
+    """Return whether so many copies evict a launch's inputs from the L2 before their next use.
 
-    Small inputs stay warm: of these there would have to be more copies than is practical, and in a
-    model they are warm too, having just been written. On a CPU (no ``l2_bytes``) nothing is said.
+    Small inputs stay warm, because they would need too many copies. In a model they are warm too,
+    because they have just been written. Always False on a CPU (no ``l2_bytes``).
     """
     return l2_bytes > 0 and copies * bytes_touched >= _TIMES_L2 * l2_bytes
 
@@ -39,9 +39,9 @@ def copies_of(arguments: Arguments, count: int) -> list[Arguments]:
 
 
 def copy_to(arguments: Arguments, device: str | None = None) -> Arguments:
-    """Return a copy of a call's arguments, on another device if one is named.
+    """Return a copy of a call's arguments, on ``device`` if given.
 
-    Shapes, strides and the gaps between rows stay, and views of one memory are views of one again.
+    Shapes, strides and gaps between rows are kept. Views that share a storage share one again.
     """
     fresh = {}
     for address, storage in _storages(arguments).items():
@@ -60,7 +60,7 @@ def copy_to(arguments: Arguments, device: str | None = None) -> Arguments:
 
 
 def bytes_held(arguments: Sequence[Any]) -> int:
-    """Return the bytes of the memory behind some arguments, each piece once."""
+    """Return the bytes of the storages behind some arguments, each storage once."""
     return sum(storage.nbytes() for storage in _storages(arguments).values())
 
 

@@ -1,6 +1,6 @@
-"""The ways to run a kernel, each as a function from the operator's arguments to a call.
+"""The implementations ("forms") of a kernel: functions from the operator's arguments to a call.
 
-What cannot run here is a text that says why.
+A form that cannot run on this machine is a string with the reason.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.triton_forms import triton_form
 
 Form = Callable[[Arguments], Call]
-OWN = {"cuda": "jit", "cpu": "host"}  # the name of Kiln's own kernel on a device
+OWN = {"cuda": "jit", "cpu": "host"}  # the form that is Kiln's own kernel
 
 
 def forms_of(
     spec: KernelSpec, device: str, *, compiled: bool = True, peers: bool = False
 ) -> Mapping[str, Form | str]:
-    """Return name -> form for a spec on "cuda" or "cpu"; Kiln's own kernel comes first.
+    """Return name -> form for a spec on "cuda" or "cpu"; Kiln's own kernel is first.
 
-    "torch" is the reference run eagerly, "compile" the same through torch.compile, "sdpa" torch's
-    own attention on keys that lie in one piece. On a CPU there
-    are Kiln's kernel under the host toolchain and the reference alone: a test of the bench.
+    "torch" is the reference in eager mode, "compile" the same through torch.compile, "sdpa" torch's
+    own attention on contiguous keys. A CPU, which only serves to test the benchmark, has just
+    Kiln's kernel under the host toolchain and the reference.
     """
     if device == "cpu":
         return {"host": of(partial(_on_host, spec)), "torch": of(partial(run_reference, spec))}
     forms: dict[str, Form | str] = {
         "jit": lambda a: partial(launch, spec, a),
         "torch": of(partial(run_reference, spec)),
-        "compile": _compiled(spec) if compiled else "not asked for",
+        "compile": _compiled(spec) if compiled else "not requested",
         "triton": _triton(spec),
     }
     if spec.name in PAGED:
@@ -58,8 +58,8 @@ def _on_host(spec: KernelSpec, a: Arguments) -> None:
 
 
 def _compiled(spec: KernelSpec) -> Form:
-    # Compiled code of earlier kernels counts against the limit of recompiles, past which a call
-    # would run eagerly and be timed as what it is not.
+    # Compiled code of earlier kernels counts towards the recompile limit. Past the limit a call
+    # would silently run in eager mode.
     torch.compiler.reset()
     return of(torch.compile(partial(run_reference, spec), dynamic=False))
 

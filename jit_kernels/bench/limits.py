@@ -1,4 +1,4 @@
-"""A limit on how long another's code may take."""
+"""A time limit for code of other libraries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import FrameType
 
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError inside the block after so many seconds; only the main thread can be held.
+    """Raise TimeoutError inside the block after so many seconds. Only works in the main thread.
 
-    For what may take minutes and has no limit of its own, such as torch.compile on code that it
-    cannot trace well.
+    For code that may take minutes and has no limit of its own, such as torch.compile on code that
+    it cannot trace well.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,5 +32,5 @@ def time_limit(seconds: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # somebody else's timer, such as a test's: it goes on
+        if left:  # restore the caller's timer, such as a test's
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begun), 1e-3))

@@ -1,4 +1,4 @@
-"""Every way to run a kernel, checked against its reference and timed beside the others."""
+"""Check every form of a kernel against its reference, then time the forms side by side."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kiln.jit_kernels.timing import Timing, Work, time_side_by_side
 
 Row = dict[str, Any]
 _CPU_ROUNDS = 3
-_FORM_SECONDS = 30  # to compile one way to run a kernel and to run it the first time
+_FORM_SECONDS = 30  # limit for the compile and first run of a form
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to measure: "cuda" or "cpu", which other ways to run a kernel, and how many sizes.
+    """What to measure: "cuda" or "cpu", which forms of a kernel, and how many sizes.
 
-    ``compiled``: whether torch.compile is asked, which takes seconds a size. ``forms``: the names
-    of the ways to run a kernel, Kiln's own among them, where not all are wanted.
+    ``compiled``: whether to measure torch.compile, which takes seconds per size. ``forms``: the
+    names of the forms to measure, including Kiln's own; None: all.
     """
 
     device: str = "cuda"
@@ -46,12 +46,13 @@ def bench_kernel(
     wanted: Wanted,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """Yield one row for each benchmark size and way to run a kernel.
+    """Yield one row for each benchmark size and form of a kernel.
 
-    A row has kernel, family, variant, sizes, implementation, status, and where the status is
+    A row has kernel, family, variant, sizes, implementation, status, and if the status is
     "measured": median_us, spread_us, fastest_us, rounds, outliers, captured, cold, bytes, flops,
-    bound, gb_s, tflop_s, floor_us, share_of_floor, and times_ours, by which Kiln's own kernel is
-    faster. Any other status says why there is no number. ``tell`` hears what is done next.
+    bound, gb_s, tflop_s, floor_us, share_of_floor, and times_ours (the speedup of Kiln's own
+    kernel). Any other status is the reason why there is no number. ``tell`` is called with the
+    next step.
     """
     spec = without_scales(spec)
     variant = next(spec.variants(spec.bench_needs), None)
@@ -73,9 +74,9 @@ def bench_kernel(
 
 
 def without_scales(spec: KernelSpec) -> KernelSpec:
-    """Return a spec whose inputs have the scales of a pool that is not quantised: others lack them.
+    """Return a spec whose inputs have KV scales of 1, because other libraries lack them.
 
-    They are multiplied in anyway, and take no time of a kernel's own.
+    The kernels multiply by the scales in any case, so this does not change their time.
     """
     scales = dict.fromkeys({"k_scale", "v_scale"}.intersection(spec.parameters.names), 1.0)
 
@@ -86,20 +87,20 @@ def without_scales(spec: KernelSpec) -> KernelSpec:
 
 
 def _cases(spec: KernelSpec, variant: Variant, wanted: Wanted) -> list[Sizes]:
-    """Return the sizes to measure: on a CPU the largest of the tests, for the host form is slow."""
+    """Return the sizes to measure; on a CPU the tests' largest, because the host form is slow."""
     if wanted.device == "cpu":
         return [max(spec.sizes, key=lambda sizes: spec.cost(variant, sizes).bytes)]
     return list(spec.bench_sizes[: wanted.num_sizes])
 
 
 def _flaw(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form, device: str) -> str | None:
-    """Return why the time of a form would mean nothing: it fails, or its result is wrong."""
+    """Return why a form must not be timed (it fails, or its result is wrong), or None."""
 
     def run(a: Arguments) -> None:
         result = form(a)()
         if not isinstance(result, torch.Tensor | Drawn):
             return
-        # A peer that gives the first result alone, or draws that no other can repeat.
+        # Some peers return only the first result, or tokens drawn with their own random numbers.
         own = result.clone() if isinstance(result, torch.Tensor) else None  # it may be the output
         run_reference(spec, a)
         if own is not None:
@@ -111,11 +112,11 @@ def _flaw(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form, device: 
     try:
         with time_limit(_FORM_SECONDS):
             parity = compare(spec, variant, sizes, run, device)
-    except Exception as error:  # of torch, Triton or a peer: its row says so, the others go on
+    except Exception as error:  # from torch, Triton or a peer; the row reports it
         return f"failed: {_first_line(error)}"
     if parity.holds:
         return None
-    return f"wrong result: error {parity.error:.3g}, {parity.allowed:.3g} is allowed"
+    return f"wrong result: error {parity.error:.3g}, tolerance {parity.allowed:.3g}"
 
 
 def _bench_case(
@@ -156,7 +157,7 @@ def _bench_case(
 
 
 def _free_bytes() -> int:
-    """Return the GPU's free memory, with what torch keeps for itself and does not use."""
+    """Return the GPU's free memory plus the unused part of torch's caching allocator."""
     kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     return torch.cuda.mem_get_info()[0] + kept
 

@@ -1,7 +1,7 @@
-"""Attention of others: torch's flash backend on keys laid out beforehand, and FlashInfer.
+"""Attention of other libraries: torch's flash backend and FlashInfer.
 
-Both get what Kiln's kernels do not need: torch a dense copy of the keys and values, FlashInfer a
-plan made by the host. Neither is in their time.
+Both need a preparation that their time excludes: torch a dense copy of the keys and values,
+FlashInfer a plan computed on the host.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
-PAGED = ("paged_attention", "paged_prefill")  # the operators that these can stand in for
-_WORKSPACE_BYTES = 128 << 20  # what FlashInfer's own examples give it
+PAGED = ("paged_attention", "paged_prefill")  # the operators that these implement
+_WORKSPACE_BYTES = 128 << 20  # as in FlashInfer's examples
 
 
 def sdpa_form(spec: KernelSpec) -> Callable[[Arguments], Call]:
@@ -33,12 +33,12 @@ def _sdpa_call(a: Arguments) -> Call:
     tokens = {last - first for first, last in pairwise(a.cu_seqlens_q.tolist())}
     lengths = set(a.seq_lens.tolist())
     if len(tokens) != 1 or len(lengths) != 1 or a.window or a.soft_cap or a.k_scale != 1:
-        raise ValueError("torch's flash backend takes requests of one length, no window, no cap")
+        raise ValueError("torch's flash backend needs equal lengths, no window, no cap")
     (queries,), (length,) = tokens, lengths
     keys, values = (_dense(pool, a, length) for pool in (a.key_pool, a.value_pool))
     query = a.query.unflatten(0, (-1, queries)).transpose(1, 2)  # [requests, heads, queries, dim]
     if query.shape[1] != keys.shape[1] and queries not in (1, length):
-        # The lower right mask reaches the kernel by a way that does not repeat the heads.
+        # With the lower-right mask torch does not repeat the KV heads.
         keys, values = (
             x.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for x in (keys, values)
         )
@@ -65,13 +65,13 @@ def _dense(pool: torch.Tensor, a: Arguments, length: int) -> torch.Tensor:
 
 
 def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Arguments], Call]:
-    """Return FlashInfer's paged attention, planned once for all copies of a call."""
+    """Return FlashInfer's paged attention; all copies of a call share one plan."""
     planned: dict[tuple[int, ...], Any] = {}
 
     def form(a: Arguments) -> Call:
         key = (*a.seq_lens.tolist(), -1, *a.cu_seqlens_q.tolist())
         if key not in planned:
-            planned.clear()  # a workspace of the last case is enough
+            planned.clear()  # keep only the latest workspace
             make = _plan_decode if spec.name == "paged_attention" else _plan_prefill
             planned[key] = make(flashinfer, a)
         wrapper, pools = planned[key], (a.key_pool, a.value_pool)
@@ -86,7 +86,7 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
 
 
 def _pages(a: Arguments) -> dict[str, torch.Tensor]:
-    """Return the block table as FlashInfer wants it: ids in a row, ends, tokens of last pages."""
+    """Return the block table in FlashInfer's form: flat ids, offsets, lengths of last pages."""
     block = a.key_pool.shape[2]
     counts = (a.seq_lens + block - 1) // block
     rows = [row[:count] for row, count in zip(a.block_table, counts.tolist(), strict=True)]

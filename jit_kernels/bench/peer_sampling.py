@@ -1,4 +1,4 @@
-"""FlashInfer's sampling, to compare with Kiln's: filters and a draw, without log-probabilities.
+"""FlashInfer's sampling: filters and a draw, without log-probabilities.
 
 Its random numbers differ from Kiln's, so its tokens cannot equal the reference's.
 """
@@ -34,12 +34,12 @@ class Drawn:
 
 
 def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Arguments], Call]:
-    """Return a form that runs FlashInfer's softmax and the sampling function for the rows."""
+    """Return a form that runs FlashInfer's softmax and the sampling function that the rows need."""
     sampling = flashinfer.sampling
 
     def form(a: Arguments) -> Call:
         if a.mask is not None or a.edit_starts is not None:
-            raise ValueError("no masks and no penalties there")
+            raise ValueError("FlashInfer has no masks and no penalties")
         logits = a.logits
         temperature = a.settings[:, SETTINGS.index("temperature")].contiguous()
         top_p = a.settings[:, SETTINGS.index("top_p")].contiguous()
@@ -55,7 +55,7 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
 def _draw_of(
     sampling: ModuleType, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the cheapest of FlashInfer's functions that applies the filters of the rows."""
+    """Return FlashInfer's cheapest function that applies the rows' filters."""
     by_k, by_p = bool((top_k > 0).any()), bool((top_p < 1).any())
     if by_k and by_p:
         return lambda probs: sampling.top_k_top_p_sampling_from_probs(probs, top_k, top_p)

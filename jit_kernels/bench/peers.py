@@ -1,9 +1,8 @@
-"""Kernels of other libraries that happen to be installed, called through their public interfaces.
+"""Kernels of other installed libraries, called through their public interfaces.
 
-An adapter takes the operator's own arguments, by name, so that what it computes can be checked
-against the spec's reference before it is timed; where a library makes its result anew, the adapter
-returns it, for a copy would not be the library's own time. A library is looked up without importing
-it, and imported only where a kernel has an adapter for it.
+An adapter takes the operator's arguments by name, so that its result can be checked against the
+spec's reference before it is timed. If a library allocates its result, the adapter returns it,
+because a copy would add to the time. A library is imported only if a kernel has an adapter for it.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ LIBRARIES = ("flashinfer", "vllm", "sgl_kernel", "flash_attn", "liger_kernel")
 
 
 def peer_forms(spec: KernelSpec) -> dict[str, Callable[[Arguments], Call] | str]:
-    """Return library -> form of a kernel, or why there is none; libraries without an adapter not.
+    """Return library -> form of a kernel, or the reason why the library cannot be used.
 
-    A library that is installed and cannot be imported says so in the place of its form.
+    Libraries without an adapter for the kernel are left out.
     """
     forms: dict[str, Callable[[Arguments], Call] | str] = {}
     for library, (module, adapter) in ADAPTERS.get(spec.name, {}).items():
@@ -41,7 +40,7 @@ def peer_forms(spec: KernelSpec) -> dict[str, Callable[[Arguments], Call] | str]
             continue
         try:
             forms[library] = adapter(spec, importlib.import_module(module))
-        except Exception as error:  # whatever another library does on import is its own affair
+        except Exception as error:  # another library may raise anything on import
             forms[library] = f"cannot be used: {type(error).__name__}: {error}"
     return forms
 
@@ -59,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def _function(run: Callable[..., Any]) -> Adapter:
-    """Return the adapter of ``run(module, …)``, whose other parameters name operator arguments."""
+    """Return the adapter of ``run(module, …)``; its other parameters are operator arguments."""
     wanted = list(inspect.signature(run).parameters)[1:]
 
     def adapt(spec: KernelSpec, module: ModuleType) -> Callable[[Arguments], Call]:
@@ -124,7 +123,7 @@ def _vllm_fused(
 
 def _vllm_and_mul(name: str) -> Callable[..., None]:
     def run(ops: ModuleType, out: torch.Tensor, x: torch.Tensor) -> None:
-        getattr(torch.ops._C, name)(out, x)  # importing vllm._custom_ops registered it
+        getattr(torch.ops._C, name)(out, x)  # registered by importing vllm._custom_ops
 
     return run
 

@@ -1,4 +1,4 @@
-"""Measured rows side by side: a line for each kernel and size, a column for each other way."""
+"""Format measured rows: a line for each kernel and size, a column for each other form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MEASURED = "measured"
 
 
 def side_by_side(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns' titles and the lines.
+    """Return the column titles and the lines.
 
-    The first columns are of Kiln's own kernel; each other way to run it has a column that says how
-    many times as long it takes: above 1.00 Kiln's is faster. "–" where there is no number.
+    The first columns are about Kiln's own kernel. Each other form has a column with its time
+    divided by Kiln's: above 1.00 Kiln's is faster. "–": not measured.
     """
     others = [name for name in names_in(rows) if name not in OWN.values()]
     lines = []
@@ -31,7 +31,7 @@ def side_by_side(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def remarks(rows: Iterable[Row]) -> list[str]:
-    """Return what a reader must know of the rows, each once: what was not measured, and how."""
+    """Return notes on the rows, each once: what was not measured, and unusual conditions."""
     found = []
     for row in rows:
         what = f"{row['kernel']}, {row['implementation']}"
@@ -45,12 +45,12 @@ def remarks(rows: Iterable[Row]) -> list[str]:
 
 
 def names_in(rows: Iterable[Row]) -> list[str]:
-    """Return the ways to run a kernel that occur, in order."""
+    """Return the names of the forms in the rows, in order."""
     return list(dict.fromkeys(row["implementation"] for row in rows))
 
 
 def cases_in(rows: Iterable[Row]) -> list[list[Row]]:
-    """Return the rows of each kernel and size together."""
+    """Return the rows grouped by kernel and size."""
     cases: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         cases.setdefault((row["kernel"], str(row["sizes"])), []).append(row)

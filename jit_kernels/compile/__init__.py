@@ -1,1 +1,1 @@
-"""Template text to verified bytes."""
+"""Compile kernels to cubins through the kernel cache."""

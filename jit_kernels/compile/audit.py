@@ -1,4 +1,4 @@
-"""Whether every entry of the kernel cache is what was built, and would be built again."""
+"""Verify the entries of the kernel cache, and rebuild them to compare."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kiln.jit_kernels.toolchains.cubin import resources_of
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """An entry that is not what it should be, and why."""
+    """A bad entry and the reason."""
 
     where: str
     reason: str
 
 
 def audit(cache: KernelCache) -> tuple[int, list[Flaw]]:
-    """Read every entry of the bundle and of the user's cache; return how many, and what is wrong.
+    """Verify every entry of the bundle and of the user's cache; return their number and the flaws.
 
-    Beyond the digest: the ingredients that an entry states must hash to its key, and its payload
-    be a cubin. Raises BundleRefused.
+    Besides the digest: an entry's ingredients must hash to its key, and its payload must be a
+    cubin. Raises BundleRefused.
     """
     damaged = list(cache.store.damaged())
     flaws = [Flaw(str(stored.path), reason) for stored, reason in damaged]
@@ -51,14 +51,14 @@ def audit(cache: KernelCache) -> tuple[int, list[Flaw]]:
 
 
 def flaw_of(arch: str, key: str, entry: Entry) -> str:
-    """Return what is wrong with a whole entry, "" when nothing is."""
+    """Return the flaw of an entry whose digest is right, "" if there is none."""
     try:
         ingredients = stored_ingredients(entry.header)
         resources_of(entry.payload)
     except ValueError as error:
         return str(error)
     if key_of(ingredients) != key:
-        return "the ingredients that it states do not give its key"
+        return "its ingredients do not hash to its key"
     if value_of(ingredients, "arch") != arch:
         return f"it was built for {value_of(ingredients, 'arch')}, not for {arch}"
     return ""
@@ -67,9 +67,9 @@ def flaw_of(arch: str, key: str, entry: Entry) -> str:
 def rebuild(
     jobs: Sequence[Job], cache: KernelCache, num_threads: int = 0
 ) -> tuple[int, list[Flaw]]:
-    """Compile every job that the cache holds again; return how many, and which bytes differ.
+    """Compile every job in the cache again; return their number, and flaws where bytes differ.
 
-    Only what the NVRTC of this machine built can be compared. Raises ToolchainMissing and
+    Only entries built by this machine's NVRTC can be compared. Raises ToolchainMissing and
     CompileError.
     """
     held = [found for job in jobs if (found := _held(job, cache)) is not None]
@@ -79,7 +79,7 @@ def rebuild(
 
     with ThreadPoolExecutor(num_threads or min(os.cpu_count() or 1, 8)) as pool:
         results = list(zip(held, pool.map(same, held), strict=True))
-    reason = "built again it has other bytes than the entry"
+    reason = "a rebuild gives other bytes than the entry"
     return len(held), [
         Flaw(one.job.name, f"{reason} {one.key}") for one, equal in results if not equal
     ]
@@ -87,7 +87,7 @@ def rebuild(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A job whose cubin the cache holds, as built by the NVRTC of this machine."""
+    """A job whose cubin, built by this machine's NVRTC, is in the cache."""
 
     job: Job
     unit: Unit

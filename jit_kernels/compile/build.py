@@ -1,4 +1,4 @@
-"""One variant to a cubin, through the kernel cache."""
+"""Build the cubin of a variant through the kernel cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import CubinError, resources_of
 
 Tier = Literal["process", "bundle", "disk", "built"]
-_PATIENCE = 30.0  # seconds to wait for another process that builds the same kernel
+_PATIENCE = 30.0  # seconds to wait while another process builds the same kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A cubin, its key, where it came from, and the seconds it took to get it."""
+    """A cubin, its key, the cache tier that had it, and the seconds that this took."""
 
     cubin: bytes
     key: str
@@ -31,32 +31,32 @@ class Built:
 
     @property
     def hit(self) -> bool:
-        """Whether somebody had built it before."""
+        """Whether this was a cache hit."""
         return self.tier != "built"
 
 
 def build(spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache) -> Built:
     """Return the cubin of a variant for ``arch``: from the cache, else from NVRTC.
 
-    A hit loads neither NVRTC nor its bindings. What was just compiled is used as it is and never
-    read back. Raises CompileError, ToolchainMissing, SealedMiss, BundleRefused and LateKernel.
+    A cache hit loads neither NVRTC nor its bindings. A cubin that was just compiled is never read
+    back from disk. Raises CompileError, ToolchainMissing, SealedMiss, BundleRefused and LateKernel.
     """
     built = _obtain(spec, variant, arch, cache, _PATIENCE)
-    assert built is not None, "only the impatient come back with nothing"
+    assert built is not None, "None is only for callers that do not wait"
     return built
 
 
 def build_unless_busy(
     spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache
 ) -> Built | None:
-    """Do as ``build`` does, but return None at once where another process builds the same."""
+    """Like ``build``, but return None at once if another process builds the same kernel."""
     return _obtain(spec, variant, arch, cache, 0.0)
 
 
 def look_up(
     spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache
 ) -> tuple[Built | None, Unit]:
-    """Return what the cache has of a variant, and the unit that would be compiled."""
+    """Return the cached build of a variant, if any, and its translation unit."""
     start = time.perf_counter()
     unit = render(spec, variant)
     for toolchain in cache.toolchains(arch):
@@ -80,7 +80,7 @@ def _obtain(
     ingredients = ingredients_of(spec, unit, arch, nvrtc.identity())
     key = key_of(ingredients)
     with cache.one_builder(key, patience) as alone:
-        again = cache.find(arch, key)  # another process may have built it meanwhile
+        again = cache.find(arch, key)  # another process may have built it in the meantime
         if again is not None:
             return Built(again[0], key, again[1], time.perf_counter() - start)
         if not alone and not patience:
@@ -98,14 +98,14 @@ def _obtain(
 def header_of(
     spec: KernelSpec, variant: Variant, ingredients: Ingredients, cubin: bytes
 ) -> dict[str, Any]:
-    """Return what an entry says of itself; the same build says the same anywhere.
+    """Return the header of an entry. It is deterministic.
 
-    Raises CompileError when the cubin has no kernel of the spec's entry.
+    Raises CompileError if the cubin lacks the spec's kernel.
     """
     try:
         resources = resources_of(cubin)
     except CubinError as error:
-        raise CompileError(f"{label(spec, variant)}: NVRTC made no cubin: {error}") from None
+        raise CompileError(f"{label(spec, variant)}: NVRTC returned no cubin: {error}") from None
     if spec.entry not in resources:
         raise CompileError(
             f'{label(spec, variant)}: {spec.source} has no extern "C" kernel {spec.entry!r}; '
@@ -122,10 +122,23 @@ def header_of(
 def nearest_to(
     spec: KernelSpec, variant: Variant, arch: str, unit: Unit, cache: KernelCache
 ) -> Nearest | None:
-    """Return the entry that is most like a build that the cache lacks, None in an empty one."""
+    """Return the entry nearest to a missing build, None if the cache is empty."""
     toolchain = next(cache.toolchains(arch), "")
     wanted = ingredients_of(spec, unit, arch, toolchain)
     return nearest(spec.name, dict(variant), wanted, cache.candidates(arch))
+
+
+def explain(spec: KernelSpec, variant: Variant, arch: str, cache: KernelCache) -> str:
+    """Return the location of a variant's cubin, or how the nearest entry differs."""
+    built, unit = look_up(spec, variant, arch, cache)
+    if built is None:
+        near = nearest_to(spec, variant, arch, unit, cache)
+        return f"not there; {near.sentence() if near else 'the cache is empty'}"
+    if built.tier == "bundle" and cache.bundle is not None:
+        return f"in bundle {cache.bundle.path}, key {built.key}"
+    if built.tier == "disk":
+        return f"in {cache.store.path(arch, built.key)}"
+    return f"in this process, key {built.key}"
 
 
 def _sealed_miss(
@@ -135,5 +148,5 @@ def _sealed_miss(
     where = cache.bundle.path if cache.bundle is not None else cache.store.root
     return (
         f"{label(spec, variant)} for {arch} is not in the sealed kernel cache ({where}): "
-        f"{found.sentence() if found else 'it holds no kernel at all'}"
+        f"{found.sentence() if found else 'the cache is empty'}"
     )

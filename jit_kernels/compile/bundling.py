@@ -1,4 +1,4 @@
-"""Kernels in and out of sealed bundles, and out of the cache as bare cubins."""
+"""Export and import sealed bundles, and find single entries of the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORTEST_KEY = 6  # hex digits
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What went into a bundle, its SHA-256, and the names of what was not there."""
+    """The number of entries in a new bundle, its SHA-256, and the jobs that the cache lacks."""
 
     written: int
     sha256: str
@@ -30,9 +30,9 @@ class Exported:
 
 
 def export_bundle(path: Path, jobs: Iterable[Job], cache: KernelCache) -> Exported:
-    """Write what the cache holds of some jobs. No file is written when it holds none of them.
+    """Write the cached builds of some jobs to a bundle; if there are none, write no file.
 
-    The same kernels give the same file, byte for byte, on any machine. Raises KernelError.
+    The same kernels give the same bytes on any machine. Raises KernelError.
     """
     entries: list[tuple[str, str, Entry]] = []
     missing = []
@@ -50,7 +50,7 @@ def export_bundle(path: Path, jobs: Iterable[Job], cache: KernelCache) -> Export
 
 
 def _entry_of(job: Job, cache: KernelCache) -> tuple[str, Entry] | None:
-    """Return key and entry of a job; the header is stated anew, as it is the same everywhere."""
+    """Return key and entry of a job. The header is computed again; it is deterministic."""
     built, unit = look_up(job.spec, job.variant, job.arch, cache)
     if built is None or not cache.may_ship(built.key):
         return None
@@ -63,9 +63,9 @@ def _entry_of(job: Job, cache: KernelCache) -> tuple[str, Entry] | None:
 
 
 def import_bundle(path: Path, sha256: str | None, cache: KernelCache, env: Env) -> tuple[int, int]:
-    """Put every entry of a bundle into the user's cache; return how many it took and refused.
+    """Copy every entry of a bundle into the user's cache; return the counts (kept, not kept).
 
-    Raises BundleRefused, before anything is written, when one of them is not what it says.
+    Raises BundleRefused, before anything is written, if an entry is bad.
     """
     try:
         bundle = Bundle.open(path, sha256, trust_of(env))
@@ -81,9 +81,9 @@ def import_bundle(path: Path, sha256: str | None, cache: KernelCache, env: Env) 
 
 
 def find_entry(beginning: str, cache: KernelCache) -> tuple[str, Entry]:
-    """Return key and entry of the one key that begins so. Raises KernelError."""
+    """Return key and entry of the only key with this prefix. Raises KernelError."""
     if len(beginning) < _SHORTEST_KEY:
-        raise KernelError(f"key {beginning!r}: want {_SHORTEST_KEY} hex digits or more")
+        raise KernelError(f"key {beginning!r}: give at least {_SHORTEST_KEY} hex digits")
     found = {key: arch for arch, key in _keys(cache) if key.startswith(beginning.lower())}
     if len(found) != 1:
         raise KernelError(f"{len(found)} entries have a key that begins with {beginning!r}")
@@ -91,7 +91,7 @@ def find_entry(beginning: str, cache: KernelCache) -> tuple[str, Entry]:
     entry = cache.bundle.get(arch, key) if cache.bundle is not None else None
     entry = entry or cache.store.get(arch, key)
     if entry is None:
-        raise KernelError(f"entry {key} for {arch} cannot be read: kiln kernels verify says why")
+        raise KernelError(f"entry {key} for {arch} cannot be read: run kiln kernels verify")
     return key, entry
 
 

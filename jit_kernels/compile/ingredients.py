@@ -1,7 +1,7 @@
-"""What goes into a build, as an ordered list of labels and values: its hash is the key.
+"""The inputs of a build, as an ordered list of labels and values. Their hash is the key.
 
-Everything that can change a cubin is here, and nothing else is: no path of this machine, no time,
-no environment, no driver. An entry of the cache stores the list, so that a miss can be explained.
+They are exactly the inputs that can change a cubin: no local path, no time, no environment, no
+driver. A cache entry stores the list, so that a miss can be explained.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Ingredients = tuple[tuple[str, str], ...]
 
 
 def ingredients_of(spec: KernelSpec, unit: Unit, arch: str, toolchain: str) -> Ingredients:
-    """Return all that determines a cubin; texts by their SHA-256.
+    """Return the inputs that determine a cubin; texts by their SHA-256.
 
-    ``toolchain`` is the identity of the compiler that builds it or has built it.
+    ``toolchain`` is the identity of the compiler.
     """
     return (
         ("kind", "cubin"),
@@ -42,7 +42,7 @@ def key_of(ingredients: Ingredients) -> str:
 
 
 def stored_ingredients(header: Any) -> Ingredients:
-    """Return the ingredients in an entry's header. Raises ValueError when they make no sense."""
+    """Return the ingredients in an entry's header. Raises ValueError if they are malformed."""
     listed = header.get("ingredients")
     if not isinstance(listed, list) or not all(_is_pair(pair) for pair in listed):
         raise ValueError("its header lists no ingredients")
@@ -50,12 +50,12 @@ def stored_ingredients(header: Any) -> Ingredients:
 
 
 def value_of(ingredients: Ingredients, label: str) -> str:
-    """Return the value of a label, several joined by spaces, "" where there is none."""
+    """Return the values of a label joined by spaces, "" if there are none."""
     return " ".join(value for own, value in ingredients if own == label)
 
 
 def differing(wanted: Ingredients, found: Ingredients) -> list[str]:
-    """Return the labels whose values differ, in order of ``wanted``."""
+    """Return the labels whose values differ, in the order of ``wanted``."""
     labels = dict.fromkeys(label for label, _ in (*wanted, *found))
     return [one for one in labels if value_of(wanted, one) != value_of(found, one)]
 

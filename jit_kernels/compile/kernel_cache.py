@@ -1,12 +1,12 @@
-"""Where a cubin is looked for: this process, a sealed bundle, the user's cache; and where it goes.
+"""The tiers of the kernel cache: this process, a sealed bundle, the user's cache on disk.
 
-| mode    | bundle | user's cache | a miss                            |
-|---------|--------|--------------|-----------------------------------|
-| rw      | read   | read         | is built, and kept in the cache   |
-| ro      | read   | read         | is built, kept by this process    |
-| off     | no     | no           | is built, kept by this process    |
-| refresh | no     | no           | is built, and replaces the cache's|
-| sealed  | read   | read         | is an error: SealedMiss           |
+| mode    | bundle | user's cache | on a miss                        |
+|---------|--------|--------------|----------------------------------|
+| rw      | read   | read         | build; publish to the user cache |
+| ro      | read   | read         | build; keep in this process      |
+| off     | no     | no           | build; keep in this process      |
+| refresh | no     | no           | build; replace the user's entry  |
+| sealed  | read   | read         | raise SealedMiss                 |
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Tier = Literal["process", "bundle", "disk"]
 
 
 class KernelCache:
-    """The tiers, nearest first. Threads may share one."""
+    """The tiers, nearest first. Thread-safe."""
 
     def __init__(
         self, store: Store, *, bundle: Bundle | None = None, locks: Path | None = None
     ) -> None:
-        """Take the user's cache, whose mode is that of all; ``locks``: see cache.lock."""
+        """``store``: the user's cache; its mode applies to all tiers. ``locks``: see cache.lock."""
         self.store = store
         self.bundle = bundle
         self._locks = locks
@@ -49,11 +49,11 @@ class KernelCache:
 
     @property
     def reads(self) -> bool:
-        """Whether what others built is looked for."""
+        """Whether the bundle and the user's cache are read."""
         return self.store.mode in ("rw", "ro", "sealed")
 
     def find(self, arch: str, key: str) -> tuple[bytes, Tier] | None:
-        """Return a verified cubin and where it was, or None. Raises BundleRefused."""
+        """Return a verified cubin and its tier, or None. Raises BundleRefused."""
         kept = self._process.get((arch, key))
         if kept is not None:
             return kept, "process"
@@ -69,33 +69,33 @@ class KernelCache:
         return entry.payload, tier
 
     def keep(self, arch: str, key: str, cubin: bytes, header: Mapping[str, Any]) -> bool:
-        """Keep what was just built; return whether the disk has it too."""
+        """Keep a cubin that was just built; return whether it is on disk too."""
         self._process[arch, key] = cubin
         return self.store.put(arch, key, cubin, header)
 
     def keep_in_process(self, arch: str, key: str, cubin: bytes) -> None:
-        """Keep a cubin that is not what its key says to others, and must not be published."""
+        """Keep a cubin whose key names another compiler, so that it must not be published."""
         self._ours_alone.add(key)
         self._process[arch, key] = cubin
 
     def may_ship(self, key: str) -> bool:
-        """Whether a kernel of this key may leave the process."""
+        """Whether a kernel may be exported: not if ``keep_in_process`` kept it."""
         return key not in self._ours_alone
 
     def one_builder(self, key: str, seconds: float) -> AbstractContextManager[bool]:
-        """Return a context that waits for another builder of a key; yields whether it is alone.
+        """Return a context that waits for another builder of a key; yields whether it got the lock.
 
-        Where nothing is published there is nothing to wait for.
+        It does not wait if nothing is published to the user's cache.
         """
         if self._locks is None or self.store.root is None or self.store.mode != "rw":
             return nullcontext(True)
         return builder_lock(self._locks, key, seconds)
 
     def toolchains(self, arch: str) -> Iterator[str]:
-        """Yield the compilers whose kernels are believed, nearest first.
+        """Yield the identities of the compilers whose kernels are accepted, nearest first.
 
-        The bundle's own, then the one installed here. In a sealed cache, and where none is
-        installed, those that filled the user's cache: they will not be asked to compile.
+        First the bundle's, then the installed one. If the cache is sealed or none is installed,
+        those that filled the user's cache replace the latter, because nothing will be compiled.
         """
         seen: dict[str, None] = dict.fromkeys(self._bundle_toolchains if self.reads else ())
         yield from seen
@@ -107,7 +107,7 @@ class KernelCache:
             yield from (one for one in self._stored_toolchains(arch) if one not in seen)
 
     def candidates(self, arch: str) -> Iterator[tuple[str, Entry]]:
-        """Yield (where, entry) for everything there is, bundle first, other targets last."""
+        """Yield (location, entry) for all entries: the bundle's first, other targets last."""
         if not self.reads:
             return
         if self.bundle is not None:
@@ -144,7 +144,7 @@ class KernelCache:
 def _toolchains_in(headers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for header in headers:
-        with suppress(ValueError):  # an entry of some other program
+        with suppress(ValueError):  # an entry of another program
             found[value_of(stored_ingredients(header), "toolchain")] = None
     return tuple(found)
 

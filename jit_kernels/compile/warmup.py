@@ -1,4 +1,4 @@
-"""Build every declared kernel ahead of serving. Needs no GPU."""
+"""Build all declared kernels before serving. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_JOBS = 8
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program to build: a variant for a target."""
+    """One build: a variant for a target."""
 
     spec: KernelSpec
     variant: Variant
@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one job went: what was built, or the CompileError or SealedMiss."""
+    """The result of a job: a build, or the CompileError or SealedMiss."""
 
     job: Job
     built: Built | None
@@ -45,11 +45,10 @@ class Outcome:
 def jobs_for(
     specs: Iterable[KernelSpec], archs: Sequence[str], needs: Needs = MappingProxyType({})
 ) -> list[Job]:
-    """Return the programs of some specs for some targets, leaving out what a target never runs.
+    """Return the jobs of some specs for some targets, without kernels that a target never runs.
 
-    It may be too old for a kernel, or have another one of its own.
-
-    With ``needs``, only those that a model runs. Raises KernelError on a malformed target.
+    Those are kernels that need a newer GPU, and kernels that another one replaces on the target.
+    ``needs`` limits the jobs to a model's variants. Raises KernelError on a malformed target.
     """
     capabilities = {arch: compute_capability(arch) for arch in archs}
     return [
@@ -57,7 +56,7 @@ def jobs_for(
         for spec in specs
         for variant in spec.variants(needs)
         for arch, capability in capabilities.items()
-        if spec.comes_for(arch, capability) and best_form(spec, variant, arch) is spec
+        if spec.supports(arch, capability) and best_form(spec, variant, arch) is spec
     ]
 
 
@@ -67,12 +66,12 @@ def warm_up(
     num_threads: int = 0,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> tuple[list[Outcome], float]:
-    """Build all jobs in a thread pool; return the outcomes in order, and the seconds it took.
+    """Build all jobs in a thread pool; return the outcomes in order, and the seconds that it took.
 
-    ``num_threads`` 0 takes the number of cores, at most 8. What another process builds at the
-    moment is left for last, so that processes that start together share the work. ``on_outcome``
-    is called from this thread as outcomes become available. Raises ToolchainMissing and
-    BundleRefused; a compile error and a miss in a sealed cache are outcomes.
+    ``num_threads`` 0 means the number of cores, at most 8. Jobs that another process is building
+    are retried last, so that processes that start together share the work. ``on_outcome`` is called
+    from this thread as outcomes become available. Raises ToolchainMissing and BundleRefused.
+    Compile errors and misses in a sealed cache are outcomes, not exceptions.
     """
     start = time.perf_counter()
     done: dict[int, Outcome] = {}
@@ -89,7 +88,7 @@ def warm_up(
 
 
 def _attempt(job: Job, cache: KernelCache, make: Callable[..., Built | None]) -> Outcome | None:
-    """Return how a job went, or None when somebody else is at it."""
+    """Return the outcome of a job, or None if another process is building it."""
     try:
         built = make(job.spec, job.variant, job.arch, cache)
     except (CompileError, SealedMiss) as error:

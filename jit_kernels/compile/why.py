@@ -1,4 +1,4 @@
-"""Why a kernel is not in the cache: what differs from the nearest entry that is."""
+"""Explain a cache miss: find the nearest entry and the ingredients that differ."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kiln.jit_kernels.compile.ingredients import (
     value_of,
 )
 
-_SHOWN = 16  # characters of a digest
+_SHOWN = 16  # characters shown of a digest
 _MEANING = {
     "source": "the template, or the values of its parameters",
     "toolchain": "another NVRTC",
-    "option": "the options of the compiler",
+    "option": "compiler options",
     "arch": "the target",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One ingredient: its value here, and in the nearest entry; "" where it is absent."""
+    """One ingredient: its value here and in the nearest entry; "" if it is absent."""
 
     label: str
     wanted: str
@@ -39,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The entry that is most like a build, where it lies, and how it differs."""
+    """The entry nearest to a build, its location, and the differences."""
 
     where: str
     kernel: str
@@ -47,7 +47,7 @@ class Nearest:
     differences: tuple[Difference, ...]
 
     def sentence(self) -> str:
-        """Return it all in words."""
+        """Return a sentence for error messages."""
         told = "; ".join(map(str, self.differences)) or "nothing differs"
         return f"the nearest entry is {self.kernel} for {self.arch} in {self.where}; {told}"
 
@@ -58,15 +58,15 @@ def nearest(
     wanted: Ingredients,
     candidates: Iterable[tuple[str, Entry]],
 ) -> Nearest | None:
-    """Return the entry nearest to a build, or None where there is none.
+    """Return the entry nearest to a build, or None if there are no candidates.
 
-    The same kernel and variant come first, then the fewest different ingredients.
+    The same kernel and variant rank first, then the fewest different ingredients.
     """
     best: tuple[tuple[bool, bool, int], Nearest] | None = None
     for where, entry in candidates:
         try:
             found = stored_ingredients(entry.header)
-        except ValueError:  # an entry of some other program
+        except ValueError:  # an entry of another program
             continue
         name, values = str(entry.header.get("kernel")), entry.header.get("variant")
         differences = _differences(wanted, found)
@@ -80,7 +80,7 @@ def nearest(
 
 def _differences(wanted: Ingredients, found: Ingredients) -> list[Difference]:
     labels = differing(wanted, found)
-    if "arch" in labels and "option" in labels:  # the target stands in an option as well
+    if "arch" in labels and "option" in labels:  # the target is also an option
         labels.remove("option")
     return [Difference(one, value_of(wanted, one), value_of(found, one)) for one in labels]
 
@@ -92,11 +92,11 @@ def _words(variant: object) -> str:
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:
-    """Shorten two different values, keeping what tells them apart."""
+    """Shorten two different values; keep the parts that differ."""
     if not one or not other:
         return one or "nothing", other or "nothing"
     mine, theirs = one.split(), other.split()
-    if len(mine) > 1 or len(theirs) > 1:  # options: only those that the other has not
+    if len(mine) > 1 or len(theirs) > 1:  # options: show those that the other lacks
         here = " ".join(word for word in mine if word not in theirs)
         there = " ".join(word for word in theirs if word not in mine)
         return (here or "nothing", there or "nothing") if here or there else (one, other)

@@ -1,1 +1,1 @@
-"""Ways to load a cubin and launch a kernel of it, behind one protocol."""
+"""Launchers: ways to load a cubin and launch its kernels, behind one protocol."""

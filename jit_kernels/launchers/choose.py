@@ -1,8 +1,8 @@
-"""Which launcher runs: the one that ``KILN_LAUNCHER`` names, else the better of those installed.
+"""Choose the launcher: the one that ``KILN_LAUNCHER`` names, else the better installed one.
 
-From sm_90 on that is cuda-python: a kernel that it launches may come to the GPU before the one
-ahead has ended, which saves half a microsecond of each. On older GPUs it is CuPy, where it can be
-imported: its launches take less time of the CPU (benchmarks/gpu_check.md).
+From sm_90 on, cuda-python is better: it supports programmatic dependent launch, which saves half a
+microsecond per kernel. On older GPUs CuPy is better: its launches take less CPU time
+(benchmarks/gpu_check.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.launchers.protocol import Launcher
 from kiln.jit_kernels.settings import settings
 
-EARLY_ARCH = 90  # compute capability from which a kernel can be launched early
+EARLY_ARCH = 90  # lowest compute capability with programmatic dependent launch
 _LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     "cuda-python": CudaPythonLauncher,
     "cupy": CuPyLauncher,

@@ -14,33 +14,34 @@ _WRITES_PLAN, _READS_PLAN = "pdl_writes_plan", "pdl_reads_plan"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A CUfunction, and what it begins with that allows to launch it early, "" for nothing.
+    """A CUfunction and its early-launch hint; "" means that it must not be launched early.
 
-    ``planned``: the streams of its context whose newest launch writes a plan.
+    ``planned``: the streams of its context whose latest launch writes a plan.
     """
 
     function: Any
-    opening: str
+    early_hint: str
     planned: set[int]
 
-    def comes_next_on(self, stream: int) -> bool:
-        """Note that it comes next on a stream; return whether that launch may be an early one.
+    def may_start_early(self, stream: int) -> bool:
+        """Record that it is launched next on a stream; return whether it may be launched early.
 
-        Not that of a kernel that reads a plan before it waits, right behind the plan: what that
-        writes is seen once it has ended, or once a kernel between the two has waited for it.
+        A kernel that reads a plan before it waits must not start early directly after the kernel
+        that writes the plan. The plan is visible only after that kernel has ended, or after a
+        kernel between the two has waited for it.
         """
-        if self.opening == _WRITES_PLAN:
+        if self.early_hint == _WRITES_PLAN:
             self.planned.add(stream)
         elif stream in self.planned:
             self.planned.discard(stream)
-            return self.opening not in ("", _READS_PLAN)
-        return self.opening != ""
+            return self.early_hint not in ("", _READS_PLAN)
+        return self.early_hint != ""
 
 
 class _Early(threading.local):
-    """A thread's CUlaunchConfig for launches that may start early: what changes is set each time.
+    """A thread's CUlaunchConfig for early launches.
 
-    Making one takes microseconds, which a launch has not.
+    It is reused, because creating one takes microseconds. Each launch sets the fields that change.
     """
 
     def __init__(self, driver: Any) -> None:
@@ -58,7 +59,7 @@ class CudaPythonLauncher:
     name = "cuda-python"
 
     def __init__(self, driver: Any = None) -> None:
-        """Take ``driver``, or import the real one. Raises ToolchainMissing."""
+        """Use ``driver``, by default the real one. Raises ToolchainMissing."""
         self._driver = _bindings() if driver is None else driver
         self._queue, self._queue_early = self._driver.cuLaunchKernel, self._driver.cuLaunchKernelEx
         self._early = _Early(self._driver)
@@ -67,7 +68,7 @@ class CudaPythonLauncher:
         self._most_shared = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
     def load(
-        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, opening: str = ""
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, early_hint: str = ""
     ) -> Loaded:
         """Return the kernel of an entry. Raises LaunchError."""
         error, module = self._driver.cuModuleLoadData(cubin)
@@ -80,19 +81,19 @@ class CudaPythonLauncher:
             (error,) = self._driver.cuFuncSetAttribute(function, self._most_shared, shared_bytes)
             if error != 0:
                 raise LaunchError(
-                    f"{name}: a block may not have {shared_bytes} bytes of shared memory: "
+                    f"{name}: a block cannot have {shared_bytes} bytes of shared memory: "
                     f"{self._reason(error)}"
                 )
         error, context = self._driver.cuCtxGetCurrent()
         if error != 0:
-            raise LaunchError(f"{name}: there is no context: {self._reason(error)}")
-        return Loaded(function, opening, self._planned.setdefault(int(context), set()))
+            raise LaunchError(f"{name}: there is no current CUDA context: {self._reason(error)}")
+        return Loaded(function, early_hint, self._planned.setdefault(int(context), set()))
 
     def launch(
         self, name: str, function: Loaded, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
         """Queue a kernel. Raises LaunchError."""
-        if function.comes_next_on(stream):
+        if function.may_start_early(stream):
             config = self._early.config
             config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
             config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block

@@ -1,4 +1,4 @@
-"""Cubins through CuPy's module API; kernels launched with the arguments that Kiln packed."""
+"""Load cubins through CuPy's module API and launch kernels with arguments packed by Kiln."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class CuPyLauncher:
-    """Calls of cupy.cuda: no CuPy array is made and none of its caches is used.
+    """Calls cupy.cuda; creates no CuPy array and uses none of CuPy's caches.
 
-    CuPy has no attributes of a launch, so that no kernel is launched early.
+    CuPy does not support launch attributes, so no kernel is launched early.
     """
 
     name = "cupy"
 
     def __init__(self, cuda: Any = None) -> None:
-        """Take ``cuda``, or import cupy.cuda. Raises ToolchainMissing."""
+        """Use ``cuda``, by default cupy.cuda. Raises ToolchainMissing."""
         cuda = _cupy_cuda() if cuda is None else cuda
         self._new_module = cuda.function.Module
         self._queue = cuda.driver.launchKernel
         self._set_attribute = cuda.driver.funcSetAttribute
-        # What CuPy raises, from its import of the driver to the driver's own refusals.
+        # CuPy raises the second kind if it cannot load the driver.
         self._errors = (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)
 
     def load(
-        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, opening: str = ""
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, early_hint: str = ""
     ) -> Any:
         """Return the cupy.cuda.function.Function of an entry. Raises LaunchError."""
         module = self._new_module()
@@ -37,7 +37,7 @@ class CuPyLauncher:
         except self._errors as error:
             raise LaunchError(f"{name}: the driver refused the cubin: {error}") from None
         try:
-            function = module.get_function(entry)  # it keeps its module loaded
+            function = module.get_function(entry)  # a reference to it keeps the module loaded
         except self._errors as error:
             raise LaunchError(f"{name}: no entry {entry!r} in the cubin: {error}") from None
         if shared_bytes:
@@ -45,7 +45,7 @@ class CuPyLauncher:
                 self._set_attribute(function.ptr, _MOST_SHARED, shared_bytes)
             except self._errors as error:
                 raise LaunchError(
-                    f"{name}: a block may not have {shared_bytes} bytes of shared memory: {error}"
+                    f"{name}: a block cannot have {shared_bytes} bytes of shared memory: {error}"
                 ) from None
         return function
 
@@ -67,6 +67,6 @@ def _cupy_cuda() -> Any:
         import cupy
     except ImportError as error:
         raise ToolchainMissing(
-            f"CuPy cannot be loaded ({error}); pip install cupy-cuda13x, or leave KILN_LAUNCHER out"
+            f"CuPy cannot be loaded ({error}); pip install cupy-cuda13x, or unset KILN_LAUNCHER"
         ) from None
     return cupy.cuda

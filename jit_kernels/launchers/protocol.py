@@ -1,4 +1,4 @@
-"""What a launcher does."""
+"""The launcher protocol: load cubins, launch kernels."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from kiln.jit_kernels.spec import LaunchGeometry
 
 
 class Launcher(Protocol):
-    """Loads cubins into the current CUDA context, and launches their kernels.
+    """Loads cubins into the current CUDA context and launches their kernels.
 
-    ``name`` is its value of ``KILN_LAUNCHER``.
+    ``name`` is the value of ``KILN_LAUNCHER`` that selects it.
     """
 
     name: str
 
     def load(
-        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, opening: str = ""
+        self, name: str, cubin: bytes, entry: str, shared_bytes: int = 0, *, early_hint: str = ""
     ) -> Any:
-        """Return the kernel ``entry`` of a cubin; it stays loaded.
+        """Return the kernel ``entry`` of a cubin. The module stays loaded.
 
-        ``shared_bytes``: the most dynamic shared memory that a launch asks for. ``opening``: what
-        the kernel begins with so that it may be launched before the one ahead of it in its stream
-        has ended (kiln/ptx/launch.cuh). Raises LaunchError.
+        ``shared_bytes``: the largest dynamic shared memory of a launch. ``early_hint``: see
+        ``template.early_launch_hint``. Raises LaunchError.
         """
 
     def launch(
         self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
-        """Queue what ``load`` returned on a stream.
+        """Queue a function that ``load`` returned on a stream.
 
-        ``arguments`` is the address of an array of pointers, one to each argument; ``stream`` a
+        ``arguments`` is the address of an array with a pointer to each argument. ``stream`` is a
         CUstream. Raises LaunchError.
         """

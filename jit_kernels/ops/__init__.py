@@ -1,1 +1,1 @@
-"""One package or module per kernel family: its public functions, its specs and its tests' cases."""
+"""One package or module per kernel family: public functions, specs, reference and test cases."""

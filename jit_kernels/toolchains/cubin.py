@@ -1,6 +1,6 @@
-"""Read what a kernel uses of the GPU out of its cubin: registers, shared memory, stack, spills.
+"""Read a kernel's resources from its cubin: registers, shared memory, stack, spills.
 
-The compiler could print the same numbers, but asking it to leaves the question in the cubin.
+The compiler could print the same numbers, but the option for that would change the cubin.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ _EM_CUDA = 190
 _SHT_NOBITS = 8
 _STT_FUNC = 2
 _STB_GLOBAL = 1
-# Attributes of .nv.info, by the names that cuobjdump prints.
-_WITH_SIZE = 4  # an attribute whose value is a run of bytes, of the size that stands before it
+# Attributes of .nv.info, with the names that cuobjdump prints.
+_WITH_SIZE = 4  # the value is bytes, preceded by their number
 _REGCOUNT = 0x2F
 _MIN_STACK_SIZE = 0x12
 _ANNOTATIONS = 0x55  # pairs of (kind, offset of an instruction)
 _SPILL = 1
-# From sm_90 on the driver keeps this much of each block's shared memory, and the section counts it.
+# From sm_90 on the driver reserves this much shared memory per block; the section size includes it.
 _RESERVED_SHARED = 1024
 
 
 class CubinError(ValueError):
-    """Some bytes are not a cubin, or one whose form is unknown."""
+    """Bytes are not a cubin, or a cubin of an unknown format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one kernel takes. Units: registers a thread, bytes, instructions."""
+    """The resources of one kernel. Units: registers per thread, bytes, instructions."""
 
     registers: int
-    shared_bytes: int  # static, a block
-    stack_bytes: int  # local memory, a thread
-    spills: int  # instructions that save a register to the stack or bring it back
+    shared_bytes: int  # static shared memory per block
+    stack_bytes: int  # local memory per thread
+    spills: int  # instructions that spill or reload a register
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,21 @@ class _Section:
 
 
 def resources_of(cubin: bytes) -> dict[str, Resources]:
-    """Return entry name -> what it takes, for every kernel in a cubin. Raises CubinError.
+    """Return entry name -> resources, for every kernel in a cubin. Raises CubinError.
 
-    Source: the ELF that nvdisasm and cuobjdump show; checked against ptxas in tests.
+    Source: the ELF sections that nvdisasm and cuobjdump show; tests compare with ptxas.
     """
     try:
         return _resources_of(cubin)
     except CubinError:
         raise
     except (struct.error, LookupError, ValueError) as error:
-        raise CubinError(f"not a whole cubin: {error}") from None
+        raise CubinError(f"not a complete cubin: {error}") from None
 
 
 def code_of(cubin: bytes) -> dict[str, bytes]:
     """Return entry name -> machine code, for every kernel in a cubin. Raises CubinError."""
-    names = resources_of(cubin)  # and so a whole cubin
+    names = resources_of(cubin)  # also checks that the cubin is complete
     sections = _sections(cubin, _HEADER.unpack_from(cubin))
     return {name: sections[f".text.{name}"].data for name in names}
 
@@ -102,7 +102,7 @@ def _sections(cubin: bytes, header: tuple[int, ...]) -> dict[str, _Section]:
 
 
 def _symbols(sections: dict[str, _Section]) -> list[str]:
-    """Return the name of each symbol that is a kernel, "" for the others, in order."""
+    """Return the names of all symbols in order, "" for those that are not kernels."""
     names, table = sections[".strtab"].data, sections[".symtab"].data
     found = []
     for name, info, *_ in _SYMBOL.iter_unpack(table):
@@ -112,7 +112,7 @@ def _symbols(sections: dict[str, _Section]) -> list[str]:
 
 
 def _by_symbol(sections: dict[str, _Section], attribute: int, symbols: list[str]) -> dict[str, int]:
-    """Return kernel -> value of an attribute that .nv.info holds once a function."""
+    """Return kernel -> value of an attribute that .nv.info holds once per function."""
     values = (v for kind, v in _attributes(sections[".nv.info"].data) if kind == attribute)
     pairs = (struct.unpack("<II", value) for value in values)
     return {symbols[symbol]: value for symbol, value in pairs if symbols[symbol]}

@@ -13,7 +13,7 @@ _NOTE = struct.Struct("<III")
 
 
 def build_id(path: Path) -> str:
-    """Return the build id of a 64-bit little-endian ELF file in hex, or "" where it has none.
+    """Return the build id of a 64-bit little-endian ELF file in hex, or "" if it has none.
 
     Raises OSError when the file cannot be read. Source: the System V ABI, note section.
     """

@@ -1,7 +1,7 @@
-"""The host toolchain: a kernel's own source compiled by g++ or clang++ and run on the CPU.
+"""The host toolchain: compile a kernel's own source with g++ or clang++ and run it on the CPU.
 
-The plain form is for correctness and for CPU machines; the checked form also finds data races by
-scope, accesses out of bounds, misaligned vectors and uninitialised shared memory.
+Plain builds are for correctness and for machines without a GPU. Checked builds also detect data
+races by scope, out-of-bounds accesses, misaligned vectors and uninitialised shared memory.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runt
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
 
 _ENTRY, _CLUSTER = "kiln_host_entry", "kiln_host_cluster"
-_SHARED_BYTES = 48 * 1024  # dynamic, of a block, unless a kernel's attribute raises it
+_SHARED_BYTES = 48 * 1024  # dynamic shared memory per block, unless the spec asks for more
 _CLUSTER_DIMS = re.compile(r"\bKILN_CLUSTER\s*\(([^()]*)\)")
-# -nostdlib keeps the sanitizers' own runtimes out: ours answers their calls.
+# -nostdlib leaves out the sanitizers' runtimes; Kiln's runtime implements their hooks.
 _FLAGS = (
     *("-std=c++20", "-fPIC", "-shared", "-nostdlib", "-fvisibility=hidden"),
     *("-fno-exceptions", "-fno-rtti", "-ffp-contract=off", "-Wno-unknown-pragmas"),
 )
-# Lines are for the checker's reports alone: they are a fifth of the time that a compile takes.
-# DWARF 4: binutils before 2.42 takes the first file of g++'s version 5 tables for main.cpp.
-# -Og compiles in two thirds of the time of -O1; what it makes runs a fifth slower.
+# Only the checker's reports need line numbers, which are a fifth of the compile time.
+# DWARF 4: binutils before 2.42 reads the first file of g++'s DWARF 5 tables as main.cpp.
+# -Og compiles in two thirds of the time of -O1; its code runs a fifth slower.
 _CHECKED = (
     *("-Og", "-g1", "-gdwarf-4"),
     "-fsanitize=thread,bounds,shift,integer-divide-by-zero",
 )
-# A report knows who called an access only where it was inlined; -Og of g++ inlines little. One
-# region of registers takes 7 % off the time of a compile.
+# A report can name the caller of an access only if the access was inlined, and g++ -Og inlines
+# little. -fira-region=one saves 7 % of the compile time.
 _CHECKED_GCC = (
     *("-finline-functions-called-once", "--param=early-inlining-insns=30"),
     "-fira-region=one",
@@ -49,7 +49,7 @@ _PLAIN = ("-O2",)
 
 
 def load(spec: KernelSpec, variant: Variant, *, checked: bool, env: Env) -> HostKernel:
-    """Return a variant, ready to run; it is compiled when it is not on disk.
+    """Return a variant, ready to run. It is compiled if it is not on disk.
 
     Raises CompileError and ToolchainMissing.
     """
@@ -58,7 +58,7 @@ def load(spec: KernelSpec, variant: Variant, *, checked: bool, env: Env) -> Host
 
 
 def prepare(work: Iterable[tuple[KernelSpec, Variant]], *, checked: bool, env: Env) -> None:
-    """Load many variants, some at once: a compiler is a process of its own."""
+    """Load many variants in parallel: each compiler is its own process."""
     jobs = env.jit_jobs or min(os.cpu_count() or 1, 8)
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda item: load(*item, checked=checked, env=env), work))
@@ -67,24 +67,24 @@ def prepare(work: Iterable[tuple[KernelSpec, Variant]], *, checked: bool, env: E
 def build(
     unit: Unit, entry: str, c_types: Sequence[str], *, name: str, checked: bool, env: Env
 ) -> HostKernel:
-    """Compile any translation unit whose kernel is ``extern "C"`` and named ``entry``.
+    """Compile a translation unit with an ``extern "C"`` kernel named ``entry``.
 
-    ``c_types`` are those of its parameters. Raises CompileError and ToolchainMissing.
+    ``c_types``: the types of its parameters. Raises CompileError and ToolchainMissing.
     """
     return _build(unit, entry, tuple(c_types), name, checked, env.host_compiler, cache_root(env))
 
 
 def run(spec: KernelSpec, a: Arguments, *, checked: bool = False, seed: int = 0, env: Env) -> None:
-    """Run a spec's kernel on the operator's arguments, CPU tensors, which it writes in place.
+    """Run a spec's kernel on the operator's arguments. They are CPU tensors, written in place.
 
-    Raises CompileError, ToolchainMissing, LaunchError, and HostFault when the kernel misbehaves.
+    Raises CompileError, ToolchainMissing, LaunchError, and HostFault on an error in the kernel.
     """
     bound = spec.bind(a)
     launch(load(spec, bound.variant, checked=checked, env=env), spec, a, seed=seed)
 
 
 def launch(kernel: HostKernel, spec: KernelSpec, a: Arguments, *, seed: int = 0) -> int:
-    """Run a loaded kernel as ``run`` does; return how often threads were switched.
+    """Run a loaded kernel as ``run`` does; return the number of thread switches.
 
     Raises LaunchError and HostFault.
     """
@@ -94,7 +94,7 @@ def launch(kernel: HostKernel, spec: KernelSpec, a: Arguments, *, seed: int = 0)
     if geometry.shared_bytes > most:
         raise LaunchError(
             f"{kernel.name}: a launch asks for {geometry.shared_bytes} bytes of dynamic shared "
-            f"memory; a GPU gives {most}: raise the spec's shared_bytes"
+            f"memory; the limit is {most}: raise the spec's shared_bytes"
         )
     world = World(seed=seed, checked=kernel.checked)
     world.enqueue(0, kernel, geometry, spec.kernel_values(a, bound))
@@ -123,7 +123,7 @@ def _build(
     compiler: str,
     root: Path | None,
 ) -> HostKernel:
-    # The thunk's line numbers belong to main.cpp again, not to the template.
+    # #line: the thunk is in main.cpp, not in the template.
     thunk = (
         f'\n#line 1 "main.cpp"\nextern "C" CUDA_HOST_API void {_ENTRY}(void** parameters) '
         f"{{ cuda_host::Entry<&{entry}>::call(parameters); }}\n"
@@ -142,7 +142,7 @@ def _build(
         ("kernel_sources/include", "kernel_sources", "kernel_sources/host"),
         (*_FLAGS, *(_CHECKED if checked else _PLAIN), *_only_gcc(compiler, checked)),
     )
-    loaded = runtime(compiler, root)  # first: the kernel's symbols resolve against it
+    loaded = runtime(compiler, root)  # before the kernel, whose symbols it defines
     library = load_library(recipe, compiler, root, ctypes.RTLD_LOCAL)
     address = ctypes.cast(getattr(library, _ENTRY), ctypes.c_void_p).value
     assert address is not None
@@ -151,7 +151,7 @@ def _build(
 
 
 def _cluster(library: ctypes.CDLL, name: str) -> tuple[int, int]:
-    """Return how many blocks the kernel's clusters have in x and y. Raises LaunchError."""
+    """Return the kernel's cluster size in blocks, in x and y. Raises LaunchError."""
     sizes = tuple((ctypes.c_uint * 3).in_dll(library, _CLUSTER))
     if 0 in sizes or sum(size > 1 for size in sizes) > 1 or sizes[2] > 1:
         raise LaunchError(f"{name}: KILN_CLUSTER{sizes} must be (n, 1, 1) or (1, n, 1) with n > 0")
@@ -159,11 +159,10 @@ def _cluster(library: ctypes.CDLL, name: str) -> tuple[int, int]:
 
 
 def _only_gcc(compiler: str, checked: bool) -> tuple[str, ...]:
-    # g++ marks the statics of template functions as unique in the process: two kernels would
-    # share __shared__ variables of one name. And it turns loops into calls of memset, which no
-    # hook sees. And it follows variables for debuggers, which costs a compile another fifth; and
-    # looks for garbage where there is room enough, a twentieth. clang does none of it, and does not
-    # know the options.
+    # g++ makes the statics of template functions unique in the process, so two kernels would share
+    # __shared__ variables of the same name. It turns loops into memset calls, which no hook sees.
+    # Variable tracking for debuggers costs a fifth of the compile time, garbage collection a
+    # twentieth. clang does none of this and rejects the options.
     if find_compiler(compiler).is_clang:
         return ()
     return (

@@ -1,4 +1,4 @@
-"""C++ text to a shared library: built once per content, loaded only when it may be trusted."""
+"""Compile C++ text to a shared library with a content-addressed key."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from kiln.cache.keys import content_key, digest_of
 from kiln.jit_kernels.errors import CompileError, ToolchainMissing
 
 _OUTPUT = "library.so"
-_SECONDS = 300  # a compile that takes longer hangs
-_PROGRAMS = ("cc1plus", "as", "collect2", "ld")  # what g++ starts
+_SECONDS = 300  # time limit of a compile
+_PROGRAMS = ("cc1plus", "as", "collect2", "ld")  # programs that g++ starts
 _SYSTEM_INCLUDE = re.compile(r"^\s*#\s*include\s*(<[^>]+>)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A host compiler: its path, and two texts by which builds of it are told apart."""
+    """A host compiler: its path, and two texts that identify its version."""
 
     path: str
-    version: str  # what it says with --version
-    programs: str = ""  # size and time of its program files, and the C library's version
+    version: str  # output of --version
+    programs: str = ""  # size and mtime of its program files, and the C library's version
 
     @property
     def is_clang(self) -> bool:
-        """Whether this is clang, which lacks a few of g++'s options."""
+        """Whether this is clang, which does not support some of g++'s options."""
         return "clang" in self.version
 
 
@@ -40,14 +40,14 @@ class Compiler:
 class Recipe:
     """A library to build: ``main`` is compiled and may include ``files`` by name."""
 
-    name: str  # for messages
+    name: str  # shown in messages
     main: str
-    files: Mapping[str, str]  # path below the build folder -> text
+    files: Mapping[str, str]  # path in the build folder -> text
     include_folders: tuple[str, ...]
     flags: tuple[str, ...]
 
     def key(self, compiler: Compiler) -> str:
-        """Return the content key: all that can change the library, system headers included.
+        """Return the content-addressed key: a hash of all inputs, including system headers.
 
         Raises ToolchainMissing.
         """
@@ -87,7 +87,7 @@ def find_compiler(name: str) -> Compiler:
 
 
 def _programs(compiler: str) -> str:
-    """Return a line for each program that a build runs: a package may replace one of them."""
+    """Return a line for each program that a build runs; a package update may replace one."""
     asked = (_output([compiler, f"-print-prog-name={name}"]) for name in _PROGRAMS)
     lines = [" ".join(platform.libc_ver())]
     for name in (compiler, *(answer.decode().strip() for answer in asked)):
@@ -100,7 +100,7 @@ def _programs(compiler: str) -> str:
 
 @cache
 def _system_headers(compiler: Compiler, names: tuple[str, ...]) -> bytes:
-    """Return the digest of all that some system headers include. Raises ToolchainMissing."""
+    """Return the digest of system headers and their includes. Raises ToolchainMissing."""
     if not names:
         return b""
     text = "".join(f"#include {name}\n" for name in names)
@@ -108,7 +108,7 @@ def _system_headers(compiler: Compiler, names: tuple[str, ...]) -> bytes:
 
 
 def _output(command: list[str], text: bytes = b"") -> bytes:
-    # What fails here fails in the build too, which shows the compiler's log.
+    # An error here will also fail the build, which then shows the compiler's log.
     try:
         done = subprocess.run(command, input=text, capture_output=True, timeout=30, check=False)
     except (OSError, subprocess.SubprocessError) as error:
@@ -119,8 +119,8 @@ def _output(command: list[str], text: bytes = b"") -> bytes:
 def compile_library(recipe: Recipe, compiler: Compiler) -> bytes:
     """Return the bytes of the library. Raises CompileError with the compiler's log.
 
-    Compiled in a folder of its own that holds exactly the recipe's files: nothing else can be
-    included by accident, and no path of this machine ends up in the library.
+    The build folder holds exactly the recipe's files. So nothing else can be included by accident,
+    and the library contains no path of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="kiln-host-") as text:
         folder = Path(text)

@@ -1,9 +1,9 @@
-"""The folder of built host libraries: what it holds is code that this process will run.
+"""The folder of built host libraries, which this process loads and runs.
 
-A library is published whole or not at all, and loaded only from a folder and a file that are ours
-and that nobody else can write; both are checked on open descriptors, and the file is opened by the
-loader through the very folder that was checked. A library's modification time says when it was last
-used; a process that publishes one first removes what nobody has used for long.
+A library is published by an atomic rename. It is loaded only if the folder and the file belong to
+this user and no other user can write them. Both checks use open descriptors, and the loader opens
+the file through the checked folder descriptor. A library's mtime is its last use. A process that
+publishes a library first removes those that were unused for long.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kiln.cache.trust import make_private_folder, open_trusted
 _DIGEST_SIZE = 32
 _KEEP_SECONDS = 14 * 86400.0
 _KEEP_BYTES = 1 << 30
-_TOUCH = 600.0  # seconds after which a use is noted again
-_IN_USE = 3600.0  # seconds after a use in which a library is never removed, for others may load it
+_TOUCH = 600.0  # seconds between two updates of the mtime
+_IN_USE = 3600.0  # seconds after its last use for which a library is kept; others may load it
 
 log = logging.getLogger(__name__)
 
 
 class LibraryFolder:
-    """Libraries by key, in a folder of mode 0700 that stays open for the life of the process."""
+    """Libraries by key, in a folder of mode 0700 that stays open until the process exits."""
 
     def __init__(self, path: Path, keep: object = None) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +45,7 @@ class LibraryFolder:
         self._pruned = False
 
     def holds(self, key: str) -> bool:
-        """Return whether a whole and trusted library of this key is here."""
+        """Return whether the folder has a complete and trusted library of this key."""
         fd = open_trusted(self._inside(f"{key}.so"))
         if fd is None:
             return False
@@ -57,10 +57,10 @@ class LibraryFolder:
         return data[-_DIGEST_SIZE:] == _seal(key, data[:-_DIGEST_SIZE])
 
     def publish(self, key: str, library: bytes) -> None:
-        """Write a library and put it in place in one step. Raises OSError.
+        """Write a library and publish it by an atomic rename. Raises OSError.
 
-        The seal follows the library's own bytes, where the loader does not look. A damaged or
-        foreign file of the same name is replaced; a process that has it open keeps the old one.
+        A digest is appended after the library's bytes, where the loader does not read. A damaged or
+        foreign file of the same name is replaced; a process that has it open keeps the old file.
         The first call of a process prunes the folder.
         """
         if not self._pruned:
@@ -78,23 +78,23 @@ class LibraryFolder:
             raise
 
     def load(self, key: str, mode: int) -> ctypes.CDLL:
-        """Load a library that ``holds`` has just found. Raises OSError."""
+        """Load a library after ``holds`` has verified it. Raises OSError."""
         return ctypes.CDLL(str(self._inside(f"{key}.so")), mode)
 
     def prune(self, max_bytes: int = _KEEP_BYTES, max_seconds: float = _KEEP_SECONDS) -> None:
-        """Remove what was not used for ``max_seconds``, then the longest unused over ``max_bytes``.
+        """Remove libraries unused for ``max_seconds``, then the oldest that exceed ``max_bytes``.
 
-        What was used within the last hour stays, so that this is safe beside other processes.
+        Libraries used within the last hour are kept, because other processes may be loading them.
         Raises OSError.
         """
         now, kept = time.time(), 0
         found: list[tuple[float, int, str]] = []
         for name in os.listdir(self._descriptor):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+            with contextlib.suppress(FileNotFoundError):  # another process removed it first
                 info = os.lstat(self._inside(name))
                 found.append((now - info.st_mtime, info.st_size, name))
         for age, size, name in sorted(found):
-            leftover = not name.endswith(".so")  # of a writer that was killed
+            leftover = not name.endswith(".so")  # a temporary file of a killed writer
             kept += size
             if age > _IN_USE and (leftover or age > max_seconds or kept > max_bytes):
                 kept -= size
@@ -107,19 +107,19 @@ class LibraryFolder:
 
 @cache
 def library_folder(root: Path | None) -> LibraryFolder:
-    """Return the folder below the kernel cache's root, or a private one where that cannot be."""
+    """Return the folder in the kernel cache's root, or a private one if that is impossible."""
     if root is not None:
         path = root / "host"
         if make_private_folder(root) and make_private_folder(path):
             with contextlib.suppress(OSError):
                 return LibraryFolder(path)
-        log.warning("kernel cache: %s cannot be made, or others can write it", path)
+        log.warning("kernel cache: %s cannot be created, or others can write it", path)
     return private_folder()
 
 
 @cache
 def private_folder() -> LibraryFolder:
-    """Return this process's own folder, which goes when the process ends."""
+    """Return this process's own folder, which is removed when the process exits."""
     temporary = tempfile.TemporaryDirectory(prefix="kiln-host-libraries-")
     return LibraryFolder(Path(temporary.name), temporary)
 

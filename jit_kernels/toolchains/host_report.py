@@ -1,4 +1,4 @@
-"""Reports of the host runtime: addresses in kernels become source lines."""
+"""Replace addresses in reports of the host runtime by source lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _ADDRESS = re.compile(r"\[([^\]\s]+)\+(0x[0-9a-f]+)\]")
-# What stands between a kernel's line and the access: the language surface, its wrappers, the thunk.
+# Frames between a kernel's line and the access: cuda_host.h, its wrappers, the thunk.
 _NOT_KERNEL = ("kernel_sources/host/", "kernel_sources/include/kiln/ptx/", "main.cpp", "??")
 
 
@@ -25,12 +25,12 @@ def readable(report: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _place(library: str, offset: str) -> str:
-    """Return the kernel's own line; for a line in a header, also who called it."""
+    """Return the kernel's own line; for a line in a header, also its caller."""
     tool = shutil.which("addr2line")
     path = Path(library)
     if tool is None:
         return f"{path.name}+{offset}"
-    if path.parent.is_relative_to("/proc/self/fd"):  # this process's own names for its folders
+    if path.parent.is_relative_to("/proc/self/fd"):  # a folder that this process has open
         path = Path(os.readlink(path.parent)) / path.name
     answer = subprocess.run(
         [tool, "-i", "-e", str(path), offset],

@@ -1,4 +1,4 @@
-"""The runtime in kernel_sources/host: built once, loaded once, and called under one lock."""
+"""The runtime in kernel_sources/host: built and loaded once, called under one lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.jit_kernels.template import read_source
 from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find_compiler
 from kiln.jit_kernels.toolchains.host_folder import library_folder, private_folder
 
-HEADERS = ("host/cuda_host.h",)  # what kernels may include, too
+HEADERS = ("host/cuda_host.h",)  # headers that kernels include too
 _SOURCES = ("fiber", "scheduler", "sync", "matrix", "wgmma", "cluster", "check", "api")
 _FLAGS = (
     *("-O2", "-std=c++20", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
@@ -47,7 +47,7 @@ class Runtime:
 
 
 def load_library(recipe: Recipe, compiler: str, root: Path | None, mode: int) -> ctypes.CDLL:
-    """Return a library: from the folder, else built. Raises CompileError, ToolchainMissing."""
+    """Load a library, building it if needed. Raises CompileError and ToolchainMissing."""
     found = find_compiler(compiler)
     key, folder = recipe.key(found), library_folder(root)
     if not folder.holds(key):
@@ -62,9 +62,9 @@ def load_library(recipe: Recipe, compiler: str, root: Path | None, mode: int) ->
 
 
 def runtime(compiler: str, root: Path | None) -> Runtime:
-    """Return the process's one runtime, which the first caller builds if need be.
+    """Return the process's runtime; the first call builds it if needed.
 
-    Kernels find it through the global symbol table, so that there can be only one.
+    There can be only one, because kernels find it through the global symbol table.
     """
     with _first():
         loaded = _loaded()

@@ -1,4 +1,4 @@
-"""Launches on the host runtime: one world of ranks, run to its end or to a report."""
+"""Launches on the host runtime: a world of ranks that runs to completion or to a report."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from kiln.jit_kernels.toolchains.host_runtime import Runtime
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_THREADS = 1024
-_MAX_TOTAL = 2**31  # threads of a launch: more would take a CPU hours
-_MAX_SHARED = 227 * 1024  # bytes of a block on Hopper, the largest there is
-_MAX_ROWS = 4096  # a view of more rows is allowed as one range, gaps included
+_MAX_TOTAL = 2**31  # threads per launch; more would take hours on a CPU
+_MAX_SHARED = 227 * 1024  # shared memory per block on Hopper, the maximum of all GPUs
+_MAX_ROWS = 4096  # a view of more rows is one allowed range, including the gaps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostKernel:
-    """A kernel compiled for this machine's CPU. ``checked``: it reports what it touches."""
+    """A kernel compiled for the CPU. ``checked``: it reports its memory accesses."""
 
     name: str
-    entry: int  # address of its void(void**)
+    entry: int  # address of its thunk, void(void**)
     c_types: tuple[str, ...]
     checked: bool
     runtime: Runtime
@@ -49,12 +49,12 @@ class _Launch:
 
 
 class World:
-    """Stream queues of some ranks: a rank's launches run in order, ranks interleave freely.
+    """One stream per rank: the launches of a rank run in order, ranks interleave freely.
 
-    Seed 0 takes turns among threads; any other seed is another interleaving, the same each time.
-    Checked, a run reports data races, accesses outside the launches' tensors (and what ``allow``
-    adds), misaligned vectors and reads of shared memory that nobody wrote. ``resident``: how many
-    blocks of a rank run at the same time. ``seconds``: after which a run counts as hanging.
+    Scheduler seed 0 is round-robin; any other seed is another, reproducible interleaving. A checked
+    run reports data races, misaligned vectors, reads of uninitialised shared memory, and accesses
+    outside the launches' tensors and those that ``allow`` adds. ``resident``: blocks of a rank that
+    run concurrently. ``seconds``: the time limit of a run.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class World:
         seconds: float = 20.0,
     ) -> None:
         self.ranks, self.seed, self.checked, self.seconds = ranks, seed, checked, seconds
-        # One block after the other is fastest; what can go wrong between blocks needs several.
+        # One block at a time is fastest; errors between blocks need several concurrent blocks.
         alone = ranks == 1 and seed == 0
         self.resident = resident or (1 if alone else 64 if ranks > 1 else 4)
         self._launches: list[_Launch] = []
         self._allowed: list[torch.Tensor] = []
 
     def allow(self, tensor: torch.Tensor) -> None:
-        """Let kernels touch a tensor that is no argument of theirs, such as a peer's buffer."""
+        """Let kernels access a tensor that is not an argument, such as a peer's buffer."""
         self._allowed.append(tensor)
 
     def enqueue(
@@ -86,20 +86,19 @@ class World:
         *,
         overlaps: bool = False,
     ) -> None:
-        """Queue a launch on a rank; an empty grid queues nothing.
+        """Queue a launch on a rank. An empty grid queues nothing.
 
-        ``overlaps``: a programmatic dependent launch, which is ordered after the launch ahead of it
-        only where its threads have waited. It runs after it all the same, but checked, what it
-        touches too early is a race.
+        ``overlaps``: a programmatic dependent launch. The previous launch happens before a thread
+        of this one only after that thread's wait. The runtime still runs the two in order, but a
+        checked run reports accesses before the wait as races.
 
-        Raises LaunchError for a geometry that no GPU would take, ValueError for a rank that does
-        not exist, a tensor that is not on the CPU, and a plain kernel in a checked world, which
-        would check nothing.
+        Raises LaunchError for a geometry that no GPU supports. Raises ValueError for an unknown
+        rank, a tensor that is not on the CPU, and a plain kernel in a checked world.
         """
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} of {self.ranks}: ranks count from 0")
         if self.checked and not kernel.checked:
-            raise ValueError(f"{kernel.name} was built without checks; load it with checked=True")
+            raise ValueError(f"{kernel.name} was built without checks: load it with checked=True")
         for value in values:
             if isinstance(value, torch.Tensor) and value.device.type != "cpu":
                 raise ValueError(f"{kernel.name} runs on the CPU; a tensor is on {value.device}")
@@ -113,9 +112,9 @@ class World:
         )
 
     def run(self) -> int:
-        """Run what was queued and return how often threads were switched.
+        """Run the queued launches; return the number of thread switches.
 
-        Raises HostFault with every report, and LaunchError for too much shared memory.
+        Raises HostFault with all reports, and LaunchError for too much shared memory.
         """
         if not self._launches:
             return 0
@@ -137,7 +136,7 @@ class World:
         return switches
 
     def _regions(self) -> list[tuple[int, int]]:
-        """Return [begin, end) of all that may be touched, ascending, overlaps merged."""
+        """Return the allowed ranges [begin, end) in ascending order, overlaps merged."""
         values = [value for launch in self._launches for value in launch.values]
         tensors = [value for value in (*values, *self._allowed) if isinstance(value, torch.Tensor)]
         regions: list[tuple[int, int]] = []
@@ -165,14 +164,14 @@ class World:
 
 
 def touchable(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Yield [begin, end) of what a view covers: row by row, without the gaps between rows."""
+    """Yield the ranges [begin, end) of a view: row by row, without the gaps between rows."""
     if tensor.numel() == 0:
         return
     dense = tensor.element_size()
-    steps: list[list[int]] = []  # of each dimension that leaves gaps
+    steps: list[list[int]] = []  # offsets in each dimension that leaves gaps
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         step = stride * tensor.element_size()
-        if not steps and step <= dense:  # this dimension lies dense, or repeats
+        if not steps and step <= dense:  # this dimension is dense, or has stride 0
             dense += step * (size - 1)
         elif size > 1:
             steps.append([step * index for index in range(size)])
@@ -191,12 +190,12 @@ def _check_geometry(kernel: HostKernel, geometry: LaunchGeometry) -> None:
     fits &= all(0 < n <= most for n, most in zip(geometry.block, _MAX_BLOCK, strict=True))
     if not fits or threads > _MAX_THREADS:
         raise LaunchError(
-            f"{name}: no GPU takes {geometry}; a grid is at most {_MAX_GRID}, a block "
+            f"{name}: no GPU supports {geometry}; a grid is at most {_MAX_GRID}, a block "
             f"{_MAX_BLOCK} and {_MAX_THREADS} threads"
         )
     if any(n % size for n, size in zip(geometry.grid, kernel.cluster, strict=False)):
         raise LaunchError(
-            f"{name}: {geometry} is no multiple of a cluster of {kernel.cluster} blocks"
+            f"{name}: {geometry} is not a multiple of the cluster size {kernel.cluster}"
         )
     if math.prod(geometry.grid) * threads >= _MAX_TOTAL:
         raise LaunchError(f"{name}: {geometry} has too many threads to run on a CPU")

@@ -1,7 +1,7 @@
-"""NVRTC: a translation unit to a cubin, for any target, on any machine. Needs no GPU.
+"""Compile translation units to cubins through NVRTC, for any target. Needs no GPU.
 
-The world is closed: every header is passed in memory, no folder is searched, no option comes from
-outside, so that the key of a build can name everything that went into it.
+Builds are hermetic, so that the key covers every input: all headers are passed in memory, no folder
+is searched, and no option is taken from the environment.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ def options(arch: str) -> list[str]:
     return [
         f"--gpu-architecture={arch}",
         "--std=c++17",
-        "--minimal",  # leaves out texture and surface built-ins: 6 % less time, the same cubins
-        "--no-source-include",  # never search the current folder
-        "--modify-stack-limit=false",  # NVRTC would lift RLIMIT_STACK of the whole process
-        "--device-as-default-execution-space",  # NVRTC 13.0 takes a generic lambda for the host's
+        "--minimal",  # omits texture and surface built-ins: 6 % less time, the same cubins
+        "--no-source-include",  # do not search the current folder
+        "--modify-stack-limit=false",  # else NVRTC raises RLIMIT_STACK of the whole process
+        "--device-as-default-execution-space",  # NVRTC 13.0 treats a generic lambda as host code
     ]
 
 
 @cache
 def identity() -> str:
-    """Return which NVRTC builds here: the build ids of its libraries, read without loading them.
+    """Return the identity of the installed NVRTC: the build ids of its libraries.
 
-    Raises ToolchainMissing when NVRTC is not installed.
+    The libraries are not loaded. Raises ToolchainMissing if NVRTC is not installed.
     """
     return _identity_of(_library())
 
 
 @cache
 def loaded_identity() -> str:
-    """Return which NVRTC has compiled here: the identity of the library that is loaded.
+    """Return the identity of the NVRTC that is loaded in this process.
 
-    Where several are installed the bindings may take another than ``identity`` found; what it
-    builds is then kept out of the cache. Raises ToolchainMissing.
+    If several are installed, the bindings may load another one than ``identity`` found. Its cubins
+    are then not published to the cache. Raises ToolchainMissing.
     """
     _bindings()
     maps = Path("/proc/self/maps").read_text()
@@ -61,7 +61,7 @@ def loaded_identity() -> str:
     found = _identity_of(loaded[0]) if len(loaded) == 1 else f"nvrtc/one of {len(loaded)} loaded"
     if found != identity():
         log.warning(
-            "the NVRTC in %s is not the one found on the path: its kernels are not kept on disk",
+            "the NVRTC in %s is not the one found on the path: its kernels are not cached on disk",
             ", ".join(map(str, loaded)) or "memory",
         )
     return found
@@ -84,14 +84,14 @@ def version() -> str:
 def compile_cubin(label: str, unit: Unit, arch: str) -> bytes:
     """Return the cubin of a translation unit for ``arch`` (such as ``sm_90a``).
 
-    The GIL is released while NVRTC works. Raises CompileError with NVRTC's log, in the
-    template's own lines, and ToolchainMissing.
+    The GIL is released while NVRTC compiles. Raises ToolchainMissing, and CompileError with NVRTC's
+    log, which has the template's line numbers.
     """
     return _compile(label, unit, arch, "CUBIN")
 
 
 def compile_ptx(label: str, unit: Unit, arch: str) -> str:
-    """Return the PTX text of a translation unit, for tests that pin instructions."""
+    """Return the PTX of a translation unit, for tests of instructions."""
     return _compile(label, unit, arch, "PTX").rstrip(b"\0").decode()
 
 
@@ -118,18 +118,18 @@ def _compile(label: str, unit: Unit, arch: str, kind: str) -> bytes:
 
 def _fetch(nvrtc: ModuleType, program: Any, what: str) -> bytes:
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    # A bytearray: NVRTC writes into the buffer, and a bytes object of length 1 is shared by the
-    # whole interpreter.
+    # NVRTC writes into the buffer. A bytes object must not change: the interpreter shares those of
+    # length 1.
     buffer = bytearray(size)
     getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
     return bytes(buffer)
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc keep what one compile frees for the next.
+    """Let malloc keep the memory that one compile frees for the next compile.
 
-    Else each asks the system anew for 8 MB, page by page, in a tenth of its time. These are the
-    thresholds that glibc comes to by itself in a process that has freed a large block.
+    Otherwise page faults for 8 MB take a tenth of each compile. glibc sets the same thresholds by
+    itself in a process that has freed a large block.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -146,13 +146,13 @@ def _bindings() -> ModuleType:
 
         nvrtc.nvrtcVersion()
         _keep_freed_memory()
-    except (ImportError, RuntimeError) as error:  # no bindings, or no library behind them
+    except (ImportError, RuntimeError) as error:  # no bindings, or no library for them
         raise ToolchainMissing(f"NVRTC cannot be loaded ({error}); {INSTALL_HINT}") from None
     return nvrtc  # type: ignore[no-any-return]
 
 
 def _library() -> Path:
-    """Find libnvrtc as the bindings would: in a wheel on the path, else where they look."""
+    """Find libnvrtc as the bindings do: in a wheel on the path, else by cuda.pathfinder."""
     for folder in sys.path:
         for pattern in _WHEEL_FOLDERS:
             found = sorted(Path(folder or ".").glob(f"{pattern}/libnvrtc.so*"))

@@ -1,8 +1,8 @@
-"""Build every kernel for one target in a process of its own; print keys and digests as JSON.
+"""Build every kernel for one target in a new process; print keys and digests as JSON.
 
-A second argument is a user id to become first, once NVRTC is loaded: a Python under somebody's
-home may be out of that user's reach, and the kernels' sources are not. Or it is --one-of-each, to
-build one variant of each kernel.
+The second argument may be a user id. The process switches to it after loading NVRTC, because that
+user may be unable to read Python's files in another user's home. Or it is --one-of-each, to build
+one variant of each kernel.
 """
 
 from __future__ import annotations

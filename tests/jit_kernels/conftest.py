@@ -1,4 +1,4 @@
-"""Every kernel built for every target, and a warm cache of it, made once for all tests here."""
+"""Every kernel built for every target, and a warm cache, built once for all tests here."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Warm:
     cubins: dict[str, bytes] = field(repr=False)  # by the job's name
 
     def cache(self) -> KernelCache:
-        """Return the folder as a process that has just started sees it."""
+        """Return a cache on the folder, as in a new process."""
         return KernelCache(Store(self.root, mode="ro"))
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of one build, and how many times the yardstick's CPU time NVRTC took for it."""
+    """The result of one build, and its compile time in units of the yardstick's CPU time."""
 
     job: Job
     built: Built
@@ -51,9 +51,9 @@ class Compiled:
 
 
 class Everything:
-    """Programs by job, each built once by all processes that share a folder; with all cores.
+    """Programs by job, each built once by all processes that share a folder, on all cores.
 
-    What a build cost stands in a file beside the programs, for those who come after it.
+    A file beside each program records its build time for the other processes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -67,8 +67,8 @@ class Everything:
         missing = [job for job in jobs if job.name not in self._done]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             built = list(pool.map(self._built, missing))
-            # The yardstick runs as often as a tenth of the programs that were compiled just now,
-            # on as many threads, so that a busy machine slows both down.
+            # Run the yardstick once per ten programs compiled, on as many threads, so that load
+            # slows both down.
             timed = sum(seconds is not None for _, seconds in built)
             yardsticks = pool.map(lambda _: yardstick_seconds(), range(-(-timed // 10)))
             yardstick = statistics.median([*yardsticks] or [1.0])
@@ -80,7 +80,7 @@ class Everything:
         return self._done[job.name]
 
     def cost_again(self, job: Job, rounds: int = 5) -> float:
-        """Compile a program and the yardstick by turns; return and note the ratio of medians."""
+        """Compile a program and the yardstick alternately; return and record the median ratio."""
         times = [(_seconds(job), yardstick_seconds()) for _ in range(rounds)]
         program, yardstick = (statistics.median(column) for column in zip(*times, strict=True))
         self._done[job.name] = self._with_cost(job, self[job].built, program / yardstick)
@@ -97,13 +97,13 @@ class Everything:
             note.write_text(str(cost))
         elif note.exists() and (text := note.read_text()):
             cost = float(text)
-        else:  # built by something else, or its builder is still timing
+        else:  # built by another test, or its builder is still timing
             cost = _seconds(job) / yardstick_seconds()
         return Compiled(job, built, cost)
 
 
 def _seconds(job: Job) -> float:
-    """Return the CPU seconds of one more build, which no cache sees."""
+    """Return the CPU seconds of another build without a cache."""
     start = time.thread_time()
     build(job.spec, job.variant, job.arch, KernelCache(Store(None, mode="off")))
     return time.thread_time() - start
@@ -111,7 +111,7 @@ def _seconds(job: Job) -> float:
 
 @pytest.fixture(scope="session")
 def everything(request) -> Everything:
-    """Build ahead what the tests of this session ask for one by one."""
+    """Build in parallel, in advance, the programs that this session's tests request one by one."""
     programs = Everything(request.config.getoption("programs"))
     calls = (getattr(item, "callspec", None) for item in request.session.items)
     asked = (call.params for call in calls if call is not None)

@@ -61,7 +61,7 @@ def low_tokens(row, vocab):
 
 
 def kept(logits, asked):
-    """The mask of tokens that may be drawn, weights, and the distance of the closest decision."""
+    """The mask of tokens that may be drawn, weights, and the margin of the closest decision."""
     x = logits.astype(np.float64)
     weights = np.exp((x - x.max()) / asked.temperature)
     mask, near = np.isfinite(x), np.inf

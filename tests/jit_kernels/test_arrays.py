@@ -1,4 +1,4 @@
-"""The public functions take arrays of other libraries, and share their memory."""
+"""The public functions accept arrays of other libraries without copying them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_array_that_cannot_be_shared_is_refused_by_name():
 
 
 class Foreign:
-    """An array of a library that we have never heard of, which speaks DLPack."""
+    """An array of an unknown library that supports DLPack."""
 
     def __init__(self, tensor):
         self._tensor = tensor

@@ -1,4 +1,4 @@
-"""Decode attention beyond its cases: what it must not touch, capacities, far pools, refusals."""
+"""Decode attention beyond its cases: memory bounds, capacities, large pools, errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def case_of(requests, seed=0, dtype=torch.bfloat16, head_dim=64, kv_dtype=None, 
 
 
 def on_host(monkeypatch, checked=True):
-    """Let the operators run the kernels' own source, as KILN_CPU_KERNELS does for a process."""
+    """Make the operators run the kernels' own source on the host, like KILN_CPU_KERNELS."""
 
     def call(spec, **named):
         a = spec.parameters.Arguments(**named)
@@ -161,7 +161,7 @@ def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
 @pytest.mark.parametrize("size", [2.0**-90, 2.0**-30, 2.0**30, 2.0**90])
 @pytest.mark.parametrize("group", [4, 12])
 def test_queries_of_any_size_beside_bytes(monkeypatch, size, group):
-    """They are multiplied as fp16, whose range is far smaller than that of bf16."""
+    """The kernel multiplies in fp16, whose range is far smaller than that of bf16."""
     on_host(monkeypatch)
     case = case_of([(0, 1), (40, 1), (100, 2)], kv_dtype=torch.float8_e4m3fn, group=group)
     case.query[..., 40:] *= 16
@@ -233,7 +233,7 @@ def test_more_requests_than_the_plan_has_threads(room):
 
 
 def test_nothing_at_or_past_a_length_is_read(monkeypatch):
-    """The checker knows only the bytes of the pool and the table that belong to a request."""
+    """The checker allows only the bytes of the pool and the table that belong to a request."""
     case = case_of([(37, 1), (0, 1), (300, 3), (16, 1)])
     lengths = case.seq_lens.tolist()
 
@@ -243,7 +243,7 @@ def test_nothing_at_or_past_a_length_is_read(monkeypatch):
         values = list(spec.kernel_values(a, bound))
         passed = [one.name for one in spec.parameters.passed]
 
-        def hide(name):  # an address allows nothing, a tensor all of its bytes
+        def hide(name):  # an address allows no bytes, a tensor all of its bytes
             values[passed.index(name)] = getattr(a, name).data_ptr()
 
         hide("block_table")
@@ -254,7 +254,7 @@ def test_nothing_at_or_past_a_length_is_read(monkeypatch):
             for row, length in enumerate(lengths):
                 for place in range(0, length, KV_BLOCK):
                     block = case.block_table[row, place // KV_BLOCK]
-                    for rows in getattr(case, pool)[block]:  # a head's
+                    for rows in getattr(case, pool)[block]:  # of one head
                         world.allow(rows[: length - place])
         kernel = host.load(spec, bound.variant, checked=True, env=settings())
         geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
@@ -271,7 +271,7 @@ def test_nothing_at_or_past_a_length_is_read(monkeypatch):
 
 
 def far_case(folder):
-    """Move a case's blocks 2^28 elements apart, in a file of which only touched pages exist."""
+    """Move a case's blocks 2^28 elements apart, in a sparse file."""
     near = case_of([(40, 1), (70, 2)])
     count, step = near.key_pool.shape[0], 2**28
     with (folder / "sparse").open("w+b") as file:

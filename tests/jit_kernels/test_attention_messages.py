@@ -1,4 +1,4 @@
-"""Who adds up a row's parts does not matter: a block or two, of messages, or who comes last."""
+"""Results do not depend on which blocks merge a row's parts, nor on how they get them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUARTERS = {"kv_heads": 1, "group": 2, "most": 32, "split": 32, "few": 8, "conte
 
 
 def result(monkeypatch, machine, tile, sizes, seed=0, change=lambda a: None):
-    """The bits of out and lse, once they are found right, and the number of work items."""
+    """Check out and lse; return their bits and the number of work items."""
     variant = next(SPEC.variants({"scalar_t": "kiln::bf16", "head_tile": tile}))
     torch.manual_seed(0)
     a = SPEC.make_arguments(variant, sizes, "cpu")
@@ -65,11 +65,11 @@ def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
     ("tile", "group"), [("64", 1), ("64", 2), ("64", 7), ("64", 8), ("256", 7)]
 )
 def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch, tile, group, before):
-    """Of head_dim 256 a block has two warps: halves. Of four, a cluster adds up two by itself."""
+    """With head_dim 256 a block has two warps: halves. Of four blocks, a cluster merges two."""
     parts, context = {"64": (4, 4096), "256": (2, 1024)}[tile]
     sizes = {**QUARTERS, "requests": 1, "steep": 6, "group": group, "most": 34}
     sizes |= {"context": context, "split": context // 128}
-    if before:  # another request's only part comes first
+    if before:  # the only part of another request is first
         sizes["long"] = 5
     *sent, items = result(monkeypatch, LARGE, tile, sizes)
     *written, _ = result(monkeypatch, HOST_GPU, tile, sizes)
@@ -80,9 +80,9 @@ def test_quarters_sent_are_added_up_as_quarters_written_are(monkeypatch, tile, g
 
 
 def cancel(a):
-    """Let the second half of a request take back what the first adds: what is left is rounding.
+    """Make the second half of a request cancel the first, so that only rounding errors remain.
 
-    But for its first key, which is of greater weight and has no value: the halves' tops differ.
+    Its first key has a greater weight and a value of zero, so that the halves' maxima differ.
     """
     keys, values = a.key_pool, a.value_pool
     first, second = a.block_table[0, : int(a.seq_lens[0]) // 16].long().chunk(2)

@@ -1,4 +1,4 @@
-"""Prefill attention: bits that depend on the own request alone, far blocks, plans and refusals."""
+"""Prefill attention: batch invariance, large pools, plans and errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def case(requests, seed=0, dtype=torch.bfloat16, **sizes) -> SimpleNamespace:
 
 
 def run(one: SimpleNamespace, workspace=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Out and lse as integers: a NaN of a row that was left alone equals itself."""
+    """Out and lse as integers, so that a NaN in an unwritten row equals itself."""
     out = torch.full(one.query.shape, float("nan")).to(one.query.dtype)
     lse = torch.full(one.query.shape[:2], float("nan"))
     paged_prefill(**vars(one), out=out, lse=lse, workspace=workspace)
@@ -85,7 +85,7 @@ def run(one: SimpleNamespace, workspace=None) -> tuple[torch.Tensor, torch.Tenso
 
 
 def pick(one: SimpleNamespace, rows: list[int]) -> tuple[SimpleNamespace, torch.Tensor]:
-    """Some requests of a call in another order, and which tokens of the call theirs were."""
+    """Some requests of a call in another order, and the indices of their tokens in the call."""
     starts = one.cu_seqlens_q.tolist()
     tokens = torch.tensor([t for r in rows for t in range(starts[r], starts[r + 1])]).long()
     lengths = [0, *(starts[r + 1] - starts[r] for r in rows)]
@@ -99,7 +99,7 @@ def pick(one: SimpleNamespace, rows: list[int]) -> tuple[SimpleNamespace, torch.
 
 
 def random_requests(source: random.Random) -> list[tuple[int, int]]:
-    """Requests of 0 to 90 tokens, some of them decode's, in contexts of up to 200."""
+    """Requests of 0 to 90 tokens, some of them decode requests, in contexts of up to 200."""
     counts = [
         source.choice([1, 16, 17, source.randint(0, 90)]) for _ in range(source.randint(1, 5))
     ]

@@ -1,4 +1,4 @@
-"""How decode attention is cut up: what fills a machine, and how much room a step may need."""
+"""The split rule of decode attention: splits that fill a GPU, and bounds of the workspace."""
 
 from __future__ import annotations
 

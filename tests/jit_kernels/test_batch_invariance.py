@@ -1,4 +1,4 @@
-"""A request's bits do not depend on who shares its batch, nor on how the batch is launched."""
+"""A request's bits do not depend on the rest of its batch, nor on the launch configuration."""
 
 from __future__ import annotations
 

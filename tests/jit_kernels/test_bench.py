@@ -1,4 +1,4 @@
-"""The kernel benchmark's own rules: ceilings, cold copies, rows, peers; no GPU is needed."""
+"""The kernel benchmark: ceilings, cold copies, rows, peers. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -229,11 +229,11 @@ def test_torchs_own_attention_is_a_fair_stand_in(name, sizes):
     sizes = {"most": 9, "split": 2, **sizes}
     assert measure._flaw(spec, variant, sizes, sdpa_form(spec), "cpu") is None
     ragged = {**sizes, "long": 64, "batch": 0}
-    assert "of one length" in measure._flaw(spec, variant, ragged, sdpa_form(spec), "cpu")
+    assert "equal lengths" in measure._flaw(spec, variant, ragged, sdpa_form(spec), "cpu")
 
 
 def fake_flashinfer(log):
-    """FlashInfer's two wrappers, which take what its documentation names."""
+    """FlashInfer's two wrappers with the parameters of its documentation."""
 
     class Wrapper:
         def __init__(self, workspace, layout, **more):
@@ -347,11 +347,11 @@ def test_torch_compile_is_asked_where_it_is_wanted(monkeypatch):
 
     def forms_of(spec, device, *, compiled, peers):
         run = forms.of(lambda a: measure.run_reference(spec, a))
-        return {"host": run, "compile": run if compiled else "not asked for"}
+        return {"host": run, "compile": run if compiled else "not requested"}
 
     monkeypatch.setattr(measure, "forms_of", forms_of)
     monkeypatch.setattr(measure, "_cases", lambda *a: [spec.sizes[1], spec.sizes[2]])
     for compiled in (True, False):
         rows = rows_of(spec, compiled=compiled)
         seen.append([r["status"] for r in rows if r["implementation"] == "compile"])
-    assert seen == [["measured", "measured"], ["not asked for", "not asked for"]]
+    assert seen == [["measured", "measured"], ["not requested", "not requested"]]

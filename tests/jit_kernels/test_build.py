@@ -1,4 +1,4 @@
-"""Builds go through the disk once, and errors speak to the author."""
+"""Builds go through the disk once, and errors help a kernel's author."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_entry_that_the_template_does_not_have_is_named(tmp_path):
 
 
 def test_generic_lambdas_are_the_devices_with_every_nvrtc_that_is_allowed():
-    """NVRTC 13.0 takes them for the host's and refuses them; later ones need no option."""
+    """NVRTC 13.0 rejects them as host code; later releases need no option."""
     generic = [
         spec.name
         for spec in all_specs().values()

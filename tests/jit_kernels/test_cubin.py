@@ -1,4 +1,4 @@
-"""What is read out of a cubin is what ptxas says of it."""
+"""The resources read from a cubin are those that ptxas reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VALUES = 80
 _LINES = "".join(f"float v{i} = p[threadIdx.x * {i + 1}];\n" for i in range(_VALUES))
 _MIX = "".join(f"v{i} = v{i} * v{(i * 7 + 3) % _VALUES} + n;\n" for i in range(_VALUES))
 _SUM = " + ".join(f"v{i}" for i in range(_VALUES))
-# One that must spill, one with an array in local memory, one with shared memory of its own.
+# One kernel that must spill, one with an array in local memory, one with static shared memory.
 SOURCE = f"""
 extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* p, int n) {{
   {_LINES} for (int k = 0; k < n; ++k) {{ {_MIX} }} p[0] = {_SUM};
@@ -37,7 +37,7 @@ extern "C" __global__ void sharing(float* p) {{
 
 @pytest.fixture
 def compile_verbosely(monkeypatch):
-    """Compile with ptxas talking; return the cubin and what it said."""
+    """Compile with ptxas's verbose output; return the cubin and the log."""
 
     def run(unit, arch):
         logs = []
@@ -57,7 +57,7 @@ def compile_verbosely(monkeypatch):
 
 
 def told_by_ptxas(log):
-    """Return name -> (registers, shared, stack, spill bytes) in ptxas's own words."""
+    """Return name -> (registers, shared, stack, spill bytes) from ptxas's log."""
     found = {}
     for block in log.split("Compiling entry function ")[1:]:
         name = re.match(r"'(\w+)'", block)[1]

@@ -1,4 +1,4 @@
-"""Kernels that may be launched before the one ahead of them has ended: all of Kiln's."""
+"""Programmatic dependent launch: every kernel may start before the previous one has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kiln.jit_kernels.errors import HostFault
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.spec import HOST_GPU
-from kiln.jit_kernels.template import Unit, opening, read_source, render
+from kiln.jit_kernels.template import Unit, early_launch_hint, read_source, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
@@ -31,7 +31,7 @@ def a_case(spec):
 
 
 def enqueue(world, spec, a, kernel=None, *, overlaps=True):
-    """Queue a call of a spec's kernel, or of another form of it."""
+    """Queue a call of a spec's kernel or of another form of it."""
     bound = spec.bind(a)
     kernel = kernel or host.load(spec, bound.variant, checked=True, env=settings())
     geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)
@@ -39,7 +39,7 @@ def enqueue(world, spec, a, kernel=None, *, overlaps=True):
 
 
 def run_twice(spec, a, kernel=None):
-    """Run a kernel and, launched early, itself: each writes what the other reads or writes."""
+    """Run a kernel twice, the second time with an early launch, on the same tensors."""
     world = World(checked=True, seed=1)
     for early in (False, True):
         enqueue(world, spec, a, kernel, overlaps=early)
@@ -48,7 +48,7 @@ def run_twice(spec, a, kernel=None):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_kernel_waits_before_it_touches_anything(spec):
-    assert opening(spec.source)
+    assert early_launch_hint(spec.source)
     run_twice(spec, a_case(spec))
 
 
@@ -70,7 +70,7 @@ def test_a_kernel_that_does_not_wait_races_with_the_one_ahead(name):
 
 
 def plan_and_attend(seed, *, between=(), early=True):
-    """Launch attention's plan and attention, which reads of the plan before it waits."""
+    """Launch attention's plan, then attention, which reads the plan before it waits."""
     plan, attention = all_specs()["attention_plan"], all_specs()["paged_attention"]
     torch.manual_seed(seed)
     sizes = next(s for s in attention.sizes if s["batch"] == 4)
@@ -98,13 +98,13 @@ def test_attention_reads_its_plan_before_it_waits(seed):
 
 
 def store_and_attend(seed, change=("", "")):
-    """Launch what stores a step's keys and values and, early, attention to these and to older ones.
+    """Store a step's keys and values, then launch attention to these and older ones early.
 
-    ``change``: of a header of attention. Return the error of attention's output.
+    ``change``: to a header of attention. Return the error of attention's output.
     """
     store, attention = all_specs()["rope_store"], all_specs()["paged_attention"]
     torch.manual_seed(seed)
-    requests = 4  # of which the last blocks have not all: these fetch little before they wait
+    requests = 4  # the last blocks do not have all: they fetch little before they wait
     sizes = {
         "requests": requests,
         "context": 704,
@@ -146,7 +146,7 @@ def test_attention_reads_what_is_older_than_the_step_before_it_waits(seed):
 
 
 def test_what_allows_an_early_launch_is_read_in_the_source():
-    names = {name: opening(spec.source) for name, spec in all_specs().items()}
+    names = {name: early_launch_hint(spec.source) for name, spec in all_specs().items()}
     assert names["attention_plan"] == "pdl_writes_plan"
     assert names["paged_attention"] == "pdl_reads_plan"
     assert names["rms_norm"] == "pdl_hints_first"
@@ -162,4 +162,4 @@ def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeyp
     )
     for text, wanted in ((source, "pdl_wait_then_trigger"), (late, "")):
         monkeypatch.setattr("kiln.jit_kernels.template.read_source", lambda path, text=text: text)
-        assert opening.__wrapped__("any.cu") == wanted
+        assert early_launch_hint.__wrapped__("any.cu") == wanted

@@ -1,4 +1,4 @@
-"""What must hold for every kernel; a new kernel is covered by being declared."""
+"""Properties of every kernel. A new kernel is covered once it is declared."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SAME_COMPILER = ON_RECORD["versions"]["nvidia-cuda-nvrtc"].startswith(nvrtc.vers
 
 
 def seconds_on_record(job):
-    """What the program took on the machine of the record, or may take there if it is not on it."""
+    """The program's time in the record, or the limit if it has no record."""
     row = ON_RECORD["programs"].get(job.name)
     return row["cpu_seconds"] if row and SAME_COMPILER else job.spec.max_cpu_seconds
 
@@ -45,7 +45,7 @@ def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, eve
     job = Job(spec, variant, arch)
     compiled = everything[job]
     assert compiled.built.cubin.startswith(b"\x7fELF")
-    # In yardsticks: a compile of a fixed program, which a slow or busy machine slows down as well.
+    # In units of a fixed program's compile time, which machine and load affect in the same way.
     bound = 1.8 * seconds_on_record(job) / ON_RECORD["yardstick_seconds"]
     assert compiled.cost <= bound or everything.cost_again(job) <= bound
 
@@ -102,7 +102,7 @@ def test_declaration_is_coherent(spec, variant):
 
 
 _TYPES = {"pointer": torch.Tensor, "int64": int, "int32": int, "float": float, "bool": bool}
-_PART = re.compile("table|pool|items")  # of which a call touches a part only
+_PART = re.compile("table|pool|items")  # a call accesses only a part of these
 
 
 def _check_cost(spec, variant, sizes, a):
@@ -113,7 +113,7 @@ def _check_cost(spec, variant, sizes, a):
         for one in spec.parameters.listed
         if one.role in times and getattr(a, one.name) is not None and not _PART.search(one.name)
     )
-    rest = sizes.get("rest", 0)  # dimensions that the kernel leaves alone
+    rest = sizes.get("rest", 0)  # dimensions that the kernel does not access
     assert rest or spec.cost(variant, sizes).bytes >= moved
 
 

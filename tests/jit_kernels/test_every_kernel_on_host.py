@@ -1,4 +1,4 @@
-"""Every kernel's own source, run on the CPU; a new kernel is covered by being declared."""
+"""Run every kernel's own source on the CPU. A new kernel is covered once it is declared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = 3
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request):
-    """Compile what the selected tests run ahead of them, with all cores."""
+    """Compile the kernels of the selected tests in advance, on all cores."""
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     names = {
         label(call["spec"], call["variant"]) for call in calls if {"spec", "variant"} <= call.keys()

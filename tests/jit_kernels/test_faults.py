@@ -1,6 +1,6 @@
-"""Planted faults: a patched source of every real kernel, each of which the checks must catch.
+"""Mutation tests: planted faults in the source of every kernel, which the checks must catch.
 
-A patch names the text that it replaces, so that a fault cannot quietly stop being planted.
+A patch that no longer matches the source fails its test.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Fault:
     new: str
     header: str = ""  # "": the template itself
     few_blocks: bool = False  # one block takes all rows, as on a GPU with fewer blocks than rows
-    multiprocessors: int = 0  # of the GPU that the host takes after; 0: of HOST_GPU
+    multiprocessors: int = 0  # of the simulated GPU; 0: as HOST_GPU
     needs: Mapping[str, str] = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})
-    seeds: int = 1  # interleavings in which it must show
+    seeds: int = 1  # scheduler seeds, one of which must show the fault
     sizes: Sequence[Mapping[str, int]] | None = None  # cases to run; None: all of the spec's
 
     @property
@@ -39,8 +39,8 @@ class Fault:
         return f"{self.kernel}-{self.name}"
 
 
-# A family's faults stand in faults/<family>.py, so that a new kernel brings its own: FAULTS, a list
-# of what Fault takes.
+# A family's faults are in faults/<family>.py, so that a new kernel adds its own: FAULTS, a list of
+# arguments of Fault.
 FAULTS = [
     Fault(**planted)
     for path in sorted((Path(__file__).parent / "faults").glob("*.py"))
@@ -59,7 +59,7 @@ def patched(fault, spec, variant):
 
 
 def planted(fault):
-    """The spec to check, its one variant, and how to render it with the fault in."""
+    """The spec to check, its variant, and a function that renders it with the fault."""
     spec = find_spec(fault.kernel)
     variant = next(spec.variants(fault.needs))
     if fault.few_blocks:
@@ -94,10 +94,10 @@ def check(fault, unit_of=None, first_only=False):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request):
-    """Compile ahead of the tests that are selected, two at a time.
+    """Compile for the selected tests in advance, two at a time.
 
-    Most are run once: without optimization a compile takes two thirds of the time, and without
-    the lines that a report would name a seventh less.
+    Most builds run once, so they are compiled without optimization, in two thirds of the time.
+    Omitting line numbers saves another seventh.
     """
     calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     wanted = [call["fault"] for call in calls if isinstance(call.get("fault"), Fault)]

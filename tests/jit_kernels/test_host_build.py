@@ -1,4 +1,4 @@
-"""Host libraries are code that this process runs: built once, and loaded only when trusted."""
+"""Host libraries are built once, and loaded only from a trusted folder."""
 
 from __future__ import annotations
 

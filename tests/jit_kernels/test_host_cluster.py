@@ -1,4 +1,4 @@
-"""What blocks share: clusters, ordered counters, and launches that start early; misuse of each."""
+"""The host runtime across blocks: clusters, ordered counters, early launches; misuse of each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def change(source, old, new):
 
 # ---- clusters --------------------------------------------------------------------------------
 
-# out = the sum of the cluster's 4 x 64 elements of x, by way of each other's shared memory.
+# out = the sum of the cluster's 4 x 64 elements of x, through distributed shared memory.
 SUM = """
 #define CLUSTER 4
 extern "C" __global__ void KILN_CLUSTER(CLUSTER, 1, 1) k(const float* x, float* out) {
@@ -214,7 +214,7 @@ def test_a_kernel_without_a_cluster_is_alone_in_one():
 
 
 def test_a_grid_is_a_multiple_of_the_cluster():
-    with pytest.raises(LaunchError, match=r"no multiple of a cluster of \(4, 1\) blocks"):
+    with pytest.raises(LaunchError, match=r"not a multiple of the cluster size \(4, 1\)"):
         launch(SUM, *tensors(), grid=6, shared=16)
     with pytest.raises(LaunchError, match=r"\(2, 2, 1\) must be \(n, 1, 1\) or \(1, n, 1\)"):
         build(change(SUM, "(CLUSTER, 1, 1)", "(2, 2, 1)"), *tensors())
@@ -235,7 +235,7 @@ def test_a_cluster_may_lie_along_y(seed):
     launch(source, x, grid=(3, 4), seed=seed)
     peers = torch.tensor([1, 0, 3, 2])[:, None] * 10 + torch.arange(3)
     assert torch.equal(x, (peers * 10 + torch.tensor([0, 1, 0, 1])[:, None]).int())
-    with pytest.raises(LaunchError, match=r"no multiple of a cluster of \(1, 2\) blocks"):
+    with pytest.raises(LaunchError, match=r"not a multiple of the cluster size \(1, 2\)"):
         launch(source, x, grid=(4, 3), seed=seed)
 
 

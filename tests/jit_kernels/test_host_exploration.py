@@ -1,4 +1,4 @@
-"""Seeds explore: a fault that only a rank far ahead of another shows is found by many of them."""
+"""Scheduler seeds explore: many find a fault that needs one rank far ahead of another."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 
-# Ranks tell each other that they have come to an epoch, and wait for each other. One that waits for
-# exactly its own epoch misses it when a peer is an epoch ahead, and has stored the next.
+# A barrier between ranks: each stores its epoch for its peers and waits for theirs. A rank that
+# waits for exactly its own epoch misses it if a peer has already stored the next one.
 MEET = """
 #include "kiln/ptx/memory.cuh"
 using namespace kiln;

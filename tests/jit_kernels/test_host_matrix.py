@@ -1,4 +1,4 @@
-"""Asynchronous copies and the matrix operations of a warp: what they do, and misuse of each."""
+"""Asynchronous copies and the matrix operations of a warp: their results, and misuse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def change(source, old, new):
 
 # ---- asynchronous copies ---------------------------------------------------------------------
 
-# y = each 128 elements of x the other way round, with three tiles on their way.
+# y = each 128 elements of x in reverse order, with three tiles in flight.
 PIPELINE = """
 extern "C" __global__ void k(float* x, float* y, int tiles) {
   __shared__ __align__(16) float s[3][128];

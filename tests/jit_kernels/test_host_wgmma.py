@@ -1,4 +1,4 @@
-"""What four warps multiply at once, as late as a wait allows, and misuse of it."""
+"""wgmma in the host runtime: results, which appear only at the wait, and misuse."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ extern "C" __global__ void k(T* x, T* y, T* z, float* first, float* second) {
 
 
 def launch(*changes, name="bf16", width=64, checked=True, seed=0, block=128):
-    """Return x, y and z, and what came of them."""
+    """Return x, y and z, and the results."""
     source = SOURCE.replace("WIDTH", str(width)).replace("T*", f"{name}*").replace("<T", f"<{name}")
     for old, new in changes:
         assert source.count(old) == 1, old

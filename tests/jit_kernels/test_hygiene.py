@@ -1,4 +1,4 @@
-"""Compiling leaves the process, its limits and the disk as they were."""
+"""Compiling does not change the process, its limits or the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.jit_kernels.toolchains import nvrtc
 fetch = nvrtc._fetch
 
 def fetch_log_too(bindings, program, what):
-    # That of a clean build has one byte, and a bytes object of one byte is everybody's.
+    # The log of a clean build has one byte, and the interpreter shares bytes objects of one byte.
     fetch(bindings, program, "ProgramLog")
     return fetch(bindings, program, what)
 
@@ -84,7 +84,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def test_a_compile_takes_the_memory_that_the_one_before_freed():
-    """2,000 page faults each otherwise: a tenth of the time."""
+    """Otherwise each compile has 2,000 page faults: a tenth of its time."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tools/import_root")}
     out = subprocess.check_output([sys.executable, "-c", FAULTS], env=environ, timeout=60)
     assert int(out) < 500

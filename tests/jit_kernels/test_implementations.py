@@ -44,7 +44,7 @@ ATTEND = replace(
     NORM,
     name="attend",
     params={"scalar_t": ["kiln::fp16", "kiln::bf16"], "head_tile": ["64", "128"]},
-    comes=lambda variant: dict(variant) != {"scalar_t": "kiln::fp16", "head_tile": "128"},
+    is_supported=lambda variant: dict(variant) != {"scalar_t": "kiln::fp16", "head_tile": "128"},
 )
 
 
@@ -326,7 +326,7 @@ def test_each_of_several_needed_values_must_be_there(monkeypatch):
 
 
 def test_a_kernel_that_replaces_an_operators_runs_on_its_target_alone(env, monkeypatch):
-    other = replace(NORM, name="rms_norm_wgmma", instead_of="rms_norm", only_arch="sm_90a")
+    other = replace(NORM, name="rms_norm_wgmma", replaces="rms_norm", only_arch="sm_90a")
     monkeypatch.setattr(catalog, "_SPECS", {"rms_norm": NORM, "rms_norm_wgmma": other})
     built = []
 

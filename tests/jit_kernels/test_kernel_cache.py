@@ -1,4 +1,4 @@
-"""The tiers of the kernel cache: where a kernel is looked for in each mode, and under which key."""
+"""The tiers of the kernel cache: lookups in each mode, and keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.jit_kernels.compile import build as build_module
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile.build import build, build_unless_busy, look_up
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.compile.opening import open_cache
+from kiln.jit_kernels.compile.open_cache import open_cache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.errors import BundleRefused, SealedMiss, ToolchainMissing
 from kiln.jit_kernels.registry import find_spec
@@ -32,7 +32,7 @@ ARCH = "sm_90a"
 
 @pytest.fixture
 def compiles(monkeypatch):
-    """Count compilations; none takes place."""
+    """Count compilations through a fake compiler."""
     done = []
 
     def compile_cubin(name, unit, arch):
@@ -135,7 +135,7 @@ def test_a_sealed_miss_names_the_ingredient_that_differs(warm, compiles, other_n
     monkeypatch.setattr(build_module, "render", lambda spec, variant: changed)
     with pytest.raises(SealedMiss, match=r"header kiln/rows/vec\.cuh: \S+ here, \S+ there$"):
         build(SPEC, VARIANT, ARCH, sealed)
-    with pytest.raises(SealedMiss, match="holds no kernel at all"):
+    with pytest.raises(SealedMiss, match="the cache is empty"):
         build(SPEC, VARIANT, ARCH, KernelCache(Store(None, mode="sealed")))
     assert not compiles
 
@@ -157,7 +157,7 @@ def test_a_machine_without_nvrtc_uses_what_others_built(warm, no_nvrtc):
 
 
 def test_what_another_nvrtc_compiled_is_used_and_not_published(tmp_path, compiles, monkeypatch):
-    """Two are installed: the key would name the one on the path, and the other was loaded."""
+    """Two are installed: the key would name the one on the path, but the other is loaded."""
     monkeypatch.setattr(nvrtc, "loaded_identity", lambda: "nvrtc/the other")
     cache = KernelCache(Store(tmp_path))
     assert [tier(cache), tier(cache)] == ["built", "process"]
@@ -203,7 +203,7 @@ def test_what_somebody_else_builds_is_left_for_later(tmp_path, compiles):
 
 
 def test_a_warm_look_up_reads_and_hashes_one_file_and_does_little_else(warm):
-    """From key to verified bytes, and from template to key to bytes. Every call is counted."""
+    """Count every call from key to verified bytes, and from template to key to bytes."""
     job = warm.jobs[0]
     key = build(job.spec, job.variant, job.arch, warm.cache()).key
     for run, hashed, most in (
@@ -267,5 +267,5 @@ def test_a_bundle_of_some_other_program_is_a_miss_with_a_reason(tmp_path):
     path = tmp_path / "foreign.kpack"
     write_bundle(path, [(ARCH, "0" * 64, Entry.of({"made": "elsewhere"}, b"payload"))])
     sealed = KernelCache(Store(None, mode="sealed"), bundle=Bundle.open(path))
-    with pytest.raises(SealedMiss, match="holds no kernel at all"):
+    with pytest.raises(SealedMiss, match="the cache is empty"):
         build(SPEC, VARIANT, ARCH, sealed)

@@ -1,4 +1,4 @@
-"""A key names everything that can change a cubin, and nothing else."""
+"""A key covers every input that can change a cubin, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def key(spec, variant, arch="sm_90a", toolchain=TOOLCHAIN):
 
 @pytest.fixture
 def sources(monkeypatch):
-    """Let a test change a source: path -> text, in place of what is on disk."""
+    """Let a test replace sources: path -> text."""
     changed = {}
     monkeypatch.setattr(
         template, "closed_source", lambda path: changed.get(path) or read_source(path)
@@ -49,7 +49,7 @@ STEP = 13
 
 @pytest.mark.parametrize("spec", TEMPLATES, ids=lambda spec: spec.name)
 def test_any_byte_of_any_reachable_file_changes_the_key(spec, sources):
-    """Every byte in the first kernel that reaches a file; in the others every thirteenth."""
+    """Every byte in the first kernel that includes a file; every thirteenth in the others."""
     variant = next(iter(spec.variants()))
     before = key(spec, variant)
     earlier = TEMPLATES[: TEMPLATES.index(spec)]
@@ -60,7 +60,7 @@ def test_any_byte_of_any_reachable_file_changes_the_key(spec, sources):
         for place in places:
             other = chr(ord(text[place]) ^ 1)
             sources[path] = text[:place] + other + text[place + 1 :]
-            with contextlib.suppress(CompileError):  # an #include that leads nowhere now
+            with contextlib.suppress(CompileError):  # an #include that is broken now
                 assert key(spec, variant) != before, f"{path} byte {place}"
         del sources[path]
     assert key(spec, variant) == before
@@ -125,14 +125,14 @@ def test_nothing_else_changes_a_key(sources):
                 same = key(spec, variant) == keys[spec.name, str(variant)]
                 assert same == (changed not in reachable(spec))
         del sources[changed]
-    # reduce.cuh is the norms' own: the other kernels do not reach it.
+    # Only the norms include reduce.cuh.
     sources["include/kiln/math/reduce.cuh"] = read_source("include/kiln/math/reduce.cuh") + " "
     for spec in all_specs().values():
         unit = render(spec, next(iter(spec.variants())))
         same = key(spec, next(iter(spec.variants())))
         was = keys[spec.name, str(next(iter(spec.variants())))]
         assert (same == was) == ("kiln/math/reduce.cuh" not in unit.headers)
-    # The header of the other toolchain stands behind a switch that NVRTC never takes.
+    # NVRTC never includes the header of the host toolchain.
     assert all(
         "cuda_host.h" not in path for spec in all_specs().values() for path in reachable(spec)
     )

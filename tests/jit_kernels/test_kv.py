@@ -1,4 +1,4 @@
-"""rope_store is the chain that it replaces, bit for bit; copies; and what both refuse."""
+"""rope_store equals the operators that it replaces, bit for bit; copies; errors of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAP_NORESERVE = 0x4000  # of Linux: mmap lacks the name in Python 3.11
 
 @pytest.fixture(scope="module")
 def on_kernels():
-    """Run every operator as its kernel's own source, on the CPU."""
+    """Run every operator through its kernel's own source on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         for family in ("kv", "norm", "rotary"):
             patch.setattr(f"kiln.jit_kernels.ops.{family}.functions.call", run_kernel)
@@ -41,7 +41,7 @@ def run_kernel(spec, **named):
 
 
 class Step:
-    """The qkv projection of some tokens, where they go, and a pool of noise."""
+    """The qkv projection of some tokens, their slots, and a pool of noise."""
 
     def __init__(self, dtype, tokens, heads, kv_heads, head_dim, rotary_dim, pool_dtype=None):
         self.counts = [heads, kv_heads, kv_heads]
@@ -70,7 +70,7 @@ class Step:
         return result, pools.view(torch.uint8)
 
     def chain(self, norm, scales=(1.0, 1.0)):
-        """The same by an operator for each of its parts."""
+        """The same through separate operators."""
         pools = self.pools.clone()
         query, key, value = (part.contiguous() for part in torch.split(self.qkv, self.counts, 1))
         if norm:
@@ -148,7 +148,7 @@ def test_the_query_may_go_elsewhere(on_kernels):
 
 def test_fp8_saturates_and_keeps_nan(on_kernels):
     step = Step(torch.bfloat16, 1, 1, 1, 16, 16, E4M3)
-    step.positions[0] = 0  # turned by nothing
+    step.positions[0] = 0  # an angle of zero
     step.qkv[0, 1, :4] = torch.tensor([1e9, -1e9, 448.0, float("nan")])
     got = step.fused(norm=False, scales=(0.5, 1.0))[1].view(E4M3)[0]
     stored = got[step.slots[0] // 16, 0, step.slots[0] % 16, :4].float()
@@ -157,7 +157,7 @@ def test_fp8_saturates_and_keeps_nan(on_kernels):
 
 
 def sparse(num_bytes):
-    """Memory of which only the pages that are touched exist."""
+    """Sparse memory: only accessed pages exist."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags), dtype=torch.uint8)
 

@@ -36,13 +36,13 @@ KINDS = {
 
 
 def read_back(address, kinds):
-    """What a driver sees: an array of pointers, each to one argument."""
+    """Decode the arguments as a driver does: an array of pointers, each to one argument."""
     pointers = (ctypes.c_void_p * len(kinds)).from_address(address)
     return [KINDS[k].from_address(p).value for k, p in zip(kinds, pointers, strict=True)]
 
 
 class FakeDriver:
-    """cuda.bindings.driver as far as Kiln calls it."""
+    """A fake of the functions of cuda.bindings.driver that Kiln calls."""
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
@@ -98,7 +98,7 @@ class FakeDriver:
 
 
 class FakeCuPy:
-    """cupy.cuda as far as Kiln calls it: errors are raised, a function has its handle in ptr."""
+    """A fake of the parts of cupy.cuda that Kiln calls."""
 
     class Error(Exception):
         pass
@@ -143,7 +143,7 @@ LAUNCHERS = {"cuda-python": (CudaPythonLauncher, FakeDriver), "cupy": (CuPyLaunc
 
 @pytest.fixture(params=LAUNCHERS)
 def make(request):
-    """Return a launcher over a fake of its library, and the fake."""
+    """Return a launcher with a fake of its library, and the fake."""
     launcher, fake = LAUNCHERS[request.param]
 
     def made(kinds, error=0):
@@ -166,7 +166,7 @@ def test_too_much_shared_memory_is_told_with_its_size():
     driver = FakeDriver(())
     launcher = CudaPythonLauncher(driver)
     driver.cuFuncSetAttribute = lambda *asked: (1,)
-    with pytest.raises(LaunchError, match="norm: a block may not have 300000 bytes"):
+    with pytest.raises(LaunchError, match="norm: a block cannot have 300000 bytes"):
         launcher.load("norm", b"cubin", "entry", 300_000)
 
 
@@ -232,7 +232,7 @@ def test_a_refusal_says_what_and_why(make):
 class SimpleFunction:
     ptr, function = 0, 0
 
-    def comes_next_on(self, stream):
+    def may_start_early(self, stream):
         return False
 
 
@@ -240,8 +240,8 @@ def test_a_kernel_that_waits_by_itself_is_launched_early():
     driver = FakeDriver(["int64"])
     launcher = CudaPythonLauncher(driver)
     geometry = LaunchGeometry((3, 2, 1), (64, 4, 1), 900)
-    for opening in ("pdl_wait_then_trigger", ""):
-        function = launcher.load("norm", b"cubin", "entry", opening=opening)
+    for hint in ("pdl_wait_then_trigger", ""):
+        function = launcher.load("norm", b"cubin", "entry", early_hint=hint)
         LoadedKernel("norm", function, ["int64"], launcher).launch(geometry, [5], 77)
     early, late = driver.calls
     assert early[1:] == late[1:] == ((3, 2, 1, 64, 4, 1, 900), 77, [5])
@@ -265,7 +265,7 @@ def test_right_behind_its_plan_a_reader_is_not_launched_early(launches, early):
     driver = FakeDriver([])
     launcher, geometry, seen = CudaPythonLauncher(driver), LaunchGeometry((1, 1, 1), (32, 1, 1)), []
     functions = {
-        name: launcher.load(name, b"cubin", "entry", opening=name)
+        name: launcher.load(name, b"cubin", "entry", early_hint=name)
         for name in (PLAN, READER, NORM, PLAIN)
     }
     for name, stream in launches:
@@ -278,10 +278,11 @@ def test_right_behind_its_plan_a_reader_is_not_launched_early(launches, early):
 def test_a_stream_of_another_device_is_another_stream():
     driver = FakeDriver([])
     launcher = CudaPythonLauncher(driver)
-    plan, reader = (launcher.load(name, b"cubin", "entry", opening=name) for name in (PLAN, READER))
+    plan = launcher.load("plan", b"cubin", "entry", early_hint=PLAN)
+    reader = launcher.load("reader", b"cubin", "entry", early_hint=READER)
     driver.context = 2
-    norm = launcher.load("norm", b"cubin", "entry", opening=NORM)
-    assert [one.comes_next_on(0) for one in (plan, norm, reader)] == [True, True, False]
+    norm = launcher.load("norm", b"cubin", "entry", early_hint=NORM)
+    assert [one.may_start_early(0) for one in (plan, norm, reader)] == [True, True, False]
 
 
 def test_each_thread_has_a_configuration_of_its_own():
@@ -298,7 +299,7 @@ def test_whether_a_loaded_kernel_may_start_early_depends_on_the_gpu(cuda, monkey
     spec = find_spec("apply_rotary")
     launch.load_kernels([spec], torch.device("cuda", 0), needs_of(torch.bfloat16))
     ((kernel, _),) = launch._loaded(0).values()
-    assert bool(kernel._function.opening) is early
+    assert bool(kernel._function.early_hint) is early
 
 
 @pytest.mark.parametrize("make", [CudaPythonLauncher, CuPyLauncher])
@@ -347,12 +348,12 @@ def test_cupy_has_what_the_launcher_calls():
     cupy = pytest.importorskip("cupy")
     launcher = CuPyLauncher(cupy.cuda)
     with pytest.raises(LaunchError, match="silu_and_mul"):
-        launcher.load("silu_and_mul", b"not a cubin", "act_and_mul")  # refused, or no driver here
+        launcher.load("silu_and_mul", b"not a cubin", "act_and_mul")  # or there is no driver
 
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """A machine with a GPU, as far as loading asks, and a fake driver."""
+    """A fake driver, on a machine that seems to have a GPU when kernels are loaded."""
     driver = FakeDriver(["pointer"])
     monkeypatch.setattr(launch, "launcher", lambda: CudaPythonLauncher(driver))
     monkeypatch.setattr(launch, "kernel_cache", lambda: KernelCache(Store(None)))

@@ -1,4 +1,4 @@
-"""MoE routing and alignment: against code written apart, on hostile rows, alone and in a batch."""
+"""MoE routing and alignment: against independent code, on hostile rows, alone and batched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_host(logits, top_k, scoring="softmax", bias=None, groups=(1, 1), renormal
 
 
 def routing(logits, top_k, **changed):
-    """The operator's arguments, with outputs that hold nothing valid."""
+    """The operator's arguments, with invalid values in the outputs."""
     given = {
         "weights": torch.full((logits.shape[0], top_k), float("nan")),
         "ids": torch.full((logits.shape[0], top_k), -7, dtype=torch.int32),
@@ -42,13 +42,13 @@ def routing(logits, top_k, **changed):
 
 
 def mixtral(logits, top_k):
-    """Softmax over all, the largest k, weights that sum to 1: as Mixtral's router is written."""
+    """Mixtral's router: softmax over all, the largest k, weights that sum to 1."""
     weights, ids = torch.topk(F.softmax(logits.double(), dim=-1), top_k, dim=-1)
     return weights / weights.sum(-1, keepdim=True), ids
 
 
 def deepseek(logits, top_k, bias, num_groups, top_groups, factor):
-    """Sigmoid, groups by their two best, biased choice and unbiased weights: as DeepSeek-V3's."""
+    """DeepSeek-V3's router: sigmoid, groups by their two best, biased choice, unbiased weights."""
     scores = logits.double().sigmoid()
     choice = scores + bias.double()
     tokens, experts = logits.shape
@@ -201,7 +201,7 @@ def test_wrong_arguments_of_routing_are_named(error, words, change):
 
 
 def aligned_by_hand(flat, experts, block_size, capacity):
-    """One expert after the other, in Python."""
+    """moe_experts in Python, one expert after the other."""
     runs, blocks, ends = [], [], []
     for expert in range(experts):
         mine = [place for place, one in enumerate(flat) if one == expert]

@@ -1,4 +1,4 @@
-"""A new kernel is two new files, its faults, and no edit: tests, toggle and warm-up come along."""
+"""A new kernel needs two new files, its faults, and no edit for tests, toggle and warm-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "trial_scale"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the checkout with a trial kernel in it; the fixture proves what was written."""
+    """A copy of the checkout with a new trial kernel, written by tools/new_kernel.py."""
     copy = tmp_path_factory.mktemp("checkout")
     for folder in (
         "benchmarks",

@@ -1,4 +1,4 @@
-"""The norm kernels: fused against alone, Gemma's form, and which threads sum a row."""
+"""The norm kernels: fused against separate, Gemma's form, and the summation order of a row."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_offset_rounds_as_gemma_does(dtype):
 @pytest.mark.parametrize("scale", [1e-24, 1e-12, 1.0, 1e12, 1e17])
 @pytest.mark.parametrize("d", [64, 896, 2048])
 def test_rows_of_any_magnitude_are_normalised(scale, d):
-    # The mean of squares goes from 1e-48, 0 in float32, to 1e34: past what most rows have.
+    # The mean of squares ranges from 1e-48, which is 0 in float32, to 1e34.
     x, weight = torch.randn(3, d) * scale, torch.ones(d)
     got = torch.empty_like(x)
     on_host("rms_norm", got, x, weight, 1e-30, 0.0)
@@ -113,22 +113,22 @@ def test_every_row_is_somebodys():
         row_geometry({"scalar_t": "float"}, {"rows": 2**32, "d": 4096}, Gpu(4, 1))
 
 
-def test_both_kernels_come_in_three_programs():
+def test_both_kernels_have_three_variants():
     assert all(len(list(spec.variants())) == 3 for spec in SPECS)
 
 
 @pytest.mark.parametrize(
     ("header", "body", "wanted"),
     [
-        ("ptx_fast", "p[0] = reciprocal_fast(p[1]);", "rcp.approx.ftz.f32"),
-        ("ptx_fast", "p[0] = rcp_rn_normal(p[1]);", "rcp.approx.ftz.f32"),
-        ("ptx_fast", "p[0] = sqrt_rn_normal(p[1]);", "rsqrt.approx.ftz.f32"),
-        ("ptx_store", "uint32_t w[4] = {q[0], q[1], 2, 3}; store_words(p, w);", "st.global.v4.u32"),
-        ("ptx_store", "uint32_t w[2] = {q[0], 3}; store_words(p, w);", "st.global.v2.u32"),
-        ("ptx_store", "uint32_t w[1] = {q[0]}; store_words(p, w);", "st.global.u32"),
+        ("ptx/fast", "p[0] = reciprocal_fast(p[1]);", "rcp.approx.ftz.f32"),
+        ("ptx/fast", "p[0] = rcp_rn_normal(p[1]);", "rcp.approx.ftz.f32"),
+        ("ptx/fast", "p[0] = sqrt_rn_normal(p[1]);", "rsqrt.approx.ftz.f32"),
+        ("ptx/store", "uint32_t w[4] = {q[0], q[1], 2, 3}; store_words(p, w);", "st.global.v4.u32"),
+        ("ptx/store", "uint32_t w[2] = {q[0], 3}; store_words(p, w);", "st.global.v2.u32"),
+        ("ptx/store", "uint32_t w[1] = {q[0]}; store_words(p, w);", "st.global.u32"),
     ],
 )
-def test_device_bodies_are_the_instructions_they_are_taken_for(header, body, wanted):
+def test_device_bodies_compile_to_the_intended_instructions(header, body, wanted):
     text = (
         f'#include "kiln/{header}.cuh"\nextern "C" __global__ void k(float* p, uint32_t* q) '
         f"{{ using namespace kiln; {body} }}"

@@ -1,4 +1,4 @@
-"""A parameter's name, type and place are written once: templates, specs and functions agree."""
+"""A parameter's name, type and position are declared once: templates, specs and functions agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ C_TYPES = {"int64_t": "int64", "int": "int32", "int32_t": "int32", "uint32_t": "
 MAKERS = {"inputs", "outputs", "in_outs", "scratch", "optional", "values", "derived"} | {
     "operator_only"
 }
-MOST = 4  # names of an operator in a row that are no list of its parameters
+MOST = 4  # more consecutive parameter names than this are a list of parameters
 
 
 def signature(source: str, entry: str) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def test_a_template_takes_what_its_spec_lists(spec):
 
 
 def listings(tree: ast.AST, names: set[str]) -> list[ast.AST]:
-    """The places that put more than MOST of some names in a row: by position, not by keyword.
+    """The places that list more than MOST of some names by position instead of by keyword.
 
     Kernels of Triton have signatures of their own, as have their launches, f[grid](…).
     """
@@ -103,7 +103,7 @@ def _is_declared(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_operators_parameters_are_listed_in_its_spec_and_public_function_alone(spec):
-    """And in the template. Everything else takes the arguments as one and says a.name."""
+    """And in the template. All other code takes the arguments as one object, as in a.name."""
     elsewhere = []
     for path in sorted((ROOT / "jit_kernels").rglob("*.py")):
         public = path.name == "functions.py" or path.parent.name == "ops"

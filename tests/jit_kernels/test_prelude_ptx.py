@@ -1,4 +1,4 @@
-"""The device bodies of kernel_sources/include/kiln are the instructions that they are taken for."""
+"""The device bodies of kernel_sources/include/kiln compile to the intended instructions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def instructions(body, arch="sm_90a"):
 SHARED = "__shared__ __align__(16) unsigned char s[1024]; "
 TILE = "uint32_t r[4]; float d[4] = {p[0], p[1], p[2], p[3]}; "
 KEEP = "for (int i = 0; i < 4; ++i) q[i] = r[i], p[i] = d[i];"
-# body -> what its PTX must hold, in this order
+# body -> what its PTX must contain, in this order
 PINNED = {
     "copy_async_16": (
         SHARED + "copy_async_16(s, p, q[0] != 0); copy_commit(); copy_wait<2>(); p[0] = s[5];",
@@ -195,7 +195,7 @@ def test_exact_arithmetic_keeps_subnormals():
     assert "ftz" not in text
 
 
-# The first target that has the instruction; below it stands a body without.
+# The first target that has the instruction; older targets have a body without it.
 OLDER = {
     "cp.async": ("sm_80", SHARED + "copy_async_16(s, p); copy_commit(); copy_wait<0>();"),
     "griddepcontrol": ("sm_90a", "pdl_wait(); pdl_launch_dependents(); p[0] = 1;"),

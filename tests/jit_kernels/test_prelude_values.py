@@ -1,4 +1,4 @@
-"""The host bodies of kernel_sources/include/kiln give the values that their comments promise."""
+"""The host bodies of kernel_sources/include/kiln compute the documented values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def launch(body, parameters, *values, block=32, checked=False):
 
 
 def convert(x, to, expression, source="float", target="uint32_t"):
-    """Return ``expression`` of every element of ``x``, which it calls x[i], as dtype ``to``."""
+    """Return ``expression`` (of x[i]) for every element of ``x``, as dtype ``to``."""
     out = torch.empty(x.shape, dtype=to)
     body = f"for (int i = threadIdx.x; i < n; i += 32) {{ {expression} }}"
     launch(body, f"const {source}* x, {target}* y, int n", x.contiguous(), out, x.numel())

@@ -1,4 +1,4 @@
-"""The functions that models call: shapes, strides, dtypes, and refusals."""
+"""The functions that models call: shapes, strides, dtypes, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes and scales: what they mean, fused against alone, and a product of quantised matrices."""
+"""Codes and scales: their meaning, fused against separate, a product of quantised matrices."""
 
 from __future__ import annotations
 

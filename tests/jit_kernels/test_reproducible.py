@@ -1,4 +1,4 @@
-"""The same kernels come out anywhere: the world that a build sees is closed."""
+"""Builds are reproducible and hermetic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARCH = "sm_90a"
 
 @pytest.fixture(scope="module")
 def copy():
-    """The package at another path, where any user may read it."""
+    """The package at another path that any user can read."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -68,7 +68,7 @@ def run(script, root, environ, *user, cwd):
 
 
 def poison(folder):
-    """Headers of the same names as ours, wherever a compiler might look for them."""
+    """Headers with the same names as Kiln's, in all folders that a compiler might search."""
     for place in ("", "kernel_sources/include/", "kernel_sources/norm/", "include/"):
         for name in ("kiln/rows/vec.cuh", "kiln/ptx/ptx.cuh", "kiln/math/reduce.cuh"):
             path = folder / place / name
@@ -103,7 +103,7 @@ def test_from_another_path_user_and_home_among_poisoned_headers_and_variables(wa
     home = copy / "home"
     home.mkdir()
     here.chmod(0o755)
-    # Root becomes somebody without a passwd entry, who may not write that home.
+    # Root becomes a user without a passwd entry, who cannot write to that home.
     somebody = [54321] if os.geteuid() == 0 else []
     hostile = {
         "HOME": str(home),
@@ -151,7 +151,7 @@ def test_a_clock_that_is_ten_years_off_makes_nothing_compile_again(
 def test_every_entry_is_what_would_be_built_again(warm, tmp_path):
     cache = warm.cache()
     assert audit(cache) == (len(warm.jobs), [])
-    # Of each kernel one: another process builds them all again, at another path, above.
+    # One variant of each kernel: the test above rebuilds all of them at another path.
     jobs = {job.spec.name: job for job in warm.jobs if job.arch == ARCH}
     assert jobs.keys() == all_specs().keys()
     assert rebuild(list(jobs.values()), cache) == (len(jobs), [])
@@ -175,6 +175,6 @@ def test_an_entry_that_would_be_built_otherwise_is_found(warm, tmp_path):
     count, flaws = audit(KernelCache(store))
     assert count == 2
     assert sorted(flaw.reason for flaw in flaws) == [
+        "its ingredients do not hash to its key",
         "not an ELF file for a CUDA device",
-        "the ingredients that it states do not give its key",
     ]

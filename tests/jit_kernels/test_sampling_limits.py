@@ -1,4 +1,4 @@
-"""The sampler where its first pass does not suffice: low numbers, close cutoffs, large logits."""
+"""The sampler if its first pass does not suffice: low numbers, close cutoffs, large logits."""
 
 from __future__ import annotations
 

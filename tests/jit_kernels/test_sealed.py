@@ -1,4 +1,4 @@
-"""A machine with no compiler at all is served from a bundle, and says what is missing in it."""
+"""A machine without compilers runs from a sealed bundle and reports missing kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPILERS = ("nvidia", "cuda", "cupy", "triton", "_cuda", "ninja")
 WARM_START = """
 import json, os, shutil, sys
 from kiln.jit_kernels.compile.build import build
-from kiln.jit_kernels.compile.opening import open_cache
+from kiln.jit_kernels.compile.open_cache import open_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
@@ -69,7 +69,7 @@ def bare(tmp_path_factory):
 
 
 def run(environ, *command):
-    """Without site: only the packages that the environment names."""
+    """Without site: only the packages in the given environment."""
     return subprocess.run(
         [sys.executable, "-S", *command],
         env=environ,

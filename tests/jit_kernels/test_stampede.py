@@ -1,4 +1,4 @@
-"""Many processes that start together share the work, and cannot disagree."""
+"""Processes that start together share the builds and get the same cubins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# Forked after the imports, which take longer than the compiling; NVRTC is loaded by each child.
+# Forked after the imports, which take longer than compiling; each child loads NVRTC.
 STAMPEDE = """
 import errno, fcntl, hashlib, json, os, sys
 from pathlib import Path
@@ -37,7 +37,7 @@ for index in range(processes):
     if os.fork():
         continue
     os.close(start)
-    os.read(ready, 1)  # everybody waits here, and starts when the parent closes its end
+    os.read(ready, 1)  # all children wait here until the parent closes its end
     outcomes, _ = warm_up(jobs, KernelCache(Store(folder / "k"), locks=folder / "locks"), 2)
     together = hashlib.sha256(b"".join(one.built.cubin for one in outcomes)).hexdigest()
     built = [one.job.name for one in outcomes if not one.built.hit]
@@ -50,7 +50,7 @@ print(json.dumps({"jobs": [job.name for job in jobs], "codes": codes}))
 
 
 def stampede(folder, processes, *trouble):
-    """Start processes on one cold cache; return the jobs, and what each process built and has."""
+    """Start processes on one cold cache; return the jobs, and each process's builds and cubins."""
     out = subprocess.check_output(
         [sys.executable, "-c", STAMPEDE, str(folder), str(processes), *trouble],
         env={

@@ -1,4 +1,4 @@
-"""Rounds side by side: what is counted, in which order, and when it is enough."""
+"""Timing side by side: the order of rounds, the statistics, and when it stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kiln.jit_kernels.timing import MAX_ROUNDS, MIN_ROUNDS, CpuWork, GpuWork, ti
 
 
 class Fake:
-    """A work whose launches take what a function of the run's number says, in seconds."""
+    """A work whose launches take ``seconds(number of the run)``."""
 
     captured = True
 
@@ -91,7 +91,7 @@ def test_nothing_to_time_is_no_error():
 
 
 def test_inputs_are_there_before_another_stream_is_given_a_call(monkeypatch):
-    """Its first calls run on a stream of their own, which does not wait for whoever wrote them."""
+    """The first calls run on another stream, which does not wait for the inputs' writers."""
     seen = []
 
     def no_more():

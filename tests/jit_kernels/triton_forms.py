@@ -15,16 +15,16 @@ from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
-MOST_TOKENS = 33  # of rotary: a program a token and head, all alike, and slow to interpret
+MOST_TOKENS = 33  # of rotary: one program per token and head, slow to interpret
 
 
 def shortened(sizes):
-    """Return the sizes with fewer tokens, where each is a program of its own."""
+    """Return the sizes with fewer tokens if each token is a program."""
     return {**sizes, "tokens": min(sizes["tokens"], MOST_TOKENS)} if "heads" in sizes else sizes
 
 
 def watch_overflows(on):
-    """Fail where an integer of 32 bits overflows; by default Triton looks and tells nobody."""
+    """Fail on an overflow of a 32-bit integer; by default Triton ignores it."""
     interpreter_builder.options = dataclasses.replace(
         interpreter_builder.options, debug=on, sanitize_overflow=on
     )
@@ -38,7 +38,7 @@ for spec in operators():
     function, start = triton_form(spec.family, spec.name), time.process_time()
     for number, variant in enumerate(covering_variants(spec)):
         checked += 1
-        # All sizes, of what is not exact with the first variant: the last ones are the largest.
+        # Exact kernels and first variants run all sizes, of which the last are the largest.
         every = spec.tolerance == 0.0 or number == 0
         for sizes in spec.sizes if every else spec.sizes[:5]:
             watch_overflows(number == 0 and sizes is spec.sizes[-1])

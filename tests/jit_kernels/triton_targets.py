@@ -1,6 +1,6 @@
-"""Compile every Triton form for GPUs that are not there; print a JSON report.
+"""Compile every Triton form for absent GPUs; print a JSON report.
 
-Triton is told of a GPU by a driver that only names it, and the tensors say that they are on one.
+A fake driver reports the GPU to Triton, and fake tensors claim to be on it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.spec import Gpu, KernelSpec, Variant, label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
-SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # the most a block may have
-# What takes the most of it, and each other form once.
+SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # limit per block
+# The forms that use the most shared memory, and each other form once.
 ATTENTION = {86: (("256", "SCALAR_T"), ("128", "SCALAR_T"), ("64", "kiln::e4m3")),
              90: (("256", "SCALAR_T"),)}  # fmt: skip
 
 
 class NamedGpu:
-    """As much of a driver as compiling asks for."""
+    """The parts of a driver that compiling needs."""
 
     capability = 86
 
@@ -34,14 +34,14 @@ class NamedGpu:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return self.capability  # what is compiled is kept by device
+        return self.capability  # Triton caches compiled kernels by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU; so do its views."""
+    """A tensor that claims to be on a GPU; its views do too."""
 
     is_cuda = property(lambda self: True)
 
@@ -64,7 +64,7 @@ JITFunction.run = compile_only
 
 
 def compile_one(spec: KernelSpec, variant: Variant) -> None:
-    """Of the first case that launches anything."""
+    """Of the first case that launches a block."""
     function = triton_form(spec.family, spec.name)
     compiled.clear()
     for sizes in spec.sizes:
@@ -76,7 +76,7 @@ def compile_one(spec: KernelSpec, variant: Variant) -> None:
 
 
 def jobs(capability: int) -> Iterator[tuple[KernelSpec, Variant]]:
-    """Yield variants for bf16: others take no more shared memory."""
+    """Yield variants for bf16; other dtypes do not use more shared memory."""
     for spec in operators():
         if not has_triton(spec.family):
             continue

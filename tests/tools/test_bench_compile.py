@@ -1,4 +1,4 @@
-"""Compile times of some kernels can be taken anew; the others' stay on record."""
+"""Compile times of some kernels can be updated; the record keeps the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_only_the_named_kernels_are_timed_anew(tmp_path, monkeypatch, capsys):
             first = json.loads(record.read_text())
             for row in first["programs"].values():
                 row["cpu_seconds"] = 99.0
-            first["yardstick_seconds"] = 1e-3  # taken when the machine was quieter
+            first["yardstick_seconds"] = 1e-3  # measured when the machine was less busy
             record.write_text(json.dumps(first))
     assert json.loads(record.read_text())["yardstick_seconds"] == 1e-3
     now = json.loads(record.read_text())["programs"]
@@ -44,7 +44,7 @@ def test_a_record_of_another_machine_is_not_added_to(tmp_path, monkeypatch, caps
     record.write_text(json.dumps(other))
     with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, "--output", str(tmp_path), "--kernels", "copy_blocks")
-    assert "compile.json is of another machine (cores differ)" in capsys.readouterr().err
+    assert "compile.json is from another machine (cores differ)" in capsys.readouterr().err
     assert json.loads(record.read_text()) == other
 
 

@@ -1,4 +1,4 @@
-"""The other compilers of the cold-build comparison read the same kernels."""
+"""The other build methods of the cold-build comparison compile the same kernels."""
 
 from __future__ import annotations
 

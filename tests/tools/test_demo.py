@@ -1,4 +1,4 @@
-"""The demo model answers what it was not trained on, over HTTP; sizes and split are as promised."""
+"""The demo model answers held-out questions over HTTP; its size and split are as documented."""
 
 from __future__ import annotations
 

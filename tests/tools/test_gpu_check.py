@@ -1,4 +1,4 @@
-"""The GPU script is ready before a GPU is: it runs here, and says what it could not measure."""
+"""gpu_check runs without a GPU and reports what it could not measure."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_some_kernels_alone_are_checked_and_a_slip_in_a_name_is_told():
     command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm"]
     for more, told in [
         (["rms_nrm"], "no kernel is named rms_nrm"),
-        (["--only", "greedy_parity"], "greedy_parity cannot keep to some kernels"),
+        (["--only", "greedy_parity"], "greedy_parity does not support --kernels"),
     ]:
         done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 2
@@ -173,7 +173,7 @@ open(flags["--result"], "w").write(json.dumps({"status": status, "rows": [row]})
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """The processes of sections, without a GPU; what they were called with is in a file."""
+    """Fake section processes without a GPU; a file records their arguments."""
     script, said = tmp_path / "stand_in.py", tmp_path / "said"
     script.write_text(STAND_IN)
     monkeypatch.setattr(children, "_SCRIPT", script)
@@ -280,7 +280,7 @@ def test_a_row_that_depends_on_its_place_is_found():
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """The kernel sections on the host toolchain and small sizes: their code, not their numbers."""
+    """The kernel sections on the host toolchain and small sizes, to test their code."""
     names = ("rms_norm", "route_tokens", "align_tokens")
     small = {
         name: replace(find_spec(name), bench_sizes=find_spec(name).sizes[1:3]) for name in names

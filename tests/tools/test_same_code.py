@@ -1,4 +1,4 @@
-"""Whether a change leaves machine code as it was is told from two checkouts."""
+"""same_code.py compares the machine code of two checkouts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_comment_changes_no_code_and_an_instruction_does(tmp_path):
     [
         (["HEAD", "--kernels", "silu_and_mull"], "no kernel or target is named silu_and_mull"),
         (["HEAD", "--archs", "sm_91"], "no kernel or target is named sm_91"),
-        (["no-such-commit"], "git has no checkout 'no-such-commit'"),
+        (["no-such-commit"], "git has no revision 'no-such-commit'"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(arguments, complaint, monkeypatch, capsys):

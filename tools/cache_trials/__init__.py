@@ -1,1 +1,1 @@
-"""Trials of the kernel cache that tools/cache_stress.py runs, and tests in short."""
+"""Trials of the kernel cache for tools/cache_stress.py; tests run them briefly."""

@@ -1,4 +1,4 @@
-"""Entries of real cubins with every bit flipped, cut at every byte, and put together wrongly."""
+"""Entries of real cubins with flipped bits, truncated, and combined wrongly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def real_entries() -> list[tuple[str, bytes]]:
 
 
 def believed(data: bytes, key: str, arch: str = ARCH) -> bool:
-    """Return whether a reader would take these bytes for the entry."""
+    """Return whether a reader accepts these bytes as the entry."""
     try:
         decode(data, key, arch)
     except EntryError:
@@ -49,7 +49,7 @@ def believed(data: bytes, key: str, arch: str = ARCH) -> bool:
 
 
 def flipped(key: str, data: bytes, bits: Iterable[int]) -> tuple[int, int]:
-    """Flip single bits; return how many were tried, and how many of the results were believed."""
+    """Flip single bits; return how many were tried, and how many results were accepted."""
     work, tried, wrong = bytearray(data), 0, 0
     for bit in bits:
         work[bit >> 3] ^= 1 << (bit & 7)
@@ -61,13 +61,13 @@ def flipped(key: str, data: bytes, bits: Iterable[int]) -> tuple[int, int]:
 
 
 def truncated(key: str, data: bytes, step: int = 1) -> tuple[int, int]:
-    """Cut the entry at every ``step`` bytes; return how many were tried and believed."""
+    """Truncate the entry at every ``step`` bytes; return how many were tried and accepted."""
     sizes = range(0, len(data), step)
     return len(sizes), sum(believed(data[:size], key) for size in sizes)
 
 
 def misassembled(entries: Sequence[tuple[str, bytes]]) -> tuple[int, int]:
-    """Swap header, payload and digest between entries; return how many were tried and believed."""
+    """Swap header, payload and digest between entries; return how many were tried and accepted."""
     tried = wrong = 0
     for (key, data), (other_key, other) in permutations(entries, 2):
         own, foreign = _parts(data), _parts(other)
@@ -87,7 +87,7 @@ def misassembled(entries: Sequence[tuple[str, bytes]]) -> tuple[int, int]:
 
 
 def run(share: float = 1.0) -> dict[str, Any]:
-    """Try everything, or a random ``share`` of the bits; return what was counted."""
+    """Try everything, or a random ``share`` of the bits; return the counts."""
     start, entries, dice = time.monotonic(), real_entries(), random.Random(0)
     assert all(believed(data, key) for key, data in entries)
     counts = {"flips": [0, 0], "truncations": [0, 0], "swaps": list(misassembled(entries))}

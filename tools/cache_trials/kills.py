@@ -1,9 +1,9 @@
 """Processes that warm one cold cache and are killed at random moments.
 
-Each of the workers walks over all keys in an order of its own: look up, verify against what the
-payload must be, build what is missing under the builder's lock, publish. Beside them a vandal
-damages and removes files in place, and the cache is emptied over and over by pruning. A worker
-ends by SIGKILL only; when it ends by itself, it has seen a wrong payload or an exception.
+Each worker visits all keys in its own order: look up, verify the payload, build missing entries
+under the builder lock, publish. Meanwhile another process damages and removes files in place, and
+the cache is emptied repeatedly by pruning. Workers end only by SIGKILL; a worker that exits has
+seen a wrong payload or an exception.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FIELDS = ("lookups", "hits", "builds", "passes", "lock_not_held", "longest_wait
 
 @dataclass(frozen=True)
 class Program:
-    """Something to build: its key, the SHA-256 that its payload must have, and how to build it."""
+    """A build: its key, the SHA-256 of the right payload, and a function that builds it."""
 
     key: str
     sha256: str
@@ -47,7 +47,7 @@ class Program:
 
 
 def stand_ins(count: int) -> list[Program]:
-    """Return programs whose build takes a few milliseconds and makes 10 to 20 KB."""
+    """Return programs whose build takes a few milliseconds and gives 10 to 20 KB."""
     programs = []
     for number in range(count):
         size = random.Random(number).randrange(10_000, 20_000)
@@ -62,10 +62,10 @@ def stand_ins(count: int) -> list[Program]:
 
 
 class Slots:
-    """Counters of the workers in shared memory; each worker writes its own slot only."""
+    """Counters of the workers in shared memory; each worker writes only its own slot."""
 
     def __init__(self, count: int) -> None:
-        # Native words are written at once: a kill cannot leave half a number.
+        # Writes of native words are atomic: a kill cannot leave half a number.
         self._words = memoryview(mmap.mmap(-1, count * len(_FIELDS) * 8)).cast("q")
 
     def add(self, slot: int, name: str, value: int = 1) -> None:
@@ -92,7 +92,7 @@ def random_kills(
     stuck_after: float = 20.0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Run the trial; return what was counted. ``pause``: mean seconds between two kills."""
+    """Run the trial; return the counts. ``pause``: mean seconds between two kills."""
     dice, slots = random.Random(seed), Slots(workers)
     start = time.monotonic()
 
@@ -147,7 +147,7 @@ def random_kills(
 
 
 def _aftermath(root: Path, locks: Path, programs: Sequence[Program]) -> dict[str, int]:
-    """Sweep, warm the cache once more, and count what is left and wrong."""
+    """Sweep, warm the cache once more, and count leftovers and errors."""
     before = sum(1 for _ in root.rglob(".tmp-*"))
     swept = Store(root).sweep()
     left = sum(1 for _ in root.rglob(".tmp-*"))
@@ -172,7 +172,7 @@ def _aftermath(root: Path, locks: Path, programs: Sequence[Program]) -> dict[str
 
 def _work(slot: int, slots: Slots, root: Path, locks: Path, programs: Sequence[Program]) -> None:
     order = list(programs)
-    logging.disable()  # what is refused is counted, not told
+    logging.disable()  # rejected entries are counted, not logged
     while True:
         store = Store(root)
         random.shuffle(order)
@@ -208,7 +208,7 @@ def _check(program: Program, payload: bytes) -> None:
 
 
 def _vandalise(root: Path) -> None:
-    """Damage entries in place for ever: bits, halves, whole files."""
+    """Damage entries in place until killed: bits, halves, whole files."""
     dice = random.Random()
     while True:
         time.sleep(0.02)
@@ -230,9 +230,9 @@ def _vandalise(root: Path) -> None:
 
 
 def kill_at_each_call(folder: Path) -> dict[str, int]:
-    """Kill a publisher before and after each of its calls; return what was counted.
+    """Kill a publisher before and after each of its system calls; return the counts.
 
-    After each death the next process must find the right payload or none, and be able to publish.
+    After each kill the next process must find the right payload or none, and be able to publish.
     """
     program = stand_ins(1)[0]
     tried = wrong = unswept = unpublished = 0
@@ -241,7 +241,7 @@ def kill_at_each_call(folder: Path) -> dict[str, int]:
         while True:
             root = folder / f"{number}-{after}"
             if end(fork(_publish_once, root, number, after, program), kill=False) == 0:
-                break  # there is no call of that number
+                break  # the publisher has fewer calls
             tried, number = tried + 1, number + 1
             store = Store(root)
             entry = store.get(ARCH, program.key)

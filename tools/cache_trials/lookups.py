@@ -1,4 +1,4 @@
-"""How long a warm, verified lookup takes: entries of 16 KB in the page cache."""
+"""Time a warm, verified lookup of entries of 16 KB in the page cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARCH, PAYLOAD_BYTES = "sm_90a", 16_192
 
 
 def measure(root: Path, rounds: int = 20) -> dict[str, Any]:
-    """Look 64 entries up over and over; return the median of each round, in microseconds."""
+    """Look up 64 entries repeatedly; return the median of each round, in microseconds."""
     store = Store(root)
     keys = [content_key([("n", bytes([number]))]) for number in range(64)]
     header = {"kernel": "k", "options": ["-o"] * 12, "headers": dict.fromkeys(keys[:8], keys[0])}

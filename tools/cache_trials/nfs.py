@@ -1,4 +1,4 @@
-"""Two nodes that start cold on one folder: two NFS clients, each with locks of its own."""
+"""Two nodes that start cold on one folder: two NFS clients with separate locks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _COUNTS = ("lookups", "hits", "builds", "not_published", "wrong", "warnings", "s
 
 
 def two_nodes(folder: Path, *, seconds: float, min_stale: int = 0, seed: int = 0) -> dict[str, Any]:
-    """Start two nodes cold over and over, under clients of all kinds; return what was counted.
+    """Start two nodes cold repeatedly, with NFS clients of all kinds; return the counts.
 
-    A busy machine runs the nodes one after the other, and then a client has nothing stale to say:
-    up to ten times as long is spent until it has said ``min_stale`` stale things.
+    A busy machine may run the nodes one after the other, and then no client gives stale answers.
+    The trial takes up to ten times as long to get ``min_stale`` stale answers.
     """
     dice, programs = random.Random(seed), stand_ins(16)
     totals: dict[str, Any] = {"rounds": 0, "nodes_that_failed": 0, "missing_at_the_end": 0}
@@ -56,7 +56,7 @@ def two_nodes(folder: Path, *, seconds: float, min_stale: int = 0, seed: int = 0
 
 
 def passed(result: dict[str, Any]) -> bool:
-    """Return whether no node failed, and the model was at work."""
+    """Return whether no node failed and the clients gave stale answers."""
     zero = ("nodes_that_failed", "missing_at_the_end", "wrong", "warnings", "not_published")
     at_work = result["stale_answers"] > 0 and result["protocol_without_care"]["failures"] > 0
     return at_work and not any(result[name] for name in zero)
@@ -77,8 +77,8 @@ def _round(
     counts = [node.result() for node in nodes]
     totals["rounds"] += 1
     totals["nodes_that_failed"] += counts.count(None)
-    # A client that clings to "no such folder" after the server said "exists" cannot publish in it.
-    # No such client is known; Kiln then serves its own bytes, and says that it did not save them.
+    # A client that caches "no such folder" after the server said "exists" cannot publish in it.
+    # No real client does that. Kiln then serves its own build and warns that it is not saved.
     excused = () if client["drops_on_exist"] else ("not_published", "warnings")
     for count in filter(None, counts):
         for name in _COUNTS:
@@ -133,7 +133,7 @@ def _get_or_build(store: Store, locks: Path, program: Program, count: dict[str, 
 
 
 class _Counter(logging.Handler):
-    """Counts warnings instead of telling them."""
+    """Counts warnings instead of printing them."""
 
     count = 0
 
@@ -143,7 +143,7 @@ class _Counter(logging.Handler):
 
 
 def _naive_round(folder: Path, programs: Sequence[Program], totals: dict[str, int]) -> None:
-    """Run the usual protocol, for comparison: rename a folder in place, then open what is there."""
+    """Run the usual protocol, for comparison: rename a folder into place, then open it."""
     begin = time.monotonic() + 0.02
     trial: Callable[[int], int] = partial(_naive_node, folder, programs, begin)
     nodes = [Child(partial(trial, number)) for number in range(2)]
@@ -162,7 +162,7 @@ def _naive_node(folder: Path, programs: Sequence[Program], begin: float, number:
                 own = mount / f"{program.key}.{os.getpid()}"
                 os.mkdir(own)
                 (own / "kernel.cubin").write_bytes(program.build())
-                with suppress(OSError):  # somebody else was faster: theirs will do
+                with suppress(OSError):  # another process published it first
                     os.rename(own, final)
             try:
                 os.close(os.open(final / "kernel.cubin", os.O_RDONLY))

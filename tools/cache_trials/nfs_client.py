@@ -1,10 +1,10 @@
-"""A model of one NFS client: a folder as this machine's kernel shows it to its processes.
+"""A model of one NFS client: a folder as a machine's kernel shows it to its processes.
 
-The folder itself is the server. A client remembers, for a while each, that a name does not exist
-(negative dentries), which file a name stands for, what a file's attributes are, and what a folder
-lists; it learns of other clients' changes only when it forgets. Requests that change something go
-to the server, and now and then the reply is lost and the repeated request answers "exists" or "no
-such file" though the first one worked. Files that another client removed are stale when read.
+The folder itself is the server. A client caches for a while that a name does not exist (negative
+dentries), which file a name refers to, a file's attributes, and a folder's listing. It sees other
+clients' changes only after that. Requests that change something go to the server. Sometimes the
+reply is lost, and the repeated request answers "exists" or "no such file" although the first one
+worked. Files that another client removed are stale when read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PATCHED = ("open", "read", "lstat", "stat", "link", "rename", "unlink", "mkdir"
 
 
 class NfsClient:
-    """What one node sees below ``mount``. ``now`` is its clock; seconds.
+    """One node's view of ``mount``. ``now`` is its clock, in seconds.
 
-    ``remembers``: how long it trusts what it knows. ``lost``: the share of replies that are lost.
-    ``drops_on_exist``: whether "exists" from the server ends a belief that the name does not;
-    Linux does, and the protocol must not need it.
+    ``remembers``: how long it caches. ``lost``: the share of lost replies. ``drops_on_exist``:
+    whether "exists" from the server drops a negative dentry. Linux does so, but the protocol must
+    not need it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NfsClient:
         self.remembers, self.lost = remembers, lost
         self.drops_on_exist = drops_on_exist
         self.now, self.dice = now, random.Random(seed)
-        self.stale_answers = 0  # how often what was remembered was wrong: the model at work
+        self.stale_answers = 0  # how often a cached answer was wrong
         self._absent: dict[str, float] = {}
         self._files: dict[str, tuple[int, float]] = {}
         self._attributes: dict[str, tuple[os.stat_result, float]] = {}
@@ -53,7 +53,7 @@ class NfsClient:
 
     @contextmanager
     def mounted(self) -> Iterator[NfsClient]:
-        """Make this process see the folder through the client."""
+        """Route this process's system calls on the folder through the client."""
         before = {name: getattr(os, name) for name in _PATCHED}
         for name in _PATCHED:
             setattr(os, name, getattr(self, f"_{name}" if name != "open" else "_open_file"))
@@ -64,7 +64,7 @@ class NfsClient:
                 setattr(os, name, call)
 
     def forget(self) -> None:
-        """Forget everything, as after the time to remember."""
+        """Drop everything cached, as after the time to remember."""
         for known in (self._absent, self._files, self._attributes, self._listings):
             known.clear()
 
@@ -145,7 +145,7 @@ class NfsClient:
     def _change(
         self, call: str, lost_as: type[OSError], paths: tuple[Any, ...], *args: Any, **kwargs: Any
     ) -> None:
-        """Send a change to the server; now and then lose its reply."""
+        """Send a change to the server; sometimes lose its reply."""
         names = [os.fspath(path) for path in paths]
         if not self._ours(names[-1]):
             self._real[call](*paths, *args, **kwargs)
@@ -166,7 +166,7 @@ class NfsClient:
             raise lost_as(code, f"{os.strerror(code)} (reply to {call} was lost)", names[-1])
 
     def _walk(self, name: str, *, parents_only: bool = False) -> None:
-        """Look a path up as the kernel does: a name believed absent ends it."""
+        """Look up a path as the kernel does: a negative dentry ends the walk."""
         path = os.path.dirname(name) if parents_only else name
         while self._ours(path):
             if self._absent.get(path, 0.0) > self.now():

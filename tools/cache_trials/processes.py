@@ -1,6 +1,6 @@
 """Child processes by fork: cheap enough to kill by the thousand.
 
-The parent must have one thread and nothing that dislikes a fork.
+The parent must have one thread and only fork-safe libraries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def fork(target: Callable[..., None], *args: Any) -> int:
     if pid == 0:
         try:
             random.seed()
-            os.nice(5)  # whoever kills them must get to run
+            os.nice(5)  # so that the parent, which kills them, gets to run
             target(*args)
         except BaseException:
             traceback.print_exc()
@@ -33,14 +33,14 @@ def fork(target: Callable[..., None], *args: Any) -> int:
 
 
 def end(pid: int, *, kill: bool = True) -> int:
-    """Kill a child, or wait for its own end; return its exit code, or minus the signal."""
+    """Kill a child, or wait for its exit; return its exit code, or minus the signal."""
     if kill:
         os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Child:
-    """A function that runs in a child process and whose result comes back as JSON."""
+    """A function that runs in a child process and returns its result as JSON."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._reader, writer = os.pipe()
@@ -54,7 +54,7 @@ class Child:
         os.close(writer)
 
     def result(self) -> Any:
-        """Wait; return the result, or None when the child failed, which it told on stderr."""
+        """Wait; return the result, or None if the child failed, with a report on stderr."""
         with os.fdopen(self._reader) as file:
             text = file.read()
         return json.loads(text) if end(self._pid, kill=False) == 0 else None

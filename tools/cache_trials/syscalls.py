@@ -1,4 +1,4 @@
-"""The calls by which the cache reaches the disk, made to fail, or to kill, one at a time."""
+"""Hooks on the cache's system calls: make one of them fail, or kill the process there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Everything that cache/ calls; a call that is missing here is found by `test_faults.py`.
+# Every call that cache/ makes; `test_faults.py` detects calls that are missing here.
 OS_CALLS = (
     *("open", "close", "read", "write", "fstat", "lstat", "fsync", "fchmod", "chmod", "link"),
     *("rename", "unlink", "mkdir", "listdir", "utime"),
@@ -20,12 +20,12 @@ ERRORS = tuple(
     for name in ("ENOSPC", "EROFS", "EACCES", "EIO", "ESTALE", "EBUSY", "EXDEV", "ENOTEMPTY")
 )
 
-Hook = Callable[[int, str, Callable[[], Any]], Any]  # number, name, the call itself
+Hook = Callable[[int, str, Callable[[], Any]], Any]  # number, name, the call
 
 
 @contextmanager
 def hooked(hook: Hook) -> Iterator[None]:
-    """Send every call of the protocol through ``hook``, numbered from 0."""
+    """Route every call of the protocol through ``hook``, numbered from 0."""
     originals = [(os, name, getattr(os, name)) for name in OS_CALLS]
     originals.append((fcntl, "flock", fcntl.flock))
     count = 0
@@ -57,7 +57,7 @@ def failing(number: int, error: int, *, forever: bool) -> Hook:
             target = name
         if now == number or (forever and name == target):
             if name == "close":
-                call()  # Linux frees the descriptor whatever close reports
+                call()  # Linux frees the descriptor even if close fails
             raise OSError(error, f"{os.strerror(error)} (injected into {name})")
         return call()
 
@@ -80,7 +80,7 @@ def killing(number: int, *, after: bool) -> Hook:
 
 
 def counting(seen: list[str]) -> Hook:
-    """Return a hook that notes the names of the calls."""
+    """Return a hook that records the names of the calls."""
 
     def hook(now: int, name: str, call: Callable[[], Any]) -> Any:
         seen.append(name)

@@ -1,1 +1,1 @@
-"""The parts of bench_cold_build.py."""
+"""Modules of bench_cold_build.py."""

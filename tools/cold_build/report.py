@@ -1,4 +1,4 @@
-"""The page and the plot of a cold build."""
+"""The report and the plot of bench_cold_build.py."""
 
 from __future__ import annotations
 

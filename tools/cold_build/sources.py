@@ -1,4 +1,4 @@
-"""Kiln's templates as translation units for other compilers, each with a launcher of its style."""
+"""Kiln's templates as translation units for other build methods, each with its launcher."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ KERNELS = (
     "fused_add_rms_norm",
     "apply_rotary",
 )
-EMPTY = 'extern "C" __global__ void empty() {}\n'  # what a build costs before it has a kernel
+EMPTY = 'extern "C" __global__ void empty() {}\n'  # measures the fixed cost of a build
 _TYPES = {"int64": "int64_t", "int32": "int", "float": "float"}
 
 
 @dataclass(frozen=True)
 class Program:
-    """One variant of a kernel: what a build makes."""
+    """One variant of a kernel: the unit of a build."""
 
     spec: KernelSpec
     variant: Mapping[str, str]
 
     @property
     def label(self) -> str:
-        """Return kernel and variant in words."""
+        """Return the name of kernel and variant."""
         return label(self.spec, self.variant)
 
     @property
@@ -47,10 +47,10 @@ def programs_of(kernels: Sequence[str]) -> list[Program]:
 
 
 def write_headers(folder: Path, programs: Sequence[Program]) -> None:
-    """Write the headers of some programs below a folder, as nvcc can read them.
+    """Write the headers of some programs to a folder, adapted to nvcc.
 
-    ptx.cuh chooses its device side by NVRTC's own macro, and names the integer types that nvcc
-    already has from <cstdint>: the copy takes the device side and leaves the names out.
+    ptx.cuh enables its device side by NVRTC's macro and defines integer types that nvcc already
+    has from <cstdint>. The copy enables the device side and omits these types.
     """
     for one in programs:
         for header, text in render(one.spec, one.variant).headers.items():
@@ -63,7 +63,7 @@ def write_headers(folder: Path, programs: Sequence[Program]) -> None:
 
 
 def _parameters(program: Program) -> list[tuple[str, str]]:
-    """Return (kind, C type) of each parameter of a kernel, pointers as the template writes them."""
+    """Return (kind, C type) of each parameter of a kernel; pointer types as in the template."""
     spec = program.spec
     listed = re.search(rf"\b{spec.entry}\s*\(([^)]*)\)\s*\{{", program.text)
     assert listed is not None, f"{spec.source} has no {spec.entry}(…) {{"
@@ -72,12 +72,12 @@ def _parameters(program: Program) -> list[tuple[str, str]]:
 
 
 def template(program: Program) -> str:
-    """Return the unit as it is."""
+    """Return the unit unchanged."""
     return program.text
 
 
 def plain_c(program: Program) -> str:
-    """Return the unit with a launcher that takes addresses: the least that a `.so` needs."""
+    """Return the unit with a launcher that takes addresses: the minimum for a `.so`."""
     spec, kinds = program.spec, _parameters(program)
     parameters = [f"{_TYPES.get(kind, 'void*')} a{i}" for i, (kind, _) in enumerate(kinds)]
     passed = [f"({c})a{i}" for i, (_, c) in enumerate(kinds)]
@@ -91,7 +91,7 @@ def plain_c(program: Program) -> str:
 
 
 def tvm_ffi(program: Program) -> str:
-    """Return the unit with a launcher that takes tvm-ffi tensors, exported in its calling form."""
+    """Return the unit with a launcher that takes tvm-ffi tensors, exported by tvm-ffi."""
     return (
         "#include <tvm/ffi/container/tensor.h>\n#include <tvm/ffi/extra/c_env_api.h>\n"
         f"#include <tvm/ffi/function.h>\n{program.text}\n"
@@ -104,9 +104,9 @@ def tvm_ffi(program: Program) -> str:
 
 
 def torch_extension(program: Program) -> str:
-    """Return the CUDA unit of a torch extension, as load_inline of torch.utils would write it.
+    """Return the CUDA unit of a torch extension, like that of torch's load_inline.
 
-    The stream is passed as a number: torch's CUDA headers are only in its CUDA wheels.
+    The stream is passed as a number, because only torch's CUDA wheels contain its CUDA headers.
     """
     return (
         "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"

@@ -1,4 +1,4 @@
-"""The ways to build a kernel, and how long each takes."""
+"""The ways to build a kernel, and their build times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cold_build import sources
 from cold_build.sources import Program
 
 ROOT = Path(__file__).resolve().parents[2]
-# In a process of its own, which has imported Kiln as a server has; NVRTC is loaded by the first.
+# Runs in a new process that has imported Kiln, like a server; the first build loads NVRTC.
 _NVRTC = """
 import json, sys, time
 from kiln.cache.store import Store
@@ -39,14 +39,14 @@ programs = [timed(whole, s, v) for s, v in pairs]
 empty = timed(nvrtc.compile_cubin, "empty", Unit("empty.cu", empty, {}), arch)
 print(json.dumps([programs, empty]))
 """
-Seconds = tuple[float, float]  # on the wall, of CPU
+Seconds = tuple[float, float]  # wall, CPU
 
 
 @dataclass
 class Way:
-    """One way: ``run`` builds every program anew; artefacts are kept for their size alone.
+    """One way. ``run`` builds every program; its artefacts are kept only for their size.
 
-    It returns the seconds of each, and of a kernel that does nothing, where that was built too.
+    ``run`` returns the seconds of each program, and of an empty kernel if the way builds one.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Way:
 def find_ways(
     folder: Path, arch: str, programs: Sequence[Program], install_tvm_ffi: bool
 ) -> tuple[list[Way], dict[str, str]]:
-    """Return the ways that this machine has, and why not the others."""
+    """Return the ways available on this machine, and the reasons why others are not."""
     own = Way("nvrtc", "Kiln: NVRTC in the process, to a cubin", programs, _nvrtc(arch))
     if shutil.which("nvcc") is None:
         return [own], {"nvcc-cubin, nvcc-so, tvm-ffi-so, torch-so": "no nvcc"}
@@ -126,7 +126,7 @@ def _torch(
 ) -> tuple[str, Way | str]:
     """As load_inline does: a unit for nvcc, a unit for the C++ compiler, and a link.
 
-    Only one program: a build takes a minute, all but nothing of it for the kernel.
+    Builds only one program: a build takes a minute, almost none of it for the kernel.
     """
     import sysconfig
 
@@ -155,7 +155,7 @@ def _torch(
 
 
 def _cudart() -> list[str]:
-    """Return where nvcc's own runtime library is, as it would link it."""
+    """Return the linker options for nvcc's own runtime library."""
     nvcc = Path(shutil.which("nvcc") or "nvcc").resolve()
     dry = subprocess.run(
         [str(nvcc), "-dryrun", "-shared", "x.o", "-o", "x.so"], capture_output=True, text=True

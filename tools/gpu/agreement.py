@@ -1,4 +1,4 @@
-"""The same inputs through the host toolchain and through the GPU: the same results."""
+"""Compare the host toolchain with the GPU on the same inputs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kiln.jit_kernels.spec import KernelSpec, Variant, label
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_build import find_compiler
 
-_VARIANTS = 2  # of each kernel: what the host compiler has time for
+_VARIANTS = 2  # per kernel, because the host compiler is slow
 
 
 def host_equals_gpu(args: argparse.Namespace) -> list[Row]:
-    """Integers and what the spec calls exact must be equal, the rest within twice the bound.
+    """Integers and outputs that the spec calls exact must be equal; others within two tolerances.
 
-    Each side may be off by the bound. ``bitwise`` tells where not a bit differs although that is
-    not asked. Raises NotMeasured without a C++ compiler.
+    Each side may have an error of one tolerance. ``bitwise`` reports results that are equal
+    although that is not required. Raises NotMeasured without a C++ compiler.
     """
     try:
         find_compiler(settings().host_compiler)
@@ -43,7 +43,7 @@ def _rows_of(spec: KernelSpec) -> Iterator[Row]:
 
 
 def compare_sides(spec: KernelSpec, variant: Variant, device: str) -> Row:
-    """Run all test sizes of a variant on both sides; return the row of what came of it."""
+    """Run all test sizes of a variant on both sides; return the result's row."""
     allowed = 2 * spec.allowed_error(variant)
     row: Row = {"kernel": label(spec, variant), "cases": len(spec.sizes)}
     worst, bitwise = 0.0, True
@@ -61,7 +61,7 @@ def compare_sides(spec: KernelSpec, variant: Variant, device: str) -> Row:
         results = [(getattr(here, name), getattr(there, name).cpu()) for name in names]
         bitwise &= all(_same_bits(a, b) for a, b in results)
         difference = _difference(spec, here, copy_to(there, "cpu"))
-        if not difference <= worst:  # a NaN too
+        if not difference <= worst:  # also true for a NaN
             worst = difference
         if not worst <= allowed:
             row["sizes"] = dict(sizes)
@@ -71,7 +71,7 @@ def compare_sides(spec: KernelSpec, variant: Variant, device: str) -> Row:
 
 
 def _difference(spec: KernelSpec, here: Arguments, there: Arguments) -> float:
-    """Return the largest difference: infinite where integers differ, else by the spec's measure."""
+    """Return the largest difference: infinite if integers differ, else by the spec's measure."""
     wanted = {name: getattr(here, name) for name in spec.parameters.results}
     pairs = [(getattr(there, name), want) for name, want in wanted.items()]
     whole = [(got, want) for got, want in pairs if not got.dtype.is_floating_point]

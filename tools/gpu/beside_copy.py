@@ -1,7 +1,7 @@
-"""Decode attention beside a copy of as many bytes: what of its time any kernel of that size takes.
+"""Compare decode attention with a copy of the same number of bytes.
 
-A launch that moves 32 MiB is short: starting and ending cost it a part of the rate that a copy of
-gigabytes reaches. A copy of the same size pays for that as well.
+A launch that moves 32 MiB is so short that its start and end reduce its bandwidth below that of a
+copy of gigabytes. A copy of the same size has the same overhead.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant
 from kiln.jit_kernels.timing import time_side_by_side
 
 Row = dict[str, Any]
-_SIZES = [  # requests, keys of each, of 8 KV heads: 32 MiB of keys and values, 64, 128 and 256
+_SIZES = [  # (requests, keys per request), 8 KV heads: 32, 64, 128 and 256 MiB of keys and values
     *[(1, 8192), (8, 1024), (1, 16384), (2, 8192), (4, 4096), (8, 2048)],
     *[(1, 32768), (2, 16384), (4, 8192), (64, 1024), (8, 8192)],
 ]
-_FEWER_HEADS = [  # KV heads, that one GPU of two, four or eight has, requests, keys: long contexts
+_FEWER_HEADS = [  # (KV heads on one of 2, 4 or 8 GPUs, requests, keys): long contexts
     *[(4, 1, 32768), (4, 4, 32768), (4, 16, 32768)],
     *[(2, 1, 65536), (2, 4, 65536), (2, 16, 32768)],
     *[(1, 1, 131072), (1, 4, 65536), (1, 16, 65536), (1, 64, 8192)],
 ]
 _LARGER_GROUPS = [(1, 8192), (8, 1024), (1, 16384), (2, 8192)]  # 8 KV heads with 8 heads each
-_OF_BYTES = [  # requests, keys of each, of 8 KV heads, in pools of fp8: 32 MiB, 64, 128 and more
+_OF_BYTES = [  # (requests, keys per request), 8 KV heads, fp8 pools: 32, 64, 128 MiB and more
     *[(2, 8192), (8, 2048), (1, 32768), (2, 16384)],
     *[(64, 1024), (8, 8192), (64, 2048), (64, 8192)],
 ]
-_TIMES_L2 = 16  # bytes of all copies, in caches
+_TIMES_L2 = 16  # bytes of all copies, in L2 sizes
 
 
 def decode_beside_copy(args: argparse.Namespace) -> list[Row]:
-    """Return a row a size, heads of 128: microseconds, and shares of rates.
+    """Return one row per size, head_dim 128: microseconds, and shares of bandwidths.
 
-    Of 8 KV heads with 4 heads each, or 8, and of fewer with 8 each.
+    With 8 KV heads the group is 4 or 8; with fewer KV heads it is 8.
     """
     spec, ceilings = find_spec("paged_attention"), measure_ceilings("cuda")
     sizes = [
@@ -93,7 +93,7 @@ def beside_copy(
     run: Callable[[KernelSpec, Sequence[Any]], None],
     free_bytes: int,
 ) -> Row:
-    """Return the times of a kernel and of a copy of as many bytes, in turn, each on cold inputs."""
+    """Time a kernel and a copy of as many bytes in turn, on cold inputs; return both times."""
     first, cost = spec.make_arguments(variant, sizes, device), spec.cost(variant, sizes)
     count = num_copies(cost.bytes, bytes_held(first), ceilings.l2_bytes, free_bytes)
     cases = copies_of(first, count)

@@ -1,4 +1,4 @@
-"""Every kernel for this GPU, built by the NVRTC of this machine from nothing."""
+"""Cold builds of all kernels for this GPU by this machine's NVRTC."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kiln.jit_kernels.toolchains import nvrtc
 
 
 def builds(args: argparse.Namespace) -> list[Row]:
-    """Build the programs, each anew; ``ok`` asks that none fails. Others came from a bundle."""
+    """Build every program without a cache; ``ok``: none failed. Other sections use a bundle."""
     arch = target_arch(torch.device("cuda", torch.cuda.current_device()))
     return [build_all(arch, chosen(args, all_specs().values()))]
 
 
 def build_all(arch: str, specs: Sequence[KernelSpec]) -> Row:
-    """Return how many programs were built for a target, in how many seconds, and what failed."""
+    """Build all programs for a target; return their number, the seconds, and the failures."""
     jobs = jobs_for(specs, [arch])
     outcomes, seconds = warm_up(jobs, KernelCache(Store(None, mode="off")))
     failed = [f"{one.job.name}: {first_line(one.error)}" for one in outcomes if one.error]

@@ -1,4 +1,4 @@
-"""The processes in which gpu_check's sections run: whatever becomes of one, there is a result."""
+"""Run gpu_check's sections in child processes, so that a crash still gives a result."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import torch
 from gpu.sections import SECTIONS, WHOLE
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "gpu_check.py"
-_LEAST_SECONDS = 5  # that a section is begun with
+_LEAST_SECONDS = 5  # minimum time left to start a section
 _LATE = "not done in time"
 Result = dict[str, Any]
 
 
 def run_all(names: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[str, Result]]:
-    """Yield each section's name and result as it ends: first those that may run at once."""
+    """Yield each section's name and result as it ends: first those that may run concurrently."""
     begun = time.perf_counter()
 
     def run(name: str) -> Result:
         start = time.perf_counter()
-        print(f"== {name}\n", end="", flush=True)  # in one piece: others print too
+        print(f"== {name}\n", end="", flush=True)  # one write, because other threads print too
         result = run_section(name, args, WHOLE - (start - begun))
         return result | {"seconds": round(time.perf_counter() - start, 1)}
 
@@ -44,9 +44,9 @@ def run_all(names: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[st
 
 
 def run_section(name: str, args: argparse.Namespace, seconds_left: float) -> Result:
-    """Run one section in its processes; return status, rows and, if it has not passed, the reason.
+    """Run one section in its processes; return status, rows and, unless it passed, the reason.
 
-    ``seconds_left``: what the whole run has left.
+    ``seconds_left``: of the whole run.
     """
     if not torch.cuda.is_available():
         return {"status": "not measured", "reason": "no CUDA device", "rows": []}
@@ -66,7 +66,7 @@ def run_section(name: str, args: argparse.Namespace, seconds_left: float) -> Res
 
 
 def together(parts: Sequence[Result]) -> Result:
-    """Return the result of a section from those of its shares."""
+    """Combine the results of a section's shares."""
     if len(parts) == 1:
         return parts[0]
     statuses = [part["status"] for part in parts]
@@ -93,12 +93,12 @@ def _run_shares(
             return [_result(child, file, end) for child, file in zip(running, files, strict=True)]
         finally:
             for child in running:
-                child.kill()  # nothing to one that has ended
+                child.kill()  # no effect if it has exited
                 child.wait()
 
 
 def _result(child: subprocess.Popen[bytes], written: Path, end: float) -> Result:
-    """Wait for a process, no longer than to ``end``; return what it has written, or its end."""
+    """Wait for a process until ``end``; return the result that it wrote, or how it exited."""
     try:
         code = child.wait(timeout=max(end - time.perf_counter(), 0))
         ended = f"its process ended with {code}"

@@ -1,4 +1,4 @@
-"""Kiln's memory-bound kernels beside torch.compile's of the same reference, at every size."""
+"""Compare Kiln's memory-bound kernels with torch.compile of their references, at every size."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FORMS = (OWN[_DEVICE], "compile")
 
 
 def against_compile(args: argparse.Namespace) -> list[Row]:
-    """Time both; one row a size. A ratio above 1: Kiln is faster.
+    """Time both; one row per size. A ratio above 1: Kiln is faster.
 
-    A size at a time: after some sizes of one function torch.compile would run it eagerly. With
-    ``ahead`` torch.compile's alone is run, once, so that its cache on disk has the code.
+    torch.compile is reset for each size, because it runs eagerly after some recompiles. With
+    ``ahead`` only torch.compile runs, once, to fill its cache on disk.
     """
     specs = [spec for spec in chosen(args, all_specs().values()) if spec.family in _FAMILIES]
     num_sizes = 2 if args.quick else None
@@ -59,5 +59,5 @@ def _compile(work: tuple[KernelSpec, Sizes]) -> list[Row]:
     form = forms_of(spec, _DEVICE)["compile"]
     assert not isinstance(form, str), form
     form(spec.make_arguments(next(spec.variants(spec.bench_needs)), sizes, _DEVICE))()
-    torch.cuda.empty_cache()  # the other processes need room too
+    torch.cuda.empty_cache()  # the other processes need memory too
     return []

@@ -1,4 +1,4 @@
-"""Greedy tokens of tiny models on the GPU against transformers, float32."""
+"""Compare greedy tokens of tiny models on the GPU with transformers, in float32."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _CHUNKS = (1, 7, 64, None)
 
 
 def parity(args: argparse.Namespace, device: str = "cuda") -> list[dict[str, Any]]:
-    """Each family, alone and batched, for each chunk size."""
-    # TF32 products would make near ties of exact ones.
+    """Compare each family, alone and batched, for each chunk size."""
+    # TF32 products would turn exact ties into near ties.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     rows = []

@@ -1,4 +1,4 @@
-"""A request's results do not depend on who shares the batch: random trials of it, on the GPU."""
+"""Batch invariance on the GPU: random trials."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kiln.jit_kernels.spec import KernelSpec
 
 Run = Callable[[KernelSpec, Sequence[Any]], None]
 _BATCHES, _AT_ONCE = 200, 20
-# Operators whose tensors have one row a token or request in the first dimension, and which of
-# their arguments have not.
+# Operators whose tensors have one row per token or request in the first dimension, and their
+# arguments for which that is not so.
 _BY_ROW = {
     "sample_tokens": ("edit_starts", "edit_tokens", "edit_counts", "edit_biases"),
     "route_tokens": ("bias",),
@@ -31,7 +31,7 @@ _BY_ROW = {
 
 
 def batch_invariance(args: argparse.Namespace) -> list[Row]:
-    """Run the random batches of attention, then row after row of what works by rows."""
+    """Run random batches of attention, then the operators that work by rows."""
     pace = Pace(args, seconds=70)
     specs = [spec for name, spec in all_specs().items() if name in ("paged_attention", *_BY_ROW)]
     names = [spec.name for spec in chosen(args, specs)]
@@ -46,7 +46,7 @@ def _rows_of(pace: Pace, quick: bool, name: str) -> Iterator[Row]:
 
 
 def _attention(pace: Pace, wanted: int) -> Row:
-    """Run batches until there are enough or three quarters of the time are gone."""
+    """Run batches until there are enough or three quarters of the time are used up."""
     device = torch.device("cuda", torch.cuda.current_device())
     failures: list[str] = []
     done = 0
@@ -68,7 +68,7 @@ def by_row(spec: KernelSpec, device: str, run: Run = launch) -> Row:
         for sizes in spec.sizes:
             a = copy_to(spec.make_arguments(variant, sizes, "cpu"), device)
             if any(getattr(a, name) is not None for name in shared if name.startswith("edit")):
-                continue  # lists that a row's number points into
+                continue  # lists that rows index
             rows = getattr(a, spec.parameters.results[0]).shape[0]
             whole = _results(spec, a, slice(None), run)
             picks = [torch.randperm(rows), *(torch.tensor([row]) for row in range(min(rows, 8)))]
@@ -86,7 +86,7 @@ def by_row(spec: KernelSpec, device: str, run: Run = launch) -> Row:
 def _results(
     spec: KernelSpec, a: Arguments, pick: slice | torch.Tensor, run: Run
 ) -> list[torch.Tensor]:
-    """Run on some rows of fresh copies; return the results."""
+    """Run on some rows of copies; return the results."""
     shared = _BY_ROW[spec.name]
     own = [
         value[pick].clone() if isinstance(value, torch.Tensor) and name not in shared else value

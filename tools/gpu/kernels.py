@@ -1,4 +1,4 @@
-"""Kernel sections: parity with float64, cost of a launch, time against the roofline."""
+"""Kernel sections: error against float64, launch overhead, time against the roofline."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _Turn = Literal["own", "first", "rest"]
 DEVICE = "cuda"
 _CHOICES = ("jit", "host", "torch", "triton")
 _ROUNDS, _CALLS, _ROUND_SECONDS = 9, 400, 0.02
-_LAST_SHARE = 1.1  # after which a kernel that has begun is not ended
-_LARGE_SHARE = 0.6  # of the time, after which only the smallest benchmark size is checked
-_WIDE_BYTES = 2 << 30  # of float64 copies of a call's tensors, above which a size is left out
+_LAST_SHARE = 1.1  # share of the time after which a started kernel is abandoned
+_LARGE_SHARE = 0.6  # share of the time after which only the smallest benchmark size is checked
+_WIDE_BYTES = 2 << 30  # largest float64 copy of a call's tensors; larger sizes are skipped
 
 
 def implementations(spec: KernelSpec) -> dict[str, Form]:
-    """Return name -> form for each choice of a toggle that a spec has here."""
+    """Return name -> form for each available choice of the toggle of a spec."""
     forms = forms_of(spec, DEVICE, compiled=False)
     return {
         name: form for name, form in forms.items() if name in _CHOICES and not isinstance(form, str)
@@ -43,10 +43,10 @@ def implementations(spec: KernelSpec) -> dict[str, Form]:
 
 
 def parity(args: argparse.Namespace) -> list[Row]:
-    """Every variant, every size, every implementation against float64 on the device.
+    """Compare every variant, size and implementation with float64 on the device.
 
-    All the sizes of the tests, and the benchmarks' as far as there is time and their float64
-    reference fits; Triton and torch at the first of those only: their code is not at stake.
+    Runs all test sizes, and benchmark sizes if time and memory for their float64 reference allow
+    it. Triton and torch run only the first of those: the point is Kiln's kernels.
     """
     pace = Pace(args, seconds=150)
 
@@ -60,8 +60,8 @@ def parity(args: argparse.Namespace) -> list[Row]:
             for variant in _variants(spec, turn):
                 yield _parity_row(spec, variant, name, form, 1 if few else 4)
 
-    # Kiln's own first: Triton compiles for seconds, and torch goes request by request. Of those a
-    # variant of each kernel before the others.
+    # Kiln's own first: Triton compiles for seconds, and torch loops over requests. For those two,
+    # one variant of each kernel before the other variants.
     work = [
         (spec, turn) for turn in get_args(_Turn) for spec in chosen(args, operators())
         if _variants(spec, turn)
@@ -85,14 +85,14 @@ def _parity_row(spec: KernelSpec, variant: Variant, name: str, form: Form, large
             found = _compare(spec, variant, sizes, form)
         except torch.cuda.OutOfMemoryError:
             found = None
-        except Exception as error:  # this row fails, and the others are still measured
+        except Exception as error:  # this row fails; the others are still measured
             failed = f"{first_line(error)} at {dict(sizes)}"
             return row | {"error": failed, "allowed": worst.allowed, "ok": False}
         if found is None:
             left_out += 1
             continue
         cases += 1
-        if not found.error <= worst.error:  # a NaN too
+        if not found.error <= worst.error:  # also true for a NaN
             worst = found
         if not found.holds:
             row["sizes"] = dict(sizes)
@@ -102,7 +102,7 @@ def _parity_row(spec: KernelSpec, variant: Variant, name: str, form: Form, large
 
 
 def _compare(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form) -> Parity | None:
-    """Return the error of one case, or None where its reference would take too much memory."""
+    """Return the error of one case, or None if its reference needs too much memory."""
     if spec.cost(variant, sizes).bytes * 4 > _WIDE_BYTES:
         return None
     if bytes_held(spec.make_arguments(variant, sizes, DEVICE)) * 4 > 4 * _WIDE_BYTES:
@@ -113,9 +113,9 @@ def _compare(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form) -> Pa
 def launch_overhead(args: argparse.Namespace) -> list[Row]:
     """Microseconds of CPU time for one call, from Python, without waiting for the device.
 
-    The launchers' own columns are a launch alone, on arguments packed or converted each time;
-    "jit" is the operator's kernel with shapes and stream looked up, "operator" that through
-    torch.ops. Rounds of all of them alternate; the median round counts.
+    The launchers' columns are a launch alone, including packing or converting the arguments. "jit"
+    adds the lookup of the kernel, shapes and stream; "operator" adds torch.ops. Rounds of all
+    alternate; the result is the median round.
     """
     return Pace(args, seconds=40).rows(chosen(args, operators()), _name, _launch_rows)
 
@@ -147,14 +147,14 @@ def _call_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
             start = time.perf_counter()
             for _ in range(times[name]):
                 call()
-            if number:  # the first one warms up
+            if number:  # the first round is a warm-up
                 rounds[name].append((time.perf_counter() - start) / times[name] * 1e6)
     torch.cuda.synchronize()
     return {name: round(statistics.median(values), 2) for name, values in rounds.items()}
 
 
 def _how_often(call: Callable[[], Any]) -> int:
-    """Return how many calls make a round: fewer of what is slow, such as a reference in torch."""
+    """Return the number of calls per round: fewer for a slow call, such as a torch reference."""
     call()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -164,10 +164,10 @@ def _how_often(call: Callable[[], Any]) -> int:
 
 
 def timing(args: argparse.Namespace) -> list[Row]:
-    """Measure what ``kiln bench kernels`` does: one row a kernel, size and implementation.
+    """Measure what ``kiln bench kernels`` does: one row per kernel, size and implementation.
 
-    The first row is the machine's ceilings. torch.compile, which takes seconds a size, has a
-    section of its own.
+    The first row is the machine's ceilings. torch.compile takes seconds per size and has its own
+    section.
     """
     pace = Pace(args, seconds=170)
     ceilings = measure_ceilings(DEVICE)
@@ -182,7 +182,7 @@ def timing(args: argparse.Namespace) -> list[Row]:
             if pace.used() > _LAST_SHARE:
                 yield {
                     "kernel": spec.name,
-                    "status": "not measured: further sizes, for want of time",
+                    "status": "not measured: no time for further sizes",
                 }
                 return
 

@@ -1,4 +1,4 @@
-"""What loading a cubin costs, what each launcher costs a call, and that nothing loads too late."""
+"""Cost of module loading, cost per call of each launcher, and the guard against late loading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.errors import LateKernel, ToolchainMissing
 from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
@@ -22,7 +22,7 @@ from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.spec import KernelSpec, LaunchGeometry, label
-from kiln.jit_kernels.template import opening
+from kiln.jit_kernels.template import early_launch_hint
 from kiln.jit_kernels.toolchains.cubin import resources_of
 
 Row = dict[str, Any]
@@ -30,8 +30,8 @@ _LAUNCHERS: dict[str, Callable[[], Any]] = {
     "cuda_python": CudaPythonLauncher,
     "cupy": CuPyLauncher,
 }
-_EARLY = ("cuda_python",)  # those whose launches may come before the kernel ahead has ended
-_SHARED_UNASKED = 48 << 10  # bytes that a block gets without an attribute of its kernel
+_EARLY = ("cuda_python",)  # launchers that support programmatic dependent launch
+_SHARED_UNASKED = 48 << 10  # bytes that a block gets without setting a function attribute
 _KINDS = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
 
 
@@ -51,11 +51,11 @@ def launch_functions(spec: KernelSpec, a: Arguments) -> dict[str, Callable[[], A
         except ToolchainMissing as error:
             found[name] = f"not measured: {error}"
             continue
-        for title, begins in ((name, ""), (f"{name}_early", opening(spec.source))):
-            if begins and name not in _EARLY:
+        for title, hint in ((name, ""), (f"{name}_early", early_launch_hint(spec.source))):
+            if hint and name not in _EARLY:
                 continue
             shared = spec.shared_bytes(bound.variant, gpu(torch.cuda.current_device()))
-            function = launcher.load(name, cubin, spec.entry, shared, opening=begins)
+            function = launcher.load(name, cubin, spec.entry, shared, early_hint=hint)
             kernel = LoadedKernel(name, function, spec.c_types, launcher)
             found[title] = lambda kernel=kernel: kernel.launch(geometry, values, stream)
     found["cuda_core"] = _cuda_core(spec, cubin, geometry, values, stream)
@@ -72,7 +72,7 @@ def _cuda_core(
         return f"not measured: {error}"
     shared = geometry.shared_bytes + resources_of(cubin)[spec.entry].shared_bytes
     if shared > _SHARED_UNASKED:
-        return f"not measured: asks for {shared} bytes of shared memory"
+        return f"not measured: needs {shared} bytes of shared memory"
     device = core.Device(torch.cuda.current_device())
     device.set_current()
     kernel = core.ObjectCode.from_cubin(cubin).get_kernel(spec.entry)
@@ -91,7 +91,7 @@ def _cuda_core(
 def _plain(kind: str, value: Any) -> Any:
     if kind != "pointer":
         return _KINDS[kind](value)
-    return value.data_ptr() if isinstance(value, torch.Tensor) else value  # 0: an absent tensor
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0  # None: an absent tensor
 
 
 def loading(args: argparse.Namespace) -> list[Row]:
@@ -124,7 +124,7 @@ def loading(args: argparse.Namespace) -> list[Row]:
             "cubin_bytes": sum(map(len, cubins)),
             "median_ms": round(sorted(times)[len(times) // 2], 3),
             "largest_ms": round(max(times), 3),
-            "device_bytes": taken,  # of all of them; the driver takes memory by 2 MiB
+            "device_bytes": taken,  # of all modules; the driver allocates in steps of 2 MiB
             "ok": len(kept) == len(jobs),
         }
         rows.append(row)
@@ -132,8 +132,8 @@ def loading(args: argparse.Namespace) -> list[Row]:
 
 
 def late_load(args: argparse.Namespace) -> list[Row]:
-    """Try to load a kernel inside a capture: our guard must speak, and the capture go on."""
-    # Under a name of its own, so that it is not loaded yet whatever ran before.
+    """Try to load a kernel during graph capture: it must be refused and the capture continue."""
+    # A new name, so that the kernel is not loaded yet in any case.
     spec = dataclasses.replace(find_spec("rms_norm"), name="rms_norm_late")
     x = torch.zeros(8, device="cuda")
     said = ""

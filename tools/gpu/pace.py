@@ -1,4 +1,4 @@
-"""Progress and time: a section stops starting new work when its time is used up, and says so."""
+"""Time limit of a section: after it, no new work is started and the rest is reported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kiln.jit_kernels.spec import KernelSpec
 _Item = TypeVar("_Item")
 Row = dict[str, Any]
 Rows = Iterable[Row]
-Share = tuple[int, int]  # every so-manieth item from which on
+Share = tuple[int, int]  # (first item, step)
 
 
 def chosen(args: argparse.Namespace, specs: Iterable[KernelSpec]) -> list[KernelSpec]:
-    """Return those of some specs that ``--kernels`` names, all of them where it names none."""
+    """Return the specs that ``--kernels`` names; all if it names none."""
     return [spec for spec in specs if not args.kernels or spec.name in args.kernels]
 
 
@@ -30,11 +30,11 @@ def share_of(text: str) -> Share:
 
 
 class NotMeasured(Exception):
-    """A section cannot run here; the message says why. It has not failed."""
+    """A section cannot run on this machine; the message gives the reason. This is no failure."""
 
 
 class Pace:
-    """The time of one section; ``--quick`` leaves a third of it. Unit: seconds."""
+    """The time limit of one section, in seconds; a third of it with ``--quick``."""
 
     def __init__(self, args: argparse.Namespace, seconds: float) -> None:
         self._seconds = seconds / 3 if args.quick else seconds
@@ -45,15 +45,15 @@ class Pace:
         self._share: Share = getattr(args, "share", (0, 1))
 
     def used(self) -> float:
-        """Return the part of the time that is used up; above 1 there is none left."""
+        """Return the used share of the time; above 1 there is none left."""
         return (time.perf_counter() - self._begun) / max(self._seconds, 1e-9)
 
     def rows(
         self, items: Iterable[_Item], name: Callable[[_Item], str], work: Callable[[_Item], Rows]
     ) -> list[Row]:
-        """Return the rows of this process's share of items, printing the name of each.
+        """Print the name of each item in this process's share and return the rows.
 
-        One that fails has a row too.
+        An item that fails has a row too.
         """
         rows: list[Row] = []
         first, step = self._share
@@ -68,14 +68,14 @@ class Pace:
                 for row in work(item):
                     rows.append(row)
                     self._keep(rows)
-            except Exception as error:  # the others are still measured
+            except Exception as error:  # the other items are still measured
                 traceback.print_exc()
                 rows.append({"kernel": name(item), "status": first_line(error), "ok": False})
             self._keep(rows, now=True)
         return rows
 
     def _keep(self, rows: list[Row], *, now: bool = False) -> None:
-        """Write what there is, every second, for a section that does not live to its end."""
+        """Save the rows so far, at most once per second, in case the section is killed."""
         if self._result is not None and (now or time.perf_counter() - self._kept > 1):
             self._kept = time.perf_counter()
             so_far = {"status": "failed", "reason": "ended before it was done", "rows": rows}

@@ -1,4 +1,4 @@
-"""What gpu_check shows and writes: a table a section, and rooflines of the timings."""
+"""The output of gpu_check: a table per section, and rooflines of the timings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kiln.engine.bench.report import Plots, Report, Row, grid
 
 
 def show(name: str, section: dict[str, Any]) -> None:
-    """Print the status of a section, and what failed in it."""
+    """Print the status and the failures of a section."""
     print(f"{name}: {section['status']} ({section['seconds']} s)", section.get("reason", ""))
     for row in section["rows"]:
         if row.get("ok") is False:
@@ -18,7 +18,7 @@ def show(name: str, section: dict[str, Any]) -> None:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write gpu_check.json, gpu_check.md, and a roofline a kernel family; return the paths."""
+    """Write gpu_check.json, gpu_check.md, and a roofline per kernel family; return the paths."""
     blocks: list[str] = []
     plots: Plots = {}
     for name, section in report.details["sections"].items():

@@ -1,4 +1,4 @@
-"""Kernels from a sealed bundle that was made elsewhere, in a process that may compile nothing."""
+"""Run kernels from a sealed bundle built on another machine, in a process that cannot compile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SECONDS = 90
 
 
 def sealed_bundle(args: argparse.Namespace) -> list[Row]:
-    """Load every kernel from the bundle and run one parity case of each, with NVRTC out of reach.
+    """Load every kernel from the bundle without NVRTC and run one parity case of each.
 
-    The cache is sealed, the cache folder empty, and a compile or a load after "ready" an error.
-    The first row says which NVRTC built the kernels and which driver loaded them. Raises
-    NotMeasured when no bundle is named.
+    The cache is sealed and the cache folder empty. Compiling or loading after "ready" is an error.
+    The first row names the NVRTC that built the kernels and the driver that loaded them. Raises
+    NotMeasured if no bundle is given.
     """
     if args.bundle is None:
-        raise NotMeasured("no --bundle FILE: make one with kiln warmup --export FILE, elsewhere")
+        raise NotMeasured("no --bundle FILE: create one with kiln warmup --export FILE")
     tools = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory() as empty:
         environ = os.environ | {
@@ -54,7 +54,7 @@ def sealed_bundle(args: argparse.Namespace) -> list[Row]:
 
 
 def serve(bundle: Path) -> list[Row]:
-    """Return the rows: what the bundle is, then each kernel."""
+    """Return a row for the bundle, then one per kernel."""
     device = torch.device("cuda", torch.cuda.current_device())
     arch = target_arch(device)
     entries = [(a, entry) for a, _, entry in Bundle.open(bundle).entries()]
@@ -70,7 +70,7 @@ def serve(bundle: Path) -> list[Row]:
         try:
             load_kernels([spec], device, on_built=note)
             loaded.append(spec)
-        except Exception as error:  # its row fails, the others are still tried
+        except Exception as error:  # this row fails; the others still run
             rows.append({"kernel": spec.name, "status": first_line(error), "ok": False})
     ready_guard().declare_ready()
     rows += [_parity_row(spec, tiers) for spec in loaded]
@@ -87,7 +87,7 @@ def serve(bundle: Path) -> list[Row]:
 
 
 def _parity_row(spec: KernelSpec, tiers: dict[str, str]) -> Row:
-    """Run one case of every variant; ``ok`` also asks that each came out of the bundle."""
+    """Run one case of every variant; ``ok`` also requires that each is from the bundle."""
     worst, from_bundle, variants = 0.0, 0, list(spec.variants())
     try:
         for variant in variants:
@@ -112,7 +112,7 @@ def _driver_version() -> str:
 
 
 def _maps_nvrtc() -> bool:
-    """Whether this process has loaded an NVRTC, ours or anybody's."""
+    """Whether this process has loaded any NVRTC."""
     return "libnvrtc" in Path("/proc/self/maps").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The sections of gpu_check: what they run, how long, and whether beside others."""
+"""The sections of gpu_check: functions, time limits, and whether they run concurrently."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A function from the arguments to rows, in a process of its own that is ended in time.
+    """A function from the arguments to rows. It runs in its own process.
 
-    ``seconds``: after which it is ended. ``beside_others``: it times nothing, so it runs while
-    others of its kind do. ``shares``: processes that each take every so-manieth item.
-    ``ahead``: processes that first compile, all at once, what it will time.
+    ``seconds``: the time limit. ``beside_others``: it times nothing, so it runs concurrently with
+    others like it. ``shares``: processes that divide the items. ``ahead``: concurrent processes
+    that first compile the code to be timed.
     """
 
     module: str
@@ -37,9 +37,9 @@ SECTIONS = {
     "sampling_steps": Section("gpu.sampling_steps", "sampling_steps", 70),
     "against_compile": Section("gpu.compiled", "against_compile", 360, ahead=8),
 }
-# Those that go kernel by kernel: what --kernels keeps to some of.
+# Sections that run kernel by kernel; --kernels limits these.
 BY_KERNEL = (
     "kernel_builds", "kernel_parity", "kernel_launch", "kernel_timing", "against_compile",
     "host_equals_gpu", "batch_invariance",
 )  # fmt: skip
-WHOLE = 560  # seconds of all sections; one that finds none left is not measured
+WHOLE = 560  # time limit of all sections in seconds; later sections are not measured

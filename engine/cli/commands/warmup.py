@@ -83,7 +83,7 @@ def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:
     from kiln.engine.cli.kernel_progress import build_with_progress, summarise
     from kiln.jit_kernels.compile.bundling import export_bundle
-    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.compile.open_cache import kernel_cache
     from kiln.jit_kernels.errors import SealedMiss
 
     cache = kernel_cache()

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 def _row(job: Job) -> dict[str, Any]:
     """Look up one program; ``tier`` is "" if it is not compiled."""
     from kiln.jit_kernels.compile.build import look_up
-    from kiln.jit_kernels.compile.opening import kernel_cache
+    from kiln.jit_kernels.compile.open_cache import kernel_cache
     from kiln.jit_kernels.toolchains.cubin import resources_of
 
     spec = job.spec

@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line per variant and target."""
-    from kiln.jit_kernels.compile.explain import explain
-    from kiln.jit_kernels.compile.opening import kernel_cache
+    """Print a line for each variant and target."""
+    from kiln.jit_kernels.compile.build import explain
+    from kiln.jit_kernels.compile.open_cache import kernel_cache
     from kiln.jit_kernels.compile.warmup import jobs_for
 
     cache = kernel_cache()

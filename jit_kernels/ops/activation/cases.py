@@ -17,7 +17,7 @@ BENCH_SIZES = [{"rows": rows, "d": 14336} for rows in (1, 16, 128, 1024, 8192)]
 
 
 def act_and_mul_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
-    """Return rows of random numbers, with gaps between them where the sizes have some."""
+    """Return rows of random numbers, with gaps between the rows if the sizes have a "gap"."""
     dtype = DTYPES[variant["scalar_t"]]
     rows, d, gap = sizes["rows"], sizes["d"], sizes.get("gap", 0)
     x = torch.randn(rows, 2 * d + gap, device=device).mul_(3).to(dtype)[:, : 2 * d]

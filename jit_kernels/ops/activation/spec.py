@@ -23,7 +23,7 @@ from kiln.jit_kernels.spec import (
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 128
-_PIECES, _PIECE_BYTES = 2, 8  # what a thread takes: kPieces and Piece of the template
+_PIECES, _PIECE_BYTES = 2, 8  # per thread, per piece: kPieces and Piece of the template
 _MAX_BLOCKS = 65535  # the limit of grid.y and grid.z
 _PARAMETERS = declare(
     outputs("out"),
@@ -40,7 +40,7 @@ def _bind(activation: str, a: Arguments) -> Bound:
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Cover a row with blocks of 128 threads; a narrow row with part of a block."""
+    """Cover a row with blocks of 128 threads; narrow rows share a block."""
     pieces = -(-sizes["d"] * DTYPES[variant["scalar_t"]].itemsize // _PIECE_BYTES)
     wanted = -(-pieces // _PIECES)
     across = min(1 << max(wanted - 1, 0).bit_length(), _THREADS)

@@ -75,7 +75,7 @@ def rope_store_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, 
 
 
 def copy_blocks_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
-    """Return pools of random numbers, and pairs of which a third is padding."""
+    """Return pools of random numbers, and pairs; a third of the pairs is padding."""
     num, pools, elements = sizes["pairs"], sizes["pools"], sizes["block_bytes"] // 2
     both = torch.randn(pools, 2 * num + 1, elements + sizes.get("gap", 0), device=device)
     pairs = torch.randperm(2 * num + 1, device=device)[: 2 * num].view(num, 2)

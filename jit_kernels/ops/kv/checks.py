@@ -14,7 +14,7 @@ _MAX_ODD_SLOTS = 2**32  # the kernel divides 32-bit numbers
 
 
 def serves(head_dim: int, rotary_dim: int) -> bool:
-    """Return whether rope_store supports heads of these sizes: no chunk may straddle two halves."""
+    """Return whether rope_store supports heads of these sizes: no chunk may cross two halves."""
     return head_dim % CHUNK == 0 and head_dim <= _MAX_HEAD_DIM and rotary_dim % (2 * CHUNK) == 0
 
 

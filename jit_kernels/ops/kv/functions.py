@@ -11,7 +11,7 @@ from kiln.jit_kernels.torch_ops import call
 
 
 @takes_arrays
-def rope_store(  # noqa: PLR0913 (one launch does all that follows the projection)
+def rope_store(  # noqa: PLR0913 (one launch does everything after the projection)
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

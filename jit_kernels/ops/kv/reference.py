@@ -1,4 +1,4 @@
-"""What the kernels that write the KV pool compute, in torch."""
+"""References of the kernels that write the KV pool, in torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kiln.jit_kernels.spec import Results
 
 E4M3_MAX = 448.0
 _ROUNDING = {torch.float32: 6e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
-_E4M3_ROUNDING = 0.075  # 2^-4, and what the input was rounded by
+_E4M3_ROUNDING = 0.075  # 2^-4, plus the rounding of the input
 
 
 def rope_store_reference(a: Arguments) -> Results:
-    """Return the rotated query, and both pools, which it writes in place: they may be huge."""
+    """Return the rotated query and both pools. The pools are written in place: they may be huge."""
     query, key = a.query, a.key
     if a.query_weight is not None and a.key_weight is not None:
         query = normalise(query, a.query_weight, a.eps, 0.0)
@@ -48,7 +48,7 @@ def narrowed(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 
 def copy_blocks_reference(a: Arguments) -> Results:
-    """Return the pool [pools, blocks, ...], whose blocks it copies in place."""
+    """Copy blocks in place; return the pool [pools, blocks, ...]."""
     sources, targets = a.pairs[a.pairs[:, 0] >= 0].unbind(1)
     raw = a.pool if a.pool.element_size() != 1 else a.pool.view(torch.uint8)
     raw.index_copy_(1, targets, raw.index_select(1, sources))
@@ -56,7 +56,7 @@ def copy_blocks_reference(a: Arguments) -> Results:
 
 
 def rope_store_error(a: Arguments, wanted: Results) -> float:
-    """Return the largest error of query and pools, relative to what each dtype allows."""
+    """Return the largest error of query and pools, relative to the tolerance of each dtype."""
     worst = 0.0
     for name, want in wanted.items():
         got = getattr(a, name)

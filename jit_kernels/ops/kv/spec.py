@@ -34,10 +34,10 @@ from kiln.jit_kernels.spec import (
 )
 from kiln.jit_kernels.torch_ops import define
 
-_ROPE_THREADS = 128  # of a block that has enough heads
-_VECTORS_IN_FLIGHT = 4  # of a thread; kInFlight of copy_blocks.cu
+_ROPE_THREADS = 128  # per block, if there are enough heads
+_VECTORS_IN_FLIGHT = 4  # per thread; kInFlight of copy_blocks.cu
 _COPY_THREADS = 128
-_MOST_PAIRS = 2**16 - 1  # of a grid
+_MOST_PAIRS = 2**16 - 1  # the limit of a grid dimension
 _POOL_KINDS = ("SCALAR_T", "kiln::e4m3")  # kv_t: the model's dtype, or fp8
 
 
@@ -151,8 +151,8 @@ ROPE_STORE = KernelSpec(
     make_inputs=cases.rope_store_inputs,
     sizes=cases.ROPE_STORE_SIZES,
     bench_sizes=cases.ROPE_STORE_BENCH_SIZES,
-    comes=_supported,
-    tolerance=1.0,  # of what rope_store_error allows each dtype
+    is_supported=_supported,
+    tolerance=1.0,  # relative to rope_store_error's tolerance per dtype
     error=rope_store_error,
     paper="https://arxiv.org/abs/2104.09864",
 )

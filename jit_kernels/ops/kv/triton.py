@@ -18,7 +18,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @triton.jit
 def _loaded(row, weight, columns, mask, scale, NORM: tl.constexpr):
-    """Return elements of a head, normalised if NORM."""
+    """Load elements of a head, normalised if NORM."""
     dtype = row.dtype.element_ty
     x = tl.load(row + columns, mask=mask, other=0.0).to(tl.float32)
     if NORM:

@@ -51,7 +51,7 @@ ALIGN_BENCH_SIZES: list[Sizes] = [
 
 
 def route_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return random logits, whose first rows hold what no router should give if "hostile"."""
+    """Return random logits; if "hostile", the first rows hold NaNs, infinities and ties."""
     tokens, top_k = sizes["tokens"], sizes["top_k"]
     experts = int(variant["max_experts"]) - sizes["spare"]
     x = torch.randn(tokens, experts + sizes["spare"] % 8, device=device).mul_(2)
@@ -67,7 +67,7 @@ def route_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
         x[6] = x[6, 0]
         x[7, 1:] = nan
     size = experts // sizes["groups"]
-    if sizes["groups"] > 1 and size > 32 and tokens > 8:  # group 0 wins by two experts of one lane
+    if sizes["groups"] > 1 and size > 32 and tokens > 8:  # group 0 wins by two experts of a lane
         x[8] = -8.0
         x[8, ::size] = 3.5
         x[8, 0] = x[8, 32] = 3.0
@@ -85,7 +85,7 @@ def route_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
 
 
 def align_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return distinct random experts per token, of which some are out of range if "holes"."""
+    """Return distinct random experts per token; if "holes", some are out of range."""
     tokens, top_k, experts = sizes["tokens"], sizes["top_k"], sizes["experts"]
     block_size = sizes["block_size"]
     scores = torch.rand(tokens, experts, device=device)

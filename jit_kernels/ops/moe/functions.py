@@ -18,11 +18,11 @@ MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32
 
 
 class Aligned(NamedTuple):
-    """Token-expert pairs in the order of experts; all int32.
+    """Token-expert pairs sorted by expert; all int32.
 
-    ``sorted_token_ids`` [capacity] are indices of ids.flatten(), or its length for padding;
-    ``expert_ids`` [blocks] the expert of each block, -1 after the last; ``num_tokens_post_padded``
-    [1] the end of the last run; ``expert_ends`` [num_experts] the end of each expert's run.
+    ``sorted_token_ids`` [capacity]: indices into ids.flatten(), or its length for padding.
+    ``expert_ids`` [blocks]: the expert of each block, -1 after the last. ``expert_ends``
+    [num_experts]: the end of each expert's run. ``num_tokens_post_padded`` [1]: the last end.
     """
 
     sorted_token_ids: torch.Tensor
@@ -47,7 +47,7 @@ def route_tokens(
     choice only. ``scoring`` is "softmax" (Mixtral, Qwen) or "sigmoid" (DeepSeek-V3). ``groups`` =
     (n, kept): experts form n groups of neighbours; a group is ranked by the sum of its two largest
     choices, and only experts of the first ``kept`` groups are eligible. The largest choice is
-    first; of equal ones, the lower id. Ids are distinct and in range whatever the logits hold: a
+    first; of equal ones, the lower id. Ids are distinct and in range for any logits: a
     NaN counts as -inf, and an expert at -inf has weight 0. ``renormalise`` divides the weights by
     their sum + 1e-20; ``factor`` multiplies them. Raises ValueError on a wrong
     shape or number, TypeError on a wrong dtype.
@@ -155,7 +155,7 @@ def moe_experts(
     if not ids.numel():
         return torch.zeros_like(x)
     aligned = align_tokens(ids, experts, 1)
-    places = aligned.sorted_token_ids.long()  # past the last end: ids.numel(), which is no pair
+    places = aligned.sorted_token_ids.long()  # after the last end: ids.numel(), which is padding
     inside = places < ids.numel()
     rows = x[places.clamp(max=ids.numel() - 1) // top_k]
     ends = aligned.expert_ends

@@ -1,4 +1,4 @@
-"""What the MoE kernels compute, in torch. Nothing here synchronises with the device."""
+"""References of the MoE kernels, in torch. They never synchronise with the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def route_reference(a: Arguments) -> Results:
 
 
 def scores_and_choice(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what experts are weighted by and what they are chosen by, [tokens, experts] each."""
+    """Return the scores for the weights and those for the choice, [tokens, experts] each."""
     wide = a.logits if a.logits.dtype == torch.float64 else a.logits.float()
     x = torch.where(wide.isnan(), -torch.inf, wide).clamp(max=_LARGEST)
     if a.sigmoid:
@@ -33,7 +33,7 @@ def scores_and_choice(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
         total = parts.sum(1, keepdim=True)
         scores = torch.where(total > 0, parts / total, 0.0)
     if a.bias is None and a.num_groups == 1:
-        return scores, x  # the same order as the scores, without their rounding
+        return scores, x  # x has the order of the scores, without their rounding
     choice = scores if a.bias is None else scores + a.bias
     return scores, torch.where(choice.isnan(), -torch.inf, choice)
 
@@ -46,7 +46,7 @@ def group_sums(choice: torch.Tensor, num_groups: int) -> torch.Tensor:
 
 
 def outside_groups(sums: torch.Tensor, a: Arguments) -> torch.Tensor:
-    """Return which experts are not in the groups with the largest sums, [tokens, experts]."""
+    """Return a mask of the experts outside the groups with the largest sums, [tokens, experts]."""
     best = torch.sort(sums, dim=1, descending=True, stable=True).indices[:, : a.top_groups]
     dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, best, False)
     return dropped.repeat_interleave(a.logits.shape[1] // a.num_groups, dim=1)
@@ -61,8 +61,8 @@ def weights_of(scores: torch.Tensor, a: Arguments) -> torch.Tensor:
 
 
 def align_capacity(pairs: int, num_experts: int, block_size: int) -> int:
-    """Return how many places pairs may need, whatever their experts: a multiple of block_size."""
-    used = min(pairs, num_experts)  # each expert that is used adds at most block_size - 1
+    """Return the maximum number of places for so many pairs, a multiple of block_size."""
+    used = min(pairs, num_experts)  # each expert with pairs adds at most block_size - 1
     whole = pairs + used * (block_size - 1)
     return -(-whole // block_size) * block_size
 

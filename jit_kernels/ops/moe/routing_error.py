@@ -1,4 +1,4 @@
-"""How far a routing is from the float64 reference, where float32 may choose another expert."""
+"""The error of a routing against the float64 reference; float32 may choose another expert."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kiln.jit_kernels.ops.moe.reference import (
 from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.spec import Results
 
-# The float32 error of a score or of the sum of two: choices closer than this cannot be ordered.
+# The float32 error of a score or of a sum of two: float32 cannot order choices closer than this.
 _INDISTINCT = 2e-6
 
 
 def route_error(a: Arguments, wanted: Results) -> float:
-    """Return the largest error of the weights of the ids that were chosen.
+    """Return the largest error of the chosen ids' weights.
 
-    Infinite where ids are not distinct, not in range, or not those of the float64 reference. In a
-    row where float32 cannot order all choices, an id may differ if its choice is as good.
+    Infinite if ids are not distinct, out of range, or not those of the float64 reference. If
+    float32 cannot order all choices of a row, an id may differ if its choice is as good.
     """
     experts = a.logits.shape[1]
     if not a.ids.numel():
@@ -49,10 +49,10 @@ def wide(a: Arguments) -> Arguments:
 
 
 def decidable_rows(choice: torch.Tensor, a: Arguments) -> torch.Tensor:
-    """Return for which rows of a float64 choice float32 finds the same order, [tokens].
+    """Return a mask [tokens] of the rows of a float64 choice that float32 orders in the same way.
 
-    Neighbours in the order are far apart, or equal: equal inputs are equal in any precision, and
-    then the lower id is first.
+    In these rows neighbours in the order are far apart or equal. Equal inputs are equal in any
+    precision, and then the lower id is first.
     """
     decidable = torch.ones(choice.shape[0], dtype=torch.bool, device=choice.device)
     if a.num_groups > 1:
@@ -63,7 +63,7 @@ def decidable_rows(choice: torch.Tensor, a: Arguments) -> torch.Tensor:
 
 
 def _distinct(x: torch.Tensor, count: int) -> torch.Tensor:
-    """Return in which rows the ``count`` largest and the next one are far apart or equal."""
+    """Return a mask of rows whose ``count`` + 1 largest values are far apart or equal."""
     head = torch.sort(x, dim=1, descending=True).values[:, : count + 1]
     gaps = head[:, :-1] - head[:, 1:]
     equal = head[:, :-1] == head[:, 1:]

@@ -29,8 +29,8 @@ from kiln.jit_kernels.spec import (
 )
 from kiln.jit_kernels.torch_ops import define
 
-_CAPACITIES = ("256", "512")  # experts that a program of route_tokens has registers for
-# Routers compute in float32 or bf16, whatever the model's dtype; others are converted to float32.
+_CAPACITIES = ("256", "512")  # maximum number of experts of route_tokens' variants
+# Routers compute in float32 or bf16 for any dtype of the model; others are converted to float32.
 _LOGITS = ("float", "kiln::bf16")
 _WARPS = 4
 _ALIGN_PAIRS, _MOST_ALIGN_BLOCKS = 2048, 16  # pairs per block
@@ -38,7 +38,7 @@ _ALIGN_THREADS = 512
 
 
 def expert_capacity(num_experts: int) -> str:
-    """Return the ``max_experts`` of the smallest program that can route to so many."""
+    """Return the smallest ``max_experts`` that supports so many experts."""
     return next(text for text in _CAPACITIES if num_experts <= int(text))
 
 
@@ -88,7 +88,7 @@ def _align_bind(a: Arguments) -> Bound:
 
 
 def _align_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Return one block, or with many pairs several, which share the experts out."""
+    """Return one block; with many pairs several blocks, which divide the experts."""
     wanted = -(-sizes["tokens"] * sizes["top_k"] // _ALIGN_PAIRS)
     blocks = max(1, min(wanted, _MOST_ALIGN_BLOCKS, sizes["experts"]))
     return LaunchGeometry((blocks, 1, 1), (_ALIGN_THREADS, 1, 1))
@@ -115,7 +115,7 @@ ROUTE_TOKENS = KernelSpec(
         values("float", "factor"),
     ),
     params={"logits_t": _LOGITS, "max_experts": list(_CAPACITIES)},
-    comes=_supported,
+    is_supported=_supported,
     bind=_route_bind,
     geometry=_route_geometry,
     cost=_route_cost,

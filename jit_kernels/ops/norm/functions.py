@@ -58,7 +58,7 @@ def fused_add_rms_norm(
 
     residual += x; x = rms_norm(residual, weight, eps, weight_offset), bit for bit as those two
     would. x and residual: [..., d] of one shape, rows may be strided; weight: [d]. Raises
-    ValueError on a wrong shape or on rows that no view can reach, TypeError on an unsupported
+    ValueError on a wrong shape or if x or residual has no view as rows, TypeError on an unsupported
     dtype.
     """
     check_dtype("fused_add_rms_norm", x=x, residual=residual, weight=weight)
@@ -67,7 +67,7 @@ def fused_add_rms_norm(
     rows, sums = as_rows(x), as_rows(residual)
     if rows is None or sums is None:
         raise ValueError(
-            f"fused_add_rms_norm works in place and needs dense rows at one distance; x has "
+            f"fused_add_rms_norm works in place and needs dense rows with one row stride; x has "
             f"strides {x.stride()}, residual {residual.stride()}: pass contiguous tensors"
         )
     call(

@@ -1,4 +1,4 @@
-"""The root mean square norm in torch, rounded as transformers does."""
+"""The root mean square norm in torch, with the rounding of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def normalise(
 ) -> torch.Tensor:
     """Return the norm of x [rows, d] times (weight_offset + weight [d]).
 
-    As LlamaRMSNorm, or as GemmaRMSNorm where there is an offset. Source: transformers
+    As LlamaRMSNorm; with an offset as GemmaRMSNorm. Source: transformers
     """
     if x.dtype in (torch.float32, torch.float64):
         return F.rms_norm(x, weight.shape, weight + weight_offset, eps)

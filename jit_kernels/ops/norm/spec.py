@@ -20,7 +20,7 @@ from kiln.jit_kernels.spec import DTYPES, SCALARS, Bound, Cost, KernelSpec, Size
 from kiln.jit_kernels.torch_ops import define
 
 _TOLERANCE = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-# The sum is rounded too, and Triton's interpreter rounds bf16 down: three whole units.
+# Three units: the sum is rounded too, and Triton's interpreter rounds bf16 down.
 _FUSED_TOLERANCE = {**_TOLERANCE, torch.bfloat16: 2.4e-2}
 
 

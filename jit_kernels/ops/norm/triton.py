@@ -13,7 +13,7 @@ from kiln.jit_kernels.parameters import Arguments
 
 @triton.jit
 def _normalise(value, weight, d, eps, weight_offset, OFFSET: tl.constexpr, dtype: tl.constexpr):
-    """Round as transformers does: LlamaRMSNorm, or GemmaRMSNorm where there is an offset."""
+    """Round as transformers does: as LlamaRMSNorm; with an offset as GemmaRMSNorm."""
     normal = value * (1.0 / tl.sqrt(tl.sum(value * value, 0) / d + eps))
     if OFFSET:
         return (normal * (weight_offset + weight)).to(dtype)

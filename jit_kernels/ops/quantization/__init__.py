@@ -1,1 +1,1 @@
-"""Quantisation to fp8 (e4m3) and int8: alone, and fused with what computes the rows."""
+"""Quantisation to fp8 (e4m3) and int8: alone, and fused with a norm or an activation."""

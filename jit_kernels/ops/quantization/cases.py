@@ -36,14 +36,14 @@ _PER_ROW: list[Sizes] = [
     {"rows": 8192, "d": 8192, "group": 0},
 ]
 BENCH_SIZES = _PER_ROW + [{**sizes, "group": 128} for sizes in _PER_ROW[3:]]
-# 4096 x 4096: the time to read 32 MiB, a lower bound for attention to that much.
+# 4096 x 4096: its time to read 32 MiB is a lower bound for attention to as many bytes.
 AMAX_BENCH_SIZES: list[Sizes] = [
     {**sizes, "parts": 256} for sizes in [{**_PER_ROW[-1], "rows": 4096, "d": 4096}, *_PER_ROW]
 ]
 
 
 def quantize_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return rows of random numbers, and maxima if the sizes say so."""
+    """Return rows of random numbers, and maxima if the sizes have them."""
     made = {**_codes(variant, sizes, device), "x": _rows(variant, sizes, device), "maxima": None}
     if sizes.get("maxima"):  # the largest is last
         made |= {"scale": None, "maxima": torch.linspace(0.1, 3.0, NUM_MAXIMA, device=device)}
@@ -51,7 +51,7 @@ def quantize_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, An
 
 
 def tensor_amax_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return rows whose largest magnitude is last, negative and different in each row."""
+    """Return rows; each row's largest magnitude is its last element, negative and unique."""
     x = _rows(variant, sizes, device)
     x[:, -1] = -20.0 - torch.arange(x.shape[0], device=device)
     return {"out": torch.empty(sizes["parts"], device=device), "x": x}
@@ -66,7 +66,7 @@ def rms_norm_quant_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[s
 
 
 def fused_add_rms_norm_quant_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return as rms_norm_quant_inputs, and a residual."""
+    """Return rms_norm_quant_inputs and a residual."""
     made = rms_norm_quant_inputs(variant, sizes, device)
     return {**made, "residual": _rows(variant, sizes, device)}
 

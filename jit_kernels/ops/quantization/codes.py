@@ -1,4 +1,4 @@
-"""Codes and scales: the arithmetic that all kernels that quantise share, in torch."""
+"""Codes and scales: the arithmetic shared by the quantisation kernels, in torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-GROUP = 128  # elements that share a scale, unless a row or the whole tensor does
+GROUP = 128  # elements that share a scale in per-group quantisation
 # int8 first: tests that use only the first variant call torch.library.opcheck, which lacks fp8.
 QUANTS = MappingProxyType({torch.int8: "int8_t", torch.float8_e4m3fn: "kiln::e4m3"})
 QUANT_DTYPES = MappingProxyType({name: dtype for dtype, name in QUANTS.items()})
@@ -35,7 +35,7 @@ def encode(y: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Te
 def quantised(
     y: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the codes of y [rows, d] and their scales, the same bits as the kernels give for y.
+    """Return the codes of y [rows, d] and their scales, bit for bit as the kernels.
 
     The scales: ``scale`` [1] if given, or per group [rows, d / 128], or per row [rows, 1]. They are
     float32 for any dtype of y, because a kernel's input is float32 or smaller.

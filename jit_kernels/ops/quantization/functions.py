@@ -1,4 +1,4 @@
-"""The public functions that quantise: alone, and fused with what computes the rows."""
+"""The public functions that quantise: alone, and fused with a norm or an activation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kiln.jit_kernels.ops.quantization.spec import (
 from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
-_NUM_MAXIMA = 256  # parts of a tensor, whose largest magnitudes are found in parallel
+_NUM_MAXIMA = 256  # parts of a tensor whose largest magnitudes are computed in parallel
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
 
@@ -116,7 +116,7 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
     rows, sums = dense_rows(x), as_rows(residual)
     if sums is None:
         raise ValueError(
-            f"{name} adds in place and needs dense rows at one distance; residual has strides "
+            f"{name} adds in place and needs dense rows with one row stride; residual has strides "
             f"{residual.stride()}: pass a contiguous tensor"
         )
     norm = _norm(weight, eps, weight_offset)

@@ -1,4 +1,4 @@
-"""What the kernels that quantise compute, in torch, and how far a result may be from it."""
+"""References of the quantisation kernels, in torch, and their error measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.jit_kernels.parity import largest_error
 from kiln.jit_kernels.spec import Results
 
 _SCALE_ERROR = 2.0**-6
-_SUM_ERROR = 1.01  # of a sum, in units of its dtype's epsilon
+_SUM_ERROR = 1.01  # tolerance of a sum, in units of its dtype's epsilon
 
 
 def quantize_reference(a: Arguments) -> Results:
@@ -53,7 +53,7 @@ def rms_norm_quant_error(a: Arguments, wanted: Results) -> float:
 
 
 def fused_add_rms_norm_quant_error(a: Arguments, wanted: Results) -> float:
-    """Return the largest error of the codes of the sum, or of the sum if that is wrong."""
+    """Return the largest error of the sum's codes, or of the sum if the sum is wrong."""
     total = wanted["residual"]
     error = largest_error(a.residual, total) / torch.finfo(a.residual.dtype).eps
     if not error <= _SUM_ERROR:
@@ -91,11 +91,11 @@ def _code_dtype(a: Arguments) -> torch.dtype:
 
 
 def _code_error(a: Arguments, wanted: Results, y: torch.Tensor) -> float:
-    """Return the largest error of out * scales against y, relative to what rounding may leave.
+    """Return the largest error of out * scales against y, relative to the rounding error.
 
-    That is half a step between codes, and twice the rounding of y to the dtype of x: Triton's
-    interpreter rounds bf16 down. Infinite if a scale is NaN or far from what is wanted. y: [rows,
-    d] float64.
+    The rounding error is half a step between codes, plus twice the rounding of y to the dtype of
+    x, because Triton's interpreter rounds bf16 down. Infinite if a scale is NaN or wrong. y:
+    [rows, d] float64.
     """
     if a.out.numel() == 0:
         return 0.0

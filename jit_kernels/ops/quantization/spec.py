@@ -69,9 +69,9 @@ def _declare(
 
 
 def is_fused(dtype: torch.dtype) -> bool:
-    """Return whether one kernel computes and quantises rows of a dtype, or two do.
+    """Return whether one fused kernel computes and quantises rows of a dtype.
 
-    One in bf16, the dtype of quantised checkpoints: each program is built for every target.
+    Only in bf16, the dtype of quantised checkpoints; other dtypes use two kernels.
     """
     return dtype == torch.bfloat16
 
@@ -82,8 +82,8 @@ def _supported(variant: Variant) -> bool:
 
 _FUSED = {
     **_COMMON,
-    "comes": _supported,
-    "tolerance": 1.01,  # of what rounding to the dtype and to a code may leave
+    "is_supported": _supported,
+    "tolerance": 1.01,  # relative to the rounding error of the dtype and the codes
     "optional": True,
     "max_cpu_seconds": 0.4,
 }
@@ -95,7 +95,7 @@ def _spec(name: str, parameters: Parameters, **given: Any) -> KernelSpec:
 
 
 def _bind(a: Arguments, **more: KernelValue) -> Bound:
-    """Return a call; ``more``: derived parameters that not all these kernels have."""
+    """Return a call; ``more``: derived parameters that only some of these kernels have."""
     rows, d = a.out.shape
     one_scale = a.scales.dim() == 1
     numbers = {
@@ -140,7 +140,7 @@ def _amax_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 
 
 def _cost(reads: int, writes: int, more: int, variant: Variant, sizes: Sizes) -> Cost:
-    """Count rows read and written, codes and scales, and ``more`` rows that all share."""
+    """Count rows read and written, codes and scales, and ``more`` rows read once."""
     elements, itemsize = sizes["rows"] * sizes["d"], DTYPES[variant["scalar_t"]].itemsize
     rows = ((reads + writes) * elements + more * sizes["d"]) * itemsize
     extra = 4 * cases.NUM_MAXIMA if sizes.get("maxima") else 4 if sizes.get("given") else 0

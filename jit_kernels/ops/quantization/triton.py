@@ -133,7 +133,7 @@ def _amax(out, x, rows, d, x_stride, BLOCK: tl.constexpr):
 
 
 def _launch(kernel: Any, a: Arguments, *more: Any) -> None:
-    """Launch a kernel: the arguments that all have, ``more``, and the constants that all have."""
+    """Launch a kernel with the common arguments, ``more``, and the common constants."""
     strides = a.scales.stride() if a.scales.dim() == 2 else (0, 0)
     scale = a.scales if a.scale is None else a.scale
     rows, d = a.out.shape

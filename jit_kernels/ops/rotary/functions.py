@@ -17,7 +17,7 @@ def apply_rotary(
 
     positions: [num_tokens] int64, each below max_position; query: [num_tokens, num_heads,
     head_dim]; key: [num_tokens, num_kv_heads, head_dim]; cos_sin_table: [max_position,
-    rotary_dim] float32, cosines then sines (see rotary_table). Dimensions past rotary_dim stay.
+    rotary_dim] float32, cosines then sines (see rotary_table). Dimensions past rotary_dim are kept.
     Tokens and heads may be strided, the last dimension is dense. Raises ValueError on a wrong
     shape, TypeError on a wrong dtype. Source: https://arxiv.org/abs/2104.09864
     """

@@ -16,7 +16,7 @@ def rotary_reference(a: Arguments) -> Results:
 
 
 def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Return x [tokens, heads, head_dim] turned by cosines, sines [tokens, 1, rotary_dim / 2]."""
+    """Return x [tokens, heads, head_dim] rotated by cosines, sines [tokens, 1, rotary_dim / 2]."""
     half = cosines.shape[-1]
     wide = x if x.dtype == torch.float64 else x.float()
     a, b, rest = wide[..., :half], wide[..., half : 2 * half], x[..., 2 * half :]

@@ -20,8 +20,8 @@ from kiln.jit_kernels.spec import (
 )
 from kiln.jit_kernels.torch_ops import define
 
-_THREADS = 160  # of a block at most; blocks of few start sooner
-_MANY = 64  # blocks a multiprocessor: some rounds of what runs at once
+_THREADS = 160  # maximum per block; smaller blocks start sooner
+_MANY = 64  # blocks per multiprocessor: several waves
 
 
 def _bind(a: Arguments) -> Bound:
@@ -41,9 +41,9 @@ def _bind(a: Arguments) -> Bound:
 
 
 def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Give a thread one vector of each half of a head, or in other cases some pairs.
+    """Give a thread one vector of each half of a head, or some pairs if that is impossible.
 
-    Of two heads where there are so many blocks that they would wait for each other anyway.
+    With several waves of blocks, a thread handles two heads.
     """
     half, heads = sizes["half"], sizes["heads"] + sizes["kv_heads"]
     size = 16 // DTYPES[variant["scalar_t"]].itemsize
@@ -53,7 +53,7 @@ def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     blocks = -(-heads // (_THREADS // pieces))
     each = 2 if sizes["tokens"] * blocks >= _MANY * gpu.num_multiprocessors else 1
     blocks = -(-blocks // each)
-    at_once = max(1, -(-heads // (blocks * each)))  # so that all blocks have as many heads
+    at_once = max(1, -(-heads // (blocks * each)))  # so that all blocks have equally many heads
     return LaunchGeometry((sizes["tokens"], blocks, 1), (pieces, at_once, 1))
 
 

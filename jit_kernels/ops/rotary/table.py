@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotary embeddings, with the usual stretchings of context."""
+"""Tables of cosines and sines for rotary embeddings, with the usual RoPE scaling methods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How a model stretches its rotary frequencies; field names as in its config.json.
+    """How a model scales its rotary frequencies; field names as in its config.json.
 
     ``linear`` reads ``factor``; ``llama3`` also the two frequency factors and
     ``original_max_position_embeddings``; ``yarn`` also betas, mscales and ``attention_factor``.
@@ -56,7 +56,7 @@ def rotary_table(
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Slow down long wavelengths, keep short ones, blend between."""
+    """Scale long wavelengths, keep short ones, blend in between."""
     original = scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
     longest = original / scaling.low_freq_factor
@@ -72,7 +72,7 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 def _yarn(
     powers: torch.Tensor, rotary_dim: int, theta: float, scaling: RopeScaling
 ) -> torch.Tensor:
-    """Interpolate slow dimensions, extrapolate fast ones, ramp between."""
+    """Interpolate low frequencies, extrapolate high ones, ramp in between."""
 
     def turns_at(turns: float) -> float:
         ratio = scaling.original_max_position_embeddings / (turns * 2 * math.pi)

@@ -17,7 +17,7 @@ from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import read_model
 from kiln.jit_kernels import registry, template
 from kiln.jit_kernels.compile import kernel_cache as cache_module
-from kiln.jit_kernels.compile.opening import kernel_cache
+from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
@@ -246,7 +246,7 @@ def test_an_entry_under_another_key_is_not_imported(kiln, warm_root, tmp_path):
     arch, _, entry = next(Bundle.open(warm_root / "b").entries())
     write_bundle(tmp_path / "swapped", [(arch, "0" * 64, entry)])
     code, _, err = kiln("kernels", "import", tmp_path / "swapped")
-    assert (code, "do not give its key" in err) == (4, True)
+    assert (code, "do not hash to its key" in err) == (4, True)
     assert not list((tmp_path / "kernels").rglob("*.kk"))
 
 

@@ -22,15 +22,15 @@ _HOMES = {
     "SamplingParams": "kiln.engine.sampling_params",
 }
 
-# In a checkout the four folders stand at the repository's root; the links beside this file only
-# serve builds and static tools. Found there first, modules carry their real paths in tracebacks.
+# In a checkout the four folders are at the repository's root; the links beside this file are only
+# for builds and static tools. Searching the root first gives tracebacks the real paths.
 _ROOT = Path(__file__).resolve().parents[3]
 if (_ROOT / "kernel_sources").is_dir() and (_ROOT / "tools" / "import_root").is_dir():
     __path__.insert(0, str(_ROOT))
 
 
 def __getattr__(name: str) -> object:
-    """Import the home of a public name. Raises AttributeError on any other name."""
+    """Import the module of a public name. Raises AttributeError on any other name."""
     if name not in _HOMES:
         raise AttributeError(f"module 'kiln' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""The kernel cache that the toggles name, opened once a process."""
+"""Open the kernel cache that the environment configures, once per process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kernel_cache() -> KernelCache:
 
 
 def open_cache(env: Env) -> KernelCache:
-    """Return the tiers that an environment asks for. Raises BundleRefused."""
+    """Return the kernel cache that ``env`` configures. Raises BundleRefused."""
     bundle = None
     if env.kernel_bundle is not None:
         try:
