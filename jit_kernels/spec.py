@@ -71,9 +71,9 @@ class KernelSpec:
     Functions of a call take its arguments as ``a`` and say ``a.out``, ``a.x``; what they return for
     several parameters is a mapping by name.
 
-    ``params`` names every compile-time parameter and all the values it may take; their product,
-    less those that ``is_supported`` rejects, is what ``kiln warmup`` builds. ``reference`` returns the new
-    values of the outputs and in_outs; it computes in float32, or in float64 on float64 inputs, and
+    ``params`` names every compile-time parameter and all the values it may take. ``kiln warmup``
+    builds their product, without those that ``is_supported`` rejects. ``reference`` returns the new
+    values of the outputs and in_outs. It computes in float32, or in float64 on float64 inputs, and
     has four jobs: test oracle, CPU op, fake op, and the "torch" choice of the toggle.
     ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype of
     ``scalar_t`` or for all; integers must be equal. Where that measure does not fit, ``error``
