@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.model_folder import eos_token_ids, resolve_model_folder
-from kiln.engine.request import NewRequest, TokenOutput
+from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
+from kiln.engine.requests.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:

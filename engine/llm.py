@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kiln.engine.chat_template import Message
 from kiln.engine.config import (
     DType,
     EngineConfig,
@@ -19,12 +18,13 @@ from kiln.engine.config import (
 )
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import RequestError
-from kiln.engine.model_folder import resolve_model_folder
-from kiln.engine.outputs import Answer, begin_answers
-from kiln.engine.prompts import Prompt, PromptInput, read_chats, read_prompts, spread_params
-from kiln.engine.request import NewRequest, RequestOutput
-from kiln.engine.sampling_params import SamplingParams
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.models.model_folder import resolve_model_folder
+from kiln.engine.requests.request import NewRequest, RequestOutput
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.text.chat_template import Message
+from kiln.engine.text.outputs import Answer, begin_answers
+from kiln.engine.text.prompts import Prompt, PromptInput, read_chats, read_prompts, spread_params
+from kiln.engine.text.tokenizer import Tokenizer
 from kiln.jit_kernels.ready import ready_guard
 
 

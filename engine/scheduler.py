@@ -17,12 +17,12 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import QueueFullError, RequestError
-from kiln.engine.finish import banned_token_ids, finish_reason, stop_reason, stop_token_ids
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.request import NewRequest, Request, TokenOutput
+from kiln.engine.requests.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.requests.finish import banned_token_ids, finish_reason, stop_reason, stop_token_ids
+from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 
 SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 

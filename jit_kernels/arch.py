@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.spec import Gpu
+from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.spec import Gpu
 
 # One target per supported GPU generation; ``kiln warmup --arch all`` builds for these.
 ALL_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")

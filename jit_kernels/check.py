@@ -11,10 +11,10 @@ from itertools import combinations
 import torch
 
 from kiln.cache.env import Env
-from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import KernelSpec, Sizes, Variant, label
 from kiln.jit_kernels.parity import error_of, expected, poisoned_inputs
-from kiln.jit_kernels.spec import KernelSpec, Sizes, Variant, label
 from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import HostKernel

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from kiln.jit_kernels.parameters import KernelValue
+from kiln.jit_kernels.declare.parameters import KernelValue
 
 _SLOT = 8  # bytes of one packed argument
 _NUMBERS = frozenset({int, float, bool})

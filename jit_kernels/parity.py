@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import KernelSpec, Results, Sizes, Variant
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import KernelSpec, Results, Sizes, Variant
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Literal
 
-from kiln.jit_kernels.errors import LateKernel
+from kiln.jit_kernels.declare.errors import LateKernel
 from kiln.jit_kernels.settings import settings
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ import importlib
 from functools import cache
 from typing import TYPE_CHECKING
 
-from kiln.jit_kernels.families import family_modules
+from kiln.jit_kernels.declare.families import family_modules
 
 if TYPE_CHECKING:
-    from kiln.jit_kernels.spec import KernelSpec
+    from kiln.jit_kernels.declare.spec import KernelSpec
 
 
 @cache

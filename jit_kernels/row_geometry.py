@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.jit_kernels.spec import DTYPES, Gpu, LaunchGeometry, Sizes, Variant
+from kiln.jit_kernels.declare.spec import DTYPES, Gpu, LaunchGeometry, Sizes, Variant
 
 _CHUNKS = 2  # 16-byte chunks per thread: kChunks in kiln/*.cuh
 _GROUP = 128  # elements that share a scale; their threads must be in one warp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from kiln.cache.env import Env, read
-from kiln.jit_kernels.families import families
+from kiln.jit_kernels.declare.families import families
 
 
 @cache

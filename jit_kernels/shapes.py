@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from kiln.jit_kernels.spec import SCALARS
+from kiln.jit_kernels.declare.spec import SCALARS
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
 
-from kiln.jit_kernels.errors import CompileError
-from kiln.jit_kernels.spec import KernelSpec, Variant
+from kiln.jit_kernels.declare.errors import CompileError
+from kiln.jit_kernels.declare.spec import KernelSpec, Variant
 
 _INCLUDE = re.compile(r'#[ \t]*include[ \t]*"([^"\n]+)"')  # only at the start of a line
 _HEADER_NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)*\.(cuh|h)")

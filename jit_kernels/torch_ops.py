@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels import catalog
+from kiln.jit_kernels.declare import catalog
+from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.implementations import run
-from kiln.jit_kernels.spec import KernelSpec
 
 _NAMESPACE = "kiln"
 

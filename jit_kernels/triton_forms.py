@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from kiln.jit_kernels.errors import NoSuchKernel
-from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.declare.errors import NoSuchKernel
+from kiln.jit_kernels.declare.parameters import Arguments
 
 _OPS = Path(__file__).parent / "ops"
 

@@ -15,21 +15,22 @@ TOP = ("engine.server", "engine.cli")
 THIRD_PARTY = {"cache": set(), "jit_kernels": {"torch", "cuda", "cupy", "triton", "numpy"}}
 # The GPU machine has none of these: only the worker, the client and the top floor may ask.
 TOP_ONLY = {"fastapi", "uvicorn", "starlette", "pydantic", "zmq", "msgspec", "httpx", "rich"}
-MAY_TALK = ("engine.client", "engine.worker", "engine.wire", *TOP)
+MAY_TALK = ("engine.process", *TOP)
 # Inside floor 2, low to high; a module imports only from its own level and below.
 LEVELS = [
-    ("errors", "sampling_params", "config"),
-    ("request", "batch", "hub", "stop_strings", "token_bytes", "chat_template"),
-    ("model_folder", "kv", "finish", "wire"),
-    ("layers", "attention", "tokenizer"),
-    ("models", "detokenizer", "prompts"),
-    ("runner", "outputs"),
+    ("errors", "config"),
+    ("requests",),
+    ("kv",),
+    ("layers", "attention"),
+    ("models",),
+    ("runner", "text"),
     ("scheduler",),
-    ("core", "process", "token_stream"),
-    ("llm", "client", "worker"),
+    ("core",),
+    ("llm", "process"),
     ("bench",),
 ]
-MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 400, 60, 120
+MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 350, 60, 80
+MAX_ARROWS = 200  # between rooms
 
 
 @cache
@@ -107,22 +108,39 @@ def test_third_party_packages_stay_on_their_floor():
     assert not bad, "\n".join(bad)
 
 
-def test_there_are_no_import_cycles():
-    graph = {
+def import_graph() -> dict[str, set[str]]:
+    return {
         module: {t for name, _ in imports_of(tree) if (t := own_module(name)) and t != module}
         for module, tree in modules().items()
     }
+
+
+def assert_no_cycle(graph: dict[str, set[str]]) -> None:
     done: set[str] = set()
 
-    def visit(module: str, trail: list[str]) -> None:
-        assert module not in trail, " -> ".join([*trail[trail.index(module) :], module])
-        if module not in done:
-            for target in sorted(graph[module]):
-                visit(target, [*trail, module])
-            done.add(module)
+    def visit(node: str, trail: list[str]) -> None:
+        assert node not in trail, " -> ".join([*trail[trail.index(node) :], node])
+        if node not in done:
+            for target in sorted(graph[node]):
+                visit(target, [*trail, node])
+            done.add(node)
 
-    for module in graph:
-        visit(module, [])
+    for node in graph:
+        visit(node, [])
+
+
+def test_there_are_no_import_cycles():
+    assert_no_cycle(import_graph())
+
+
+def test_rooms_import_each_other_in_no_circle_and_in_few_ways():
+    """A room is a folder of a floor with all that is in it, or a file straight below a floor."""
+    rooms: dict[str, set[str]] = {}
+    for module, targets in import_graph().items():
+        here, *others = (".".join(one.split(".")[:2]) for one in (module, *targets))
+        rooms.setdefault(here, set()).update(other for other in others if other != here)
+    assert_no_cycle(rooms)
+    assert sum(map(len, rooms.values())) <= MAX_ARROWS
 
 
 def test_only_one_file_reads_the_environment():
@@ -166,7 +184,7 @@ def test_files_and_functions_are_readable_at_a_sitting():
                 if size > MAX_FUNCTION:
                     bad.append(f"{module}:{node.lineno} {node.name}: {size} lines")
     assert not bad, "\n".join(bad)
-    assert sorted(lengths)[len(lengths) // 2] < MAX_MEDIAN
+    assert sorted(lengths)[len(lengths) // 2] <= MAX_MEDIAN
 
 
 def test_public_names_have_docstrings():

@@ -107,8 +107,8 @@ _FAMILIES = ("activation", "norm", "rotary")  # a worker must build all between 
 
 def _nvrtc_programs() -> list[kills.Program]:
     """Compile small kernels for reference, in a child: NVRTC must not be loaded before a fork."""
+    from kiln.jit_kernels.declare.spec import label
     from kiln.jit_kernels.registry import all_specs
-    from kiln.jit_kernels.spec import label
     from kiln.jit_kernels.template import render
 
     builds = {

@@ -45,9 +45,9 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.parameters import Arguments, declare, derived, inputs, outputs, values
+from kiln.jit_kernels.declare.parameters import Arguments, declare, derived, inputs, outputs, values
 from kiln.jit_kernels.shapes import check_dtype, takes_arrays
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,

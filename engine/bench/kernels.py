@@ -14,7 +14,7 @@ from kiln.jit_kernels.bench import peers
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
 from kiln.jit_kernels.bench.table import MEASURED, remarks, side_by_side
-from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.declare.spec import KernelSpec
 
 CPU_REMARK = "CPU SMOKE TEST: these numbers say nothing about a GPU"
 

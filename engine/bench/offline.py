@@ -13,7 +13,7 @@ from kiln.engine.bench.report import Row
 from kiln.engine.bench.serving import throughput
 from kiln.engine.config import DType
 from kiln.engine.llm import LLM
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams
 
 _TRIAL_TOKENS = 8
 

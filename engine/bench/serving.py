@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kiln.engine.bench.load_client import LoadError, Measured, run_load
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.errors import ModelError
-from kiln.engine.model_folder import read_json
+from kiln.engine.models.model_folder import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 
 from kiln.engine.cli.progress import LoadingDisplay
-from kiln.engine.client import EngineClient
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError, RequestError
-from kiln.engine.outputs import CompletionStream
-from kiln.engine.process import EngineProcess
-from kiln.engine.prompts import read_chats
-from kiln.engine.request import NewRequest
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.process.child import EngineProcess
+from kiln.engine.process.client import EngineClient
+from kiln.engine.requests.request import NewRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.serving import read_defaults
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.text.outputs import CompletionStream
+from kiln.engine.text.prompts import read_chats
+from kiln.engine.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
 

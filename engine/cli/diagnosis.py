@@ -21,8 +21,8 @@ from kiln.engine.cli.memory_plan import plan_memory
 from kiln.engine.cli.targets import wanted_archs
 from kiln.engine.errors import ConfigError
 from kiln.jit_kernels.arch import compute_capability
-from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.families import families
+from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.families import families
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.host_build import find_compiler

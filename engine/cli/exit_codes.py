@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.errors import SealedCacheError
-from kiln.jit_kernels.errors import BundleRefused, CompileError, SealedMiss
+from kiln.jit_kernels.declare.errors import BundleRefused, CompileError, SealedMiss
 
 OK = 0
 FAILED = 1

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from kiln.engine.errors import KilnError
-from kiln.engine.process import module_command
+from kiln.engine.process.child import module_command
 
 _STOP_SECONDS = 15.0
 

@@ -19,8 +19,8 @@ from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
 from kiln.engine.cli.exit_codes import INTERRUPTED, WRONG_USE, code_of
 from kiln.engine.errors import KilnError
-from kiln.jit_kernels.errors import KernelError
-from kiln.jit_kernels.families import families
+from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.families import families
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -95,7 +95,7 @@ def served_name(args: argparse.Namespace) -> str:
 
 def find_model(args: argparse.Namespace) -> Path:
     """Return the model's folder; download a hub id. Raises ModelError."""
-    from kiln.engine.model_folder import resolve_model_folder
+    from kiln.engine.models.model_folder import resolve_model_folder
 
     if args.model == str(DEMO_FOLDER) and not (DEMO_FOLDER / "config.json").exists():
         raise ModelError(f"{DEMO_FOLDER}: the demo model is missing; give a model folder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from kiln.engine.wire import Progress
+from kiln.engine.process.wire import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

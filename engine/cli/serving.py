@@ -12,12 +12,12 @@ import kiln
 from kiln.engine.cli.listen import url_of
 from kiln.engine.cli.options import served_name
 from kiln.engine.cli.progress import LoadingDisplay
-from kiln.engine.client import EngineClient
-from kiln.engine.process import EngineProcess
+from kiln.engine.process.child import EngineProcess
+from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
 from kiln.engine.server.run import serve
 from kiln.engine.server.serving import ServerSettings, read_defaults
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.text.tokenizer import Tokenizer
 
 
 def run_server(

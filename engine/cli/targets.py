@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiln.jit_kernels.compile.warmup import Job
-    from kiln.jit_kernels.spec import KernelSpec
+    from kiln.jit_kernels.declare.spec import KernelSpec
 
 
 def add_arch_argument(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def declared_jobs(arch: str | None) -> list[Job]:
 
 def specs_named(name: str) -> list[KernelSpec]:
     """Return the kernel with a name, or all kernels for "all". Raises KernelError."""
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.registry import all_specs
 
     specs = all_specs()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.kv.block_pool import BlockPool
-from kiln.engine.request import Request
+from kiln.engine.requests.request import Request
 
 
 class KVManager:

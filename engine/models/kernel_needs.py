@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from kiln.engine.models.hf_config import HFConfig
+from kiln.jit_kernels.declare.spec import Needs, needs_of
 from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.moe.spec import expert_capacity
-from kiln.jit_kernels.spec import Needs, needs_of
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kiln.engine.errors import ModelError
-from kiln.engine.model_folder import read_json
 from kiln.engine.models import families
 from kiln.engine.models.config_keys import refuse_unknown_keys
 from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
+from kiln.engine.models.model_folder import read_json
 
 
 @cache

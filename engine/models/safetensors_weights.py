@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import ModelError
-from kiln.engine.model_folder import read_json
+from kiln.engine.models.model_folder import read_json
 from kiln.engine.models.weights import Index, Weights, check_part
 
 _INDEX = "model.safetensors.index.json"

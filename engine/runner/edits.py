@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kiln.engine.batch import ScheduledRequest
+from kiln.engine.requests.batch import ScheduledRequest
 
 _UNSEEN = -1  # count of a token in neither prompt nor output
 

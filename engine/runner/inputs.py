@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
-from kiln.engine.batch import Batch, ScheduledRequest
+from kiln.engine.requests.batch import Batch, ScheduledRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,22 +13,22 @@ from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.attention.torch_attention import TorchAttention
-from kiln.engine.batch import Batch, SampledToken, StepOutput
 from kiln.engine.config import EngineConfig, KVConfig
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import peak_bytes, size_pool
-from kiln.engine.model_folder import resolve_model_folder
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
+from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
+from kiln.engine.requests.batch import Batch, SampledToken, StepOutput
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.sampler import sample
 from kiln.engine.runner.trial import in_one_block, trial_batch
-from kiln.jit_kernels.errors import KernelError
+from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.implementations import decide
 from kiln.jit_kernels.registry import all_specs
 

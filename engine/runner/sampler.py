@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kiln.engine.batch import SampledToken, ScheduledRequest
-from kiln.engine.request import TokenLogprobs
+from kiln.engine.requests.batch import SampledToken, ScheduledRequest
+from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.runner.edits import edit_lists
 from kiln.jit_kernels.ops.sampling.functions import Edits, Samples, sample_tokens
 from kiln.jit_kernels.ops.sampling.reference import INFINITE, NAN, NOTHING

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kiln.engine.batch import Batch, ScheduledRequest
 from kiln.engine.config import SchedulerConfig
-from kiln.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 
 # Filters, penalties and log-probabilities: the sampler's peak memory.
 _PARAMS = SamplingParams(top_p=0.9, frequency_penalty=1.0, logprobs=MAX_LOGPROBS)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
-from kiln.engine.prompts import Prompt
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import Body, read_body
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
@@ -14,6 +13,7 @@ from kiln.engine.server.fields import MAX_PROMPTS
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.serving import Serving
+from kiln.engine.text.prompts import Prompt
 
 MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kiln.engine.errors import KilnError
-from kiln.engine.outputs import CompletionDelta
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.responses import Answer, Chunk, encode_json
 from kiln.engine.server.sse import DONE, EventStream, event
 from kiln.engine.server.threads import LARGE
+from kiln.engine.text.outputs import CompletionDelta
 
 _ENTRY_BYTES = 16  # least size of a response's JSON per token and per log-probability
 

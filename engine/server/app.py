@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import kiln
-from kiln.engine.client import EngineClient
+from kiln.engine.process.client import EngineClient
 from kiln.engine.server import openapi
 from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError
@@ -17,7 +17,7 @@ from kiln.engine.server.middleware import ApiKey, Limits, RequestIds, error_resp
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
 from kiln.engine.server.status import status_router
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.text.tokenizer import Tokenizer
 
 
 def create_app(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kiln.engine.outputs import CompletionDelta
-from kiln.engine.request import CompletionOutput
+from kiln.engine.requests.request import CompletionOutput
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.logprobs import LogprobWriter
 from kiln.engine.server.responses import (
@@ -16,6 +15,7 @@ from kiln.engine.server.responses import (
     Delta,
     finish_reason,
 )
+from kiln.engine.text.outputs import CompletionDelta
 
 
 class ChatForm:

@@ -20,7 +20,11 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from kiln.engine.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from kiln.engine.requests.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 Unsupported = Annotated[None, "not supported yet"]
 

@@ -8,14 +8,14 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from kiln.engine.errors import KilnError
-from kiln.engine.outputs import Answer, CompletionDelta, begin_answers
-from kiln.engine.prompts import Prompt
-from kiln.engine.request import CompletionOutput, TokenOutput
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.request import CompletionOutput, TokenOutput
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.responses import Usage
 from kiln.engine.server.serving import Serving
+from kiln.engine.text.outputs import Answer, CompletionDelta, begin_answers
+from kiln.engine.text.prompts import Prompt
 
 
 class GenerationError(KilnError):

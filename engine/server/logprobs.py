@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kiln.engine.outputs import CompletionDelta
-from kiln.engine.request import CompletionOutput, Logprob
+from kiln.engine.requests.request import CompletionOutput, Logprob
 from kiln.engine.server.responses import ChatLogprobs, CompletionLogprobs, TopLogprob
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.text.outputs import CompletionDelta
+from kiln.engine.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # OpenAI's value for probability 0: JSON has no infinity
 

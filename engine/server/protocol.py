@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from kiln.engine.errors import RequestError
-from kiln.engine.prompts import Prompt, read_chats, read_prompts
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import (
     Int,
@@ -26,7 +25,8 @@ from kiln.engine.server.fields import (
     listed,
     text_or_parts,
 )
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
+from kiln.engine.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from kiln.engine.client import EngineClient
 from kiln.engine.errors import EngineDeadError, KilnError
+from kiln.engine.process.client import EngineClient
 from kiln.engine.server.connection import Connection
 from kiln.engine.server.middleware import MAX_HEADER_BYTES
 

@@ -6,16 +6,16 @@ import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from kiln.engine.client import EngineClient
 from kiln.engine.errors import EngineDeadError, ModelError, RequestError
-from kiln.engine.model_folder import read_json
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.models.model_folder import read_json
+from kiln.engine.process.client import EngineClient
+from kiln.engine.process.wire import ModelInfo
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.threads import Threads
-from kiln.engine.tokenizer import Tokenizer
-from kiln.engine.wire import ModelInfo
+from kiln.engine.text.tokenizer import Tokenizer
 
 MAX_BODY_BYTES = 4 * 2**20
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.jit_kernels.spec import Cost
+from kiln.jit_kernels.declare.spec import Cost
 from kiln.jit_kernels.timing import Call, CpuWork, GpuWork, Work, time_side_by_side
 
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}

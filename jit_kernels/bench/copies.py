@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.declare.parameters import Arguments
 
 _MAX_COPIES = 256
 _SHARE_OF_FREE = 4  # copies use at most a quarter of the free memory

@@ -11,9 +11,9 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.timing import Call
 
 

@@ -15,7 +15,7 @@ from kiln.jit_kernels.compile.build import header_of, look_up
 from kiln.jit_kernels.compile.ingredients import ingredients_of, key_of
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import Job
-from kiln.jit_kernels.errors import BundleRefused, KernelError
+from kiln.jit_kernels.declare.errors import BundleRefused, KernelError
 
 _SHORTEST_KEY = 6  # hex digits
 

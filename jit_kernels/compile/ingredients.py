@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from kiln.cache.keys import content_key
-from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains import nvrtc
 

@@ -22,7 +22,7 @@ from kiln.cache.entry import Entry
 from kiln.cache.lock import builder_lock
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
-from kiln.jit_kernels.errors import BundleRefused, ToolchainMissing
+from kiln.jit_kernels.declare.errors import BundleRefused, ToolchainMissing
 from kiln.jit_kernels.toolchains import nvrtc
 
 Tier = Literal["process", "bundle", "disk"]

@@ -9,7 +9,7 @@ from kiln.cache.env import Env
 from kiln.cache.lock import lock_folder
 from kiln.cache.root import open_store, trust_of
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.errors import BundleRefused
+from kiln.jit_kernels.declare.errors import BundleRefused
 from kiln.jit_kernels.settings import settings
 
 

@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from kiln.jit_kernels.errors import ToolchainMissing
+from kiln.jit_kernels.declare.errors import ToolchainMissing
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.launchers.protocol import Launcher

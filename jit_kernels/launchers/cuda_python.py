@@ -6,8 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
-from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.declare.errors import LaunchError, ToolchainMissing
+from kiln.jit_kernels.declare.spec import LaunchGeometry
 
 _WRITES_PLAN, _READS_PLAN = "pdl_writes_plan", "pdl_reads_plan"
 

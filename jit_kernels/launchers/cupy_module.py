@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.jit_kernels.errors import LaunchError, ToolchainMissing
-from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.declare.errors import LaunchError, ToolchainMissing
+from kiln.jit_kernels.declare.spec import LaunchGeometry
 
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 

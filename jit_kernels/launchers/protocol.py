@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.declare.spec import LaunchGeometry
 
 
 class Launcher(Protocol):

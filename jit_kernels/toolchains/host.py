@@ -16,9 +16,9 @@ from pathlib import Path
 
 from kiln.cache.env import Env
 from kiln.cache.root import cache_root
-from kiln.jit_kernels.errors import LaunchError
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import HOST_GPU, KernelSpec, Variant, label
+from kiln.jit_kernels.declare.errors import LaunchError
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant, label
 from kiln.jit_kernels.template import Unit, header_path, read_source, render
 from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
 from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from kiln.cache.keys import content_key, digest_of
-from kiln.jit_kernels.errors import CompileError, ToolchainMissing
+from kiln.jit_kernels.declare.errors import CompileError, ToolchainMissing
 
 _OUTPUT = "library.so"
 _SECONDS = 300  # time limit of a compile

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kiln.jit_kernels.errors import CompileError, ToolchainMissing
+from kiln.jit_kernels.declare.errors import CompileError, ToolchainMissing
 from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains.elf import build_id
 

@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from kiln.engine.batch import Batch, SampledToken, ScheduledRequest, StepOutput
-from kiln.engine.request import TokenLogprobs
+from kiln.engine.requests.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.requests.request import TokenLogprobs
 
 
 class FakeRunner:

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 
 from kiln.engine.errors import DeviceError, ModelError, RequestError
-from kiln.engine.finish import stop_token_ids
-from kiln.engine.wire import ModelInfo
-from kiln.engine.worker import run
+from kiln.engine.process.wire import ModelInfo
+from kiln.engine.process.worker import run
+from kiln.engine.requests.finish import stop_token_ids
 
 REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
 FAIL, FAIL_AT_ONCE = 1007, 1008
@@ -57,7 +57,7 @@ class FakeCore:
         return [self._advance(request_id) for request_id in speaking]
 
     def _advance(self, request_id):
-        from kiln.engine.request import TokenOutput
+        from kiln.engine.requests.request import TokenOutput
 
         new, count = self.requests[request_id]
         last = new.prompt_token_ids[-1]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
 from kiln.engine.errors import DeviceError, QueueFullError, RequestError
-from kiln.engine.request import NewRequest
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.request import NewRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 PROPERTY = settings(

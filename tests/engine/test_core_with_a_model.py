@@ -10,8 +10,8 @@ import torch
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.core import EngineCore
-from kiln.engine.request import NewRequest
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.request import NewRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 
 VOCABULARY = 20
 TINY = {

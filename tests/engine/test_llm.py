@@ -8,7 +8,7 @@ import pytest
 from kiln.engine import core as core_module
 from kiln.engine.errors import ConfigError, ModelError, RequestError
 from kiln.engine.llm import LLM
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

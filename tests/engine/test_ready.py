@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.engine import worker
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.errors import ModelError
 from kiln.engine.llm import LLM
+from kiln.engine.process import worker
 from kiln.engine.runner import model_runner
 from kiln.jit_kernels.ready import ready_guard
 

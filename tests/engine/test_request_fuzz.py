@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.engine import sampling_params as limits
 from kiln.engine.llm import LLM
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests import sampling_params as limits
+from kiln.engine.requests.sampling_params import SamplingParams
 
 DEMO = str(Path(__file__).parents[2] / "engine" / "demo")
 CONTEXT, VOCABULARY = 96, 768

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln.engine.batch import StepOutput
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.request import NewRequest
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.batch import StepOutput
+from kiln.engine.requests.request import NewRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.scheduler import Scheduler
 
 EOS = frozenset({7, 11})

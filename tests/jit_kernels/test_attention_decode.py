@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kiln.jit_kernels.errors import HostFault
+from kiln.jit_kernels.declare.errors import HostFault
+from kiln.jit_kernels.declare.spec import HOST_GPU, Gpu
 from kiln.jit_kernels.ops.attention.cases import FAR, changed, far_greatest, make_case
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS, attention_error
 from kiln.jit_kernels.ops.attention.reference import attend, scattered
@@ -24,7 +25,6 @@ from kiln.jit_kernels.ops.attention_decode.splits import UNSENT, Part, Shape, Sp
 from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace, workspace_for
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import HOST_GPU, Gpu
 from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World

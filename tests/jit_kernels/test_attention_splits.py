@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from kiln.jit_kernels.declare.spec import HOST_GPU, Gpu
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 from kiln.jit_kernels.ops.attention_decode.splits import (
     Shape,
@@ -18,7 +19,6 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
     split_rule,
 )
 from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace
-from kiln.jit_kernels.spec import HOST_GPU, Gpu
 
 H200 = Gpu(num_multiprocessors=132, max_shared_bytes=227 * 1024)
 

@@ -20,9 +20,9 @@ from kiln.jit_kernels.bench.limits import time_limit
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
 from kiln.jit_kernels.bench.peer_attention import flashinfer_form, sdpa_form
 from kiln.jit_kernels.bench.table import remarks, side_by_side
+from kiln.jit_kernels.declare.spec import Cost
 from kiln.jit_kernels.ops.attention.reference import attend
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.spec import Cost
 
 CEILINGS = Ceilings(copy_bytes_s=4e12, matmul_flops_s=8e14, launch_us=1.2, l2_bytes=60 << 20)
 

@@ -18,9 +18,9 @@ from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.ingredients import key_of, stored_ingredients
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
-from kiln.jit_kernels.errors import CompileError, KernelError
+from kiln.jit_kernels.declare.errors import CompileError, KernelError
+from kiln.jit_kernels.declare.spec import needs_of
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
 

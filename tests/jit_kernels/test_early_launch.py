@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.errors import HostFault
+from kiln.jit_kernels.declare.errors import HostFault
+from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import HOST_GPU
 from kiln.jit_kernels.template import Unit, early_launch_hint, read_source, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World

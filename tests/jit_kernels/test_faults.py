@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from kiln.jit_kernels.check import check_kernel
+from kiln.jit_kernels.declare.spec import HOST_GPU, LaunchGeometry
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import HOST_GPU, LaunchGeometry
 from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kiln.cache.env import Env
-from kiln.jit_kernels.errors import CompileError, ToolchainMissing
-from kiln.jit_kernels.spec import LaunchGeometry
+from kiln.jit_kernels.declare.errors import CompileError, ToolchainMissing
+from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host, host_build, host_runtime
 from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find_compiler

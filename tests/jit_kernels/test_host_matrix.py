@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kiln.jit_kernels.errors import HostFault, LaunchError
+from kiln.jit_kernels.declare.errors import HostFault, LaunchError
+from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World

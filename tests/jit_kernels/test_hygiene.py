@@ -12,7 +12,7 @@ SCRIPT = """
 import os, resource, sys, tempfile, threading
 from concurrent.futures import ThreadPoolExecutor
 from kiln.jit_kernels.template import Unit, render
-from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.declare.errors import CompileError
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.toolchains import nvrtc
 

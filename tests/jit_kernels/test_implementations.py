@@ -15,9 +15,10 @@ import torch
 
 from kiln.cache.env import Env
 from kiln.cache.store import Store
-from kiln.jit_kernels import catalog, implementations, launch, template
+from kiln.jit_kernels import implementations, launch, template
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.errors import (
+from kiln.jit_kernels.declare import catalog
+from kiln.jit_kernels.declare.errors import (
     BundleRefused,
     CompileError,
     KernelError,
@@ -26,12 +27,12 @@ from kiln.jit_kernels.errors import (
     NoSuchKernel,
     SealedMiss,
 )
+from kiln.jit_kernels.declare.spec import needs_of
 from kiln.jit_kernels.implementations import decide, decision, run
 from kiln.jit_kernels.launch import Loaded
 from kiln.jit_kernels.ops.norm import functions
 from kiln.jit_kernels.ready import ReadyGuard
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.spec import needs_of
 from kiln.jit_kernels.template import read_source
 from kiln.jit_kernels.toolchains import nvrtc
 

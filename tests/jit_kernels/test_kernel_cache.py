@@ -21,7 +21,7 @@ from kiln.jit_kernels.compile.build import build, build_unless_busy, look_up
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.open_cache import open_cache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
-from kiln.jit_kernels.errors import BundleRefused, SealedMiss, ToolchainMissing
+from kiln.jit_kernels.declare.errors import BundleRefused, SealedMiss, ToolchainMissing
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.toolchains import nvrtc
 

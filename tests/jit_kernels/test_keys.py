@@ -15,7 +15,7 @@ from kiln.jit_kernels.compile.ingredients import (
     key_of,
     stored_ingredients,
 )
-from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.declare.errors import CompileError
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.template import header_path, read_source, render
 from kiln.jit_kernels.toolchains import nvrtc

@@ -17,7 +17,8 @@ from kiln.cache.store import Store
 from kiln.jit_kernels import launch
 from kiln.jit_kernels.compile import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.errors import LateKernel, LaunchError, ToolchainMissing
+from kiln.jit_kernels.declare.errors import LateKernel, LaunchError, ToolchainMissing
+from kiln.jit_kernels.declare.spec import HOST_GPU, LaunchGeometry, needs_of
 from kiln.jit_kernels.launch import LoadedKernel
 from kiln.jit_kernels.launchers import choose
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
@@ -25,7 +26,6 @@ from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.ready import ReadyGuard
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.spec import HOST_GPU, LaunchGeometry, needs_of
 
 KINDS = {
     "pointer": ctypes.c_void_p,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.jit_kernels import parameters
-from kiln.jit_kernels.parameters import (
+from kiln.jit_kernels.declare import parameters
+from kiln.jit_kernels.declare.parameters import (
     declare,
     derived,
     in_outs,

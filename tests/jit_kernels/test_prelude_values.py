@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
+from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.spec import LaunchGeometry
 from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World

@@ -18,7 +18,7 @@ from kiln.cache.store import Store
 from kiln.jit_kernels.compile.audit import audit, rebuild
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.errors import CompileError
+from kiln.jit_kernels.declare.errors import CompileError
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains import nvrtc

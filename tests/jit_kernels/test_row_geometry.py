@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.row_geometry import row_geometry, team_size
-from kiln.jit_kernels.spec import DTYPES, HOST_GPU
 
 BF16 = {"scalar_t": "kiln::bf16"}
 

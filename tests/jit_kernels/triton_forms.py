@@ -10,9 +10,9 @@ import torch
 from triton.runtime.interpreter import interpreter_builder
 
 from kiln.jit_kernels.check import covering_variants
+from kiln.jit_kernels.declare.spec import label
 from kiln.jit_kernels.parity import compare
 from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.spec import label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
 MOST_TOKENS = 33  # of rotary: one program per token and head, slow to interpret

@@ -15,8 +15,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kiln.jit_kernels import arch
+from kiln.jit_kernels.declare.spec import Gpu, KernelSpec, Variant, label
 from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.spec import Gpu, KernelSpec, Variant, label
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
 SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # limit per block

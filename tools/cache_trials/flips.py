@@ -16,8 +16,8 @@ ARCH = "sm_100a"
 
 def real_entries() -> list[tuple[str, bytes]]:
     """Return key and bytes of the entries of three kernels, compiled now. Needs NVRTC."""
+    from kiln.jit_kernels.declare.spec import label
     from kiln.jit_kernels.registry import find_spec
-    from kiln.jit_kernels.spec import label
     from kiln.jit_kernels.template import render
     from kiln.jit_kernels.toolchains import nvrtc
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kiln.jit_kernels.declare.spec import KernelSpec, label
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.spec import KernelSpec, label
 from kiln.jit_kernels.template import render
 
 KERNELS = (

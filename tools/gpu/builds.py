@@ -11,9 +11,9 @@ from gpu.pace import Row, chosen, first_line
 from kiln.cache.store import Store
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
+from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.launch import target_arch
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import KernelSpec
 from kiln.jit_kernels.toolchains import nvrtc
 
 

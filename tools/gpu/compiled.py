@@ -11,9 +11,9 @@ from gpu.pace import Pace, Row, chosen
 from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings
 from kiln.jit_kernels.bench.forms import OWN, forms_of
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel, without_scales
+from kiln.jit_kernels.declare.spec import KernelSpec, Sizes
 from kiln.jit_kernels.launch import load_kernels
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.spec import KernelSpec, Sizes
 
 _DEVICE = "cuda"
 _FAMILIES = ("activation", "norm", "quantization", "rotary", "kv", "moe")

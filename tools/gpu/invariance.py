@@ -11,11 +11,11 @@ import torch
 
 from gpu.pace import Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.invariance import attention_trials
 from kiln.jit_kernels.launch import launch
-from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.spec import KernelSpec
 
 Run = Callable[[KernelSpec, Sequence[Any]], None]
 _BATCHES, _AT_ONCE = 200, 20

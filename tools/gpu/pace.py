@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kiln.jit_kernels.spec import KernelSpec
+from kiln.jit_kernels.declare.spec import KernelSpec
 
 _Item = TypeVar("_Item")
 Row = dict[str, Any]

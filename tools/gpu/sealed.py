@@ -16,11 +16,11 @@ from gpu.pace import NotMeasured, Row, first_line
 from kiln.cache.bundle import Bundle
 from kiln.jit_kernels.compile.build import Built
 from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
+from kiln.jit_kernels.declare.spec import KernelSpec, label
 from kiln.jit_kernels.launch import launch, load_kernels, target_arch
 from kiln.jit_kernels.parity import compare
 from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.spec import KernelSpec, label
 
 _SECONDS = 90
 

@@ -18,7 +18,7 @@ from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from kiln.engine.bench.report import Report
-    from kiln.jit_kernels.spec import KernelSpec
+    from kiln.jit_kernels.declare.spec import KernelSpec
 
 NAME = "bench"
 HELP = "benchmark serving over HTTP, or every kernel, against a baseline"
@@ -146,7 +146,7 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _specs_of(family: str | None) -> list[KernelSpec]:
-    from kiln.jit_kernels.families import families
+    from kiln.jit_kernels.declare.families import families
     from kiln.jit_kernels.registry import operators
 
     if family is not None and family not in families():

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
 
     from kiln.engine.cli.diagnosis import examine
     from kiln.engine.cli.options import DEMO_FOLDER
-    from kiln.engine.model_folder import resolve_model_folder
+    from kiln.engine.models.model_folder import resolve_model_folder
 
     marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
     findings = examine(resolve_model_folder(args.model) if args.model else DEMO_FOLDER)

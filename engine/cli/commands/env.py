@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from kiln.cache.env import describe, read
-    from kiln.jit_kernels.families import families
+    from kiln.jit_kernels.declare.families import families
 
     table = Table(box=None, pad_edge=False)
     table.add_column("Variable", no_wrap=True)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from kiln.engine.cli.listen import is_loopback, open_listener
     from kiln.engine.cli.options import engine_config, find_model
     from kiln.engine.errors import ConfigError
-    from kiln.engine.process import EngineProcess
+    from kiln.engine.process.child import EngineProcess
 
     key = _api_key(args)
     if key is None and not is_loopback(args.host) and not args.allow_unauthenticated:

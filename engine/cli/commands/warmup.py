@@ -17,7 +17,7 @@ from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
 if TYPE_CHECKING:
     from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
-    from kiln.jit_kernels.spec import Needs
+    from kiln.jit_kernels.declare.spec import Needs
 
 NAME = "warmup"
 HELP = "compile every kernel into the kernel cache; needs no GPU"
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, and print the outcome."""
     from kiln.jit_kernels.compile.warmup import jobs_for
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.registry import all_specs
 
     if args.jobs is not None and args.jobs < 1:
@@ -70,8 +70,8 @@ def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:
     """Return the kernel parameters that a model fixes on a GPU. Raises ModelError."""
     import torch
 
-    from kiln.engine.model_folder import resolve_model_folder
     from kiln.engine.models.kernel_needs import kernel_needs
+    from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
     from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
 
@@ -84,7 +84,7 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
     from kiln.engine.cli.kernel_progress import build_with_progress, summarise
     from kiln.jit_kernels.compile.bundling import export_bundle
     from kiln.jit_kernels.compile.open_cache import kernel_cache
-    from kiln.jit_kernels.errors import SealedMiss
+    from kiln.jit_kernels.declare.errors import SealedMiss
 
     cache = kernel_cache()
     outcomes, seconds = build_with_progress(jobs, cache, args.jobs, quiet=args.json)

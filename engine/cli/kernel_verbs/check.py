@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
 
     from kiln.engine.cli.targets import specs_named
     from kiln.jit_kernels.check import check_kernel
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.settings import settings
 
     specs, seeds = specs_named(args.spec), args.seeds

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the bundle; print its SHA-256. Raises KernelError if there is nothing to write."""
     from kiln.jit_kernels.compile.bundling import export_bundle
     from kiln.jit_kernels.compile.open_cache import kernel_cache
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
 
     done = export_bundle(args.file, declared_jobs(args.arch), kernel_cache())
     if not done.written:

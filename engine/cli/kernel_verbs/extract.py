@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the file. Raises KernelError unless exactly one entry matches the key."""
     from kiln.jit_kernels.compile.bundling import find_entry
     from kiln.jit_kernels.compile.open_cache import kernel_cache
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
 
     key, entry = find_entry(args.key, kernel_cache())
     path = args.output or Path(f"{key[:16]}.cubin")

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Import. Raises BundleRefused, and KernelError if the cache cannot be written."""
     from kiln.jit_kernels.compile.bundling import import_bundle
     from kiln.jit_kernels.compile.open_cache import kernel_cache
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.settings import settings
 
     cache = kernel_cache()

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Prune, and print what was removed."""
     from kiln.cache.prune import prune
     from kiln.cache.root import cache_root, trust_of
-    from kiln.jit_kernels.errors import KernelError
+    from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.settings import settings
 
     env = settings()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 
 SIZES = [
     {"rows": rows, "d": d, "gap": gap}

@@ -6,10 +6,8 @@ from functools import partial
 
 import torch
 
-from kiln.jit_kernels.ops.activation import cases
-from kiln.jit_kernels.ops.activation.reference import ACTIVATIONS, act_and_mul_reference
-from kiln.jit_kernels.parameters import Arguments, declare, derived, inputs, outputs
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.parameters import Arguments, declare, derived, inputs, outputs
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,
@@ -20,6 +18,8 @@ from kiln.jit_kernels.spec import (
     Sizes,
     Variant,
 )
+from kiln.jit_kernels.ops.activation import cases
+from kiln.jit_kernels.ops.activation.reference import ACTIVATIONS, act_and_mul_reference
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 128

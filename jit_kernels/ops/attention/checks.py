@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_GROUP
-from kiln.jit_kernels.parameters import Arguments
 from kiln.jit_kernels.shapes import check_dtype, check_shape
 
 _ALIGNED = 16  # bytes

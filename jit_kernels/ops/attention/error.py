@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.attention.reference import attend
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
 
 MOST_UNITS = 2.0  # the weights and the output are rounded once each
 _LSE_UNIT = 5e-5

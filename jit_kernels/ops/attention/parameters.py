@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.jit_kernels.parameters import Arguments, derived, inputs, outputs
+from kiln.jit_kernels.declare.parameters import Arguments, derived, inputs, outputs
 
 TENSORS = [*outputs("out", "lse"), *inputs("query", "key_pool", "value_pool", "block_table")]
 STRIDES = derived(

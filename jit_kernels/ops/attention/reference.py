@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 
 
 @dataclass(frozen=True, slots=True)

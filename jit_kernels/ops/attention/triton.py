@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from kiln.jit_kernels.arch import gpu
-from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.declare.parameters import Arguments
 
 LOG2E = tl.constexpr(1.44269504088896)
 

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import torch
 
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import DTYPES, SCALARS, Variant
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import DTYPES, SCALARS, Variant
 
 KV_BLOCK = 16  # tokens of a block of the pool
 MOST_TOKENS = 16  # of a request in a step for decode attention; with more it is prefill's

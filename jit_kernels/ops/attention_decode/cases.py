@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.attention.cases import Ragged, lengths_of, make_case, random_table
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, pool_dtype
 from kiln.jit_kernels.ops.attention_decode.reference import plan_reference
@@ -20,7 +21,6 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
     most_rows,
 )
 from kiln.jit_kernels.ops.attention_decode.workspace import make_mail
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
 
 _BATCHES: Sequence[Ragged] = (
     [(0, 1), (1, 1), (15, 1), (16, 1), (17, 1), (33, 1)],

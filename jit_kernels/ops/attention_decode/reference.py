@@ -7,6 +7,8 @@ from itertools import pairwise, product
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.attention.error import attention_error
 from kiln.jit_kernels.ops.attention.reference import scattered
 from kiln.jit_kernels.ops.attention_decode.splits import (
@@ -22,8 +24,6 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
     is_decode,
     unit_begin,
 )
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
 
 
 def plan_reference(a: Arguments) -> Results:

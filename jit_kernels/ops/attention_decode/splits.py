@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from kiln.jit_kernels.declare.spec import Gpu
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
-from kiln.jit_kernels.spec import Gpu
 
 PAIR_BLOCKS = 2  # blocks that a warp takes at a time
 TILE_ROWS = 16  # rows (token, query head of the group) of an mma tile

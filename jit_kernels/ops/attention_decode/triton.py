@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.parameters import strides_of
 from kiln.jit_kernels.ops.attention.triton import (
     finish,
@@ -21,7 +22,6 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
     SCALE_ROOM,
     TILE_ROWS,
 )
-from kiln.jit_kernels.parameters import Arguments
 
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)

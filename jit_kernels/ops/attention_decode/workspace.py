@@ -9,6 +9,8 @@ from functools import partial
 import torch
 
 from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.attention_decode.splits import (
     ITEM_INTS,
@@ -21,8 +23,6 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
     most_rows,
     split_rule,
 )
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import HOST_GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.attention.cases import Ragged, lengths_of, make_case
 from kiln.jit_kernels.ops.attention.variants import pool_dtype
 from kiln.jit_kernels.ops.attention_prefill.reference import plan_reference
 from kiln.jit_kernels.ops.attention_prefill.tiles import most_tiles
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
 
 _CAP = 3
 _BATCHES: Sequence[Ragged] = (

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.attention.error import attention_error
 from kiln.jit_kernels.ops.attention.reference import scattered
 from kiln.jit_kernels.ops.attention_prefill.tiles import Tiles, is_prefill, ordered_tiles
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
 
 
 def plan_reference(a: Arguments) -> Results:

@@ -4,6 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kiln.jit_kernels.declare.parameters import (
+    Arguments,
+    declare,
+    derived,
+    inputs,
+    operator_only,
+    optional,
+    outputs,
+    scratch,
+    values,
+)
+from kiln.jit_kernels.declare.spec import (
+    DTYPES,
+    Bound,
+    Cost,
+    Gpu,
+    KernelSpec,
+    LaunchGeometry,
+    Sizes,
+    Variant,
+)
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS
 from kiln.jit_kernels.ops.attention.parameters import STRIDES, TENSORS, strides_of
 from kiln.jit_kernels.ops.attention.variants import E4M3, PARAMS, SAME, is_supported, variant_of
@@ -15,27 +36,6 @@ from kiln.jit_kernels.ops.attention_prefill.reference import (
     prefill_reference,
 )
 from kiln.jit_kernels.ops.attention_prefill.tiles import TILE_KEYS, TILE_ROWS, most_tiles
-from kiln.jit_kernels.parameters import (
-    Arguments,
-    declare,
-    derived,
-    inputs,
-    operator_only,
-    optional,
-    outputs,
-    scratch,
-    values,
-)
-from kiln.jit_kernels.spec import (
-    DTYPES,
-    Bound,
-    Cost,
-    Gpu,
-    KernelSpec,
-    LaunchGeometry,
-    Sizes,
-    Variant,
-)
 from kiln.jit_kernels.torch_ops import define
 
 _PLAN_THREADS = 512

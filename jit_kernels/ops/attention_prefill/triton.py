@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.parameters import strides_of
 from kiln.jit_kernels.ops.attention.triton import (
     finish,
@@ -16,7 +17,6 @@ from kiln.jit_kernels.ops.attention.triton import (
 )
 from kiln.jit_kernels.ops.attention.variants import MOST_TOKENS
 from kiln.jit_kernels.ops.attention_prefill.tiles import TILE_KEYS, TILE_ROWS
-from kiln.jit_kernels.parameters import Arguments
 
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ROWS = tl.constexpr(TILE_ROWS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 
 ROPE_STORE_SIZES: list[Sizes] = [
     {"tokens": 0, "heads": 2, "kv_heads": 1, "head_dim": 16},

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.kv import cases
-from kiln.jit_kernels.ops.kv.checks import CHUNK
-from kiln.jit_kernels.ops.kv.reference import (
-    copy_blocks_reference,
-    rope_store_error,
-    rope_store_reference,
-)
-from kiln.jit_kernels.parameters import (
+from kiln.jit_kernels.declare.parameters import (
     Arguments,
     declare,
     derived,
@@ -21,7 +14,7 @@ from kiln.jit_kernels.parameters import (
     outputs,
     values,
 )
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,
@@ -31,6 +24,13 @@ from kiln.jit_kernels.spec import (
     LaunchGeometry,
     Sizes,
     Variant,
+)
+from kiln.jit_kernels.ops.kv import cases
+from kiln.jit_kernels.ops.kv.checks import CHUNK
+from kiln.jit_kernels.ops.kv.reference import (
+    copy_blocks_reference,
+    rope_store_error,
+    rope_store_reference,
 )
 from kiln.jit_kernels.torch_ops import define
 

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.quantization.triton import _encode
-from kiln.jit_kernels.parameters import Arguments
 
 _PIECE = 4096  # elements that a program of copy_blocks copies
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

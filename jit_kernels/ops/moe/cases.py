@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.moe.reference import align_capacity
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
 
 
 def _route_case(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 
 _LARGEST = torch.finfo(torch.float32).max
 

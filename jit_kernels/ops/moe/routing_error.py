@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.moe.reference import (
     group_sums,
     outside_groups,
     scores_and_choice,
     weights_of,
 )
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
 
 # The float32 error of a score or of a sum of two: float32 cannot order choices closer than this.
 _INDISTINCT = 2e-6

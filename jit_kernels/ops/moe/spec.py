@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.moe import cases
-from kiln.jit_kernels.ops.moe.reference import align_capacity, align_reference, route_reference
-from kiln.jit_kernels.ops.moe.routing_error import route_error
-from kiln.jit_kernels.parameters import (
+from kiln.jit_kernels.declare.parameters import (
     Arguments,
     declare,
     derived,
@@ -16,7 +13,7 @@ from kiln.jit_kernels.parameters import (
     outputs,
     values,
 )
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,
@@ -27,6 +24,9 @@ from kiln.jit_kernels.spec import (
     Sizes,
     Variant,
 )
+from kiln.jit_kernels.ops.moe import cases
+from kiln.jit_kernels.ops.moe.reference import align_capacity, align_reference, route_reference
+from kiln.jit_kernels.ops.moe.routing_error import route_error
 from kiln.jit_kernels.torch_ops import define
 
 _CAPACITIES = ("256", "512")  # maximum number of experts of route_tokens' variants

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 
 SIZES = [
     {"rows": rows, "d": d, "gap": gap, "offset": offset}

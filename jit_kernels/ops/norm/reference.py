@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 
 
 def normalise(

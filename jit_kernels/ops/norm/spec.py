@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.norm import cases
-from kiln.jit_kernels.ops.norm.reference import fused_reference, rms_norm_reference
-from kiln.jit_kernels.parameters import (
+from kiln.jit_kernels.declare.parameters import (
     Arguments,
     declare,
     derived,
@@ -15,8 +13,10 @@ from kiln.jit_kernels.parameters import (
     outputs,
     values,
 )
+from kiln.jit_kernels.declare.spec import DTYPES, SCALARS, Bound, Cost, KernelSpec, Sizes, Variant
+from kiln.jit_kernels.ops.norm import cases
+from kiln.jit_kernels.ops.norm.reference import fused_reference, rms_norm_reference
 from kiln.jit_kernels.row_geometry import row_geometry
-from kiln.jit_kernels.spec import DTYPES, SCALARS, Bound, Cost, KernelSpec, Sizes, Variant
 from kiln.jit_kernels.torch_ops import define
 
 _TOLERANCE = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

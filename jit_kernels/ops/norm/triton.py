@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.declare.parameters import Arguments
 
 
 @triton.jit

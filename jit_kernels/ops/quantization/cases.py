@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.quantization.codes import QUANT_DTYPES, empty_codes
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
 
 NUM_MAXIMA = 200  # in the cases of quantize
 SIZES: list[Sizes] = [

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.ops.quantization import cases, reference
-from kiln.jit_kernels.ops.quantization.codes import QUANTS
-from kiln.jit_kernels.parameters import (
+from kiln.jit_kernels.declare.parameters import (
     Arguments,
     KernelValue,
     Parameter,
@@ -24,8 +22,7 @@ from kiln.jit_kernels.parameters import (
     outputs,
     values,
 )
-from kiln.jit_kernels.row_geometry import doubled_row_geometry, row_geometry
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,
@@ -36,6 +33,9 @@ from kiln.jit_kernels.spec import (
     Sizes,
     Variant,
 )
+from kiln.jit_kernels.ops.quantization import cases, reference
+from kiln.jit_kernels.ops.quantization.codes import QUANTS
+from kiln.jit_kernels.row_geometry import doubled_row_geometry, row_geometry
 from kiln.jit_kernels.torch_ops import define
 
 _PARTS_THREADS = 512

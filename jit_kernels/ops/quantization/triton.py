@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.activation.triton import _sigmoid
 from kiln.jit_kernels.ops.norm.triton import _normalise
-from kiln.jit_kernels.parameters import Arguments
 
 
 @triton.jit

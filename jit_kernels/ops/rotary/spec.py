@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.rotary import cases
-from kiln.jit_kernels.ops.rotary.reference import rotary_reference
-from kiln.jit_kernels.parameters import Arguments, declare, derived, in_outs, inputs
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.parameters import Arguments, declare, derived, in_outs, inputs
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,
@@ -18,6 +16,8 @@ from kiln.jit_kernels.spec import (
     Sizes,
     Variant,
 )
+from kiln.jit_kernels.ops.rotary import cases
+from kiln.jit_kernels.ops.rotary.reference import rotary_reference
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 160  # maximum per block; smaller blocks start sooner

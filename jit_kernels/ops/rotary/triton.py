@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.parameters import Arguments
+from kiln.jit_kernels.declare.parameters import Arguments
 
 
 @triton.jit

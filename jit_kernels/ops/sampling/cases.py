@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 from kiln.jit_kernels.ops.sampling.noise import masses, weights
 from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS, no_results
-from kiln.jit_kernels.spec import DTYPES, Sizes, Variant
 
 # (temperature, top_k, top_p, min_p, likeliest tokens to report) of the rows of a test, repeated.
 _TESTED = (

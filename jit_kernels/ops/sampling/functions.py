@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from kiln.jit_kernels.declare.spec import SCALARS
 from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS
 from kiln.jit_kernels.ops.sampling.spec import LOGITS_TYPES, SAMPLE_TOKENS
 from kiln.jit_kernels.shapes import as_rows, check_shape
-from kiln.jit_kernels.spec import SCALARS
 from kiln.jit_kernels.torch_ops import call
 
 MAX_VOCAB_WITH_EDITS = 8 * 36 * 1024  # the kernel keeps one bit per token in shared memory

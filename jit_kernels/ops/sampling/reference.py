@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.sampling.noise import (
     arrivals,
     low_tokens,
@@ -16,8 +18,6 @@ from kiln.jit_kernels.ops.sampling.noise import (
     row_states,
     weights,
 )
-from kiln.jit_kernels.parameters import Arguments
-from kiln.jit_kernels.spec import Results
 
 SETTINGS = ("temperature", "top_p", "log_min_p", "repetition", "frequency", "presence")  # columns
 KEYS = ("seed", "position", "top_k", "num_logprobs")  # columns

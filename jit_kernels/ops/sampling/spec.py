@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.sampling import cases
-from kiln.jit_kernels.ops.sampling.reference import sample_reference
-from kiln.jit_kernels.parameters import Arguments, declare, derived, inputs, optional, outputs
-from kiln.jit_kernels.parity import largest_error
-from kiln.jit_kernels.spec import (
+from kiln.jit_kernels.declare.parameters import (
+    Arguments,
+    declare,
+    derived,
+    inputs,
+    optional,
+    outputs,
+)
+from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
     Bound,
@@ -20,6 +24,9 @@ from kiln.jit_kernels.spec import (
     Sizes,
     Variant,
 )
+from kiln.jit_kernels.ops.sampling import cases
+from kiln.jit_kernels.ops.sampling.reference import sample_reference
+from kiln.jit_kernels.parity import largest_error
 from kiln.jit_kernels.torch_ops import define
 
 LOGITS_TYPES = ("kiln::bf16", "float")

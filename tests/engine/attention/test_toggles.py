@@ -10,7 +10,7 @@ from kiln.engine.attention import toggles
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.errors import ConfigError
 from kiln.jit_kernels import implementations
-from kiln.jit_kernels.families import families
+from kiln.jit_kernels.declare.families import families
 from kiln.jit_kernels.registry import operators
 
 NEEDS = {"scalar_t": "kiln::bf16", "head_tile": "64"}

@@ -287,8 +287,8 @@ def test_a_sealed_cache_that_lacks_a_kernel_is_exit_code_3(over):
 
 
 def test_the_engine_process_passes_a_sealed_miss_on(monkeypatch):
-    from kiln.engine import client, wire
     from kiln.engine.cli.exit_codes import SEALED_MISS, code_of
+    from kiln.engine.process import client, wire
 
     failed = wire.Failed("rms_norm is not in the sealed cache", "SealedMiss", True)
     assert code_of(client._failure(failed, loading=True)) == SEALED_MISS

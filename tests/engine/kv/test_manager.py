@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.request import Request
-from kiln.engine.sampling_params import SamplingParams
+from kiln.engine.requests.request import Request
+from kiln.engine.requests.sampling_params import SamplingParams
 
 
 def request(name="r"):

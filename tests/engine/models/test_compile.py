@@ -10,12 +10,12 @@ import torch
 
 import kiln
 from kiln.engine.attention.context import AttentionStep, attention_step
-from kiln.engine.batch import Batch, ScheduledRequest
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.models.registry import known_families
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.inputs import make_inputs
 from kiln.engine.runner.model_runner import ModelRunner
-from kiln.engine.sampling_params import SamplingParams
 
 DEMO = Path(kiln.__file__).parent / "engine" / "demo"
 COUNTS = (7, 1, 2, 33, 3, 1, 16)  # tokens of a step

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from kiln.engine.batch import Batch, ScheduledRequest
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.inputs import make_inputs
-from kiln.engine.sampling_params import SamplingParams
 
 
 def row(tokens, before, blocks, samples):

@@ -8,12 +8,12 @@ import pytest
 import torch
 import transformers
 
-from kiln.engine.batch import Batch, ScheduledRequest
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner import model_runner
 from kiln.engine.runner.model_runner import ModelRunner
-from kiln.engine.sampling_params import SamplingParams
 
 SIZES = {
     "vocab_size": 20,

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kiln.engine.batch import ScheduledRequest
+from kiln.engine.requests.batch import ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.sampler import sample
-from kiln.engine.sampling_params import SamplingParams
 
 INF, NAN = math.inf, math.nan
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kiln.engine.cli.local_server import local_server
-from kiln.engine.tokenizer import Tokenizer
+from kiln.engine.text.tokenizer import Tokenizer
 
 CONTEXT = 128
 TINY_QWEN3 = {

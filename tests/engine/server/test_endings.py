@@ -17,7 +17,7 @@ def _engine(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in children:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if any(b"engine.worker" in argument for argument in arguments):
+        if any(b"engine.process.worker" in argument for argument in arguments):
             return int(pid), Path(arguments[-3].decode())
     raise AssertionError("the server has no engine process")
 

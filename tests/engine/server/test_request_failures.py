@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 import kiln
-from kiln.engine.client import EngineClient
 from kiln.engine.config import EngineConfig, ModelConfig
-from kiln.engine.process import EngineProcess
+from kiln.engine.process.child import EngineProcess
+from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
 from kiln.engine.server.serving import ServerSettings
 

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from kiln.engine.errors import EngineDeadError, ModelError
-from kiln.engine.request import TokenLogprobs, TokenOutput
+from kiln.engine.process.token_stream import TokenStream
+from kiln.engine.process.wire import ModelInfo
+from kiln.engine.requests.request import TokenLogprobs, TokenOutput
 from kiln.engine.server.app import create_app
 from kiln.engine.server.completions import CompletionForm
 from kiln.engine.server.protocol import CompletionRequest
 from kiln.engine.server.serving import ServerSettings, read_defaults
-from kiln.engine.token_stream import TokenStream
-from kiln.engine.wire import ModelInfo
 
 BODY = {"prompt": [5], "max_tokens": 3}
 

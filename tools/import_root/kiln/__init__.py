@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiln.engine.llm import LLM
-    from kiln.engine.request import RequestOutput
-    from kiln.engine.sampling_params import SamplingParams
+    from kiln.engine.requests.request import RequestOutput
+    from kiln.engine.requests.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "kiln.engine.llm",
-    "RequestOutput": "kiln.engine.request",
-    "SamplingParams": "kiln.engine.sampling_params",
+    "RequestOutput": "kiln.engine.requests.request",
+    "SamplingParams": "kiln.engine.requests.sampling_params",
 }
 
 # In a checkout the four folders are at the repository's root; the links beside this file are only

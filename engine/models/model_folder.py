@@ -1,0 +1,74 @@
+"""Locate a model's folder and read its small JSON files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kiln.engine.errors import ModelError
+from kiln.engine.models.hub import download
+
+
+def resolve_model_folder(model: str) -> Path:
+    """Return the local folder of a model, given as a folder or as a hub id like ``org/name``.
+
+    A hub id without a local copy is downloaded. Raises ModelError naming what is missing and what
+    to do.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    looks_like_path = folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
+    if folder.exists() or looks_like_path:
+        raise ModelError(f"model {model!r}: no such folder, and not a hub id")
+    return download(model)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if the file does not exist. Raises ModelError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: contains a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def eos_token_ids(folder: Path) -> frozenset[int]:
+    """Return the EOS token ids of the model and of its tokenizer.
+
+    The model's are in generation_config.json, else in config.json. The tokenizer of a fine-tuned
+    model may name another, the end of a turn, which those files lack.
+    """
+    found = {_tokenizer_eos(folder)}
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            found |= set(ids if isinstance(ids, list) else [ids])
+            break
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def _tokenizer_eos(folder: Path) -> int | None:
+    """Return the id of the tokenizer's ``eos_token``, without loading the tokenizer."""
+    config = read_json(folder / "tokenizer_config.json")
+    token = config.get("eos_token") or read_json(folder / "special_tokens_map.json").get(
+        "eos_token"
+    )
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is None:
+        return None
+    for token_id, added in config.get("added_tokens_decoder", {}).items():
+        if added.get("content") == text:
+            return int(token_id)
+    tokenizer = read_json(folder / "tokenizer.json")
+    for added in tokenizer.get("added_tokens", []):
+        if added.get("content") == text:
+            return int(added["id"])
+    vocabulary = tokenizer.get("model", {}).get("vocab")
+    older = read_json(folder / "added_tokens.json")
+    return (vocabulary | older if isinstance(vocabulary, dict) else older).get(text)

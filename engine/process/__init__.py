@@ -1,0 +1,1 @@
+"""The engine process, its messages, and the client of the API process."""

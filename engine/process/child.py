@@ -1,0 +1,126 @@
+"""The parent's handle of the engine process: start, watch and stop it, and leave no orphan.
+
+Parent and child communicate through two ZeroMQ sockets in a private folder (mode 0700). The child
+also holds the read end of a pipe. However the parent ends, the pipe closes, and then the child
+removes the folder and exits. This needs no signal, so none can be missed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import kiln
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import ConfigError
+from kiln.engine.process import wire
+
+_LONGEST_ADDRESS = 100  # the path of a Unix socket has at most 107 bytes
+# Kiln's folder is first in sys.path only while Kiln is imported, then last: if it is site-packages,
+# it may contain backports that shadow the standard library.
+_BOOT = (
+    "import sys; root = sys.argv.pop(1); sys.path.insert(0, root); import kiln; del sys.path[0]; "
+    "root in sys.path or sys.path.append(root); "
+    "from {module} import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def module_command(module: str) -> list[str]:
+    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python.
+
+    The child imports this copy of Kiln even if another is installed, and modules in the working
+    folder do not shadow its imports (``-P``).
+    """
+    root = str(Path(kiln.__file__).parents[1])
+    return [sys.executable, "-P", "-c", _BOOT.format(module=module), root]
+
+
+def _private_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="kiln-"))
+    if len(str(folder)) > _LONGEST_ADDRESS - len("ipc:///requests"):
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="kiln-", dir="/tmp"))
+    return folder
+
+
+@dataclass
+class EngineProcess:
+    """One engine process. Make it with ``spawn``; ``stop`` is safe to call more than once."""
+
+    child: subprocess.Popen[bytes]
+    folder: Path
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def spawn(cls, config: EngineConfig, command: list[str] | None = None) -> EngineProcess:
+        """Start the engine and return before it is loaded.
+
+        ``command`` replaces the worker in tests; folder and configuration are appended to it.
+        Raises ConfigError if the program cannot be started.
+        """
+        command = command or module_command("kiln.engine.process.worker")
+        folder = _private_folder()
+        try:
+            child = subprocess.Popen(
+                [*command, str(folder), wire.encode_config(config)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then drains
+            )
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ConfigError(f"cannot start the engine process {command[0]}: {error}") from error
+        return cls(child, folder)
+
+    @property
+    def requests_address(self) -> str:
+        """The address from which the engine reads requests."""
+        return requests_address(self.folder)
+
+    @property
+    def outputs_address(self) -> str:
+        """The address to which the engine writes outputs."""
+        return outputs_address(self.folder)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while the process runs; minus the signal number after a signal."""
+        return self.child.poll()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped by a signal (SIGSTOP).
+
+        Source: proc_pid_stat(5), the third field.
+        """
+        try:
+            stat = Path(f"/proc/{self.child.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def stop(self, grace: float = 0.0) -> int:
+        """Wait ``grace`` seconds for the process to exit, then kill it; return its exit code."""
+        if self.child.stdin is not None:
+            self.child.stdin.close()
+        try:
+            self.child.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.child.returncode
+
+
+def requests_address(folder: Path) -> str:
+    """Return the address of the socket that carries requests to the engine."""
+    return f"ipc://{folder}/requests"
+
+
+def outputs_address(folder: Path) -> str:
+    """Return the address of the socket that carries outputs to the client."""
+    return f"ipc://{folder}/outputs"

@@ -1,0 +1,245 @@
+"""The API process's client of the engine: requests in, token streams out, on one event loop.
+
+    starting --Ready--> ready --exit, Failed, close--> over
+
+A stream ends in one of three ways: all its requests finish, the reader closes it (which aborts its
+unfinished requests in the engine), or it raises EngineDeadError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from kiln.engine import errors
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import EngineDeadError, KilnError, RequestError
+from kiln.engine.process import wire
+from kiln.engine.process.child import EngineProcess
+from kiln.engine.process.token_stream import TokenStream
+from kiln.engine.requests.request import NewRequest, TokenOutput
+
+STOPPED_LIMIT = 15.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
+_WATCH_EVERY = 0.2  # seconds between checks of the process
+_STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown
+
+ShowProgress = Callable[[wire.Progress], None]
+
+
+class EngineClient:
+    """The client of one engine process; use it as an async context manager, on one event loop."""
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        on_progress: ShowProgress | None = None,
+        *,
+        stopped_limit: float = STOPPED_LIMIT,
+    ) -> None:
+        self._process = process
+        self._on_progress = on_progress
+        self._stopped_limit = stopped_limit
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._streams: dict[str, TokenStream] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._info: wire.ModelInfo | None = None
+        self._stats: dict[str, float] = {}
+        self._error: KilnError | None = None
+        self._changed = asyncio.Event()  # ready, or over
+        self._over = asyncio.Event()
+        self._last_message = time.monotonic()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(
+        cls, config: EngineConfig, on_progress: ShowProgress | None = None
+    ) -> AsyncIterator[EngineClient]:
+        """Start an engine and yield its client when ready. Raises the error of a failed load."""
+        async with cls(EngineProcess.spawn(config), on_progress) as client:
+            await client.wait_ready()
+            yield client
+
+    async def __aenter__(self) -> EngineClient:
+        """Open the sockets, and start to listen and to watch the process."""
+        # Sends must work in ``finally`` blocks, so they are plain calls that never block.
+        self._requests = zmq.Context(self._context).socket(zmq.PUSH)
+        self._outputs = self._context.socket(zmq.PULL)
+        for socket in (self._requests, self._outputs):
+            socket.set_hwm(0)
+            socket.linger = 0
+        self._requests.bind(self._process.requests_address)
+        self._outputs.bind(self._process.outputs_address)
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the engine and release everything; open streams end with an error."""
+        self._send(wire.Stop())
+        self.fail(EngineDeadError("the engine was stopped"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._process.stop, _STOP_GRACE if self._info else 0.0)
+        for socket in (self._requests, self._outputs):
+            socket.close(linger=0)
+        self._context.term()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine accepts requests."""
+        return self._info is not None and not self._over.is_set()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process is running, loading or ready."""
+        return not self._over.is_set()
+
+    @property
+    def model_info(self) -> wire.ModelInfo:
+        """The served model. Raises EngineDeadError before the engine is ready."""
+        if self._info is None:
+            raise self._error or EngineDeadError("the engine is still loading the model")
+        return self._info
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many requests are in flight."""
+        return len(self._streams)
+
+    @property
+    def seconds_without_progress(self) -> float:
+        """Seconds without a message from the engine while requests are in flight; else 0."""
+        return time.monotonic() - self._last_message if self._streams else 0.0
+
+    def stats(self) -> dict[str, float]:
+        """Return the engine's latest counts without waiting; they are under a second old."""
+        return self._stats
+
+    async def wait_ready(self) -> wire.ModelInfo:
+        """Wait until the model is loaded. Raises the error of a failed load."""
+        await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        return self.model_info
+
+    async def wait_over(self) -> KilnError:
+        """Wait until the engine has ended and return why."""
+        await self._over.wait()
+        return self._error or EngineDeadError("the engine was stopped")
+
+    def stream(self, *requests: NewRequest) -> TokenStream:
+        """Send requests and return one stream of all their tokens.
+
+        Raises EngineDeadError if no engine is running. The stream raises RequestError if the engine
+        rejects a request.
+        """
+        if not self.is_ready:
+            raise self._error or EngineDeadError("the engine is still loading the model")
+        stream = TokenStream([request.request_id for request in requests], self._abort)
+        if not self._streams:
+            self._last_message = time.monotonic()
+        for request in requests:
+            self._streams[request.request_id] = stream
+            self._send(wire.Add(request))
+        return stream
+
+    def fail(self, error: KilnError) -> None:
+        """End every open stream with an error, and accept no more requests."""
+        if self._over.is_set():
+            return
+        self._error = error
+        self._over.set()
+        self._changed.set()
+        for stream in {id(stream): stream for stream in self._streams.values()}.values():
+            stream.put(error)
+        self._streams.clear()
+
+    def _send(self, message: wire.ToEngine) -> None:
+        # The queue is unbounded, so Again means that no peer is connected: the engine has exited,
+        # and _watch will end the streams.
+        with contextlib.suppress(zmq.Again):
+            self._requests.send(self._encode(message), zmq.NOBLOCK)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if self._streams.pop(request_id, None) is not None:
+                self._send(wire.Abort(request_id))
+
+    async def _listen(self) -> None:
+        decode = wire.to_client_decoder().decode
+        while True:
+            message = decode(await self._outputs.recv())
+            self._last_message = time.monotonic()
+            match message:
+                case wire.Outputs(outputs):
+                    for output in outputs:
+                        self._give(output.request_id, output, output.finish_reason is not None)
+                    await asyncio.sleep(0)  # recv of a queued message does not yield to readers
+                case wire.Refused(request_id, kind, text, param):
+                    kinds = {"QueueFullError": errors.QueueFullError}
+                    refusal = kinds.get(kind, RequestError)(text, param)
+                    self._give(request_id, refusal, last=True)
+                case wire.Stats(values):
+                    self._stats = values
+                case wire.Progress():
+                    if self._on_progress is not None:
+                        self._on_progress(message)
+                case wire.Ready(info):
+                    self._info = info
+                    self._changed.set()
+                case wire.Failed():
+                    self.fail(_failure(message, loading=self._info is None))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the streams if a task failed: they would wait forever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(EngineDeadError(f"the engine's messages cannot be read: {error!r}"))
+
+    def _give(self, request_id: str, item: TokenOutput | RequestError, last: bool) -> None:
+        """Pass an item to its stream; drop it if the stream was closed."""
+        streams = self._streams
+        stream = streams.pop(request_id, None) if last else streams.get(request_id)
+        if stream is not None:
+            stream.put(item)
+
+    async def _watch(self) -> None:
+        """Detect that the process exited or stopped, after reading its last messages."""
+        stopped = 0.0
+        while self._process.exit_code is None:
+            await asyncio.sleep(_WATCH_EVERY)
+            stopped = stopped + _WATCH_EVERY if self._process.is_stopped else 0.0
+            if stopped > self._stopped_limit:
+                self.fail(
+                    EngineDeadError(
+                        f"the engine process was stopped (SIGSTOP) for {self._stopped_limit:g} s; "
+                        "requests in flight are lost"
+                    )
+                )
+                return
+        await asyncio.sleep(_WATCH_EVERY)
+        code = self._process.exit_code
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        self.fail(EngineDeadError(f"the engine process {how}; requests in flight are lost"))
+
+
+def _failure(failed: wire.Failed, loading: bool) -> KilnError:
+    """Return the error that ended the engine: a ConfigError, or EngineDeadError."""
+    if loading and failed.expected:
+        kinds = {"ModelError": errors.ModelError, "SealedMiss": errors.SealedCacheError}
+        return kinds.get(failed.kind, errors.ConfigError)(failed.message)
+    return EngineDeadError(f"the engine stopped on {failed.kind}: {failed.message}")

@@ -1,0 +1,112 @@
+"""The messages between the API process and the engine process, encoded as msgpack.
+
+The two unions below list all messages, one for each direction. Nothing is pickled: messages hold
+numbers, strings and lists, and their types are validated when decoded.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kiln.engine.config import EngineConfig
+from kiln.engine.requests.request import NewRequest, TokenOutput
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The served model, sent once when the engine is ready.
+
+    ``kernels`` maps each kernel to the chosen implementation and the reason.
+    """
+
+    max_model_len: int  # tokens, prompt and output
+    vocab_size: int
+    dtype: str
+    device: str
+    kernels: dict[str, str] = {}
+
+
+class Add(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: start a request."""
+
+    request: NewRequest
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: drop this request and free its blocks."""
+
+    request_id: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: exit."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client while it loads: ``done`` of ``total`` units of a stage; 0 if unknown."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: the model is loaded; requests are accepted."""
+
+    info: ModelInfo
+
+
+class Outputs(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: new outputs. Empty ones are the heartbeat during long steps."""
+
+    outputs: list[TokenOutput]
+    num_steps: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: this request was rejected. ``kind`` as in Failed."""
+
+    request_id: str
+    kind: str
+    message: str
+    param: str | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: the current counts, by name."""
+
+    values: dict[str, float]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: the engine is about to exit.
+
+    ``kind`` is the error's class; ``expected``: its message can be shown to users.
+    """
+
+    message: str
+    kind: str
+    expected: bool
+
+
+ToEngine = Add | Abort | Stop
+ToClient = Progress | Ready | Outputs | Refused | Stats | Failed
+
+
+def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:
+    """Return a decoder of client messages; it raises msgspec.ValidationError on others."""
+    return msgspec.msgpack.Decoder(ToEngine)
+
+
+def to_client_decoder() -> msgspec.msgpack.Decoder[ToClient]:
+    """Return a decoder of engine messages; it raises msgspec.ValidationError on others."""
+    return msgspec.msgpack.Decoder(ToClient)
+
+
+def encode_config(config: EngineConfig) -> str:
+    """Return the configuration as JSON, for the engine's command line."""
+    return msgspec.json.encode(config).decode()
+
+
+def decode_config(text: str) -> EngineConfig:
+    """Read a configuration written by ``encode_config``. Raises ConfigError on a bad value."""
+    return msgspec.json.decode(text, type=EngineConfig)

@@ -1,0 +1,214 @@
+"""The engine process: load the model, then step while there is work, and sleep while there is not.
+
+``kiln.engine.process.child`` starts ``main``. Its messages go through the sockets, its tracebacks
+to stderr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from kiln.cache.env import EnvError
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import KilnError, RequestError
+from kiln.engine.process import wire
+from kiln.engine.process.child import outputs_address, requests_address
+from kiln.engine.requests.request import NewRequest, TokenOutput
+from kiln.jit_kernels.declare.errors import KernelError
+
+_IDLE_POLL = 1000  # milliseconds asleep on the socket; a message wakes it at once
+_REPORT_EVERY = 0.2  # seconds between reports while there is work
+_LINGER = 1000  # milliseconds that the last messages may take to leave
+
+logger = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What the worker needs of ``kiln.engine.core.EngineCore``; tests put a fake in its place."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+
+    def add(self, request: NewRequest, /) -> None:
+        """Queue a request. Raises RequestError if it is invalid."""
+
+    def abort(self, request_id: str, /) -> None:
+        """Forget a request and free its blocks; an unknown one is fine."""
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step."""
+
+    def stats(self) -> Any:
+        """Return the counts of the moment, a dataclass of numbers."""
+
+
+Progress = Callable[[str, int, int], None]
+Load = Callable[[EngineConfig, Progress], tuple[Core, wire.ModelInfo]]
+
+
+class Worker:
+    """The loop around a core, and its two sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._inbox = self._context.socket(zmq.PULL)
+        self._outbox = self._context.socket(zmq.PUSH)
+        for socket in (self._inbox, self._outbox):
+            socket.set_hwm(0)  # the API process bounds how many requests there are
+            socket.linger = _LINGER
+        self._inbox.connect(requests_address(folder))
+        self._outbox.connect(outputs_address(folder))
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = wire.to_engine_decoder().decode
+        self._stopping = False
+        self._num_steps = 0
+        self._last_report = 0.0
+        self._last_stats: dict[str, float] = {}
+
+    def send(self, message: wire.ToClient) -> None:
+        """Queue a message to the client; it never waits."""
+        self._outbox.send(self._encode(message), zmq.NOBLOCK)
+
+    def serve(self, core: Core) -> None:
+        """Answer requests until told to stop.
+
+        The core contains what one request causes; any error that it raises ends the loop.
+        """
+        while not self._stopping:
+            self._receive(core, 0 if core.has_work else _IDLE_POLL)
+            if core.has_work:
+                outputs = core.step()
+                self._num_steps += 1
+                if outputs:
+                    self.send(wire.Outputs(outputs, self._num_steps))
+            self.report(core)
+
+    def close(self) -> None:
+        """Send what is queued, for a bounded time, and release the sockets."""
+        self._context.destroy(linger=_LINGER)
+
+    def _receive(self, core: Core, timeout: int) -> None:
+        """Act on every message there is; wait ``timeout`` milliseconds for the first."""
+        if not self._inbox.poll(timeout):
+            return
+        while True:
+            try:
+                message = self._decode(self._inbox.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            match message:
+                case wire.Add(request):
+                    self._add(core, request)
+                case wire.Abort(request_id):
+                    core.abort(request_id)
+                case wire.Stop():
+                    self._stopping = True
+
+    def _add(self, core: Core, request: NewRequest) -> None:
+        try:
+            core.add(request)
+        except RequestError as error:
+            kind = type(error).__name__
+            self.send(wire.Refused(request.request_id, kind, str(error), error.param))
+
+    def report(self, core: Core) -> None:
+        """Tell the counts when they changed: at once when idle, else a few times a second."""
+        now = time.monotonic()
+        if core.has_work and now - self._last_report < _REPORT_EVERY:
+            return
+        self._last_report = now
+        stats = dataclasses.asdict(core.stats())
+        if core.has_work:
+            self.send(wire.Outputs([], self._num_steps))
+        if stats != self._last_stats:
+            self.send(wire.Stats(stats))
+            self._last_stats = stats
+
+
+def _leave_with_parent(folder: Path) -> None:
+    """End this process when the parent is gone: the pipe on stdin closes, however it went."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        time.sleep(_LINGER / 1000)  # an orderly stop closes the pipe too, and is already leaving
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def run(load: Load, arguments: list[str]) -> int:
+    """Load a core and serve it; ``arguments`` are the socket folder and the configuration.
+
+    Returns the exit code: 0 after an orderly stop, 1 if the model could not be loaded or a step
+    failed; the client was told why in both cases.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides, and drains first
+        signal.signal(number, signal.SIG_IGN)
+    folder = Path(arguments[0])
+    _leave_with_parent(folder)
+    worker = Worker(folder)
+    try:
+        core, info = load(
+            wire.decode_config(arguments[1]),
+            lambda stage, done, total: worker.send(wire.Progress(stage, done, total)),
+        )
+        gc.collect()
+        gc.freeze()  # the model's objects live for ever: no collection need look at them again
+        worker.report(core)
+        worker.send(wire.Ready(info))
+        worker.serve(core)
+    except Exception as error:
+        expected = isinstance(error, KilnError | KernelError | EnvError)
+        if not expected:
+            logger.exception("the engine stopped on an unexpected error")
+        worker.send(wire.Failed(str(error) or repr(error), type(error).__name__, expected))
+        return 1
+    finally:
+        worker.close()
+    return 0
+
+
+def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.ModelInfo]:
+    """Make the real core, telling how far it is."""
+    progress("importing torch", 0, 1)
+    # Here and not above: these imports take seconds, and whoever waits is told what for.
+    import torch
+
+    from kiln.engine.core import EngineCore, load_runner
+    from kiln.jit_kernels.ready import ready_guard
+
+    progress("importing torch", 1, 1)
+    # A core stays for the API process: torch's threads wait for the slowest of them at each op.
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
+    runner = load_runner(config, progress)
+    info = wire.ModelInfo(
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        device=str(runner.device),
+        kernels=runner.kernels,
+    )
+    ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
+    return EngineCore(config, runner=runner), info
+
+
+def main(arguments: list[str]) -> int:
+    """Run the engine process."""
+    return run(load_core, arguments)

@@ -1,0 +1,119 @@
+"""Requests, as clients and the scheduler see them, and their outputs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kiln.engine.requests.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A generation request as submitted: the message from client to engine."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, at temperature 1 and before any filter.
+
+    ``token_id`` is the sampled token. ``top`` holds (token id, log-probability, rank from 1) of the
+    most likely tokens, in order.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """A request's output of one step: the message from engine to client.
+
+    ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
+    ``stop_token_ids`` that ended it, if any. ``message`` explains the finish reason "error".
+    ``seed`` is set with the first token; it reproduces the output under the same settings.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int = 0
+    message: str | None = None
+    seed: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The scheduler's record of one generation. Only the scheduler mutates it.
+
+    ``token_ids`` is prompt plus output. The keys and values of the first ``num_computed_tokens``
+    are in the KV blocks ``block_ids``. ``token_counts``, kept only for penalties, maps each token
+    to its number of occurrences in the output; 0 if it occurs only in the prompt.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    max_total_tokens: int
+    stop_token_ids: frozenset[int]
+    arrival: float = field(default_factory=time.monotonic)
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    token_counts: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens have been generated."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One entry of ``CompletionOutput.logprobs``, with vLLM's names."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the ``n`` outputs for a prompt.
+
+    ``error`` explains the finish reason "error". ``seed`` and the same settings reproduce the
+    output; it is None before the first token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    error: str | None = None
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All outputs for one prompt of ``LLM.generate``."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True

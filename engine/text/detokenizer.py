@@ -1,0 +1,136 @@
+"""Incremental detokenization: emits complete characters, and no part of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+from kiln.engine.text.stop_strings import StopMatcher
+from kiln.engine.text.tokenizer import Tokenizer
+
+CONTEXT_TOKENS = 6  # enough for any decoder that depends on neighbouring tokens
+MAX_PENDING_TOKENS = 16  # an incomplete character is at most 3 bytes long, so at most 3 tokens
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream(Protocol):
+    """Turns tokens into text, one complete character at a time."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that the token completes, or ""."""
+
+    def finish(self) -> str:
+        """Return the text of an incomplete character at the end."""
+
+
+class ByteStream:
+    """Decodes tokens whose bytes are known: exact, at constant cost per token."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._first = not context
+
+    def push(self, token_id: int) -> str:
+        """Return the text that the token completes, or ""."""
+        piece = self._tokenizer.token_bytes(token_id, self._first) or b""
+        self._first = self._first and not self._tokenizer.token_bytes(token_id)
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """Return the text of an incomplete character at the end."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowStream:
+    """Decodes with any tokenizer, over the last few tokens and the incomplete ones."""
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._context = list(context)
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Return the text that the token completes, or ""."""
+        self._pending.append(token_id)
+        text = self._pending_text()
+        if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS:
+            return ""
+        return self._take(text)
+
+    def finish(self) -> str:
+        """Return the text of an incomplete character at the end."""
+        return self._take(self._pending_text())
+
+    def _take(self, text: str) -> str:
+        # The context must start at a character boundary; else it decodes to garbage.
+        context = self._pending if text else [*self._context, *self._pending]
+        self._context, self._pending = context[-MAX_PENDING_TOKENS:], []
+        return text
+
+    def _pending_text(self) -> str:
+        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        text = self._tokenizer.decode(self._context + self._pending, skip_special_tokens=False)
+        if text.startswith(before):
+            return text[len(before) :]
+        return self._tokenizer.decode(self._pending, skip_special_tokens=False)
+
+
+class Detokenizer:
+    """Detokenizes one stream of tokens.
+
+    ``context`` is the end of the prompt; with it the first word keeps its leading space.
+    ``skip_special_tokens`` removes special tokens from the text. A stop string counts only if it
+    ends after ``min_tokens`` tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        context: Sequence[int] = (),
+    ) -> None:
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        kept = (token for token in reversed(context) if token not in self._skipped)
+        before = list(islice(kept, CONTEXT_TOKENS))[::-1]
+        by_bytes = tokenizer.token_bytes(0) is not None
+        self._stream: TextStream = (ByteStream if by_bytes else WindowStream)(tokenizer, before)
+        self._stops = StopMatcher(stop, include_stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were consumed, without those after a stop string."""
+        return self._num_tokens
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text, or None."""
+        return self._stops.stopped_by
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that can be emitted now."""
+        shown = []
+        for token_id in token_ids:
+            if self.stopped_by is not None:
+                break
+            self._num_tokens += 1
+            if token_id not in self._skipped:
+                armed = self._num_tokens > self._min_tokens
+                shown.append(self._stops.feed(self._stream.push(token_id), armed))
+        return "".join(shown)
+
+    def finish(self) -> str:
+        """Return the text held back, because no more tokens follow."""
+        if self.stopped_by is not None:
+            return ""
+        armed = self._num_tokens > self._min_tokens
+        last = self._stops.feed(self._stream.finish(), armed)
+        return last if self.stopped_by is not None else last + self._stops.finish()

@@ -1,0 +1,159 @@
+"""Turn a request's tokens into its output: text, log-probabilities and finish reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kiln.engine.requests.request import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    NewRequest,
+    TokenLogprobs,
+    TokenOutput,
+)
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.text.detokenizer import Detokenizer
+from kiln.engine.text.prompts import Prompt
+from kiln.engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """The part of an output that one ``TokenOutput`` adds.
+
+    ``text`` may differ from the text of ``token_ids``: an incomplete character and a possible stop
+    string are held back for a later delta. ``message`` explains an error.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    message: str | None = None
+
+
+class CompletionStream:
+    """One streaming output; ``completion`` accumulates it.
+
+    Stop strings are detected here, because the core handles no text. If ``stopped_early`` becomes
+    true, the caller must abort the request in the core and push no more. Without a tokenizer the
+    text stays empty.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] = (),
+        index: int = 0,
+    ) -> None:
+        self.completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        self.stopped_early = False
+        self._params = params
+        self._tokenizer = tokenizer
+        self._text: list[str] = []
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                stop=params.stop_strings,
+                include_stop=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+                context=prompt_token_ids,
+            )
+
+    def push(self, output: TokenOutput) -> CompletionDelta:
+        """Add the output of a step and return the delta; ``completion.text`` is set at the end."""
+        text, stopped_by, used = self._decode(output)
+        token_ids, logprobs = output.token_ids[:used], output.logprobs
+        reason, stop_reason = output.finish_reason, output.stop_reason
+        if stopped_by is not None:
+            self.stopped_early = reason is None
+            reason, stop_reason = "stop", None
+        if output.seed is not None:
+            self.completion.seed = output.seed
+        delta = CompletionDelta(
+            text=text,
+            token_ids=token_ids,
+            logprobs=self._logprobs(None if logprobs is None else logprobs[:used]),
+            finish_reason=reason,
+            stop_reason=stop_reason if stopped_by is None else stopped_by,
+            message=output.message,
+        )
+        self._append(delta)
+        return delta
+
+    def _decode(self, output: TokenOutput) -> tuple[str, str | None, int]:
+        """Return the new text, the stop string that ended it, and how many tokens were used.
+
+        Queued outputs are merged, so tokens may follow a stop string; those are discarded, as if
+        the request had been aborted in time.
+        """
+        detokenizer, count = self._detokenizer, len(output.token_ids)
+        if detokenizer is None:
+            return "", None, count
+        shown = output.token_ids
+        if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
+            shown = shown[:-1]  # the stop token is in token_ids, but not in the text
+        before = detokenizer.num_tokens
+        text = detokenizer.push(shown)
+        if detokenizer.stopped_by is not None:
+            count = detokenizer.num_tokens - before
+        if output.finish_reason is not None:
+            text += detokenizer.finish()
+        return text, detokenizer.stopped_by, count
+
+    def _append(self, delta: CompletionDelta) -> None:
+        completion = self.completion
+        self._text.append(delta.text)
+        completion.token_ids += delta.token_ids
+        if completion.logprobs is not None:
+            completion.logprobs += delta.logprobs or []
+        completion.finish_reason = delta.finish_reason
+        completion.stop_reason = delta.stop_reason
+        completion.error = delta.message
+        if delta.finish_reason is not None:
+            completion.text = "".join(self._text)
+
+    def _logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[dict[int, Logprob]] | None:
+        """Return vLLM's format: for each position, the sampled token and the most likely ones."""
+        if logprobs is None:
+            return None
+        return [
+            {
+                token_id: Logprob(logprob, rank, self._token_text(token_id))
+                for token_id, logprob, rank in [(at.token_id, at.logprob, at.rank), *at.top]
+            }
+            for at in logprobs
+        ]
+
+    def _token_text(self, token_id: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the ``n`` outputs for a prompt: its request to the engine, and its stream."""
+
+    new: NewRequest
+    stream: CompletionStream
+
+
+def begin_answers(
+    name: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, first: int = 0
+) -> list[Answer]:
+    """Return the ``n`` outputs for a prompt, with indices from ``first`` on.
+
+    Each request id is ``name`` plus the index.
+    """
+    made = []
+    for index in range(first, first + params.n):
+        own, ids = params.for_answer(index - first), prompt.token_ids
+        stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index)
+        made.append(Answer(NewRequest(f"{name}-{index}", ids, own), stream))
+    return made

@@ -1,0 +1,131 @@
+"""Parse the prompts and sampling parameters of ``LLM`` calls, in all accepted forms."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from kiln.engine.errors import ContextLengthError, RequestError
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.text.chat_template import Message
+from kiln.engine.text.tokenizer import Tokenizer
+
+
+class TextPrompt(TypedDict):
+    """vLLM's explicit form of a text prompt."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """vLLM's explicit form of a prompt of token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A parsed prompt: its token ids, and its text if it was given as text."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def read_prompts(
+    prompts: PromptInput | Sequence[PromptInput], tokenizer: Tokenizer | None, max_tokens: int
+) -> list[Prompt]:
+    """Parse one prompt or many. Raises RequestError naming the first malformed one.
+
+    A text that must have more than ``max_tokens`` tokens is rejected without tokenizing it.
+    """
+    one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
+    many = [prompts] if one else prompts
+    if not isinstance(many, Iterable):
+        raise RequestError(f"prompts is a {type(prompts).__name__}, not a text or a list", "prompt")
+    return [_read(prompt, index, tokenizer, max_tokens) for index, prompt in enumerate(many)]
+
+
+def spread_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Return one SamplingParams for each of ``count`` prompts. Raises RequestError."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    listed = list(params)
+    if not all(isinstance(entry, SamplingParams) for entry in listed):
+        raise RequestError("sampling_params must be SamplingParams, or a list of them")
+    if len(listed) != count:
+        raise RequestError(f"{len(listed)} sampling_params, {count} prompts: give one or {count}")
+    return listed
+
+
+def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: int) -> Prompt:
+    if isinstance(prompt, Mapping):
+        known = {"prompt", "prompt_token_ids"}
+        if len(prompt) != 1 or not known & set(prompt):
+            raise RequestError(
+                f"prompt {index} has the keys {sorted(map(str, prompt))[:8]}: give one of "
+                "'prompt' and 'prompt_token_ids'",
+                "prompt",
+            )
+        prompt = next(iter(prompt.values()))
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise RequestError(
+                f"prompt {index} is text, but the model's folder has no tokenizer: give token ids",
+                "prompt",
+            )
+        _check_length(prompt, index, tokenizer, max_tokens)
+        return Prompt(tokenizer.encode(prompt), prompt)
+    return Prompt(_token_ids(prompt, index))
+
+
+def _check_length(text: str, index: int, tokenizer: Tokenizer, max_tokens: int) -> None:
+    if tokenizer.surely_exceeds(text, max_tokens):
+        raise ContextLengthError(
+            f"prompt {index} has {len(text)} characters, too many for the {max_tokens} "
+            "tokens of the context: shorten it",
+            "prompt",
+        )
+
+
+def _token_ids(prompt: object, index: int) -> list[int]:
+    try:
+        if isinstance(prompt, Iterable):
+            return [operator.index(token) for token in prompt]
+    except TypeError:
+        pass
+    raise RequestError(
+        f"prompt {index} is {str(prompt)[:80]!r}: must be a text or a list of token ids", "prompt"
+    )
+
+
+def _is_token_ids(prompts: object) -> bool:
+    """Whether a list is one prompt of token ids rather than a list of prompts."""
+    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+
+
+def read_chats(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+    tokenizer: Tokenizer | None,
+    max_tokens: int,
+    **options: Any,
+) -> list[Prompt]:
+    """Render and tokenize one conversation or many with the template's ``options``.
+
+    One that must have more than ``max_tokens`` tokens is rejected before that. Raises RequestError.
+    """
+    if tokenizer is None:
+        raise RequestError("the model's folder has no tokenizer: give token ids", "messages")
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError("messages must be a list of messages, with at least one", "messages")
+    chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
+    texts = [tokenizer.render_chat(list(chat), **options) for chat in chats]
+    for index, text in enumerate(texts):
+        _check_length(text, index, tokenizer, max_tokens)
+    return [Prompt(tokenizer.encode(text, add_special_tokens=False), text) for text in texts]

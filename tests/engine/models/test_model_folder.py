@@ -1,0 +1,92 @@
+"""Finding a model's folder and its end-of-answer tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kiln.engine.errors import ModelError
+from kiln.engine.models import model_folder
+from kiln.engine.models.model_folder import eos_token_ids, read_json, resolve_model_folder
+
+
+def write(folder, **files):
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_a_folder_is_itself(tmp_path):
+    assert resolve_model_folder(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./missing", "missing", "a/b/c", "~/no-such"])
+def test_a_path_that_is_no_folder_is_a_model_error_and_asks_no_hub(model, monkeypatch):
+    monkeypatch.setattr(model_folder, "download", lambda model: pytest.fail("asked the hub"))
+    with pytest.raises(ModelError, match="no such folder"):
+        resolve_model_folder(model)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ModelError, match="no such folder"):
+        resolve_model_folder(str(tmp_path / "model.gguf"))
+
+
+def test_a_hub_id_that_cannot_be_had_is_a_model_error(monkeypatch):
+    import huggingface_hub
+
+    def fails(model, **options):
+        raise FileNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    with pytest.raises(ModelError, match=r"'org/name'.*\(offline\)"):
+        resolve_model_folder("org/name")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "cannot be read as JSON"), (b"\xff", "cannot be read"), (b"[1]", "contains a list")],
+)
+def test_a_broken_json_file_is_a_model_error_naming_it(tmp_path, content, message):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=message) as caught:
+        read_json(tmp_path / "config.json")
+    assert "config.json" in str(caught.value)
+
+
+def test_the_generation_config_comes_before_the_config(tmp_path):
+    assert eos_token_ids(tmp_path) == frozenset()
+    write(tmp_path, config={"eos_token_id": 3})
+    assert eos_token_ids(tmp_path) == {3}
+    write(tmp_path, generation_config={"eos_token_id": [4, 5]})
+    assert eos_token_ids(tmp_path) == {4, 5}
+    write(tmp_path, generation_config={"temperature": 1.0})
+    assert eos_token_ids(tmp_path) == {3}
+
+
+@pytest.mark.parametrize("token", ["<end>", {"content": "<end>", "lstrip": False}])
+def test_the_tokenizers_own_is_added_wherever_its_id_stands(tmp_path, token):
+    write(tmp_path, config={"eos_token_id": 3})
+    write(tmp_path, tokenizer={"added_tokens": [{"id": 8, "content": "<end>"}]})
+    write(tmp_path, special_tokens_map={"eos_token": token})
+    assert eos_token_ids(tmp_path) == {3, 8}
+    (tmp_path / "special_tokens_map.json").unlink()
+    write(tmp_path, tokenizer_config={"eos_token": token})
+    assert eos_token_ids(tmp_path) == {3, 8}
+    decoder = {"9": {"content": "<end>"}}
+    write(tmp_path, tokenizer_config={"eos_token": token, "added_tokens_decoder": decoder})
+    assert eos_token_ids(tmp_path) == {3, 9}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens": {"<end>": 8}},
+        {"tokenizer": {"model": {"vocab": {"<end>": 8}}}},
+        {"tokenizer": {"model": {"vocab": [["<end>", 0.0]]}}, "added_tokens": {"<end>": 8}},
+    ],
+)
+def test_the_tokenizers_own_is_found_in_older_folders(tmp_path, files):
+    write(tmp_path, tokenizer_config={"eos_token": "<end>"}, **files)
+    assert eos_token_ids(tmp_path) == {8}

@@ -1,0 +1,74 @@
+"""Which tokens end a request, and why it is said to have ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.core import EngineCore
+from kiln.engine.requests.batch import SampledToken, StepOutput
+from kiln.engine.requests.finish import stop_token_ids
+from kiln.engine.requests.request import NewRequest
+from kiln.engine.requests.sampling_params import SamplingParams
+
+EOS = frozenset({7, 11})
+
+
+class Scripted:
+    """A model that draws the tokens a test lists, one after the other."""
+
+    num_blocks, max_model_len, vocab_size = 16, 64, 50
+
+    def __init__(self, tokens):
+        self.tokens = iter(tokens)
+        self.banned = []
+
+    def run(self, batch):
+        (row,) = batch.requests
+        self.banned.append(row.banned_token_ids)
+        return StepOutput((SampledToken(row.request_id, next(self.tokens)),))
+
+
+def generate(runner, **params):
+    settings = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, **params}
+    config = EngineConfig(ModelConfig("scripted"), KVConfig(block_size=4))
+    core = EngineCore(config, runner=runner, eos=EOS)
+    core.add(NewRequest("a", [1, 2], SamplingParams(**settings)))
+    outputs = []
+    while core.has_work:
+        outputs += core.step()
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "reason", "stop_reason"),
+    [
+        ({"ignore_eos": False}, [1, 7], "stop", None),
+        ({"ignore_eos": False}, [1, 11], "stop", None),
+        ({}, [7, 11, 1, 2, 3, 4, 5, 6], "length", None),
+        ({"stop_token_ids": [5]}, [1, 5], "stop", 5),
+        ({"stop_token_ids": [7]}, [1, 7], "stop", 7),
+        ({"stop_token_ids": [7], "ignore_eos": False}, [1, 7], "stop", None),
+        ({"max_tokens": 1}, [1], "length", None),
+        ({"max_tokens": 2, "stop_token_ids": [5]}, [1, 5], "stop", 5),
+        ({"min_tokens": 3, "stop_token_ids": [5]}, [5, 5, 5], "stop", 5),
+    ],
+)
+def test_a_request_ends_at_its_stop_token_or_length(params, tokens, reason, stop_reason):
+    outputs = generate(Scripted([*tokens, 0, 0]), **params)
+    assert [token for output in outputs for token in output.token_ids] == tokens
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (reason, stop_reason)
+    assert all(output.finish_reason is None for output in outputs[:-1])
+
+
+def test_stop_tokens_are_banned_until_min_tokens():
+    runner = Scripted([1] * 8)
+    generate(runner, min_tokens=2, stop_token_ids=[5], ignore_eos=False)
+    assert runner.banned == [EOS | {5}] * 2 + [frozenset()] * 6
+
+
+def test_listed_stop_tokens_count_even_when_the_models_own_are_ignored():
+    assert stop_token_ids(SamplingParams(), EOS) == EOS
+    assert stop_token_ids(SamplingParams(stop_token_ids=[5]), EOS) == EOS | {5}
+    assert stop_token_ids(SamplingParams(stop_token_ids=[5], ignore_eos=True), EOS) == {5}
+    assert stop_token_ids(SamplingParams(ignore_eos=True), EOS) == frozenset()
