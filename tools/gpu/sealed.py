@@ -92,7 +92,7 @@ def _parity_row(spec: KernelSpec, tiers: dict[str, str]) -> Row:
     try:
         for variant in variants:
             sizes = max(spec.sizes, key=lambda sizes: spec.cost(variant, sizes).bytes)
-            found = compare(spec, variant, sizes, lambda *a: launch(spec, a), "cuda")
+            found = compare(spec, variant, sizes, lambda a: launch(spec, a), "cuda")
             share = found.error / found.allowed if found.allowed else float(not found.holds) * 2
             worst = max(worst, share) if share == share else float("inf")
             from_bundle += tiers.get(label(spec, variant)) == "bundle"
