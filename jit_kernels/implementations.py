@@ -67,16 +67,20 @@ class Decisions:
         return any(one.implementation != "torch" for one in own)
 
     def table(self) -> list[tuple[str, str, str, str]]:
-        """Return rows of family, what of it ("all", or variants), implementation, and reason."""
-        groups: dict[tuple[str, str, str], list[str]] = {}
+        """Return rows of family, variants of it (or "all"), implementation, and reason."""
+        families: dict[str, dict[tuple[str, str], list[str]]] = {}
         for one in self.made:
-            group = groups.setdefault((one.spec.family, one.implementation, one.reason), [])
+            groups = families.setdefault(one.spec.family, {})
+            group = groups.setdefault((one.implementation, one.reason), [])
             group.append(label(one.spec, one.variant))
-        families = [family for family, _, _ in groups]
-        return [
-            (family, "all" if families.count(family) == 1 else ", ".join(names), runs, reason)
-            for (family, runs, reason), names in groups.items()
-        ]
+        rows = []
+        for family, groups in families.items():
+            most = max(groups.values(), key=len)
+            for (implementation, reason), names in groups.items():
+                rest = "all" if len(groups) == 1 else "all others"
+                what = rest if names is most else ", ".join(names)
+                rows.append((family, what, implementation, reason))
+        return rows
 
     def summary(self) -> dict[str, str]:
         """Return family -> what runs for it and why, as one text."""
@@ -152,17 +156,16 @@ def run_reference(spec: KernelSpec, a: Arguments) -> None:
 
 def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decision:
     name, toggle = f"KILN_{spec.family.upper()}", settings().kernel_choice(spec.family)
+    asked = f"{name}={toggle}"
+    if toggle == "auto" and device.type == "cpu" and settings().cpu_kernels == "torch":
+        toggle, asked = "torch", "KILN_CPU_KERNELS=torch"
     if toggle != "auto":
         make = {"jit": _own, "triton": _triton, "torch": _torch}[toggle]
         try:
             implementation, _, call = make(spec, variant, device)
         except NoSuchKernel as error:
-            told = f"{name}={toggle} cannot be obeyed: {error}; unset {name}"
-            raise NoSuchKernel(told) from error
-        return Decision(spec, variant, implementation, f"{name}={toggle}", call)
-    if device.type == "cpu" and settings().cpu_kernels == "torch":
-        run_torch = _torch(spec, variant, device)[2]
-        return Decision(spec, variant, "torch", "KILN_CPU_KERNELS=torch", run_torch)
+            raise NoSuchKernel(f"{asked} cannot be obeyed: {error}; unset {name}") from error
+        return Decision(spec, variant, implementation, asked, call)
     kernels = {"Kiln's": _own, "Triton's": _triton} if device.type == "cuda" else {"Kiln's": _own}
     why_not = []
     for whose, make in kernels.items():
@@ -186,7 +189,7 @@ def _own(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
         return "jit", "compiled by NVRTC and loaded", load(spec, variant, device).run
     mode = settings().cpu_kernels
     if mode == "torch":
-        raise NoSuchKernel("on a CPU they run only under KILN_CPU_KERNELS=host or host-check")
+        raise NoSuchKernel("a CPU runs Kiln's kernels only under KILN_CPU_KERNELS=host")
     check_needs(spec, variant)
     checked = mode == "host-check"
     call: Run = lambda a, bound: host.run(spec, a, checked=checked, env=settings())  # noqa: E731

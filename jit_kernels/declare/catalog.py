@@ -23,11 +23,6 @@ def add(specs: Sequence[KernelSpec]) -> None:
         _SPECS[spec.name] = spec
 
 
-def defined_specs() -> list[KernelSpec]:
-    """Return the specs of the families that have been imported, in the order of definition."""
-    return list(_SPECS.values())
-
-
 def best_form(spec: KernelSpec, variant: Variant, arch: str) -> KernelSpec:
     """Return what runs for an operator: its own kernel, or one that was made for the target.
 

@@ -15,7 +15,7 @@ from kiln.engine.cli.commands.kernels import find_verbs
 from kiln.engine.cli.main import main
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import read_model
-from kiln.jit_kernels import registry, template
+from kiln.jit_kernels import implementations, registry, template
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
@@ -56,6 +56,7 @@ def warm_root(tmp_path_factory):
 def _forget():
     for cached in (settings, kernel_cache, cache_module._installed):
         cached.cache_clear()
+    implementations._decided.clear()
 
 
 @pytest.fixture
