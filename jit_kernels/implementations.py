@@ -66,29 +66,19 @@ class Decisions:
         own = [one for one in self.made if one.spec.family in families]
         return any(one.implementation != "torch" for one in own)
 
-    def table(self) -> list[tuple[str, str, str, str]]:
-        """Return rows of family, variants of it (or "all"), implementation, and reason."""
-        families: dict[str, dict[tuple[str, str], list[str]]] = {}
-        for one in self.made:
-            groups = families.setdefault(one.spec.family, {})
-            group = groups.setdefault((one.implementation, one.reason), [])
-            group.append(label(one.spec, one.variant))
-        rows = []
-        for family, groups in families.items():
-            most = max(groups.values(), key=len)
-            for (implementation, reason), names in groups.items():
-                rest = "all" if len(groups) == 1 else "all others"
-                what = rest if names is most else ", ".join(names)
-                rows.append((family, what, implementation, reason))
-        return rows
-
     def summary(self) -> dict[str, str]:
-        """Return family -> what runs for it and why, as one text."""
-        texts: dict[str, list[str]] = {}
-        for family, names, implementation, reason in self.table():
-            what = implementation if names == "all" else f"{implementation} for {names}"
-            texts.setdefault(family, []).append(f"{what}: {reason}")
-        return {family: "; ".join(parts) for family, parts in texts.items()}
+        """Return family -> what runs for it and why; variants that differ are named."""
+        families: dict[str, dict[str, list[str]]] = {}
+        for one in self.made:
+            told = families.setdefault(one.spec.family, {})
+            names = told.setdefault(f"{one.implementation}: {one.reason}", [])
+            names.append(label(one.spec, one.variant))
+        texts = {}
+        for family, told in families.items():
+            most, *rest = sorted(told, key=lambda text: -len(told[text]))
+            others = [f"{', '.join(told[text])} by {text}" for text in rest]
+            texts[family] = "; ".join([most, *others])
+        return texts
 
 
 _decided: dict[tuple[object, ...], Decision] = {}  # by device, operator and values of the variant
@@ -166,9 +156,8 @@ def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisio
         except NoSuchKernel as error:
             raise NoSuchKernel(f"{asked} cannot be obeyed: {error}; unset {name}") from error
         return Decision(spec, variant, implementation, asked, call)
-    kernels = {"Kiln's": _own, "Triton's": _triton} if device.type == "cuda" else {"Kiln's": _own}
     why_not = []
-    for whose, make in kernels.items():
+    for whose, make in {"Kiln's": _own, "Triton's": _triton}.items():
         try:
             implementation, reason, call = make(spec, variant, device)
         except (SealedMiss, BundleRefused, LateKernel):
@@ -198,7 +187,7 @@ def _own(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
 
 def _triton(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
     if device.type != "cuda":
-        raise NoSuchKernel("Triton needs a GPU, and this model runs on the CPU")
+        raise NoSuchKernel("Triton needs a GPU, and this is a CPU")
     form = triton_form(spec.family, spec.name)
     return "triton", "compiled by Triton when it runs", lambda a, bound: form(a)
 

@@ -27,7 +27,7 @@ def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
     """
     if not has_triton(family):
         raise NoSuchKernel(f"Triton is not installed, or {family} has no Triton forms")
-    forms = importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton")
-    if not hasattr(forms, name):
+    form = getattr(importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton"), name, None)
+    if form is None:
         raise NoSuchKernel(f"{name} has no Triton form")
-    return getattr(forms, name)  # type: ignore[no-any-return]
+    return form  # type: ignore[no-any-return]

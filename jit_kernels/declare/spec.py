@@ -173,12 +173,9 @@ def needed(needs: Needs, name: str, default: Collection[str] = ()) -> Collection
 def check_needs(spec: KernelSpec, needs: Needs) -> None:
     """Raise NoSuchKernel, which tells what is lacking, unless a kernel has what a model needs."""
     for one in spec.lacking(needs):
-        told = ", ".join(
-            f"{name} {value}" + ("" if value in listed else f" (it has {', '.join(listed)})")
-            for name, value in one.items()
-            for listed in [spec.params[name]]
-        )
-        raise NoSuchKernel(f"{spec.name} has no variant for {told or 'any call'}")
+        told = ", ".join(f"{name} {value}" for name, value in one.items())
+        has = "; ".join(f"{name} {', '.join(spec.params[name])}" for name in one)
+        raise NoSuchKernel(f"{spec.name} has no variant for {told} (it has {has})")
 
 
 def needs_of(dtype: torch.dtype) -> Needs:

@@ -23,18 +23,14 @@ def run(args: argparse.Namespace) -> int:
     from kiln.jit_kernels.registry import all_specs
     from kiln.jit_kernels.settings import settings
 
-    has_gpu = torch.cuda.is_available()
-    table = Table("family", "toggle", "variants", "runs", "because")
-    for family, *row in decide(
-        all_specs().values(), torch.device("cuda" if has_gpu else "cpu")
-    ).table():
-        table.add_row(family, settings().kernel_choice(family), *row)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    table = Table("family", "toggle", "what runs, and why")
+    for family, what in decide(all_specs().values(), device).summary().items():
+        table.add_row(family, settings().kernel_choice(family), what)
     console = Console()
     console.print(table)
-    if has_gpu:
+    if device.type == "cuda":
         console.print(f"Launched through {launcher().name} (KILN_LAUNCHER).")
     else:
-        console.print(
-            f"No GPU here: this is for the CPU, with KILN_CPU_KERNELS={settings().cpu_kernels}."
-        )
+        console.print("No GPU here: KILN_CPU_KERNELS says whether kernels run on the CPU.")
     return 0
