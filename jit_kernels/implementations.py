@@ -104,7 +104,7 @@ def decide(
         made = [
             _decide(spec, values, device)
             for spec in operators
-            if not spec.optional
+            if not spec.has_unfused_path
             for values in spec.lacking(needs)
         ]
         if device.type == "cuda":

@@ -94,7 +94,7 @@ class KernelSpec:
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
     is_supported: Callable[[Variant], bool] = lambda variant: True
-    optional: bool = False  # without a variant, others of the family do its work
+    has_unfused_path: bool = False  # other operators do its work where it has no variant
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
     replaces: str = ""  # operator this kernel replaces on ``only_arch``; empty: none

@@ -300,7 +300,7 @@ def test_on_a_cpu_the_kernels_own_source_runs(env, monkeypatch, mode):
 
 
 def test_a_kernel_that_other_operators_can_do_without_leaves_the_toggle_to_the_rest(ran, env):
-    fused = replace(ATTEND, name="fused", optional=True)
+    fused = replace(ATTEND, name="fused", has_unfused_path=True)
     env("jit")
     made = decide([NORM, fused], GPU, {**FP16, "head_tile": "128"}).made
     assert [(one.spec.name, one.implementation) for one in made] == [("rms_norm", "jit")]

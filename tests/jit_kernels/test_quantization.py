@@ -207,7 +207,7 @@ def test_a_given_scale_goes_before_groups():
 def test_only_a_bf16_model_has_fused_kernels_to_build_and_others_do_without(dtype):
     for spec in SPECS:
         alone = spec.name in ("quantize", "tensor_amax")
-        assert bool(list(spec.variants(needs_of(dtype)))) == alone == (not spec.optional)
+        assert bool(list(spec.variants(needs_of(dtype)))) == alone == (not spec.has_unfused_path)
         assert list(spec.variants(needs_of(torch.bfloat16)))
 
 

@@ -84,7 +84,7 @@ _FUSED = {
     **_COMMON,
     "is_supported": _supported,
     "tolerance": 1.01,  # relative to the rounding error of the dtype and the codes
-    "optional": True,
+    "has_unfused_path": True,
     "max_cpu_seconds": 0.4,
 }
 
