@@ -327,9 +327,10 @@ def test_racing_writers_and_readers_agree(tmp_path):
     assert not wrong
 
 
-def test_a_warm_lookup_takes_at_most_50_microseconds(tmp_path):
-    # The best of many: the machine may be busy.
-    assert measure(tmp_path / "kernels")["best_median_us"] <= 50
+def test_a_warm_lookup_costs_little_more_than_reading_and_hashing_the_file(tmp_path):
+    # The best of many, and beside a yardstick: the machine may be slow or busy.
+    times = measure(tmp_path / "kernels")
+    assert times["best_median_us"] <= 2.5 * times["best_read_and_hash_us"]
 
 
 def test_a_key_depends_on_labels_lengths_and_order():
