@@ -181,7 +181,7 @@ def test_an_error_of_one_answer_is_its_own(llm, runner):
         (5, GREEDY, "prompts is a int"),
         ([{"text": "x"}], GREEDY, r"prompt 0 has the keys \['text'\]"),
         ([{"prompt": "x", "prompt_token_ids": [1]}], GREEDY, "give one of"),
-        ([[1], [2]], [GREEDY], "1 sampling_params for 2 prompts"),
+        ([[1], [2]], [GREEDY], "1 sampling_params, 2 prompts"),
         ([[1]], {"temperature": 0}, "must be SamplingParams"),
         ([[1], [2]], [GREEDY, GREEDY.replace(stop_token_ids=[999])], "prompt 1: stop_token_ids"),
     ],
