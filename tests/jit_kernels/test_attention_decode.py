@@ -194,7 +194,7 @@ def test_with_the_stages_that_a_smaller_multiprocessor_has_room_for(tile):
     smaller = Gpu(num_multiprocessors=4, max_shared_bytes=163 * 1024)
     variant = next(spec.variants({"scalar_t": "kiln::bf16", "head_tile": tile}))
     unit, header = render(spec, variant), "kiln/ptx/launch.cuh"
-    text = unit.headers[header].replace("106 * 1024;  // as Hopper", "70 * 1024;")
+    text = unit.headers[header].replace("106 * 1024;  // like Hopper", "70 * 1024;")
     assert text != unit.headers[header]
     kernel = host.build(
         replace(unit, headers={**unit.headers, header: text}), spec.entry, spec.c_types,

@@ -290,7 +290,7 @@ def test_a_spec_must_declare_shared_memory_above_48_kib():
     greedy = replace(
         spec, geometry=lambda variant, sizes, gpu: LaunchGeometry((1, 1, 1), (32, 1, 1), 60 * 1024)
     )
-    arguments = spec.make_inputs(variant, spec.sizes[1], "cpu")
+    arguments = spec.make_arguments(variant, spec.sizes[1], "cpu")
     with pytest.raises(LaunchError, match="raise the spec's shared_bytes"):
         host.run(greedy, arguments, env=settings())
     large = replace(greedy, shared_bytes=lambda variant, gpu: 60 * 1024)

@@ -74,7 +74,7 @@ def test_a_missing_tensor_is_named(single):
 
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 4), (2, 3, 1)])
 def test_another_shape_is_refused_with_both_shapes(single, shape):
-    wanted = r"model\.safetensors: tensor a\.weight is F32 \[2, 3\], config\.json makes it"
+    wanted = r"model\.safetensors: tensor a\.weight is F32 \[2, 3\], config\.json implies"
     with pytest.raises(ModelError, match=wanted) as caught:
         tensor(load(single), "a.weight", *shape)
     assert str(list(shape)) in str(caught.value)
@@ -140,7 +140,7 @@ def test_leftover_tensors_show_that_the_config_is_wrong(single):
     weights = load(single)
     tensor(weights, "a.weight", 2, 3)
     weights.ignore("norm")
-    with pytest.raises(ModelError, match=r"no place for 1 tensors, such as b\.weight"):
+    with pytest.raises(ModelError, match=r"does not use 1 tensors, such as b\.weight"):
         weights.finish()
 
 
