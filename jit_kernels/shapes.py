@@ -96,7 +96,7 @@ def check_shape(function: str, name: str, tensor: torch.Tensor, wanted: Sequence
 def as_rows(x: torch.Tensor) -> torch.Tensor | None:
     """Return x [..., d] as a view [rows, d] with dense rows, or None if no such view exists.
 
-    The row stride may be anything. Never copies.
+    Any row stride is supported. This function never copies.
     """
     if x.dim() == 2 and x.stride(1) == 1 and x.numel():  # the common case: what models pass
         return x
