@@ -33,6 +33,7 @@ class Connection(H11Protocol):
         self._awaited: object = None  # h11's state for the client
         self._writing: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes, when last looked at
+        self._was_read = False  # since then: the buffer was emptied, and may be full again
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout for the headers."""
@@ -66,6 +67,11 @@ class Connection(H11Protocol):
         """Apply back-pressure to the response until the client reads."""
         super().pause_writing()
         self._watch_writing()
+
+    def resume_writing(self) -> None:
+        """Let the response continue: the client has read what waited for it."""
+        super().resume_writing()
+        self._was_read = True
 
     def _wait_for_client(self) -> None:
         """Start a timeout if the client must now send something else than before."""
@@ -106,11 +112,12 @@ class Connection(H11Protocol):
         """Check periodically that the client reads from the send buffer."""
         self._unsent = self.transport.get_write_buffer_size()
         if self._unsent and self._writing is None:
+            self._was_read = False
             self._writing = self.loop.call_later(self.write_seconds, self._check_writing)
 
     def _check_writing(self) -> None:
         self._writing = None
-        if self.transport.get_write_buffer_size() >= self._unsent:
+        if not self._was_read and self.transport.get_write_buffer_size() >= self._unsent:
             self.transport.abort()
         else:
             self._watch_writing()

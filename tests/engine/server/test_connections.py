@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -159,19 +160,44 @@ def test_a_client_that_never_reads_ends_its_request():
     assert app.ended == ["http.disconnect"]
 
 
-def test_a_client_that_reads_slowly_gets_all_of_it():
+def test_a_client_that_reads_slowly_gets_all_of_it(monkeypatch):
+    limit = 3.0  # seconds: no pause of a busy machine takes as long
+    monkeypatch.setattr(Impatient, "write_seconds", limit)
     app = App(LARGE)
 
     async def test(connect):
         reader, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        size = 0
+        size, begun = 0, asyncio.get_running_loop().time()
         while data := await reader.read(LARGE // 16):
             size += len(data)
-            await asyncio.sleep(SHORT / 20)
+            await asyncio.sleep(limit / 12)
         assert size > LARGE
+        assert asyncio.get_running_loop().time() - begun > limit
 
     run(app, test)
+
+
+@pytest.mark.parametrize(("reads", "aborted"), [(True, False), (False, True)])
+def test_a_buffer_that_is_as_full_as_before_says_nothing_of_what_was_read(reads, aborted):
+    """The server may have emptied and filled it since it was looked at."""
+    checks, ended = [], []
+    made = Impatient.__new__(Impatient)
+    made._writing, made._unsent, made._was_read = None, 0, False
+    made.loop = SimpleNamespace(call_later=lambda seconds, check: checks.append(check) or check)
+    made.flow = SimpleNamespace(pause_writing=lambda: None, resume_writing=lambda: None)
+    made.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: 100_000, abort=lambda: ended.append("aborted")
+    )
+    made.pause_writing()
+    if reads:
+        made.resume_writing()
+        made.pause_writing()
+    checks.pop()()
+    assert bool(ended) == aborted
+    if not aborted:  # and it is looked at again
+        checks.pop()()
+        assert ended == ["aborted"]
 
 
 def test_requests_on_one_connection_each_have_their_time():
