@@ -96,6 +96,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 2048  # token budget of a step
     max_chunk_tokens: int | None = None  # longest prefill chunk; None: the token budget
     max_waiting: int = 1024  # longest queue; more requests are rejected
+    overlap: bool = True  # launch each step before the tokens of the one before are known
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
-from kiln.engine.requests.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.scheduler import Scheduler
 
@@ -25,7 +26,10 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
 class Runner(Protocol):
-    """The interface of the model runner: its limits, and one forward pass with sampling."""
+    """The interface of the model runner: its limits, and one forward pass with sampling.
+
+    Steps are collected in the order in which they were launched, one or two at a time in flight.
+    """
 
     @property
     def max_model_len(self) -> int:
@@ -39,8 +43,20 @@ class Runner(Protocol):
     def vocab_size(self) -> int:
         """The size of the model's vocabulary."""
 
-    def run(self, batch: Batch) -> StepOutput:
-        """Compute a batch, and sample a token for each row with ``samples``."""
+    def launch(self, batch: Batch) -> Any:
+        """Start to compute a batch, and to sample a token for each row with ``samples``."""
+
+    def collect(self, launched: Any) -> StepOutput:
+        """Wait for a launched step and return its tokens. Raises what the step raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launched step: what the runner returned, or the error that it raised."""
+
+    batch: Batch
+    launched: Any = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,7 @@ class EngineStats:
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int
     steps: int
+    steps_not_ahead: int  # steps that waited for the tokens of the step before
 
 
 class EngineCore:
@@ -83,7 +100,10 @@ class EngineCore:
             eos_token_ids=eos,
             seed=config.model.seed,
         )
+        self._overlaps = config.scheduler.overlap
+        self._in_flight: deque[InFlight] = deque()  # oldest first
         self._steps = 0
+        self._steps_not_ahead = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
 
@@ -94,8 +114,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
-        return self.scheduler.has_work
+        """Whether any request is waiting or running, or a step is in flight."""
+        return bool(self._in_flight) or self.scheduler.has_work
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that can never be served. Raises RequestError."""
@@ -123,37 +143,110 @@ class EngineCore:
         self.scheduler.abort(request_id)
 
     def step(self) -> list[TokenOutput]:
-        """Run one step and return the output of each request, finished ones included.
+        """Launch the next step, then return the outputs of the one before, ended requests included.
+
+        So the device computes one step while the host handles the tokens of another. Without
+        overlap the outputs are those of the step that was launched.
 
         A request that makes the runner raise finishes with reason "error"; the others get their
         tokens. Raises DeviceError if the device fails permanently.
         """
-        batch = self.scheduler.schedule()
-        if not batch.requests:
-            return []
-        outputs = self.scheduler.commit(batch, StepOutput(self._run(batch)))
-        self._count(batch, outputs)
+        try:
+            return self._step()
+        except BaseException:  # Ctrl-C too: the requests run again, if there is a next step
+            self._in_flight.clear()
+            self.scheduler.take_back()
+            raise
+
+    def _step(self) -> list[TokenOutput]:
+        outputs = []
+        if self._in_flight and self.scheduler.needs_tokens:
+            self._steps_not_ahead += 1
+            outputs = self._finish_step()
+        runs = self._launch(self.scheduler.schedule())
+        while len(self._in_flight) > (1 if runs and self._overlaps else 0):
+            outputs += self._finish_step()
         return outputs
 
-    def _run(self, batch: Batch) -> tuple[SampledToken, ...]:
-        """Run a batch; if it raises, bisect it to find the requests that cause the error.
-
-        A row can run again: it writes the same keys and values to the same slots, and its sampled
-        token depends only on its seed and position.
-        """
-        rows = batch.requests
+    def _launch(self, batch: Batch) -> bool:
+        """Launch a batch; whether there is one and it runs."""
+        if not batch.requests:
+            return False
         try:
-            return self.runner.run(batch).tokens
+            self._in_flight.append(InFlight(batch, self.runner.launch(batch)))
         except DeviceError:
             raise
         except Exception as error:
-            if len(rows) == 1:
-                logger.exception("request %r failed and ends", rows[0].request_id)
-                return (SampledToken(rows[0].request_id, 0, error=_blame(rows[0], error)),)
-            logger.warning("a step of %d requests failed, halving it: %r", len(rows), error)
+            self._in_flight.append(InFlight(batch, error=error))
+            return False
+        return True
+
+    def _finish_step(self) -> list[TokenOutput]:
+        """Wait for the oldest step in flight and return its outputs."""
+        step = self._in_flight[0]
+        outputs = self.scheduler.commit(step.batch, StepOutput(self._tokens_of(step)))
+        self._in_flight.popleft()
+        self._count(step.batch, outputs)
+        return outputs
+
+    def _tokens_of(self, step: InFlight) -> tuple[SampledTokens, ...]:
+        """Return the tokens of a step; if it raised, run its requests again, without the culprits.
+
+        A row can run again: it writes the same keys and values to the same slots, and its sampled
+        token depends only on its seed and position. A step that was launched behind the failed one
+        has read tokens that do not exist: it is dropped, and its requests are scheduled again.
+        """
+        try:
+            if step.error is not None:
+                raise step.error
+            return self.runner.collect(step.launched).tokens
+        except DeviceError:
+            raise
+        except Exception as error:
+            self._drop_steps_behind()
+            rows = self.scheduler.still_valid(step.batch).requests
+            failed = self._failed(rows, error)
         # Outside the handler: the error keeps the memory of the failed step alive.
+        return failed or self._run_halves(rows)
+
+    def _drop_steps_behind(self) -> None:
+        while len(self._in_flight) > 1:
+            step = self._in_flight.pop()
+            self.scheduler.take_back(1)
+            if step.error is None:
+                try:
+                    self.runner.collect(step.launched)
+                except DeviceError:
+                    raise
+                except Exception as error:
+                    logger.warning("a step behind a failed one failed too: %r", error)
+
+    def _run(self, rows: tuple[ScheduledRequest, ...]) -> tuple[SampledTokens, ...]:
+        """Run a part of a step that failed; if it raises too, bisect it further."""
+        try:
+            return self.runner.collect(self.runner.launch(Batch(rows))).tokens
+        except DeviceError:
+            raise
+        except Exception as error:
+            failed = self._failed(rows, error)
+        return failed or self._run_halves(rows)
+
+    def _run_halves(self, rows: tuple[ScheduledRequest, ...]) -> tuple[SampledTokens, ...]:
         middle = len(rows) // 2
-        return self._run(Batch(rows[:middle])) + self._run(Batch(rows[middle:]))
+        return tuple(
+            token for half in (rows[:middle], rows[middle:]) if half for token in self._run(half)
+        )
+
+    def _failed(
+        self, rows: tuple[ScheduledRequest, ...], error: Exception
+    ) -> tuple[SampledTokens, ...]:
+        """Return the error of a row that failed alone; nothing if the rows must be halved."""
+        if len(rows) == 1:
+            logger.exception("request %r failed and ends", rows[0].request_id)
+            return (SampledTokens(rows[0].request_id, [], error=_blame(rows[0], error)),)
+        if rows:
+            logger.warning("a step of %d requests failed, halving it: %r", len(rows), error)
+        return ()
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
@@ -167,6 +260,7 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=self._steps,
+            steps_not_ahead=self._steps_not_ahead,
         )
 
     def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:
@@ -175,7 +269,7 @@ class EngineCore:
         answered = {output.request_id for output in outputs if output.token_ids}
         for row in batch.requests:
             if row.request_id in answered and row.num_output_tokens == 0:
-                self._prompt_tokens += row.num_computed_tokens + len(row.token_ids)
+                self._prompt_tokens += row.num_computed_tokens + row.num_tokens
 
     def _check_vocabulary(self, token_ids: Sequence[int], name: str) -> None:
         size = self.runner.vocab_size

@@ -4,6 +4,11 @@ Prefill and decode are one mechanism: each step moves ``num_computed_tokens`` cl
 of tokens. A decode is one token behind; a chunked prefill is many tokens behind. A preempted
 request starts again from 0, with its output so far treated as part of the prompt.
 
+A step may be scheduled before the tokens of the step ahead of it are known: requests advance when
+they are scheduled, and ``commit`` appends the tokens when they arrive. A request whose last token
+is on its way by its length is not scheduled again. One that ends by a stop token has a row too many
+in the next step, which ``commit`` discards.
+
     running first      every running request computes at least one token in every step
     blocks run out     the newest running request is preempted
     admission          first come, first served, with the rest; never in a step that preempted
@@ -15,12 +20,13 @@ because the most tokens that a request takes in a step never grows.
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import QueueFullError, RequestError
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.requests.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.finish import banned_token_ids, finish_reason, stop_reason, stop_token_ids
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 
@@ -53,13 +59,23 @@ class Scheduler:
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
-        self._in_flight: list[Request] = []  # the rows of the running batch
+        self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # scheduled, oldest first
+        self._free_rows = list(range(config.max_num_seqs))[::-1]
         self._seeds = random.Random(seed)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self._requests)
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the next step cannot be scheduled before the tokens of the last one are known.
+
+        Penalties count every token of the output.
+        """
+        pending = [request for request in self.running if request.num_pending]
+        return any(request.token_counts and not _is_ending(request) for request in pending)
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that could never run. Raises RequestError."""
@@ -103,50 +119,87 @@ class Scheduler:
     def abort(self, request_id: str) -> None:
         """Drop a waiting or running request and free its blocks. An unknown id is ignored."""
         request = self._requests.get(request_id)
-        if request is None:
-            return
-        if request in self.waiting:
-            self.waiting.remove(request)
-        self._release(request)
+        if request is not None:
+            self._release(request)
 
     def schedule(self) -> Batch:
         """Return the batch of the next step; empty if there is nothing to do."""
-        self._in_flight = []
+        requests: list[Request] = []
         rows: list[ScheduledRequest] = []
         budget = self.config.max_num_batched_tokens
         preemptions = self.num_preemptions
         index = 0
         while index < len(self.running):  # preemption shrinks it from the end
-            row = self._advance(self.running[index], budget)
-            if row is not None:
-                budget -= len(row.token_ids)
+            request = self.running[index]
+            if not _is_ending(request):
+                row = self._advance(request, budget)
+                if row is None:
+                    break
+                budget -= row.num_tokens
                 rows.append(row)
-                index += 1
+                requests.append(request)
+            index += 1
         if self.num_preemptions == preemptions:
-            rows += self._admit(budget)
-        return Batch(tuple(rows))
+            self._admit(budget, requests, rows)
+        batch = Batch(tuple(rows))
+        if rows:
+            self._in_flight.append((batch, requests))
+        return batch
 
     def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
         """Record the output of a step: append tokens, finish requests, free their blocks.
 
-        A failed row ends its request, even in the middle of a chunked prefill. A request aborted
-        since the batch was made is skipped.
+        Steps are committed in the order in which they were scheduled; one that is left out is
+        forgotten. A failed row ends its request, even in the middle of a chunked prefill. A row
+        whose request has ended since the batch was made is skipped.
         """
-        sampled = {token.request_id: token for token in output.tokens}
-        in_flight, self._in_flight = self._in_flight, []
+        sampled = {tokens.request_id: tokens for tokens in output.tokens}
         outputs = []
-        for row, request in zip(batch.requests, in_flight, strict=True):
+        for row, request in zip(batch.requests, self._pop(batch), strict=True):
             if self._requests.get(row.request_id) is not request:
                 continue
-            token = sampled.get(row.request_id)
-            if token is not None and token.error is not None:
+            request.num_pending -= row.samples
+            tokens = sampled.get(row.request_id)
+            if tokens is not None and tokens.error is not None:
                 self._release(request)
-                outputs.append(TokenOutput(row.request_id, [], "error", message=token.error))
-                continue
-            request.num_computed_tokens += len(row.token_ids)
-            if row.samples:
-                outputs.append(self._accept(request, sampled[row.request_id]))
+                outputs.append(TokenOutput(row.request_id, [], "error", message=tokens.error))
+            elif tokens is not None and tokens.token_ids:
+                outputs.append(self._accept(request, tokens))
+            elif row.samples and request.num_computed_tokens:  # its last token is computed again
+                request.num_computed_tokens = len(request.token_ids) - 1
         return outputs
+
+    def still_valid(self, batch: Batch) -> Batch:
+        """Return the rows of a scheduled batch that can be computed now, all tokens known.
+
+        Left out are those of requests that have ended or lost their blocks.
+        """
+        requests = next(owners for made, owners in self._in_flight if made is batch)
+        rows = []
+        for row, request in zip(batch.requests, requests, strict=True):
+            if self._requests.get(row.request_id) is request and request.row == row.row:
+                start = row.num_computed_tokens
+                tokens = request.token_ids[start : start + row.num_tokens]
+                rows.append(row._replace(token_ids=tokens))
+        return Batch(tuple(rows))
+
+    def take_back(self, most: int = sys.maxsize) -> None:
+        """Forget the newest steps that are not committed: their requests are scheduled again."""
+        for _ in range(min(most, len(self._in_flight))):
+            batch, requests = self._in_flight.pop()
+            for row, request in zip(batch.requests, requests, strict=True):
+                request.num_pending -= row.samples
+                if request.row == row.row:  # neither ended nor preempted since
+                    request.num_computed_tokens = row.num_computed_tokens
+                    request.num_table_blocks = row.num_blocks
+
+    def _pop(self, batch: Batch) -> list[Request]:
+        """Return the requests of a scheduled batch, and forget the batches ahead of it."""
+        while self._in_flight:
+            made, requests = self._in_flight.popleft()
+            if made is batch:
+                return requests
+        return []
 
     def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Schedule at most ``allowance`` tokens of a running request.
@@ -160,73 +213,101 @@ class Scheduler:
                 return None
         return row
 
-    def _admit(self, budget: int) -> list[ScheduledRequest]:
+    def _admit(self, budget: int, requests: list[Request], rows: list[ScheduledRequest]) -> None:
         """Start waiting requests in order, as long as budget, rows and blocks last."""
-        rows: list[ScheduledRequest] = []
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and budget > 0 and self._free_rows:
             request = self.waiting[0]
             # All of its tokens must fit now, although only a chunk takes blocks, and each running
             # request keeps a spare block. Else it could be preempted before its first output token.
             if self.running and not self.kv.fits(len(request.token_ids), len(self.running)):
                 break
+            request.row = self._free_rows.pop()
             row = self._row(request, budget)
             assert row is not None, "at least one block is free: checked, or no request is running"
-            budget -= len(row.token_ids)
+            budget -= row.num_tokens
             rows.append(row)
+            requests.append(request)
             self.running.append(self.waiting.popleft())
-        return rows
 
     def _row(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Allocate a request's blocks and return its part of the step; None if no token fits."""
-        start, length = request.num_computed_tokens, len(request.token_ids)
-        wanted = min(length - start, allowance, self.max_chunk_tokens)
-        count = min(wanted, self.kv.room(request) - start)
-        if count <= 0 or not self.kv.extend(request, start + count):
-            return None
-        self._in_flight.append(request)
-        return ScheduledRequest(
-            request_id=request.request_id,
-            token_ids=request.token_ids[start : start + count],
-            num_computed_tokens=start,
-            block_ids=request.block_ids,
-            samples=start + count == length,
-            num_output_tokens=length - request.num_prompt_tokens,
-            params=request.params,
-            seed=request.seed,
-            banned_token_ids=banned_token_ids(request),
-            token_counts=request.token_counts,
+        start, length = request.num_computed_tokens, len(request.token_ids) + request.num_pending
+        count = min(length - start, allowance, self.max_chunk_tokens)
+        if start + count > len(request.block_ids) * self.kv.block_size:
+            count = min(count, self.kv.room(request) - start)
+            if count <= 0 or not self.kv.extend(request, start + count):
+                return None
+        samples = start + count == length
+        row = ScheduledRequest(
+            request.request_id,
+            request.row,
+            count,
+            start,
+            request.token_ids[start : start + count],
+            request.num_table_blocks,
+            request.block_ids[request.num_table_blocks :],
+            samples,
+            length - request.num_prompt_tokens,
+            request.params,
+            request.seed,
+            banned_token_ids(request),
+            request.token_counts,
         )
+        request.num_computed_tokens = start + count
+        request.num_table_blocks = len(request.block_ids)
+        request.num_pending += samples
+        return row
 
     def _preempt(self, request: Request) -> None:
         """Free the blocks of the newest running request and move it to the head of the queue."""
         self.running.remove(request)
-        self.kv.release(request)
+        self._free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)
 
-    def _accept(self, request: Request, sampled: SampledToken) -> TokenOutput:
-        """Append a sampled token to its request; finish the request if it is the last one."""
-        request.token_ids.append(sampled.token_id)
-        if request.params.penalizes:
-            counts, token = request.token_counts, sampled.token_id
-            counts[token] = counts.get(token, 0) + 1
-        reason = finish_reason(request)
-        if reason is not None:
-            self._release(request)
+    def _accept(self, request: Request, sampled: SampledTokens) -> TokenOutput:
+        """Append sampled tokens to their request; finish the request at its last one."""
+        is_first = request.num_output_tokens == 0
+        tokens: list[int] = []
+        reason = None
+        for token in sampled.token_ids:
+            tokens.append(token)
+            request.token_ids.append(token)
+            if request.token_counts:
+                request.token_counts[token] = request.token_counts.get(token, 0) + 1
+            reason = finish_reason(request)
+            if reason is not None:
+                self._release(request)
+                break
         return TokenOutput(
             request_id=request.request_id,
-            token_ids=[sampled.token_id],
+            token_ids=tokens,
             finish_reason=reason,
             stop_reason=stop_reason(request, self.eos_token_ids) if reason == "stop" else None,
-            logprobs=None if sampled.logprobs is None else [sampled.logprobs],
-            seed=request.seed if request.num_output_tokens == 1 else None,
+            logprobs=None if sampled.logprobs is None else sampled.logprobs[: len(tokens)],
+            seed=request.seed if is_first else None,
         )
 
     def _release(self, request: Request) -> None:
         """Remove a finished request and free its blocks."""
         del self._requests[request.request_id]
-        if request in self.running:
+        if request.row >= 0:
             self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._free(request)
+
+    def _free(self, request: Request) -> None:
+        """Free the blocks and the row of a request. Steps in flight end before others use them."""
         self.kv.release(request)
+        if request.row >= 0:
+            self._free_rows.append(request.row)
+            request.row, request.num_table_blocks = -1, 0
+
+
+def _is_ending(request: Request) -> bool:
+    """Whether a request's last token is on its way."""
+    pending = request.num_pending
+    return pending > 0 and len(request.token_ids) + pending >= request.max_total_tokens

@@ -14,7 +14,7 @@ from kiln.engine.attention.context import current_step
 _NAME = "kiln::attention"
 
 
-def _run(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+def run(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
     """Normalise and rotate queries and keys, store keys and values, write the attention to out.
 
     qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], which is overwritten; positions:
@@ -31,7 +31,7 @@ def _fake(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: 
 
 torch.library.define(_NAME, "(Tensor(a!) qkv, Tensor positions, Tensor(b!) out, int layer) -> ()")
 for _key in ("CPU", "CUDA"):
-    torch.library.impl(_NAME, _key, _run)
+    torch.library.impl(_NAME, _key, run)
 torch.library.register_fake(_NAME, _fake)
 
 attention = torch.ops.kiln.attention.default

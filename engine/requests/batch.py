@@ -1,63 +1,72 @@
-"""The input and the output of one step: the frozen messages between scheduler and runner."""
+"""The input and the output of one step: the messages between scheduler and runner.
+
+They are named tuples: a step of 256 requests makes as many of them, and these are the cheapest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.requests.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """One request's part of a step.
 
-    ``token_ids`` are the tokens to compute, the first at position ``num_computed_tokens``;
-    ``block_ids`` has slots for all of them. ``samples`` is true if they include the last known
-    token, so that the next one is sampled; ``num_output_tokens`` counts those sampled before.
+    It computes ``num_tokens`` tokens, the first at position ``num_computed_tokens``. They are
+    ``token_ids``; empty, for one token: the one that the step before sampled, which may still be
+    on the device. ``row`` is the request's row in the runner's tables, from 0 to
+    ``max_num_seqs - 1``. The row has the request's first ``num_blocks`` blocks, none at its first
+    step; this step appends ``new_block_ids``. ``samples`` is true if the tokens include the last
+    one, so that the next one is sampled; ``num_output_tokens`` counts those sampled before.
     """
 
     request_id: str
-    token_ids: list[int]
+    row: int
+    num_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    token_ids: list[int]
+    num_blocks: int
+    new_block_ids: list[int]
     samples: bool
     num_output_tokens: int
     params: SamplingParams
     seed: int
-    banned_token_ids: frozenset[int]  # stop tokens, before min_tokens is reached
-    token_counts: Mapping[int, int] = field(default_factory=dict)  # see Request; not a copy
+    banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
+    token_counts: Mapping[int, int] = MappingProxyType({})  # see Request; not a copy
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The requests of one step, in the order of the rows on the device."""
+class Batch(NamedTuple):
+    """The requests of one step, in the order of their tokens."""
 
     requests: tuple[ScheduledRequest, ...]
 
     @property
     def num_tokens(self) -> int:
         """How many tokens the step computes."""
-        return sum(len(request.token_ids) for request in self.requests)
+        return sum(request.num_tokens for request in self.requests)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """The token sampled for one request, with its log-probabilities if requested.
+class SampledTokens(NamedTuple):
+    """The tokens sampled for one request, with their log-probabilities if requested.
 
-    If ``error`` is set, ``token_id`` means nothing: the logits held NaN or no finite value, or the
-    step raises even when it runs this request alone.
+    If ``error`` is set there are no tokens: the logits held NaN or no finite value, or the step
+    raises even when it runs this request alone.
     """
 
     request_id: str
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
-    """The result of a step: a token per request with ``samples``, an error per failed request."""
+class StepOutput(NamedTuple):
+    """The result of a step: the tokens of each request that samples, an error of each that failed.
 
-    tokens: tuple[SampledToken, ...]
+    A request that samples and is missing here is computed again from its last token.
+    """
+
+    tokens: tuple[SampledTokens, ...]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from kiln.engine.requests.request import FinishReason, Request
 from kiln.engine.requests.sampling_params import SamplingParams
 
+_NONE: frozenset[int] = frozenset()
+
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
     """Return the tokens that end the request: EOS unless ignored, and ``stop_token_ids``."""
@@ -14,9 +16,9 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
 
 def banned_token_ids(request: Request) -> frozenset[int]:
     """Return the tokens that must not be sampled next: stop tokens, before ``min_tokens``."""
-    if request.num_output_tokens < request.params.min_tokens:
+    if request.num_output_tokens + request.num_pending < request.params.min_tokens:
         return request.stop_token_ids
-    return frozenset()
+    return _NONE
 
 
 def finish_reason(request: Request) -> FinishReason | None:

@@ -58,8 +58,11 @@ class Request:
     """The scheduler's record of one generation. Only the scheduler mutates it.
 
     ``token_ids`` is prompt plus output. The keys and values of the first ``num_computed_tokens``
-    are in the KV blocks ``block_ids``. ``token_counts``, kept only for penalties, maps each token
-    to its number of occurrences in the output; 0 if it occurs only in the prompt.
+    are in the KV blocks ``block_ids``, or will be once the launched steps have run; each of
+    ``num_pending`` launched steps will append a token. ``row`` is the request's row in the runner's
+    tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. ``token_counts``,
+    kept only for penalties, maps each token to its number of occurrences in the output; 0 if it
+    occurs only in the prompt.
     """
 
     request_id: str
@@ -71,6 +74,9 @@ class Request:
     stop_token_ids: frozenset[int]
     arrival: float = field(default_factory=time.monotonic)
     num_computed_tokens: int = 0
+    num_pending: int = 0
+    row: int = -1
+    num_table_blocks: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     token_counts: dict[int, int] = field(default_factory=dict)

@@ -40,3 +40,13 @@ def edit_lists(requests: Sequence[ScheduledRequest]) -> list[torch.Tensor]:
         torch.tensor(counts, dtype=torch.int32),
         torch.tensor(biases, dtype=torch.float32),
     ]
+
+
+def to_device(parts: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Return host tensors of four-byte elements on a device, in one copy."""
+    if device.type == "cpu" or not parts:
+        return parts
+    together = torch.cat([part.view(torch.int32) for part in parts])
+    together = together.pin_memory().to(device, non_blocking=True)
+    pieces = together.split([part.numel() for part in parts])
+    return [piece.view(part.dtype) for piece, part in zip(pieces, parts, strict=True)]

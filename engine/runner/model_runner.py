@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import torch
 
 from kiln.cache.env import EnvError
-from kiln.engine.attention.context import AttentionStep, attention_step
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
@@ -22,11 +22,12 @@ from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
-from kiln.engine.requests.batch import Batch, SampledToken, StepOutput
+from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.failures import explained
-from kiln.engine.runner.inputs import make_inputs
-from kiln.engine.runner.sampler import sample
+from kiln.engine.runner.inputs import StepInputs
+from kiln.engine.runner.sampler import HostCopies
+from kiln.engine.runner.steps import Steps, ThreadedSteps
 from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.implementations import decide
@@ -71,6 +72,14 @@ class ModelRunner:
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
             self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
             self._attention = self._make_attention(config)  # takes memory too
+            self._inputs = StepInputs(
+                max_requests=self._limits.max_num_seqs,
+                max_tokens=self._limits.max_num_batched_tokens,
+                max_model_len=length,
+                block_size=config.kv.block_size,
+                device=self.device,
+            )
+            self._copies = HostCopies(self._limits.max_num_seqs, self.device)
             self._use(self._make_pool(config.kv))
 
     @property
@@ -83,15 +92,21 @@ class ModelRunner:
         """The blocks of the KV pool."""
         return self._pool.num_blocks
 
-    @torch.inference_mode()
-    def run(self, batch: Batch) -> StepOutput:
-        """Compute every token of a batch, and draw one for each request that samples.
+    def launch(self, batch: Batch) -> Any:
+        """Start to compute every token of a batch, and to sample one for each request that samples.
 
-        Raises DeviceError when the device is lost, ConfigError when memory ran out.
+        The step behind may be launched before this one is collected. Raises DeviceError if the
+        device is lost, ConfigError if memory ran out; so does ``collect``.
         """
-        size = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
-        with explained(self.device, size):
-            return self._run(batch)
+        return self._steps.launch(batch)
+
+    def collect(self, launched: Any) -> StepOutput:
+        """Wait for a launched step and return its tokens. Steps are collected in order."""
+        return self._steps.collect(launched)
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Launch a step and collect it."""
+        return self.collect(self.launch(batch))
 
     def try_out(self, progress: Progress | None = None) -> None:
         """Run the largest step that there can be, so that a client is not the first to see it fail.
@@ -105,17 +120,6 @@ class ModelRunner:
                 raise ModelError(f"the model's first step failed: {token.error}")
         report("first step", 1, 1)
 
-    def _run(self, batch: Batch) -> StepOutput:
-        inputs = make_inputs(batch, self._pool.block_size, self.device)
-        plan = self._attention.plan(inputs.metadata)
-        with attention_step(AttentionStep(self._layers, inputs.metadata, plan)):
-            hidden = self._model.forward(inputs.token_ids, inputs.positions)
-        sampling = [request for request in batch.requests if request.samples]
-        if not sampling:
-            return StepOutput(())
-        logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
-        return StepOutput(sample(logits, sampling))
-
     def _trial(self, num_blocks: int) -> Batch:
         # Memory is not measured on a CPU, and the whole budget would take it seconds.
         most = _CPU_TRIAL_TOKENS if self.device.type == "cpu" else sys.maxsize
@@ -127,7 +131,7 @@ class ModelRunner:
             block_size=self._pool.block_size,
         )
 
-    def _try(self, trial: Batch) -> tuple[SampledToken, ...]:
+    def _try(self, trial: Batch) -> tuple[SampledTokens, ...]:
         try:
             return self.run(trial).tokens
         except (KernelError, EnvError, DeviceError):
@@ -149,13 +153,15 @@ class ModelRunner:
         try:
             return peak_bytes(lambda: self._try(trial), self.device)
         finally:
-            del self._pool, self._layers
+            del self._pool, self._steps
 
     def _use(self, pool: KVPool) -> None:
         """Make a pool the one that every step writes."""
         self._pool = pool
-        layers = self._model.attention_layers
-        self._layers = bind_layers(layers, pool, self._attention, self.dtype)
+        layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
+        steps = Steps(self._model, self._attention, layers, self._inputs, self._copies)
+        threaded = self.device.type == "cpu" and self._limits.overlap
+        self._steps = ThreadedSteps(steps) if threaded else steps
 
     @property
     def _kv_shape(self) -> KVShape:

@@ -2,80 +2,96 @@
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Sequence
 
 import torch
 
-from kiln.engine.requests.batch import SampledToken, ScheduledRequest
+from kiln.engine.requests.batch import SampledTokens, ScheduledRequest
 from kiln.engine.requests.request import TokenLogprobs
-from kiln.engine.runner.edits import edit_lists
+from kiln.engine.requests.sampling_params import MAX_LOGPROBS
+from kiln.engine.runner.edits import edit_lists, to_device
+from kiln.engine.runner.inputs import ForwardInputs
 from kiln.jit_kernels.ops.sampling.functions import Edits, Samples, sample_tokens
 from kiln.jit_kernels.ops.sampling.reference import INFINITE, NAN, NOTHING
 
 _COMPLAINTS = {NAN: "NaN", INFINITE: "+inf", NOTHING: "no finite logit left"}
 
 
-def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
+def sample(
+    logits: torch.Tensor, inputs: ForwardInputs, requests: Sequence[ScheduledRequest]
+) -> Samples:
     """Sample a token for each request from its row of logits [num_rows, vocab_size].
 
     Temperature 0 takes the most likely token, on ties the lowest id. A row with NaN, with +inf or
-    without a finite logit sets ``error`` in its SampledToken and does not affect other rows.
-    Makes one copy to the device and one back.
+    without a finite logit gets an error and does not affect other rows.
     """
     width = max((request.params.logprobs or 0 for request in requests), default=0)
-    numbers, integers = array("f"), array("q")
-    for request in requests:
-        numbers.extend(_settings(request))
-        integers.extend(_keys(request))
-    parts = [
-        torch.frombuffer(numbers, dtype=torch.float32).view(len(requests), -1),
-        torch.frombuffer(integers, dtype=torch.int64).view(len(requests), -1),
-        *edit_lists(requests),
-    ]
-    settings, keys, *edits = _to_device(parts, logits.device)
-    samples = sample_tokens(
-        logits, settings, keys, edits=Edits(*edits) if edits else None, width=width
+    edits = to_device(edit_lists(requests), logits.device)
+    return sample_tokens(
+        logits, inputs.settings, inputs.keys, edits=Edits(*edits) if edits else None, width=width
     )
-    host = samples.on_host()
-    tokens, errors = host.tokens.tolist(), host.errors.tolist()
-    logprobs = _Logprobs(host) if any(r.params.logprobs is not None for r in requests) else None
-    return tuple(
-        SampledToken(
-            request.request_id,
-            tokens[row],
-            None if logprobs is None else logprobs.of(row, request.params.logprobs),
-            None if not errors[row] else _complaint(errors[row], request),
+
+
+class HostCopies:
+    """Copies of results in pinned memory: two that take turns, so that one may still be in use."""
+
+    def __init__(self, max_requests: int, device: torch.device) -> None:
+        self._device = device
+        self._turn = 0
+        if device.type == "cuda":
+            size = max_requests * Samples.size_of(1, MAX_LOGPROBS)
+            self._memory = torch.empty(2, size, dtype=torch.int32, pin_memory=True)
+
+    def begin(self, samples: Samples) -> PendingSamples:
+        """Start to copy results to the host."""
+        if self._device.type == "cpu":
+            return PendingSamples(samples, None)
+        self._turn = 1 - self._turn
+        host = self._memory[self._turn, : samples.storage.numel()]
+        host.copy_(samples.storage, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return PendingSamples(Samples(host, len(samples.tokens)), done)
+
+
+class PendingSamples:
+    """Results on the way to the host."""
+
+    def __init__(self, host: Samples, done: torch.cuda.Event | None) -> None:
+        self._host, self._done = host, done
+
+    def wait(self, requests: Sequence[ScheduledRequest]) -> tuple[SampledTokens, ...]:
+        """Wait for the results of the requests that sampled, and return them."""
+        if self._done is not None:
+            self._done.synchronize()
+        tokens, errors = self._host.tokens.tolist(), self._host.errors.tolist()
+        if not any(errors) and all(request.params.logprobs is None for request in requests):
+            return tuple(
+                SampledTokens(request.request_id, [token])
+                for request, token in zip(requests, tokens, strict=False)
+            )
+        logprobs = _Logprobs(self._host)
+        return tuple(
+            SampledTokens(request.request_id, [], error=_complaint(errors[row], request))
+            if errors[row]
+            else SampledTokens(
+                request.request_id, [tokens[row]], logprobs.of(row, request.params.logprobs)
+            )
+            for row, request in enumerate(requests)
         )
-        for row, request in enumerate(requests)
-    )
-
-
-def _settings(request: ScheduledRequest) -> tuple[float, ...]:
-    params = request.params
-    log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
-    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-    return (params.temperature, params.top_p, log_min_p, *penalties)
-
-
-def _keys(request: ScheduledRequest) -> tuple[int, ...]:
-    params = request.params
-    reported = -1 if params.logprobs is None else params.logprobs
-    return request.seed, request.num_output_tokens, max(params.top_k, 0), reported
 
 
 class _Logprobs:
     """The log-probabilities of a step, converted to lists once for all rows."""
 
     def __init__(self, host: Samples) -> None:
-        self._errors, self._tokens = host.errors.tolist(), host.tokens.tolist()
+        self._tokens = host.tokens.tolist()
         self._values, self._ranks = host.logprobs.tolist(), host.ranks.tolist()
         self._top = host.top_tokens.tolist(), host.top_logprobs.tolist()
 
-    def of(self, row: int, wanted: int | None) -> TokenLogprobs | None:
-        """Return the log-probabilities of a row; None if not requested or on an error."""
-        if wanted is None or self._errors[row]:
+    def of(self, row: int, wanted: int | None) -> list[TokenLogprobs] | None:
+        """Return the log-probabilities of a row; None if not requested."""
+        if wanted is None:
             return None
         ids, values = (column[row][:wanted] for column in self._top)
         top = [
@@ -83,7 +99,7 @@ class _Logprobs:
             for rank, (token, value) in enumerate(zip(ids, values, strict=True), start=1)
             if token >= 0
         ]
-        return TokenLogprobs(self._tokens[row], self._values[row], self._ranks[row], top)
+        return [TokenLogprobs(self._tokens[row], self._values[row], self._ranks[row], top)]
 
 
 def _complaint(error: int, request: ScheduledRequest) -> str:
@@ -91,17 +107,3 @@ def _complaint(error: int, request: ScheduledRequest) -> str:
     if error == NOTHING and request.banned_token_ids:
         return "only stop tokens can be sampled, but min_tokens is not reached: lower min_tokens"
     return f"the model's logits contain {what}: weights or dtype may not fit the model"
-
-
-def _to_device(parts: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Return host tensors of four- and eight-byte elements on a device, in one copy."""
-    if device.type == "cpu":
-        return parts
-    words = [part.view(torch.int32).flatten() for part in parts]
-    padded = [torch.nn.functional.pad(one, (0, one.numel() % 2)) for one in words]
-    together = torch.cat(padded).pin_memory().to(device, non_blocking=True)
-    pieces = together.split([one.numel() for one in padded])
-    return [
-        piece[: one.numel()].view(part.dtype).view(part.shape)
-        for piece, one, part in zip(pieces, words, parts, strict=True)
-    ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -43,22 +41,26 @@ def in_one_block(batch: Batch, max_model_len: int, block_size: int) -> Batch:
 
     Its results are meaningless, but it uses the memory of a real step and needs no KV pool.
     """
-    first, *others = (replace(row, block_ids=[0] * len(row.block_ids)) for row in batch.requests)
-    start = max_model_len - len(first.token_ids)
-    far = replace(first, num_computed_tokens=start, block_ids=[0] * -(-max_model_len // block_size))
-    return Batch((far, *others))
+    first, *others = (
+        row._replace(new_block_ids=[0] * len(row.new_block_ids)) for row in batch.requests
+    )
+    blocks = [0] * -(-max_model_len // block_size)
+    start = max_model_len - first.num_tokens
+    return Batch((first._replace(num_computed_tokens=start, new_block_ids=blocks), *others))
 
 
 def _row(index: int, length: int, block_ids: list[int]) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=f"trial-{index}",
-        token_ids=[0] * length,
+        row=index,
+        num_tokens=length,
         num_computed_tokens=0,
-        block_ids=block_ids,
+        token_ids=[0] * length,
+        num_blocks=0,
+        new_block_ids=block_ids,
         samples=True,
         num_output_tokens=0,
         params=_PARAMS,
         seed=index,
-        banned_token_ids=frozenset(),
         token_counts={0: 1},
     )

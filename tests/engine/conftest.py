@@ -7,15 +7,16 @@ import zlib
 
 import pytest
 
-from kiln.engine.requests.batch import Batch, SampledToken, ScheduledRequest, StepOutput
+from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import TokenLogprobs
 
 
 class FakeRunner:
-    """Draws a token that depends on every token before it, read back from a fake KV pool.
+    """Samples a token that depends on every token before it, read back from a fake KV pool.
 
     What a row computes is written to the slots of its blocks, and its next token is a hash of what
-    those slots hold: a block given to two requests, or a prefix never computed, changes it.
+    those slots hold: a block given to two requests, or a prefix never computed, changes it. As on a
+    device, the blocks and the last token of each row stay from step to step.
     """
 
     def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
@@ -24,40 +25,75 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.tables: dict[int, list[int]] = {}  # row to its blocks
+        self.last_tokens: dict[int, int] = {}  # row to the token that it sampled last
         self.batches: list[Batch] = []
         self.fail_with: dict[str, str] = {}  # request id to the error of its next row
         self.raise_for: dict[str, Exception] = {}  # request id to what a step with it raises
+        self.raise_late = False  # by ``collect``, as a device does, and not by ``launch``
+        self.collected = self.launched = 0
+
+    def launch(self, batch: Batch):
+        assert self.launched - self.collected <= 1, "three steps in flight"
+        self.launched += 1
+        try:
+            output = self.run(batch)
+        except BaseException as error:
+            if not self.raise_late:
+                interrupted = not isinstance(error, Exception)  # and nothing in flight is collected
+                self.launched = self.collected if interrupted else self.launched - 1
+                raise
+            output = error
+        return self.launched, output
+
+    def collect(self, launched) -> StepOutput:
+        self.collected += 1
+        number, output = launched
+        assert number == self.collected, "not in order"
+        if isinstance(output, Exception):
+            raise output
+        return output
 
     def run(self, batch: Batch) -> StepOutput:
         self.batches.append(batch)
         for row in batch.requests:
-            end = row.num_computed_tokens + len(row.token_ids)
-            assert end <= len(row.block_ids) * self.block_size
-            for position, token in enumerate(row.token_ids, row.num_computed_tokens):
+            blocks = self.tables.setdefault(row.row, [])
+            assert len(blocks) >= row.num_blocks
+            blocks[row.num_blocks :] = row.new_block_ids
+            end = row.num_computed_tokens + row.num_tokens
+            assert end <= len(blocks) * self.block_size
+            tokens = row.token_ids or [self.last_tokens[row.row]]
+            assert len(tokens) == row.num_tokens
+            for position, token in enumerate(tokens, row.num_computed_tokens):
                 self.slots[self._slot(row, position)] = token
+        self.last_tokens = {}  # those of the last step alone
         for row in batch.requests:  # some keys and values are written by then
             if row.request_id in self.raise_for:
                 raise self.raise_for[row.request_id]
-        return StepOutput(tuple(self._draw(row) for row in batch.requests if row.samples))
+        sampled = tuple(self._sample(row) for row in batch.requests if row.samples)
+        by_id = {row.request_id: row.row for row in batch.requests}
+        for tokens in sampled:
+            self.last_tokens[by_id[tokens.request_id]] = (tokens.token_ids or [0])[0]
+        return StepOutput(sampled)
 
     def _slot(self, row: ScheduledRequest, position: int) -> int:
-        return row.block_ids[position // self.block_size] * self.block_size + (
-            position % self.block_size
-        )
+        block = self.tables[row.row][position // self.block_size]
+        return block * self.block_size + position % self.block_size
 
-    def _draw(self, row: ScheduledRequest) -> SampledToken:
+    def _sample(self, row: ScheduledRequest) -> SampledTokens:
         if row.request_id in self.fail_with:
-            return SampledToken(row.request_id, 0, error=self.fail_with[row.request_id])
-        end = row.num_computed_tokens + len(row.token_ids)
+            return SampledTokens(row.request_id, [], error=self.fail_with[row.request_id])
+        end = row.num_computed_tokens + row.num_tokens
         prefix = [self.slots[self._slot(row, position)] for position in range(end)]
         salt = row.seed if row.params.temperature > 0 else 0
-        token = zlib.crc32(repr((prefix, salt)).encode()) % self.vocab_size
+        counts = sorted(row.token_counts.items())
+        token = zlib.crc32(repr((prefix, salt, counts)).encode()) % self.vocab_size
         while token in row.banned_token_ids:
             token = (token + 1) % self.vocab_size
         if row.params.logprobs is None:
-            return SampledToken(row.request_id, token)
+            return SampledTokens(row.request_id, [token])
         top = [((token + i) % self.vocab_size, -1.0 - i, i + 1) for i in range(row.params.logprobs)]
-        return SampledToken(row.request_id, token, TokenLogprobs(token, -1.0, 1, top))
+        return SampledTokens(row.request_id, [token], [TokenLogprobs(token, -1.0, 1, top)])
 
 
 @pytest.fixture

@@ -103,9 +103,11 @@ def test_a_prompt_that_fills_the_pool_gets_one_token(fake_runner):
     culprits=st.sets(st.integers(0, 7), max_size=4),
     budget=st.integers(1, 40),
     blocks=st.integers(10, 40),
+    overlap=st.booleans(),
+    raise_late=st.booleans(),
 )
 def test_a_request_that_makes_the_runner_raise_ends_alone(
-    fake_runner, lengths, culprits, budget, blocks
+    fake_runner, lengths, culprits, budget, blocks, overlap, raise_late
 ):
     names = [f"r{index}" for index in range(len(lengths))]
     news = [
@@ -118,11 +120,12 @@ def test_a_request_that_makes_the_runner_raise_ends_alone(
         alone.add(new)
         wanted |= run_to_end(alone)
     runner = fake_runner(num_blocks=blocks)
-    core = make_core(runner, max_num_batched_tokens=budget, max_num_seqs=5)
+    core = make_core(runner, max_num_batched_tokens=budget, max_num_seqs=5, overlap=overlap)
     for new in news:
         core.add(new)
     for index in culprits:
         runner.raise_for[f"r{index}"] = ValueError("too much")
+    runner.raise_late = raise_late
     outputs = run_to_end(core)
     core.scheduler.kv.pool.check_integrity()
     assert core.scheduler.kv.pool.num_held == 0
@@ -140,7 +143,7 @@ def test_a_request_that_makes_the_runner_raise_ends_alone(
 
 def test_a_request_may_fail_in_the_middle_of_its_prompt_or_its_answer(fake_runner):
     runner = fake_runner()
-    core = make_core(runner, max_num_batched_tokens=4)
+    core = make_core(runner, max_num_batched_tokens=4, overlap=False)
     core.add(NewRequest("decoding", [1], GREEDY))
     core.add(NewRequest("reading", [2] * 20, GREEDY))
     core.step()
@@ -180,12 +183,13 @@ def test_a_device_that_fails_for_good_ends_the_engine_at_once(fake_runner):
     assert len(runner.batches) == 1  # no half is tried
 
 
-def test_an_interrupted_step_is_run_again_as_it_was(fake_runner):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_interrupted_step_is_run_again_as_it_was(fake_runner, overlap):
     runner, healthy = fake_runner(), make_core(fake_runner())
-    core = make_core(runner)
+    core = make_core(runner, overlap=overlap)
     for each in (core, healthy):
-        each.add(NewRequest("a", [1, 2, 3], GREEDY))
-    core.step()
+        each.add(NewRequest("a", [1, 2, 3, 4], GREEDY))
+    before = core.step() + core.step()
     works = runner.run
 
     def interrupted(batch):
@@ -195,13 +199,12 @@ def test_an_interrupted_step_is_run_again_as_it_was(fake_runner):
     with pytest.raises(KeyboardInterrupt):
         core.step()
     runner.run = works
-    rest = run_to_end(core)["a"]
-    assert [o.token_ids for o in rest] == [o.token_ids for o in run_to_end(healthy)["a"]][1:]
+    assert before + run_to_end(core)["a"] == run_to_end(healthy)["a"]
     assert core.scheduler.kv.pool.num_held == 0
 
 
 def test_stats_count_what_happened(fake_runner):
-    core = make_core(fake_runner(num_blocks=16), max_num_seqs=1)
+    core = make_core(fake_runner(num_blocks=16), max_num_seqs=1, overlap=False)
     core.add(NewRequest("a", [1] * 6, GREEDY))
     core.add(NewRequest("b", [2] * 3, GREEDY))
     core.step()
@@ -224,3 +227,98 @@ def test_stats_count_each_prompt_once_though_it_is_computed_again(fake_runner):
     stats = core.stats()
     assert stats.preemptions > 0
     assert (stats.prompt_tokens, stats.generated_tokens) == (8, 24)
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.integers(1, 4)),
+        st.tuples(st.just("add"), st.integers(0, 9)),
+        st.tuples(st.just("abort"), st.integers(0, 9)),
+    ),
+    max_size=40,
+)
+KINDS = st.fixed_dictionaries(
+    {
+        "max_tokens": st.integers(1, 12),
+        "temperature": st.sampled_from([0, 1]),
+        "min_tokens": st.integers(0, 1),
+        "ignore_eos": st.booleans(),
+        "frequency_penalty": st.sampled_from([0, 0, 0, 0.5]),
+        "logprobs": st.sampled_from([None, None, 1]),
+    }
+)
+
+
+def play(runner, acts, kinds, **scheduler):
+    """Let requests arrive, run and be aborted; return what each one was told."""
+    core = make_core(runner, eos=frozenset({3, 4, 5}), **scheduler)
+    outputs, added, aborted = {}, set(), set()
+
+    def steps(count):
+        for _ in range(count):
+            for output in core.step():
+                assert output.request_id not in aborted, "an output after the abort"
+                outputs.setdefault(output.request_id, []).append(output)
+
+    for act, number in acts:
+        name = f"r{number}"
+        if act == "step":
+            steps(number)
+        elif act == "add" and name not in added:
+            added.add(name)
+            params = SamplingParams(seed=number, stop_token_ids=[number], **kinds[number])
+            core.add(NewRequest(name, [number] * (1 + 5 * number % 17), params))
+        elif act == "abort" and name in added:
+            aborted.add(name)
+            core.abort(name)
+    while core.has_work:
+        steps(1)
+    core.scheduler.kv.pool.check_integrity()
+    assert core.scheduler.kv.pool.num_held == 0
+    assert sorted(core.scheduler._free_rows) == list(range(core.scheduler.config.max_num_seqs))
+    return outputs, aborted, core.stats()
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    acts=ACTS,
+    kinds=st.lists(KINDS, min_size=10, max_size=10),
+    budget=st.integers(1, 40),
+    blocks=st.integers(10, 24),
+    seqs=st.integers(1, 6),
+)
+def test_one_step_ahead_gives_the_same_outputs_as_step_by_step(
+    fake_runner, acts, kinds, budget, blocks, seqs
+):
+    limits = {"max_num_batched_tokens": budget, "max_num_seqs": seqs}
+    plain, _, _ = play(fake_runner(num_blocks=blocks), acts, kinds, overlap=False, **limits)
+    runner = fake_runner(num_blocks=blocks)
+    ahead, aborted, stats = play(runner, acts, kinds, overlap=True, **limits)
+    for name in plain.keys() | ahead.keys():
+        told, wanted = ahead.get(name, []), plain.get(name, [])
+        if name in aborted:  # at another token, perhaps
+            shorter = min(len(told), len(wanted))
+            told, wanted = told[:shorter], wanted[:shorter]
+        assert told == wanted
+    penalized = any(kind["frequency_penalty"] for kind in kinds)
+    assert penalized or not stats.steps_not_ahead
+
+
+def test_steps_run_one_ahead_and_wait_only_for_penalties(fake_runner):
+    class Counting(fake_runner):
+        most = 0
+
+        def launch(self, batch):
+            self.most = max(self.most, self.launched + 1 - self.collected)
+            return super().launch(batch)
+
+    for overlap, penalty, most in ((False, 0.0, 1), (True, 0.0, 2), (True, 1.0, 1)):
+        runner = Counting()
+        core = make_core(runner, overlap=overlap)
+        params = SamplingParams(max_tokens=9, ignore_eos=True, presence_penalty=penalty, seed=1)
+        core.add(NewRequest("a", [1, 2], params))
+        outputs = run_to_end(core)["a"]
+        assert [len(output.token_ids) for output in outputs] == [1] * 9
+        assert runner.most == most
+        assert core.stats().steps == 9  # no step too many: its end is known by its length
+        assert core.stats().steps_not_ahead == (8 if penalty else 0)

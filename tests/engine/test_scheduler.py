@@ -55,7 +55,7 @@ def step(scheduler, runner):
         assert scheduler.running[: len(before)] == before
     assert batch.num_tokens <= scheduler.config.max_num_batched_tokens
     assert len(batch.requests) <= scheduler.config.max_num_seqs
-    assert all(0 < len(row.token_ids) <= scheduler.max_chunk_tokens for row in batch.requests)
+    assert all(0 < row.num_tokens <= scheduler.max_chunk_tokens for row in batch.requests)
     check_invariants(scheduler)
     return batch, scheduler.commit(batch, runner.run(batch) if batch.requests else StepOutput(()))
 
@@ -238,7 +238,7 @@ def test_a_chunk_leaves_room_for_others_in_the_step(fake_runner):
     for name in "abc":
         scheduler.add(NewRequest(name, [1] * 20, greedy()))
     batch, _ = step(scheduler, runner)
-    assert [len(row.token_ids) for row in batch.requests] == [8, 8, 4]
+    assert [row.num_tokens for row in batch.requests] == [8, 8, 4]
     assert not any(row.samples for row in batch.requests)
 
 
@@ -249,7 +249,7 @@ def test_prefill_and_decode_share_a_step(fake_runner):
     step(scheduler, runner)
     scheduler.add(NewRequest("b", [4, 5], greedy()))
     batch, outputs = step(scheduler, runner)
-    assert [len(row.token_ids) for row in batch.requests] == [1, 2]
+    assert [row.num_tokens for row in batch.requests] == [1, 2]
     assert [row.num_computed_tokens for row in batch.requests] == [3, 0]
     assert len(outputs) == 2
 

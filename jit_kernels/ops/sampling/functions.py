@@ -13,6 +13,7 @@ from kiln.jit_kernels.ops.sampling.spec import LOGITS_TYPES, SAMPLE_TOKENS
 from kiln.jit_kernels.shapes import as_rows, check_shape
 from kiln.jit_kernels.torch_ops import call
 
+_SINGLE = 5  # results of one number a row
 MAX_VOCAB_WITH_EDITS = 8 * 36 * 1024  # the kernel keeps one bit per token in shared memory
 
 
@@ -50,8 +51,8 @@ class Samples:
     """
 
     def __init__(self, storage: torch.Tensor, rows: int) -> None:
-        width = (storage.numel() // rows - 5) // 2 if rows else 0
-        parts = iter(storage.split([rows] * 5 + [rows * width] * 2))
+        width = (storage.numel() // rows - _SINGLE) // 2 if rows else 0
+        parts = iter(storage.split([rows] * _SINGLE + [rows * width] * 2))
         self.storage = storage
         self.tokens = next(parts)
         self.errors = next(parts)
@@ -64,13 +65,12 @@ class Samples:
     @classmethod
     def empty(cls, rows: int, width: int, device: torch.device) -> Samples:
         """Return uninitialised results of ``rows`` rows with ``width`` likeliest tokens each."""
-        return cls(torch.empty(rows * (5 + 2 * width), dtype=torch.int32, device=device), rows)
+        return cls(torch.empty(cls.size_of(rows, width), dtype=torch.int32, device=device), rows)
 
-    def on_host(self) -> Samples:
-        """Return the results in host memory: one copy, which waits for the device."""
-        if self.storage.device.type == "cpu":
-            return self
-        return Samples(self.storage.cpu(), len(self.tokens))
+    @staticmethod
+    def size_of(rows: int, width: int) -> int:
+        """Return the number of elements of the storage of such results."""
+        return rows * (_SINGLE + 2 * width)
 
     def outputs(self) -> dict[str, torch.Tensor]:
         """Return the operator's outputs by name."""

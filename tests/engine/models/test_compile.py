@@ -10,11 +10,11 @@ import torch
 
 import kiln
 from kiln.engine.attention.context import AttentionStep, attention_step
-from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.models.registry import known_families
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.runner.inputs import make_inputs
+from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.model_runner import ModelRunner
 
 DEMO = Path(kiln.__file__).parent / "engine" / "demo"
@@ -23,7 +23,8 @@ COUNTS = (7, 1, 2, 33, 3, 1, 16)  # tokens of a step
 
 def load(folder, **settings):
     model = ModelConfig(str(folder), **{"device": "cpu", **settings})
-    return ModelRunner(EngineConfig(model, KVConfig(block_size=4, num_blocks=32)))
+    kv = KVConfig(block_size=4, num_blocks=32)
+    return ModelRunner(EngineConfig(model, kv, SchedulerConfig(overlap=False)))
 
 
 @pytest.fixture
@@ -44,13 +45,18 @@ def inputs_of(runner, tokens):
     counts = [tokens - 3, 1, 1, 1] if tokens > 3 else [1] * tokens
     rows = [
         ScheduledRequest(
-            str(row), [(7 * row + i) % 50 for i in range(count)], 2 * row,
+            str(row), row, count, 2 * row, [(7 * row + i) % 50 for i in range(count)], 0,
             list(range(10 * row, 10 * row + 10)) if row < 3 else [30, 31], True, 0,
-            SamplingParams(), 0, frozenset(),
+            SamplingParams(), 0,
         )
         for row, count in enumerate(counts)
     ]  # fmt: skip
-    return make_inputs(Batch(tuple(rows)), 4, runner.device)
+    batch = Batch(tuple(rows))
+    inputs = StepInputs(
+        max_requests=4, max_tokens=64, max_model_len=64, block_size=4, device=runner.device
+    )
+    inputs.send(batch)
+    return inputs.make(batch)
 
 
 def forward(runner, function, tokens):
@@ -59,12 +65,11 @@ def forward(runner, function, tokens):
         for keys_or_values in runner._pool.views(layer):
             keys_or_values.fill_(0.25)
     inputs = inputs_of(runner, tokens)
-    # They are parts of one tensor, and torch compiles again for another storage offset.
-    token_ids, positions = inputs.token_ids.clone(), inputs.positions.clone()
+    token_ids, positions = inputs.token_ids, inputs.positions
     for tensor in (token_ids, positions):
         torch._dynamo.mark_dynamic(tensor, 0)
     plan = runner._attention.plan(inputs.metadata)
-    with attention_step(AttentionStep(runner._layers, inputs.metadata, plan)):
+    with attention_step(AttentionStep(runner._steps._layers, inputs.metadata, plan)):
         return function(token_ids, positions)
 
 

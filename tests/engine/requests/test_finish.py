@@ -6,7 +6,7 @@ import pytest
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.core import EngineCore
-from kiln.engine.requests.batch import SampledToken, StepOutput
+from kiln.engine.requests.batch import SampledTokens, StepOutput
 from kiln.engine.requests.finish import stop_token_ids
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -23,10 +23,13 @@ class Scripted:
         self.tokens = iter(tokens)
         self.banned = []
 
-    def run(self, batch):
+    def launch(self, batch):
         (row,) = batch.requests
         self.banned.append(row.banned_token_ids)
-        return StepOutput((SampledToken(row.request_id, next(self.tokens)),))
+        return StepOutput((SampledTokens(row.request_id, [next(self.tokens)]),))
+
+    def collect(self, launched):
+        return launched
 
 
 def generate(runner, **params):

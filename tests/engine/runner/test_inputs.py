@@ -2,38 +2,94 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.runner.inputs import make_inputs
+from kiln.engine.runner.inputs import StepInputs
+
+NEUTRAL = [1.0, 1.0, -math.inf, 1.0, 0.0, 0.0]
 
 
-def row(tokens, before, blocks, samples):
-    return ScheduledRequest(
-        "r", tokens, before, blocks, samples, 0, SamplingParams(), 0, frozenset()
+def made():
+    return StepInputs(
+        max_requests=6, max_tokens=20, max_model_len=17, block_size=4, device=torch.device("cpu")
     )
+
+
+def row(index, tokens, before, blocks, samples, old=0, count=None, outputs=0, **params):
+    params = SamplingParams(**params)
+    count = len(tokens) if count is None else count
+    return ScheduledRequest(
+        f"r{index}", index, count, before, tokens, old, blocks, samples, outputs, params, 9 + index
+    )
+
+
+def step(inputs, *rows):
+    batch = Batch(rows)
+    inputs.send(batch)
+    return inputs.make(batch)
 
 
 def test_a_mixed_batch_is_laid_out_request_by_request():
-    rows = (
-        row([11, 12, 13], 3, [7, 2], True),
-        row([21], 4, [0, 5], True),
-        row([31, 32], 0, [9], False),
+    inputs = step(
+        made(),
+        row(3, [11, 12, 13], 3, [7, 2], True),
+        row(0, [21], 4, [0, 5], True, outputs=4, temperature=0, top_p=0.5, min_p=0.25, top_k=3),
+        row(5, [31, 32], 0, [9], False, logprobs=2),
     )
-    inputs = make_inputs(Batch(rows), block_size=4, device=torch.device("cpu"))
     assert inputs.token_ids.tolist() == [11, 12, 13, 21, 31, 32]
     assert inputs.positions.tolist() == [3, 4, 5, 4, 0, 1]
     assert inputs.sample_rows.tolist() == [2, 3]
+    filtered = [0, 0.5, math.log(0.25), 1, 0, 0]
+    assert inputs.settings.tolist() == torch.tensor([NEUTRAL, filtered]).tolist()
+    assert inputs.keys.tolist() == [[12, 0, 0, -1], [9, 4, 3, -1]]
     metadata = inputs.metadata
     assert metadata.slot_mapping.tolist() == [31, 8, 9, 20, 36, 37]
-    assert metadata.block_table.tolist() == [[7, 2], [0, 5], [9, 0]]
+    assert [table[:2] for table in metadata.block_table.tolist()] == [[7, 2], [0, 5], [9, 0]]
     assert metadata.cu_seqlens_q.tolist() == [0, 3, 4, 6]
     assert metadata.seq_lens.tolist() == [6, 5, 2]
     assert (metadata.query_lens, metadata.kv_lens) == ((3, 1, 2), (6, 5, 2))
-    assert {t.dtype for t in (inputs.token_ids, inputs.positions, metadata.slot_mapping)} == {
-        torch.int64
-    }
-    assert {t.dtype for t in (metadata.block_table, metadata.cu_seqlens_q, metadata.seq_lens)} == {
-        torch.int32
-    }
+
+
+def test_a_row_keeps_its_blocks_and_settings_and_takes_the_token_it_sampled():
+    inputs = made()
+    step(inputs, row(1, [5, 6, 7], 0, [3], True, top_k=4), row(4, [8], 0, [1], True, seed=None))
+    inputs.sampled[:2] = torch.tensor([50, 60])
+    again = step(
+        inputs,
+        row(4, [], 1, [], True, old=1, count=1, outputs=1),
+        row(1, [], 3, [], True, old=1, count=1, outputs=1),
+        row(2, [9, 9], 0, [2], False),
+    )
+    assert again.token_ids.tolist() == [60, 50, 9, 9]
+    assert again.metadata.slot_mapping.tolist() == [5, 15, 8, 9]
+    assert again.keys.tolist() == [[13, 1, 0, -1], [10, 1, 4, -1]]
+    inputs.sampled[:2] = torch.tensor([61, 51])
+    third = step(inputs, row(1, [], 4, [0], True, old=1, count=1, outputs=2))
+    assert third.token_ids.tolist() == [51]
+    assert third.metadata.slot_mapping.tolist() == [0]
+    assert third.metadata.block_table.tolist()[0][:2] == [3, 0]
+
+
+def test_a_new_request_in_a_row_has_nothing_of_the_one_before():
+    inputs = made()
+    step(inputs, row(1, [5] * 9, 0, [3, 4, 5], True, top_k=4, frequency_penalty=1))
+    step(inputs, row(1, [6] * 5, 0, [1, 2], False))
+    third = step(inputs, row(1, [6], 5, [], True, old=2))
+    assert third.metadata.slot_mapping.tolist() == [9]
+    assert third.settings.tolist() == [NEUTRAL]
+    assert third.keys.tolist() == [[10, 0, 0, -1]]
+
+
+def test_two_steps_may_be_sent_before_the_first_is_made():
+    """On a GPU the copy of one message may wait while the next is written."""
+    inputs, written = made(), []
+    for tokens in ([1, 2], [3, 4]):
+        inputs.send(Batch((row(0, tokens, 0, [0], True),)))
+        host = inputs._host[1 - inputs._turn]
+        written.append((host, host.clone()))
+    assert all(torch.equal(host, message) for host, message in written)
+    assert not torch.equal(written[0][0], written[1][0])

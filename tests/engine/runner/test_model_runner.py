@@ -49,9 +49,8 @@ def runner(folder, progress=None, kv=None, **settings):
 
 def run(made, tokens, before=0, **params):
     settings = SamplingParams(**{"temperature": 0, "logprobs": 20, **params})
-    row = ScheduledRequest(
-        "r", tokens, before, list(range(40, 20, -1)), True, 0, settings, 0, frozenset()
-    )
+    blocks = list(range(40, 20, -1))
+    row = ScheduledRequest("r", 0, len(tokens), before, tokens, 0, blocks, True, 0, settings, 0)
     return made.run(Batch((row,))).tokens[0]
 
 
@@ -60,7 +59,7 @@ def test_log_probabilities_are_those_of_transformers(tmp_path, family):
     model, tokens = save(tmp_path, family), torch.randint(0, 20, (11,)).tolist()
     made = runner(tmp_path)
     run(made, tokens[:4])
-    top = run(made, tokens[4:], before=4).logprobs.top
+    top = run(made, tokens[4:], before=4).logprobs[0].top
     with torch.inference_mode():
         wanted = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
     found = torch.tensor([logprob for _, logprob, _ in sorted(top)])
@@ -75,8 +74,8 @@ def test_sixteen_bits_are_close_to_float32(tmp_path, dtype):
     assert rounded.dtype == getattr(torch, dtype)
     run(rounded, tokens[:7])
     pairs = zip(
-        sorted(run(exact, tokens).logprobs.top),
-        sorted(run(rounded, tokens[7:], before=7).logprobs.top),
+        sorted(run(exact, tokens).logprobs[0].top),
+        sorted(run(rounded, tokens[7:], before=7).logprobs[0].top),
         strict=True,
     )
     assert max(abs(a[1] - b[1]) for a, b in pairs) < 0.5
@@ -104,7 +103,7 @@ def test_dummy_weights_need_no_more_than_a_config(tmp_path):
 
 def test_a_step_without_a_last_token_draws_nothing(tmp_path):
     save(tmp_path, "Llama")
-    row = ScheduledRequest("r", [1, 2], 0, [0], False, 0, SamplingParams(), 0, frozenset())
+    row = ScheduledRequest("r", 0, 2, 0, [1, 2], 0, [0], False, 0, SamplingParams(), 0)
     assert runner(tmp_path).run(Batch((row,))).tokens == ()
 
 
@@ -115,9 +114,7 @@ def test_nan_weights_are_an_error_of_the_row_not_of_the_step(tmp_path):
     model.save_pretrained(tmp_path)
     made = runner(tmp_path)
     rows = tuple(
-        ScheduledRequest(
-            str(t), [t], 0, [b], True, 0, SamplingParams(temperature=0), 0, frozenset()
-        )
+        ScheduledRequest(str(t), b, 1, 0, [t], 0, [b], True, 0, SamplingParams(temperature=0), 0)
         for b, t in enumerate((1, 3, 4))
     )
     assert [bool(token.error) for token in made.run(Batch(rows)).tokens] == [False, True, False]
@@ -173,13 +170,13 @@ def test_the_memory_of_the_largest_step_is_measured_in_a_pool_of_one_block(tmp_p
         torch.cuda, "reset_peak_memory_stats", lambda device: order.append("measure")
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("done"))
-    works = made._run
+    works = made.run
 
     def run(batch):
         order.append((batch.num_tokens, len(batch.requests), made.num_blocks))
         return works(batch)
 
-    monkeypatch.setattr(made, "_run", run)
+    monkeypatch.setattr(made, "run", run)
     assert made._step_bytes(KVConfig(block_size=3)) == 600
     assert order == ["measure", (2048, 64, 1), "done"]
 

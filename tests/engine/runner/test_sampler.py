@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from kiln.engine.requests.batch import ScheduledRequest
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.runner.sampler import sample
+from kiln.engine.runner import sampler
+from kiln.engine.runner.inputs import StepInputs
 
 INF, NAN = math.inf, math.nan
 
 
 def request(name="r", seed=0, position=0, banned=(), **params):
     settings = SamplingParams(**params)
-    return ScheduledRequest(name, [1], 0, [0], True, position, settings, seed, frozenset(banned))
+    return ScheduledRequest(
+        name, 0, 1, 0, [1], 0, [0], True, position, settings, seed, frozenset(banned)
+    )
+
+
+class Sampled(NamedTuple):
+    request_id: str
+    token_id: int | None
+    logprobs: TokenLogprobs | None
+    error: str | None
+
+
+def sample(logits, requests):
+    """Sample a token for each row as a step does."""
+    cpu = torch.device("cpu")
+    requests = [one._replace(row=row) for row, one in enumerate(requests)]
+    size = max(len(requests), 1)
+    inputs = StepInputs(
+        max_requests=size, max_tokens=size, max_model_len=8, block_size=4, device=cpu
+    )
+    batch = Batch(tuple(requests))
+    inputs.send(batch)
+    samples = sampler.sample(logits, inputs.make(batch), requests)
+    return [
+        Sampled(one.request_id, *(one.token_ids or [None]), *(one.logprobs or [None]), one.error)
+        for one in sampler.HostCopies(size, cpu).begin(samples).wait(requests)
+    ]
 
 
 LOGITS = [0.0, 3.0, 1.0, 2.0, 3.0, -1.0]
@@ -127,8 +155,8 @@ def test_a_broken_row_is_an_error_and_its_neighbours_are_not(broken, word, tempe
     assert first.error is None
     assert last.error is None
     whole = sample(logits[[0, 2]], [rows[0], rows[2]])
-    assert (first, last) == whole
-    assert sample(logits[[1, 1]], [rows[1]] * 2) == (error, error)  # nobody is left to draw for
+    assert [first, last] == whole
+    assert sample(logits[[1, 1]], [rows[1]] * 2) == [error, error]  # nobody is left to draw for
 
 
 def test_banning_everything_is_an_error_of_that_row():
@@ -150,7 +178,7 @@ def test_penalties_and_biases_act_through_the_counts_of_the_request():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
 
     def greedy(counts, **params):
-        row = replace(request(temperature=0, **params), token_counts=counts)
+        row = request(temperature=0, **params)._replace(token_counts=counts)
         return sample(logits, [row])[0].token_id
 
     assert greedy({}) == 0
@@ -161,9 +189,9 @@ def test_penalties_and_biases_act_through_the_counts_of_the_request():
     assert greedy({0: 0}, repetition_penalty=1.5) == 1
     assert greedy({}, logit_bias={2: 2.5}) == 2
     assert greedy({}, logit_bias={0: -100, 1: -100}) == 2
-    banned = replace(request(temperature=0, banned=(3,), logit_bias={3: 100}))
+    banned = request(temperature=0, banned=(3,), logit_bias={3: 100})
     assert sample(logits, [banned])[0].token_id == 0
-    mixed = [request(temperature=0), banned, replace(request(temperature=0), token_counts={0: 1})]
+    mixed = [request(temperature=0), banned, request(temperature=0)._replace(token_counts={0: 1})]
     assert [token.token_id for token in sample(logits.expand(3, 4), mixed)] == [0, 0, 0]
 
 
@@ -173,7 +201,7 @@ def test_a_bias_is_added_before_the_repetition_penalty_divides():
 
     def token(counts, *bias):
         params = row.params.replace(logit_bias=dict(bias))
-        return sample(logits, [replace(row, params=params, token_counts=counts)])[0].token_id
+        return sample(logits, [row._replace(params=params, token_counts=counts)])[0].token_id
 
     assert token({0: 1}, (0, 5.0)) == 0  # (2 + 5) / 2 = 3.5; 2 / 2 + 5 would win as well
     assert token({0: 1}, (0, 3.5)) == 1  # (2 + 3.5) / 2 = 2.75; 2 / 2 + 3.5 would win
@@ -186,9 +214,8 @@ def test_a_bias_is_added_before_the_repetition_penalty_divides():
 
 def test_logprobs_ignore_penalties():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
-    row = replace(
-        request(temperature=0, presence_penalty=2.0, logprobs=1), token_counts={0: 1, 1: 1}
-    )
+    row = request(temperature=0, presence_penalty=2.0, logprobs=1)
+    row = row._replace(token_counts={0: 1, 1: 1})
     found = sample(logits, [row])[0]
     assert (found.token_id, found.logprobs.rank, found.logprobs.top[0][0]) == (0, 1, 0)
     assert found.logprobs.logprob == pytest.approx(logits[0].log_softmax(0)[0].item())

@@ -22,8 +22,9 @@ def make(config, blocks=10_000, block_size=16, max_model_len=4096):
 def test_the_whole_budget_is_spread_over_as_many_requests_as_may_run():
     batch = make(SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2050))
     assert (batch.num_tokens, len(batch.requests)) == (2050, 64)
-    assert {len(row.token_ids) for row in batch.requests} == {32, 33}
-    assert all(row.samples for row in batch.requests)
+    assert {row.num_tokens for row in batch.requests} == {32, 33}
+    assert all(row.samples and row.num_blocks == 0 for row in batch.requests)
+    assert [row.row for row in batch.requests] == list(range(64))
     assert len(make(SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=5)).requests) == 5
 
 
@@ -43,18 +44,18 @@ def test_no_limit_is_exceeded_and_no_block_shared(
     batch = make(config, blocks, block_size, context)
     assert 1 <= len(batch.requests) <= seqs
     assert batch.num_tokens <= budget
-    held = [block for row in batch.requests for block in row.block_ids]
+    held = [block for row in batch.requests for block in row.new_block_ids]
     assert len(set(held)) == len(held) <= blocks
     for row in batch.requests:
-        assert 1 <= len(row.token_ids) <= min(context, chunk or budget)
-        assert len(row.block_ids) * block_size >= len(row.token_ids)
+        assert 1 <= row.num_tokens <= min(context, chunk or budget)
+        assert len(row.new_block_ids) * block_size >= row.num_tokens
 
 
 def test_in_one_block_the_first_request_reaches_the_end_of_the_context():
     batch = make(SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=90), block_size=16)
     first, *others = in_one_block(batch, 1000, 16).requests
-    assert (first.num_computed_tokens, len(first.token_ids)) == (970, 30)
-    assert first.block_ids == [0] * 63
+    assert (first.num_computed_tokens, first.num_tokens) == (970, 30)
+    assert first.new_block_ids == [0] * 63
     assert [row.num_computed_tokens for row in others] == [0, 0]
-    assert {block for row in others for block in row.block_ids} == {0}
-    assert [len(row.block_ids) for row in others] == [2, 2]
+    assert {block for row in others for block in row.new_block_ids} == {0}
+    assert [len(row.new_block_ids) for row in others] == [2, 2]

@@ -1,0 +1,1 @@
+"""The inputs of a step, made on the device from one message."""

@@ -1,0 +1,54 @@
+"""The public function that makes the inputs of a step."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.jit_kernels.ops.step.spec import STEP_INPUTS
+from kiln.jit_kernels.torch_ops import call
+
+
+def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
+    *,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    sample_rows: torch.Tensor,
+    settings: torch.Tensor,
+    keys: torch.Tensor,
+    block_table: torch.Tensor,
+    tables: torch.Tensor,
+    message: torch.Tensor,
+    sampled: torch.Tensor,
+    block_size: int,
+) -> None:
+    """Write the inputs of a step from its message, and padding behind them.
+
+    message: [words] int32, contiguous, aligned to 8 bytes; see kiln.jit_kernels.ops.step.message.
+    sampled: [max_requests] int32, the tokens that the step before sampled. tables: [max_requests,
+    max_blocks] int32, the blocks of each row; the message's new blocks are added.
+
+    token_ids, positions, slot_mapping: [tokens] int64; cu_seqlens_q: [requests + 1], seq_lens:
+    [requests], block_table: [requests, max_blocks], int32; sample_rows: [samples] int64; settings
+    [samples, 6] float32 and keys [samples, 4] int64 as of sample_tokens. All but the two tables
+    are contiguous. They have room for the message's step at least; the caller checks that. Padding
+    has slot -1 and length 0, so attention and the store to the KV pool pass over it.
+    """
+    call(
+        STEP_INPUTS,
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slot_mapping,
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=seq_lens,
+        sample_rows=sample_rows,
+        settings=settings,
+        keys=keys,
+        block_table=block_table,
+        tables=tables,
+        message=message,
+        sampled=sampled,
+        block_size=block_size,
+    )

@@ -1,0 +1,45 @@
+"""The message that describes a step: a header, a record for each request, then lists."""
+
+from __future__ import annotations
+
+import numpy as np
+
+HEADER = 4  # int32 words: requests, tokens, samples, 0
+# Record of step_inputs.cu, where each field is explained.
+SINGLE = (
+    "row", "start", "count", "first", "tokens_at", "source", "blocks_at", "num_blocks", "num_new",
+    "sample",
+)  # fmt: skip
+RECORD = np.dtype(
+    [
+        *((name, "<i4") for name in SINGLE),
+        ("settings", "<f4", 6),  # the columns of sample_tokens' settings
+        ("keys", "<i8", 4),  # the columns of sample_tokens' keys
+    ]
+)
+RECORD_WORDS = RECORD.itemsize // 4
+
+
+def message_words(requests: int, listed: int) -> int:
+    """Return the size of a message in int32 words; ``listed``: tokens and new blocks in all."""
+    return HEADER + requests * RECORD_WORDS + listed
+
+
+def records_of(message: np.ndarray, requests: int) -> np.ndarray:
+    """Return the records of a message [words] int32 as a view, [requests] of RECORD."""
+    return message[HEADER : HEADER + requests * RECORD_WORDS].view(RECORD)
+
+
+def begin_message(message: np.ndarray, counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Write the header and the records' counts, first tokens and samples; return the records.
+
+    message: [words] int32; counts: [requests] int32, the tokens of each request; samples:
+    [requests] bool, whether a request samples.
+    """
+    requests = len(counts)
+    message[:HEADER] = (requests, counts.sum(), samples.sum(), 0)
+    records = records_of(message, requests)
+    records["count"] = counts
+    records["first"] = counts.cumsum() - counts
+    records["sample"] = np.where(samples, samples.cumsum() - 1, -1)
+    return records
