@@ -136,7 +136,8 @@ def markdown(report: Report) -> str:
     if copied:
         text += (
             " GPU busy: the union of its kernels and copies under torch's profiler. Floor: the "
-            "bytes of weights, keys and values that a step must read, at the "
+            f"bytes of weights ({report.details['dtype']}), keys and values "
+            f"({report.details['kv_dtype']}) that a step must read, at the "
             f"{copied / 1e12:.2f} TB/s that copies reach on this GPU."
         )
     return report.markdown(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kiln.engine.bench.side_by_side import Draw
 
 _BASELINES = ("none", "transformers", "vllm")
-# Unless a flag says otherwise, every engine gets these limits, so that reports compare.
+# Unless a flag says otherwise, Kiln and vLLM get these limits, so that reports compare.
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 16384
 _MAX_MODEL_LEN = 4096
@@ -33,7 +33,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     parser.epilog = (
         f"MODEL may also be one of {', '.join(SHAPES)}: that model's config with random weights. "
-        "Limits that are not given are, for every engine, "
+        "Limits that are not given are, for Kiln and vllm, "
         f"--max-num-seqs {_MAX_NUM_SEQS} --max-num-batched-tokens {_MAX_NUM_BATCHED_TOKENS} "
         f"--max-model-len {_MAX_MODEL_LEN}, or what the requests need."
     )
@@ -42,8 +42,8 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         choices=_BASELINES,
         default="none",
-        help="then measure this engine in the same way; vllm gets the same dtypes, limits, memory "
-        "share and seed, and runs in a process of its own",
+        help="then measure this engine in the same way: transformers in the same dtype; vllm, in a "
+        "process of its own, with the same dtypes, limits, memory share and seed",
     )
     bench.add_argument(
         "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"

@@ -77,6 +77,7 @@ class ContinuousBatches(_Transformers):
     """Continuous batching over a paged KV cache, with transformers' own settings."""
 
     name = "transformers, continuous batching"
+    _started = False
 
     def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
         """Generate; return the seconds."""
@@ -85,6 +86,9 @@ class ContinuousBatches(_Transformers):
             self._manager.add_request(input_ids=prompt, max_new_tokens=length)
             for prompt, length in zip(prompts, lengths, strict=True)
         ]
+        if not self._started:  # some versions fail if the worker finds no request when it starts
+            self._manager.start()
+            self._started = True
         made: dict[str, int] = {}
         while len(made) < len(ids):
             result = self._manager.get_result(timeout=_WAIT_SECONDS)
@@ -100,7 +104,8 @@ class ContinuousBatches(_Transformers):
 
     def close(self) -> None:
         """Stop the worker, and free the model."""
-        self._manager.stop(block=True)
+        if self._started:
+            self._manager.stop(block=True)
         del self._manager
         super().close()
 
@@ -109,7 +114,6 @@ class ContinuousBatches(_Transformers):
         self._manager = self._model.init_continuous_batching(generation_config=greedy)
         if hasattr(self._manager, "warmup"):  # captures its CUDA graphs
             self._manager.warmup()
-        self._manager.start()
 
 
 def can_batch_continuously() -> bool:
