@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kiln.engine.config import (
@@ -32,9 +33,9 @@ class LLM:
     """A model loaded in this process, for batches of prompts.
 
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
-    token ids. ``max_model_len`` is in tokens. ``num_kv_blocks`` None sizes the KV pool by the
-    available memory. The other settings are those of ``kiln.engine.config``. Raises ConfigError or
-    ModelError if the model cannot be served.
+    token ids, and so it does with ``skip_tokenizer_init``. ``max_model_len`` is in tokens.
+    ``num_kv_blocks`` None sizes the KV pool by the available memory. The other settings are those
+    of ``kiln.engine.config``. Raises ConfigError or ModelError if the model cannot be served.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
     >>> outputs = llm.generate(["Hello"], SamplingParams(temperature=0))  # doctest: +SKIP
@@ -59,19 +60,42 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_chunk_tokens: int | None = None,
         seed: int = 0,
+        skip_tokenizer_init: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        folder = resolve_model_folder(model)
         kv = KVConfig(
             block_size, num_kv_blocks, gpu_memory_utilization, kv_memory_gib, kv_cache_dtype
         )
         config = EngineConfig(
-            ModelConfig(str(folder), dtype, device, load_format, max_model_len, seed=seed),
+            ModelConfig(model, dtype, device, load_format, max_model_len, seed=seed),
             kv,
             # Offline the queue has no limit: the whole batch waits in it.
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_chunk_tokens, sys.maxsize),
         )
-        self.tokenizer = Tokenizer.load_if_present(folder)
+        self._load(config, skip_tokenizer_init, progress)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        skip_tokenizer_init: bool = False,
+        progress: Progress | None = None,
+    ) -> LLM:
+        """Return an LLM with all settings of a config, ``max_waiting`` included.
+
+        Raises what the constructor raises.
+        """
+        llm = cls.__new__(cls)
+        llm._load(config, skip_tokenizer_init, progress)
+        return llm
+
+    def _load(
+        self, config: EngineConfig, skip_tokenizer_init: bool, progress: Progress | None
+    ) -> None:
+        folder = resolve_model_folder(config.model.model)
+        config = replace(config, model=replace(config.model, model=str(folder)))
+        self.tokenizer = None if skip_tokenizer_init else Tokenizer.load_if_present(folder)
         self.core = EngineCore(config, progress)
         ready_guard().declare_ready()
         self._request_ids = itertools.count()

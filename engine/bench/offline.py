@@ -1,65 +1,66 @@
-"""Kiln's engine on the same prompts in this process, without HTTP."""
+"""Requests of random lengths, all submitted at once: output tokens per second."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-import torch
-
-from kiln.engine.bench.report import Row
+from kiln.engine.bench.engines.engine import BenchEngine, Tell
+from kiln.engine.bench.plots import draw_throughput
+from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.bench.serving import throughput
-from kiln.engine.config import DType
-from kiln.engine.llm import LLM
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.bench.workload import MixedLoad, warm_up_load
 
-_TRIAL_TOKENS = 8
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-def measure(
-    folder: Path,
-    prompts: list[list[int]],
-    output_tokens: int,
-    dtype: DType | None,
-    device: str | None,
-    concurrency: int,
-) -> Row:
-    """Return one row: ``LLM.generate`` with ``concurrency`` requests running at once."""
-    llm = LLM(str(folder), dtype=dtype or "auto", device=device or "auto", max_num_seqs=concurrency)
-
-    def run(count: int, length: int) -> int:
-        params = SamplingParams(
-            temperature=0, max_tokens=length, min_tokens=length, ignore_eos=True
-        )
-        answers = llm.generate(prompts[:count], params)
-        return sum(len(answer.outputs[0].token_ids) for answer in answers)
-
-    threads = fastest_threads(lambda: run(concurrency, _TRIAL_TOKENS))
-    begun = time.perf_counter()
-    made = run(len(prompts), output_tokens)
-    seconds = time.perf_counter() - begun
-    numbers = throughput(len(prompts), sum(map(len, prompts)), made, seconds)
-    name = f"kiln LLM.generate in process, {concurrency} at once"
-    return {"name": name, "threads": threads, **numbers}
+_COLUMNS = {
+    "engine": "{engine}",
+    "output tokens/s": "{output_tokens_per_s:,.0f}",
+    "requests/s": "{requests_per_s:.2f}",
+    "seconds": "{seconds:.2f}",
+    "Kiln's speed over this": "{ratio:.2f}×",
+}
 
 
-def fastest_threads(trial: Callable[[], object]) -> int:
-    """Set torch to the number of threads at which a trial is fastest, and return it.
+def measure(engine: BenchEngine, load: MixedLoad, vocab_size: int, tell: Tell) -> Iterator[Row]:
+    """Yield one row: a run of the whole load after a short warm-up. Raises BenchError."""
+    tell(f"{engine.name}: warm-up")
+    engine.run(*warm_up_load(load.prompt_tokens[0], load.output_tokens[0], vocab_size))
+    prompts, lengths = load.draw(vocab_size)
+    tell(f"{engine.name}: {len(prompts)} requests, {sum(lengths):,} tokens to generate")
+    seconds = engine.run(prompts, lengths)
+    numbers = throughput(len(prompts), sum(map(len, prompts)), sum(lengths), seconds)
+    yield {"engine": engine.name, **numbers}
 
-    It tries all cores, all but one, and one. The best depends on the model's size, and a comparison
-    must not depend on this choice.
-    """
-    cores = len(os.sched_getaffinity(0))
-    best, best_seconds = cores, float("inf")
-    for threads in sorted({cores, max(1, cores - 1), 1}):
-        torch.set_num_threads(threads)
-        trial()  # warm-up
-        begun = time.perf_counter()
-        trial()
-        seconds = time.perf_counter() - begun
-        if seconds < best_seconds:
-            best, best_seconds = threads, seconds
-    torch.set_num_threads(best)
-    return best
+
+def complete(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows with ``ratio``: the first row's tokens/s over those of another."""
+    first, *others = rows
+    own = first["output_tokens_per_s"]
+    return [
+        {**first, "ratio": None},
+        *({**row, "ratio": own / row["output_tokens_per_s"]} for row in others),
+    ]
+
+
+def markdown(report: Report) -> str:
+    """Return the report's page."""
+    load, row = report.load, report.rows[0]
+    text = (
+        f"{load['num_prompts']} requests of {_range(load['prompt_tokens'])} random tokens, "
+        f"{_range(load['output_tokens'])} output tokens each, greedy, all submitted at once: "
+        f"{row['prompt_tokens']:,} tokens in, {row['output_tokens']:,} out."
+    )
+    title = f"Offline throughput of {report.details['model']}"
+    return report.markdown(title, text, table(_COLUMNS, report.rows))
+
+
+def draw(report: Report, processor: str, figure: Figure) -> None:
+    """Draw output tokens per second, one bar per engine."""
+    title = f"{report.details['model']} on {processor}"
+    draw_throughput(report.rows, "engine", title, figure)
+
+
+def _range(lengths: tuple[int, int]) -> str:
+    return f"{lengths[0]} to {lengths[1]}"

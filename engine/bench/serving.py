@@ -12,15 +12,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kiln.engine.bench.load_client import LoadError, Measured, run_load
+from kiln.engine.bench.plots import draw_throughput
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.errors import ModelError
 from kiln.engine.models.model_folder import read_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _WARM_UP_TOKENS = 4
 _COLUMNS = {
@@ -125,24 +123,9 @@ def write(report: Report, folder: Path) -> list[Path]:
     """Write JSON, page and plot, named for the model and the device, and return their paths."""
     place = "cpu" if report.hardware["gpu"] == "none" else "gpu"
     name = re.sub(r"[^\w.-]+", "-", f"serving-{report.details['model']}-{place}")
-    draw = partial(_draw, report, report.hardware[place])
+    title = f"{report.details['model']} on {report.hardware[place]}"
+    draw = partial(draw_throughput, report.rows, "name", title)
     return report.write(folder, name, markdown(report), {f"{name}.png": draw})
-
-
-def _draw(report: Report, processor: str, figure: Figure) -> None:
-    """Draw output tokens per second, one bar per row."""
-    rows = report.rows[::-1]
-    figure.set_size_inches(8, 1.2 + 0.6 * len(rows))
-    axes = figure.subplots()
-    colours = ["#a99e91"] * (len(rows) - 1) + ["#c2410c"]
-    bars = axes.barh(
-        [row["name"] for row in rows], [row["output_tokens_per_s"] for row in rows], color=colours
-    )
-    axes.bar_label(bars, fmt="{:,.0f}", padding=4)
-    axes.set_xlabel("output tokens per second")
-    axes.set_title(f"{report.details['model']} on {processor}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.12)
 
 
 def _quantiles(name: str, values: list[float]) -> dict[str, float]:

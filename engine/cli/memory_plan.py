@@ -9,7 +9,7 @@ import torch
 
 from kiln.engine.config import KVConfig
 from kiln.engine.kv.pool import KVShape
-from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameter_count import count_parameters
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 
@@ -61,20 +61,3 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     shape = KVShape(config.attention, kv_dtype)
     blocks = pool // (shape.bytes_per_token * kv.block_size)
     return MemoryPlan(str(device), weights, pool, blocks * kv.block_size, config.max_positions)
-
-
-def count_parameters(config: HFConfig) -> int:
-    """Return the number of weights of a decoder, without biases and per-head norms."""
-    heads = config.num_heads + 2 * config.num_kv_heads
-    attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    layers = config.num_layers * (attention + mlp + 2 * config.hidden_size)
-    experts = config.traits.experts
-    if experts is not None:
-        all_of_them = experts.num_experts * experts.intermediate_size + experts.shared_size
-        routers = experts.num_experts + (experts.shared_size > 0)
-        sparse = config.hidden_size * (3 * all_of_them + routers)
-        layers += sum(experts.layers) * (sparse - mlp)
-    tables = 1 if config.tie_word_embeddings else 2
-    embedding = tables * config.vocab_size * config.hidden_size
-    return layers + embedding + config.hidden_size

@@ -77,7 +77,7 @@ def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: i
     if isinstance(prompt, str):
         if tokenizer is None:
             raise RequestError(
-                f"prompt {index} is text, but the model's folder has no tokenizer: give token ids",
+                f"prompt {index} is text, but there is no tokenizer: give token ids",
                 "prompt",
             )
         _check_length(prompt, index, tokenizer, max_tokens)
@@ -121,7 +121,7 @@ def read_chats(
     One that must have more than ``max_tokens`` tokens is rejected before that. Raises RequestError.
     """
     if tokenizer is None:
-        raise RequestError("the model's folder has no tokenizer: give token ids", "messages")
+        raise RequestError("there is no tokenizer: give token ids", "messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of messages, with at least one", "messages")
     chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages

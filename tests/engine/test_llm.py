@@ -6,7 +6,8 @@ import numpy
 import pytest
 
 from kiln.engine import core as core_module
-from kiln.engine.errors import ConfigError, ModelError, RequestError
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.errors import ConfigError, ModelError, QueueFullError, RequestError
 from kiln.engine.llm import LLM
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -258,3 +259,25 @@ def test_a_bias_outside_the_vocabulary_is_refused(llm):
     with pytest.raises(RequestError, match="logit_bias has token id 400") as caught:
         llm.generate([[1]], SamplingParams(logit_bias={400: 1.0}))
     assert caught.value.param == "logit_bias"
+
+
+def test_without_a_tokenizer_ids_go_in_and_come_out(runner, tokenizer_folders):
+    llm = LLM(str(tokenizer_folders["byte-level"]), block_size=4, skip_tokenizer_init=True)
+    output = only(llm.generate([1, 2, 3], GREEDY))
+    assert (len(output.token_ids), output.text) == (12, "")
+    with pytest.raises(RequestError, match="no tokenizer: give token ids"):
+        llm.generate("Hello", GREEDY)
+
+
+def test_a_config_is_taken_whole(runner, tokenizer_folders):
+    folder = str(tokenizer_folders["byte-level"])
+    config = EngineConfig(
+        ModelConfig(folder, seed=7), KVConfig(block_size=4), SchedulerConfig(2, max_waiting=3)
+    )
+    llm = LLM.from_config(config)
+    assert llm.core.config == config
+    assert llm.tokenizer is not None
+    with pytest.raises(QueueFullError, match="at most 3"):
+        llm.generate([[1, 2]] * 6, GREEDY)
+    assert is_idle(llm)
+    assert len(llm.generate([[1, 2]] * 3, GREEDY)) == 3

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from kiln.engine.cli.memory_plan import count_parameters, plan_memory
+from kiln.engine.cli.memory_plan import plan_memory
 from kiln.engine.config import KVConfig
+from kiln.engine.models.parameter_count import count_parameters
 from kiln.engine.models.registry import read_model
 
 DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"

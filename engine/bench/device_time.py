@@ -1,0 +1,88 @@
+"""How long the GPU works in a decode step, measured by torch's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from kiln.engine.bench.engines.engine import BenchError
+from kiln.engine.core import EngineCore
+from kiln.engine.requests.request import NewRequest, TokenOutput
+from kiln.engine.requests.sampling_params import SamplingParams
+
+_WARM_UP_STEPS = 2  # under a profiler whose record is dropped: the first one starts slowly
+
+
+def busy_ms_per_step(
+    core: EngineCore, prompts: list[list[int]], skipped: int, steps: int
+) -> float | None:
+    """Return the milliseconds per step in which the GPU runs at least one kernel or copy.
+
+    All requests run at once. The profiled steps begin when each request has ``skipped`` output
+    tokens. None if the profiler recorded no kernel. Raises BenchError if a request fails.
+    """
+    # The first requests are ahead by the steps that the other prompts take: none may finish early.
+    prefill_steps = sum(map(len, prompts)) // core.config.scheduler.max_num_batched_tokens + 1
+    length = skipped + _WARM_UP_STEPS + steps + 2 * prefill_steps
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    waiting = {f"profiled-{index}": skipped for index in range(len(prompts))}
+    requests = list(waiting)
+    try:
+        for request_id, prompt in zip(requests, prompts, strict=True):
+            core.add(NewRequest(request_id, prompt, params))
+        while waiting:
+            for output in core.step():
+                _count(waiting, output)
+        _profiled(core, _WARM_UP_STEPS)
+        spans = _profiled(core, steps)
+    finally:
+        for request_id in requests:
+            core.abort(request_id)
+    return union_length(spans) / 1000 / steps if spans else None
+
+
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals (start, end).
+
+    Kernels overlap if one is launched before the previous one has ended.
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _count(waiting: dict[str, int], output: TokenOutput) -> None:
+    """Subtract a request's new tokens, and remove it when it has all. Raises BenchError."""
+    if output.finish_reason is not None:
+        raise BenchError(f"a request ended early: {output.message or output.finish_reason}")
+    if output.request_id in waiting:
+        waiting[output.request_id] -= len(output.token_ids)
+        if waiting[output.request_id] <= 0:
+            del waiting[output.request_id]
+
+
+def _profiled(core: EngineCore, steps: int) -> list[tuple[float, float]]:
+    """Run steps and return what the GPU ran: (start, end) in microseconds."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            core.step()
+        torch.cuda.synchronize()
+    return device_spans(profiler.events() or ())
+
+
+def device_spans(events: Iterable[Any]) -> list[tuple[float, float]]:
+    """Return (start, end) in microseconds of what ran on the GPU, of all events of a profile.
+
+    The range of a user's annotation also covers the time between its kernels, so it is left out.
+    """
+    return [
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    ]

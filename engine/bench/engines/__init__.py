@@ -1,0 +1,1 @@
+"""The engines that a benchmark compares, all behind one interface."""

@@ -1,0 +1,88 @@
+"""Kiln, through ``LLM.generate`` in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kiln.engine.bench.device_time import busy_ms_per_step
+from kiln.engine.bench.engines.engine import Tell, check_lengths
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import ConfigError
+from kiln.engine.llm import LLM
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.runner.device import resolve_device
+
+
+@dataclass(frozen=True, slots=True)
+class MustFit:
+    """Requests that must be in the KV pool at once, and the tokens of each."""
+
+    num_requests: int
+    num_tokens: int
+
+
+class KilnEngine:
+    """Kiln as a BenchEngine. Tokens go in and come out; there is no tokenizer.
+
+    Raises what ``LLM`` raises, and ConfigError if the KV pool is too small for ``must_fit``.
+    """
+
+    name = "kiln"
+
+    def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
+        def progress(stage: str, done: int, total: int) -> None:
+            tell(f"kiln: {stage}")
+
+        begun = time.perf_counter()
+        self._llm: LLM | None = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
+        self.load_seconds = time.perf_counter() - begun
+        self.versions: Mapping[str, str] = {}  # every report has them
+        self._on_gpu = resolve_device(config.model.device).type == "cuda"
+        if must_fit is not None:
+            self._check_room(must_fit, config.kv.block_size)
+
+    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
+        """Generate; return the seconds."""
+        params = [
+            SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths
+        ]
+        begun = time.perf_counter()
+        outputs = self._loaded.generate(prompts, params)
+        seconds = time.perf_counter() - begun
+        check_lengths(self.name, [len(one.outputs[0].token_ids) for one in outputs], lengths)
+        return seconds
+
+    def step_details(self, prompts: list[list[int]], skipped: int, steps: int) -> dict[str, Any]:
+        """Return ``device_ms``, the time in which the GPU is busy; nothing on a CPU."""
+        if not self._on_gpu:
+            return {}
+        return {"device_ms": busy_ms_per_step(self._loaded.core, prompts, skipped, steps)}
+
+    def close(self) -> None:
+        """Free the weights and the KV pool."""
+        self._llm = None
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    @property
+    def _loaded(self) -> LLM:
+        assert self._llm is not None, "the engine is closed"
+        return self._llm
+
+    def _check_room(self, wanted: MustFit, block_size: int) -> None:
+        """Without room for all rows at once, a step would have fewer rows than its row says."""
+        needed = wanted.num_requests * -(-wanted.num_tokens // block_size)
+        there = self._loaded.core.stats().kv_blocks_total
+        if needed > there:
+            raise ConfigError(
+                f"{wanted.num_requests} requests of {wanted.num_tokens} tokens need {needed} KV "
+                f"blocks, and the pool has {there}: measure fewer or shorter requests, or raise "
+                f"{'--gpu-memory-utilization' if self._on_gpu else '--kv-memory-gib'}"
+            )

@@ -1,0 +1,62 @@
+"""Run vLLM for a benchmark: one JSON object per line in and out. Imports nothing of Kiln.
+
+Its interpreter may be another than Kiln's, in an environment where Kiln is not installed. In:
+``{"llm": keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. Out:
+``{"seconds": …}`` with the time of loading or of the run, and once ``versions``; or
+``{"error": text}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    """Load the model, then run what comes on stdin until it ends."""
+    # vLLM logs to stdout, and its processes inherit it: from here on that is stderr.
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    llm: Any = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            if llm is None:
+                llm, reply = _load(asked["llm"])
+            else:
+                reply = _run(llm, asked["prompts"], asked["lengths"])
+        except Exception as error:  # what vLLM raises is its own affair; Kiln's side reports it
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+
+
+def _load(keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    begun = time.perf_counter()
+    import torch
+    import vllm
+
+    llm = vllm.LLM(**keywords)
+    seconds = time.perf_counter() - begun
+    versions = {"vllm": vllm.__version__, "vllm's torch": torch.__version__}
+    return llm, {"seconds": seconds, "versions": versions}
+
+
+def _run(llm: Any, prompts: list[list[int]], lengths: list[int]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    params = [
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=length, detokenize=False)
+        for length in lengths
+    ]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    begun = time.perf_counter()
+    outputs = llm.generate(inputs, params, use_tqdm=False)
+    seconds = time.perf_counter() - begun
+    return {"seconds": seconds, "made": [len(one.outputs[0].token_ids) for one in outputs]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The time of one decode step at several batch sizes, for one engine or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kiln.engine.bench.engines.engine import BenchEngine, Tell
+from kiln.engine.bench.plots import draw_by_batch_size
+from kiln.engine.bench.report import Report, Row, table
+from kiln.engine.bench.workload import equal_prompts, warm_up_load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHORT_RUN = 8  # output tokens of the shorter run
+_REPEATS = 2  # of each run; the fastest counts
+_PROFILED_STEPS = 16
+_COLUMNS = {
+    "engine": "{engine}",
+    "requests": "{batch_size}",
+    "ms a step": "{step_ms:.3f}",
+    "output tokens/s": "{output_tokens_per_s:,.0f}",
+    "GPU busy, ms": "{device_ms:.3f}",
+    "GPU idle, ms": "{idle_ms:.3f}",
+    "floor, ms": "{floor_ms:.3f}",
+    "floor / step": "{share:.0%}",
+    "Kiln's speed over this": "{ratio:.2f}×",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLoad:
+    """Equal requests, for each of the batch sizes in turn."""
+
+    batch_sizes: tuple[int, ...] = (1, 16, 64, 256)
+    prompt_tokens: int = 128
+    output_tokens: int = 128
+
+    @property
+    def largest(self) -> int:
+        """The most requests that run together."""
+        return max(self.batch_sizes)
+
+    @property
+    def longest(self) -> int:
+        """The tokens of a request in the longer run, prompt and output."""
+        return self.prompt_tokens + SHORT_RUN + self.output_tokens
+
+    @property
+    def context(self) -> int:
+        """The mean number of tokens before the step, over the measured steps."""
+        return self.prompt_tokens + SHORT_RUN + self.output_tokens // 2
+
+
+def measure(engine: BenchEngine, load: LatencyLoad, vocab_size: int, tell: Tell) -> Iterator[Row]:
+    """Yield a row per batch size.
+
+    One step takes the difference between a run of ``SHORT_RUN + output_tokens`` new tokens and one
+    of ``SHORT_RUN``, over ``output_tokens``. Each run's time is the best of two after a warm-up.
+    ``step_ms`` is None if the load is too short to see a difference. Raises BenchError.
+    """
+    tell(f"{engine.name}: warm-up")
+    engine.run(*warm_up_load(load.prompt_tokens, load.output_tokens, vocab_size))
+    for size in load.batch_sizes:
+        tell(f"{engine.name}: batch size {size}")
+        prompts = equal_prompts(size, load.prompt_tokens, vocab_size)
+        yield _measure_size(engine, load, prompts)
+
+
+def _measure_size(engine: BenchEngine, load: LatencyLoad, prompts: list[list[int]]) -> Row:
+    size, steps = len(prompts), min(_PROFILED_STEPS, load.output_tokens)
+
+    def run(length: int) -> float:
+        return engine.run(prompts, [length] * size)
+
+    run(SHORT_RUN)
+    short = [run(SHORT_RUN) for _ in range(_REPEATS)]
+    long = [run(SHORT_RUN + load.output_tokens) for _ in range(_REPEATS)]
+    seconds = min(long) - min(short)
+    timed = seconds > 0
+    # The profiled steps have the same mean context as the timed ones.
+    skipped = SHORT_RUN + (load.output_tokens - steps) // 2
+    return {
+        "engine": engine.name,
+        "batch_size": size,
+        "step_ms": 1000 * seconds / load.output_tokens if timed else None,
+        "output_tokens_per_s": size * load.output_tokens / seconds if timed else None,
+        "short_seconds": short,
+        "long_seconds": long,
+        **engine.step_details(prompts, skipped, steps),
+    }
+
+
+def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> list[Row]:
+    """Return the rows by batch size, with what follows from them.
+
+    ``floor_ms`` by batch size, and ``share``, the floor over the step. ``idle_ms``: the part of a
+    step in which the GPU does nothing. ``ratio``: the tokens/s of the first engine over another's.
+    """
+    rows = list(rows)
+    name = rows[0]["engine"]
+    first = {row["batch_size"]: row["output_tokens_per_s"] for row in rows if row["engine"] == name}
+    return [
+        {
+            **row,
+            **_of_the_step(row["step_ms"], row.get("device_ms"), floor_ms(row["batch_size"])),
+            "ratio": None
+            if row["engine"] == name
+            else _over(first.get(row["batch_size"]), row["output_tokens_per_s"]),
+        }
+        for row in sorted(rows, key=lambda row: int(row["batch_size"]))
+    ]
+
+
+def _of_the_step(step: float | None, device: float | None, floor: float | None) -> Row:
+    idle = None if step is None or device is None else step - device
+    return {"device_ms": device, "idle_ms": idle, "floor_ms": floor, "share": _over(floor, step)}
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above / below
+
+
+def markdown(report: Report) -> str:
+    """Return the report's page."""
+    load = report.load
+    text = (
+        f"Requests of {load['prompt_tokens']} random tokens, greedy, all in every step. A step is "
+        f"the difference between runs of {SHORT_RUN + load['output_tokens']} and {SHORT_RUN} new "
+        f"tokens over {load['output_tokens']}, each the best of {_REPEATS}; the mean context is "
+        f"{load['context']} tokens."
+    )
+    copied = report.details.get("copy_bytes_s")
+    if copied:
+        text += (
+            " GPU busy: the union of its kernels and copies under torch's profiler. Floor: the "
+            f"bytes of weights ({report.details['dtype']}), keys and values "
+            f"({report.details['kv_dtype']}) that a step must read, at the "
+            f"{copied / 1e12:.2f} TB/s that copies reach on this GPU."
+        )
+    return report.markdown(
+        f"Decode steps of {report.details['model']}", text, table(_COLUMNS, report.rows)
+    )
+
+
+def draw(report: Report, processor: str, figure: Figure) -> None:
+    """Draw output tokens per second over the batch size, a line per engine, and the floor's."""
+    draw_by_batch_size(report.rows, f"{report.details['model']} on {processor}", figure)

@@ -1,0 +1,80 @@
+"""Plots that several benchmarks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kiln.engine.bench.report import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_KILN_COLOUR = "#c2410c"
+_LINE_COLOURS = (_KILN_COLOUR, "#2563eb", "#059669")
+_OTHER_COLOUR = "#a99e91"
+
+
+def draw_throughput(rows: Sequence[Row], name: str, title: str, figure: Figure) -> None:
+    """Draw output tokens per second, one bar per row, the first on top.
+
+    ``name`` is the field with the bar's name.
+    """
+    figure.set_size_inches(8, 1.2 + 0.6 * len(rows))
+    axes = figure.subplots()
+    colours = [_OTHER_COLOUR] * (len(rows) - 1) + [_KILN_COLOUR]
+    upwards = rows[::-1]
+    bars = axes.barh(
+        [row[name] for row in upwards],
+        [row["output_tokens_per_s"] for row in upwards],
+        color=colours,
+    )
+    axes.bar_label(bars, fmt="{:,.0f}", padding=4)
+    axes.set_xlabel("output tokens per second")
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+
+
+def draw_by_batch_size(rows: Sequence[Row], title: str, figure: Figure) -> None:
+    """Draw output tokens per second over ``batch_size``, one line per ``engine``.
+
+    Where rows have ``floor_ms``, a dashed line shows the tokens per second of that floor.
+    """
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    figure.set_size_inches(7.5, 4.8)
+    axes = figure.subplots()
+    engines = list(dict.fromkeys(row["engine"] for row in rows))
+    for place, engine in enumerate(engines):
+        timed = [row for row in rows if row["engine"] == engine and row["output_tokens_per_s"]]
+        _draw_line(axes, timed, engine, place)
+    floors = {row["batch_size"]: row["floor_ms"] for row in rows if row["floor_ms"]}
+    if floors:
+        limits = [1000 * size / floor for size, floor in floors.items()]
+        label = "floor: the bytes at copy bandwidth"
+        axes.plot(list(floors), limits, color="#374151", linestyle="--", linewidth=1, label=label)
+    sizes = sorted({row["batch_size"] for row in rows})
+    axes.set(xscale="log", yscale="log", xlabel="requests", ylabel="output tokens per second")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.minorticks_off()
+    axes.margins(x=0.1, y=0.12)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="upper left")
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_line(axes: Any, rows: Sequence[Row], engine: str, place: int) -> None:
+    """Draw an engine's line with its numbers: below the points for the first, else above."""
+    colour = _LINE_COLOURS[place % len(_LINE_COLOURS)]
+    speeds = [row["output_tokens_per_s"] for row in rows]
+    sizes = [row["batch_size"] for row in rows]
+    axes.plot(sizes, speeds, marker="o", markersize=5, color=colour, label=engine)
+    for size, speed in zip(sizes, speeds, strict=True):
+        axes.annotate(
+            f"{speed:,.0f}", (size, speed), xytext=(0, 14 if place else -14), color=colour,
+            textcoords="offset points", ha="center", va="center", fontsize=8,
+        )  # fmt: skip

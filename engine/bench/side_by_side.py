@@ -1,0 +1,151 @@
+"""Measure several engines on one model in one run, and report their rows together."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kiln.engine.bench.engines.choice import MakeEngine
+from kiln.engine.bench.engines.engine import BenchEngine, BenchError, Tell
+from kiln.engine.bench.floor import decode_bytes
+from kiln.engine.bench.machine import versions
+from kiln.engine.bench.report import Report, Row
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import KilnError
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.registry import read_model
+from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
+from kiln.jit_kernels.bench.ceilings import measure_ceilings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Measure = Callable[[BenchEngine], Iterable[Row]]
+Draw = Callable[[Report, str, "Figure"], None]
+
+
+class Subject:
+    """The measured model, with the settings that every engine gets. Raises ModelError."""
+
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name = name
+        self.config = config
+        self.model: HFConfig = read_model(Path(config.model.model))[1]
+        self.device = resolve_device(config.model.device)
+        self.dtype = resolve_dtype(config.model.dtype, self.model.dtype, self.device)
+        self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
+        self.copy_bytes_s: float | None = None  # bytes read plus written per second
+
+    def measure_machine(self) -> None:
+        """Measure the bandwidth of copies on a GPU. It must run before an engine fills the GPU."""
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                self.copy_bytes_s = measure_ceilings("cuda").copy_bytes_s
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def floor_ms(self, num_requests: int, context: int) -> float | None:
+        """Return the shortest time of a decode step in milliseconds; None on a CPU.
+
+        It is the time of a copy that moves as many bytes as the step must read.
+        """
+        if self.copy_bytes_s is None:
+            return None
+        read = decode_bytes(self.model, self.dtype, self.kv_dtype, num_requests, context)
+        return 1000 * read / self.copy_bytes_s
+
+    def details(self) -> dict[str, Any]:
+        """Return the facts about the subject that a report needs."""
+        limits = asdict(self.config.scheduler) | {"max_model_len": self.config.model.max_model_len}
+        del limits["max_waiting"]  # the length of a queue has no effect on the speed
+        measured: dict[str, Any] = {"threads": torch.get_num_threads()}
+        if self.copy_bytes_s is not None:
+            measured = {"copy_bytes_s": self.copy_bytes_s}
+        return {
+            "model": self.name,
+            "load_format": self.config.model.load_format,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.kv_dtype).removeprefix("torch."),
+            "limits": limits,
+            **measured,
+        }
+
+
+@dataclass(slots=True)
+class Measured:
+    """The rows of all engines, and what else they said. ``failure`` ended the run early."""
+
+    rows: list[Row] = field(default_factory=list)
+    load_seconds: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    failure: KilnError | None = None
+
+    def add(self, make: MakeEngine, measure: Measure) -> None:
+        """Load an engine, measure it, and free it. Rows before an error are kept."""
+        with closing(make()) as engine:
+            self.load_seconds[engine.name] = engine.load_seconds
+            self.versions |= engine.versions
+            for row in measure(engine):
+                self.rows.append(row)
+
+
+def measure_all(makers: Mapping[str, MakeEngine], measure: Measure, tell: Tell) -> Measured:
+    """Measure one engine after the other; each is freed before the next one is loaded.
+
+    An error before the first row is raised. A later one ends the run and is returned with the rows
+    so far, so that minutes of measurements are not lost.
+    """
+    measured = Measured()
+    for name, make in makers.items():
+        tell(f"{name}: loading")
+        try:
+            measured.add(make, measure)
+        except Exception as error:  # a baseline raises what it likes
+            if not measured.rows:
+                raise
+            measured.failure = _as_kiln_error(name, error)
+            break
+    return measured
+
+
+def make_report(
+    benchmark: str, command: str, subject: Subject, measured: Measured, load: Mapping[str, Any]
+) -> Report:
+    """Return the report of a run."""
+    failed = "" if measured.failure is None else str(measured.failure).partition("\n")[0]
+    about = subject.details() | {"load_seconds": measured.load_seconds}
+    return Report(
+        benchmark,
+        command,
+        measured.rows,
+        load,
+        about,
+        remark=f"INCOMPLETE, {failed}" if failed else "",
+        versions=versions() | measured.versions,
+    )
+
+
+def _as_kiln_error(name: str, error: Exception) -> KilnError:
+    if isinstance(error, KilnError):
+        return error
+    failure = BenchError(f"{name}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def write(report: Report, folder: Path, text: str, draw: Draw) -> list[Path]:
+    """Write JSON, page and plot, named for the model and the device, and return their paths."""
+    place = "cpu" if report.details["device"] == "cpu" else "gpu"
+    name = f"{report.benchmark}-{report.details['model']}-{place}"
+    name = re.sub(r"[^\w.-]+", "-", name)
+    processor = report.hardware[place]
+    return report.write(folder, name, text, {f"{name}.png": partial(draw, report, processor)})

@@ -1,0 +1,59 @@
+"""Output tokens per second of requests that are all submitted at once, in this process.
+
+The lengths of prompts and outputs are random, the same in every run. The default load is that of
+nano-vllm's benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from kiln.engine.cli.bench_model import add_bench_arguments, bench_config, check_baseline, finish
+from kiln.engine.cli.measuring import measuring_display
+from kiln.engine.cli.numbers import count, count_range
+
+NAME = "offline"
+HELP = "output tokens per second of requests of random lengths, all submitted at once"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the engine's flags and those of the load."""
+    add_bench_arguments(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--num-prompts", type=count, default=256, metavar="N", help="default 256")
+    for what in ("prompt", "output"):
+        load.add_argument(
+            f"--{what}-tokens",
+            type=count_range,
+            default=(100, 1024),
+            metavar="LOW-HIGH",
+            help=f"bounds of the {what}s' lengths; default 100-1024",
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure Kiln, then the baseline. Raises KilnError."""
+    from kiln.engine.bench import offline
+    from kiln.engine.bench.engines.choice import continuous_or_vllm
+    from kiln.engine.bench.engines.kiln_engine import KilnEngine
+    from kiln.engine.bench.report import command_line
+    from kiln.engine.bench.side_by_side import Subject, make_report, measure_all
+    from kiln.engine.bench.workload import MixedLoad
+
+    load = MixedLoad(args.num_prompts, args.prompt_tokens, args.output_tokens)
+    with bench_config(args, 1, load.longest) as (name, config):
+        python = check_baseline(args, config)
+        subject = Subject(name, config)
+        with measuring_display() as tell:
+            measured = measure_all(
+                {
+                    "kiln": lambda: KilnEngine(config, tell),
+                    **continuous_or_vllm(args.baseline, config, python),
+                },
+                lambda engine: offline.measure(engine, load, subject.model.vocab_size, tell),
+                tell,
+            )
+    measured.rows = offline.complete(measured.rows)
+    report = make_report(NAME, command_line("kiln"), subject, measured, asdict(load))
+    return finish(args, report, offline.markdown(report), offline.draw, measured.failure)

@@ -1,0 +1,142 @@
+"""The flags that ``kiln bench latency`` and ``offline`` share: model, limits, baseline, files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kiln.engine.bench.shapes import SHAPES, write_shape
+from kiln.engine.cli.measuring import say_written
+from kiln.engine.cli.options import add_engine_arguments, engine_config, find_model, served_name
+from kiln.engine.config import EngineConfig
+from kiln.engine.errors import ConfigError, KilnError
+
+if TYPE_CHECKING:
+    from kiln.engine.bench.report import Report
+    from kiln.engine.bench.side_by_side import Draw
+
+_BASELINES = ("none", "transformers", "vllm")
+# Unless a flag says otherwise, Kiln and vLLM get these limits, so that reports compare.
+_MAX_NUM_SEQS = 256
+_MAX_NUM_BATCHED_TOKENS = 16384
+_MAX_MODEL_LEN = 4096
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the engine's flags, the baseline and the files."""
+    add_engine_arguments(parser)
+    parser.epilog = (
+        f"MODEL may also be one of {', '.join(SHAPES)}: that model's config with random weights. "
+        "Limits that are not given are, for Kiln and vllm, "
+        f"--max-num-seqs {_MAX_NUM_SEQS} --max-num-batched-tokens {_MAX_NUM_BATCHED_TOKENS} "
+        f"--max-model-len {_MAX_MODEL_LEN}, or what the requests need."
+    )
+    bench = parser.add_argument_group("comparison and files")
+    bench.add_argument(
+        "--baseline",
+        choices=_BASELINES,
+        default="none",
+        help="then measure this engine in the same way: transformers in the same dtype; vllm, in a "
+        "process of its own, with the same dtypes, limits, memory share and seed",
+    )
+    bench.add_argument(
+        "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    bench.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="write JSON, a table and a plot there"
+    )
+
+
+def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
+    """Return the interpreter of the baseline, before Kiln loads. Raises ConfigError."""
+    if args.baseline != "vllm":
+        if args.baseline_python is not None:
+            raise ConfigError("--baseline-python works only with --baseline vllm")
+        return sys.executable
+    from kiln.engine.bench.engines.vllm_engine import require_vllm
+
+    python = args.baseline_python or sys.executable
+    require_vllm(python, config.model.device)
+    return python
+
+
+@contextmanager
+def bench_config(
+    args: argparse.Namespace, together: int, longest: int
+) -> Iterator[tuple[str, EngineConfig]]:
+    """Yield the model's name, and the settings from the flags, while the model's folder exists.
+
+    ``together``: how many requests must run at once. ``longest``: the most tokens of one. Raises
+    ConfigError if a given limit is too low for them.
+    """
+    if args.model not in SHAPES or Path(args.model).is_dir():
+        if not Path(args.model).expanduser().exists() and "/" not in args.model:
+            raise ConfigError(
+                f"model {args.model!r}: no such folder, not a hub id such as org/name, and not one "
+                f"of the built-in shapes {', '.join(SHAPES)}"
+            )
+        yield served_name(args), _with_limits(args, find_model(args), together, longest)
+        return
+    if args.load_format == "auto":
+        raise ConfigError(
+            f"--load-format auto: the built-in shape {args.model} has no weights to load; leave "
+            "the flag out for random ones"
+        )
+    with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
+        folder = write_shape(args.model, Path(parent))
+        config = _with_limits(args, folder, together, longest)
+        yield args.model, replace(config, model=replace(config.model, load_format="dummy"))
+
+
+def finish(
+    args: argparse.Namespace, report: Report, text: str, draw: Draw, failure: KilnError | None
+) -> int:
+    """Print the page, write the files, and return 0. Raises the error that ended the run early."""
+    from kiln.engine.bench.report import write_json
+    from kiln.engine.bench.side_by_side import write
+
+    print(text, flush=True)
+    if args.json is not None:
+        write_json(args.json, report.to_json())
+        say_written([args.json])
+    if args.output is not None:
+        say_written(write(report, args.output, text, draw))
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _with_limits(
+    args: argparse.Namespace, folder: Path, together: int, longest: int
+) -> EngineConfig:
+    from kiln.engine.models.registry import read_model
+
+    config = engine_config(args, folder)
+    _, read = read_model(folder)
+    context = config.model.max_model_len
+    if context is None:
+        context = min(read.max_positions, max(_MAX_MODEL_LEN, longest))
+    limits = config.scheduler
+    if args.max_num_seqs is None:
+        limits = replace(limits, max_num_seqs=max(_MAX_NUM_SEQS, together))
+    if args.max_num_batched_tokens is None:
+        limits = replace(limits, max_num_batched_tokens=_MAX_NUM_BATCHED_TOKENS)
+    if args.max_waiting is None:  # all requests are submitted at once
+        limits = replace(limits, max_waiting=sys.maxsize)
+    if longest > context:
+        raise ConfigError(
+            f"a request has up to {longest} tokens, prompt and output, and the context is "
+            f"{context}: measure shorter ones"
+        )
+    if together > limits.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-seqs {limits.max_num_seqs}: {together} requests must run at once"
+        )
+    return replace(config, model=replace(config.model, max_model_len=context), scheduler=limits)

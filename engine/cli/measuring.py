@@ -1,0 +1,48 @@
+"""What a benchmark shows on stderr while it runs. rich is optional: GPU machines may lack it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def measuring_display() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is running now.
+
+    On a terminal it is one line with the elapsed time; otherwise a line for each new text.
+    """
+    if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
+        yield _LinePerText()
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+        yield lambda text: bars.update(task, description=text)
+
+
+def say_written(paths: Iterable[Path]) -> None:
+    """Print the paths of written files."""
+    for path in paths:
+        say(f"wrote {path}")
+
+
+def say(text: str) -> None:
+    """Print a line on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _LinePerText:
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        if text != self._last:
+            self._last = text
+            say(text)

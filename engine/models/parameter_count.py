@@ -1,0 +1,41 @@
+"""How many weights a decoder has, and how many of them one step reads."""
+
+from __future__ import annotations
+
+from kiln.engine.models.hf_config import HFConfig
+
+
+def count_parameters(config: HFConfig) -> int:
+    """Return the number of weights of a decoder, without biases and per-head norms."""
+    experts = config.traits.experts
+    tables = 1 if config.tie_word_embeddings else 2
+    return _count(config, experts.num_experts if experts is not None else 0, tables)
+
+
+def parameters_read(config: HFConfig, num_tokens: int) -> int:
+    """Return how many of these weights a step of ``num_tokens`` tokens must read.
+
+    Of the embedding a step reads only one row per token, unless it is also the LM head. Of the
+    experts it reads those that at least one token chose: on average, if every token chooses its
+    ``top_k`` at random, ``num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)``.
+    """
+    experts, read = config.traits.experts, 0.0
+    if experts is not None:
+        missed = (1 - experts.top_k / experts.num_experts) ** num_tokens
+        read = experts.num_experts * (1 - missed)
+    return _count(config, read, 1)
+
+
+def _count(config: HFConfig, num_experts: float, tables: int) -> int:
+    """Count with ``num_experts`` experts per sparse layer, and 1 or 2 tables of the vocabulary."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    layers = config.num_layers * (attention + mlp + 2 * config.hidden_size)
+    experts = config.traits.experts
+    if experts is not None:
+        of_experts = round(num_experts * experts.intermediate_size) + experts.shared_size
+        routers = experts.num_experts + (experts.shared_size > 0)
+        sparse = config.hidden_size * (3 * of_experts + routers)
+        layers += sum(experts.layers) * (sparse - mlp)
+    return layers + tables * config.vocab_size * config.hidden_size + config.hidden_size

@@ -1,0 +1,161 @@
+"""The engines behind one interface: Kiln, transformers, and vLLM in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+from kiln.engine.bench.engines import choice
+from kiln.engine.bench.engines.engine import BenchError
+from kiln.engine.bench.engines.kiln_engine import KilnEngine, MustFit
+from kiln.engine.bench.engines.vllm_engine import VLLMEngine, llm_keywords, require_vllm
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.errors import ConfigError
+
+DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"
+PROMPTS, LENGTHS = [[5] * 10, [6] * 4, [7] * 3], [4, 6, 3]
+FAKE_VLLM = """
+import os, sys
+from types import SimpleNamespace
+__version__ = "0.0"
+print("a line of the log")  # vLLM writes to stdout, too
+
+class SamplingParams:
+    def __init__(self, *, temperature, ignore_eos, max_tokens, detokenize):
+        assert (temperature, ignore_eos, detokenize) == (0, True, False)
+        self.max_tokens = max_tokens
+
+class LLM:
+    def __init__(self, model, seed, skip_tokenizer_init, **others):
+        assert "kernels" not in sys.modules and sys.path[0] != os.path.dirname(sys.argv[0])
+        if seed == 13:
+            raise RuntimeError("no such luck")
+
+    def generate(self, prompts, params, use_tqdm):
+        print("generating", flush=True)
+        if prompts[0]["prompt_token_ids"] == [13]:
+            os._exit(7)
+        tokens = [[0] * one.max_tokens for one in params]
+        if len(prompts) == 1:
+            tokens[0].pop()
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=one)]) for one in tokens]
+"""
+
+
+def config(**model):
+    return EngineConfig(ModelConfig(str(DEMO), **{"device": "cpu", "max_model_len": 64, **model}))
+
+
+@pytest.fixture
+def python(tmp_path):
+    """An interpreter that has something called vllm, and Kiln's folder of modules nowhere."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    (tmp_path / "torch.py").write_text('__version__ = "9"')
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_kiln_generates_ids_without_a_tokenizer():
+    engine = KilnEngine(config(load_format="dummy"), lambda text: None, MustFit(3, 16))
+    assert engine.run(PROMPTS, LENGTHS) > 0
+    assert engine.load_seconds > 0
+    assert engine.step_details(PROMPTS, 1, 1) == {}  # a CPU has no device time
+    runner = weakref.ref(engine._llm.core.runner)
+    engine.close()
+    assert runner() is None  # its memory is free for the next engine
+
+
+def test_requests_that_do_not_fit_the_pool_together_are_refused():
+    small = EngineConfig(config().model, KVConfig(num_blocks=5), SchedulerConfig(8))
+    with pytest.raises(ConfigError, match=r"3 requests of 17 tokens need 6 KV blocks, .* has 5"):
+        KilnEngine(small, lambda text: None, MustFit(3, 17))
+
+
+def test_static_batches_run_in_turn_and_the_choice_says_which():
+    (make,) = choice.static_or_vllm("transformers", config(load_format="dummy"), "").values()
+    engine = make()
+    assert engine.name == "transformers, static batches"
+    assert engine.run(PROMPTS, LENGTHS) > 0
+    engine.close()
+    pair = EngineConfig(config().model, scheduler=SchedulerConfig(2))
+    (make,) = choice.continuous_or_vllm("transformers", pair, "").values()
+    engine = make()  # with the checkpoint's weights
+    assert engine.name == "transformers, static batches of 2"
+    assert engine.run(PROMPTS, LENGTHS) > 0
+    assert engine.step_details(PROMPTS, 1, 1) == {}
+    engine.close()
+    assert choice.static_or_vllm("none", pair, "") == {}
+    assert list(choice.continuous_or_vllm("vllm", pair, "python")) == ["vllm"]
+
+
+def test_continuous_batching_gives_every_request_its_own_length(monkeypatch):
+    import transformers
+
+    from kiln.engine.bench.engines import transformers_engine
+
+    mixin = transformers.GenerationMixin
+    start = mixin.init_continuous_batching
+    small = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64)
+    monkeypatch.setattr(
+        mixin,
+        "init_continuous_batching",
+        lambda self, **asked: start(self, continuous_batching_config=small, **asked),
+    )
+    assert transformers_engine.can_batch_continuously()
+    engine = transformers_engine.ContinuousBatches(config(load_format="dummy"))
+    try:
+        assert engine.run(PROMPTS, LENGTHS) > 0
+        assert engine.run(PROMPTS[:2], LENGTHS[:2]) > 0
+    finally:
+        engine.close()
+
+
+def test_vllm_runs_in_its_own_interpreter(python):
+    engine = VLLMEngine(config(), python)
+    assert engine.versions == {"vllm": "0.0", "vllm's torch": "9"}
+    assert engine.load_seconds >= 0
+    assert engine.run(PROMPTS, LENGTHS) >= 0
+    assert engine.step_details(PROMPTS, 1, 1) == {}
+    with pytest.raises(BenchError, match=r"vllm: 1 of 1 requests .* such as 3 instead of 4"):
+        engine.run(PROMPTS[:1], LENGTHS[:1])
+    with pytest.raises(BenchError, match=r"its process ended\n(?s:.*)a line of the log") as raised:
+        engine.run([[13], [13]], [1, 1])
+    assert "generating" in str(raised.value)
+    engine.close()
+    with pytest.raises(BenchError, match="RuntimeError: no such luck"):
+        VLLMEngine(config(seed=13), python)
+
+
+def test_vllm_gets_the_limits_and_dtypes_of_kiln():
+    wanted = EngineConfig(
+        ModelConfig(str(DEMO), dtype="float16", device="cpu", max_model_len=99, seed=5),
+        KVConfig(gpu_memory_utilization=0.7, kv_cache_dtype="fp8"),
+        SchedulerConfig(3, 77),
+    )
+    assert llm_keywords(wanted) == {
+        "model": str(DEMO),
+        "load_format": "auto",
+        "skip_tokenizer_init": True,
+        "dtype": "float16",
+        "kv_cache_dtype": "fp8",
+        "max_model_len": 99,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 77,
+        "gpu_memory_utilization": 0.7,
+        "enable_prefix_caching": False,
+        "seed": 5,
+    }
+
+
+def test_without_vllm_or_its_gpu_the_error_says_so(python, tmp_path):
+    with pytest.raises(ConfigError, match=r"has no package vllm.*--baseline-python"):
+        require_vllm(sys.executable, "cpu")
+    with pytest.raises(ConfigError, match="nobody: it does not run"):
+        require_vllm(str(tmp_path / "nobody"), "cpu")
+    with pytest.raises(ConfigError, match="--device cpu: vLLM runs on the first GPU"):
+        require_vllm(python, "cpu")
