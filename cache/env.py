@@ -66,6 +66,17 @@ class Env:
     cpu_kernels: CpuKernels = _var(
         "torch", "Kernels on a CPU: torch, or Kiln's own sources, plain or checked."
     )
+    cpu_graphs: Literal["off", "emulate"] = _var(
+        "off", "CUDA graphs on a CPU: none, or emulated with their rules checked."
+    )
+    graph_verify: str = _var(
+        "fast",
+        "Compare captured graphs with eager steps before they serve: off, fast (three sizes), full "
+        "(all), or shadow:N, which also compares one of N steps while serving.",
+    )
+    graph_strict: bool = _var(
+        False, "1: a graph that cannot be captured or differs from eager steps is an error."
+    )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(
         "warn", "What to do if a kernel is compiled or loaded after the server is ready."

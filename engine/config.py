@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from kiln.engine.errors import ConfigError
@@ -12,6 +12,7 @@ LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two mean the same
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = get_args(KVCacheDType)
 DEVICES = ("auto", "cpu", "cuda")
+_MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
 
 
 def _require(fine: bool, name: str, value: object, wanted: str) -> None:
@@ -92,7 +93,7 @@ class KVConfig:
 class SchedulerConfig:
     """The token budget of a step, and the limits on requests."""
 
-    max_num_seqs: int = 64  # running requests
+    max_num_seqs: int | None = None  # running requests; None: 256 on a GPU, 64 on a CPU
     max_num_batched_tokens: int = 2048  # token budget of a step
     max_chunk_tokens: int | None = None  # longest prefill chunk; None: the token budget
     max_waiting: int = 1024  # longest queue; more requests are rejected
@@ -100,10 +101,38 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
-        chunk = self.max_chunk_tokens
-        _require(chunk is None or chunk >= 1, "max_chunk_tokens", chunk, "1 or more")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_chunk_tokens"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "1 or more")
+
+    def for_device(self, kind: str) -> SchedulerConfig:
+        """Return the same with ``max_num_seqs`` set, for a device of kind "cuda" or "cpu"."""
+        return self if self.max_num_seqs else replace(self, max_num_seqs=_MAX_NUM_SEQS[kind])
+
+    @property
+    def num_rows(self) -> int:
+        """``max_num_seqs``, which ``for_device`` has set."""
+        assert self.max_num_seqs is not None, "call for_device first"
+        return self.max_num_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class GraphConfig:
+    """The CUDA graphs of decode steps. ``max_bs`` and ``bs`` are in rows of a batch."""
+
+    enabled: bool = True
+    max_bs: int | None = None  # largest size to capture; None: max_num_seqs
+    bs: tuple[int, ...] | None = None  # the sizes to capture; None: geometric, up to max_bs
+    garbage_collection: bool = False  # while graphs are captured, which it slows down
+
+    def __post_init__(self) -> None:
+        """Check the ranges. Raises ConfigError."""
+        _require(self.max_bs is None or self.max_bs >= 1, "cuda_graph_max_bs", self.max_bs, ">= 1")
+        if self.bs is not None:
+            fine = bool(self.bs) and min(self.bs) >= 1
+            _require(fine, "cuda_graph_bs", self.bs, "a list of sizes of 1 or more")
+            both = self.max_bs is None
+            _require(both, "cuda_graph_max_bs", self.max_bs, "unset if cuda_graph_bs is set")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +142,4 @@ class EngineConfig:
     model: ModelConfig
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    graphs: GraphConfig = field(default_factory=GraphConfig)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import DeviceError, KilnError, RequestError
+from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
@@ -32,6 +33,10 @@ class Runner(Protocol):
     """
 
     @property
+    def device_type(self) -> str:
+        """Where it runs: "cuda" or "cpu"."""
+
+    @property
     def max_model_len(self) -> int:
         """The context in tokens, prompt and output."""
 
@@ -42,6 +47,9 @@ class Runner(Protocol):
     @property
     def vocab_size(self) -> int:
         """The size of the model's vocabulary."""
+
+    def graph_counts(self) -> GraphCounts:
+        """Return how often each CUDA graph was replayed, and why steps ran without one."""
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute a batch, and to sample a token for each row with ``samples``."""
@@ -72,6 +80,8 @@ class EngineStats:
     generated_tokens: int
     steps: int
     steps_not_ahead: int  # steps that waited for the tokens of the step before
+    graph_replays: Mapping[str, int]  # by rows of the graph
+    graph_fallbacks: Mapping[str, int]  # steps without a graph, by reason
 
 
 class EngineCore:
@@ -94,7 +104,7 @@ class EngineCore:
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
         self.scheduler = Scheduler(
-            config.scheduler,
+            config.scheduler.for_device(self.runner.device_type),
             KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,
@@ -250,7 +260,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
-        scheduler = self.scheduler
+        scheduler, graphs = self.scheduler, self.runner.graph_counts()
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -261,14 +271,18 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             steps=self._steps,
             steps_not_ahead=self._steps_not_ahead,
+            graph_replays=dict(graphs.replays),
+            graph_fallbacks=dict(graphs.fallbacks),
         )
 
     def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:
         self._steps += 1
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        if 0 not in batch.columns.num_output_tokens:
+            return
         answered = {output.request_id for output in outputs if output.token_ids}
         for row in batch.requests:
-            if row.request_id in answered and row.num_output_tokens == 0:
+            if row.num_output_tokens == 0 and row.request_id in answered:
                 self._prompt_tokens += row.num_computed_tokens + row.num_tokens
 
     def _check_vocabulary(self, token_ids: Sequence[int], name: str) -> None:
@@ -286,10 +300,11 @@ def _blame(row: ScheduledRequest, error: Exception) -> str:
 
 
 def load_runner(config: EngineConfig, progress: Progress | None) -> ModelRunner:
-    """Load the model of a config, and run a trial step."""
+    """Load the model of a config, run a trial step, and capture its CUDA graphs."""
     # Imported here so that the rest of the core can be used and tested without torch.
     from kiln.engine.runner.model_runner import ModelRunner
 
     runner = ModelRunner(config, progress)
     runner.try_out(progress)
+    runner.capture_graphs(progress)
     return runner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from kiln.engine.config import (
     DType,
     EngineConfig,
+    GraphConfig,
     KVCacheDType,
     KVConfig,
     LoadFormat,
@@ -56,9 +58,14 @@ class LLM:
         gpu_memory_utilization: float | None = None,
         kv_memory_gib: float | None = None,
         kv_cache_dtype: KVCacheDType = "auto",
-        max_num_seqs: int = 64,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int = 2048,
         max_chunk_tokens: int | None = None,
+        disable_overlap_schedule: bool = False,
+        disable_cuda_graph: bool = False,
+        cuda_graph_max_bs: int | None = None,
+        cuda_graph_bs: Sequence[int] | None = None,
+        enable_cudagraph_gc: bool = False,
         seed: int = 0,
         skip_tokenizer_init: bool = False,
         progress: Progress | None = None,
@@ -70,7 +77,19 @@ class LLM:
             ModelConfig(model, dtype, device, load_format, max_model_len, seed=seed),
             kv,
             # Offline the queue has no limit: the whole batch waits in it.
-            SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_chunk_tokens, sys.maxsize),
+            SchedulerConfig(
+                max_num_seqs,
+                max_num_batched_tokens,
+                max_chunk_tokens,
+                sys.maxsize,
+                overlap=not disable_overlap_schedule,
+            ),
+            GraphConfig(
+                not disable_cuda_graph,
+                cuda_graph_max_bs,
+                None if cuda_graph_bs is None else tuple(cuda_graph_bs),
+                enable_cudagraph_gc,
+            ),
         )
         self._load(config, skip_tokenizer_init, progress)
 
@@ -155,21 +174,29 @@ class LLM:
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]
             results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, outputs))
+        # The garbage collector looks only at what is made from here on: steps make many objects,
+        # and a full collection of a process with torch takes a tenth of a second.
+        gc.freeze()
         try:
             for answer in answers.values():
                 self.core.add(answer.new)
             self._step_until_done(answers)
         finally:  # after an error or Ctrl-C, drop the whole batch from the engine
+            gc.unfreeze()
             for request_id in answers:
                 self.core.abort(request_id)
         return results
 
     def _step_until_done(self, answers: dict[str, Answer]) -> None:
+        """Run steps. Tokens become text at the end of a request, or at once if text can end it."""
         while self.core.has_work:
             for output in self.core.step():
-                stream = answers[output.request_id].stream
-                stream.push(output)
-                if stream.stopped_early:
+                answer = answers[output.request_id]
+                if output.finish_reason is None and not answer.new.params.stop:
+                    answer.stream.hold(output)
+                    continue
+                answer.stream.push(output)
+                if answer.stream.stopped_early:
                     self.core.abort(output.request_id)
 
     def _check(self, new: NewRequest, index: int) -> None:

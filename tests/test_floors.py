@@ -23,6 +23,7 @@ LEVELS = [
     ("kv",),
     ("layers", "attention"),
     ("models",),
+    ("graphs", "compile"),
     ("runner", "text"),
     ("scheduler",),
     ("core",),

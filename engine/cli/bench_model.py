@@ -135,7 +135,7 @@ def _with_limits(
             f"a request has up to {longest} tokens, prompt and output, and the context is "
             f"{context}: measure shorter ones"
         )
-    if together > limits.max_num_seqs:
+    if together > limits.num_rows:
         raise ConfigError(
             f"--max-num-seqs {limits.max_num_seqs}: {together} requests must run at once"
         )

@@ -9,6 +9,7 @@ from typing import Any
 from kiln.engine.config import (
     KV_CACHE_DTYPES,
     EngineConfig,
+    GraphConfig,
     KVConfig,
     ModelConfig,
     SchedulerConfig,
@@ -19,7 +20,11 @@ DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 _MODEL_FLAGS = ("dtype", "device", "load_format", "max_model_len", "seed")
 _KV_FLAGS = ("block_size", "gpu_memory_utilization", "kv_memory_gib", "kv_cache_dtype")
 _SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "max_waiting")
-ENGINE_FLAGS = (*_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS)
+_GRAPH_FLAGS = {"cuda_graph_max_bs": "max_bs", "cuda_graph_bs": "bs"}
+_SWITCHES = ("disable_overlap_schedule", "disable_cuda_graph", "enable_cudagraph_gc")
+ENGINE_FLAGS = (
+    *_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS, *_GRAPH_FLAGS, *_SWITCHES
+)  # fmt: skip
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +63,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     scheduler = parser.add_argument_group("scheduler")
     scheduler.add_argument(
-        "--max-num-seqs", type=int, metavar="N", help="running requests; default 64"
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help="running requests; default 256 on a GPU, 64 on a CPU",
     )
     scheduler.add_argument(
         "--max-num-batched-tokens", type=int, metavar="N", help="token budget; default 2048"
@@ -68,6 +76,33 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     scheduler.add_argument(
         "--max-waiting", type=int, metavar="N", help="queued requests; default 1024, then 503"
+    )
+    scheduler.add_argument(
+        "--disable-overlap-schedule",
+        action="store_true",
+        help="launch a step only after the tokens of the one before are known",
+    )
+    graphs = parser.add_argument_group("CUDA graphs")
+    graphs.add_argument(
+        "--disable-cuda-graph", action="store_true", help="launch each kernel of a decode step"
+    )
+    graphs.add_argument(
+        "--cuda-graph-max-bs",
+        type=int,
+        metavar="N",
+        help="largest batch size to capture; default: max-num-seqs",
+    )
+    graphs.add_argument(
+        "--cuda-graph-bs",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="batch sizes to capture; default: about 30, an eighth apart",
+    )
+    graphs.add_argument(
+        "--enable-cudagraph-gc",
+        action="store_true",
+        help="keep Python's garbage collector on during the capture, which takes longer",
     )
 
 
@@ -79,8 +114,18 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     model = _given(args, *_MODEL_FLAGS, "served_model_name")
     kv = _given(args, *_KV_FLAGS, num_kv_blocks="num_blocks")
     scheduler = _given(args, *_SCHEDULER_FLAGS)
+    graphs = _given(args, **_GRAPH_FLAGS)
+    if "bs" in graphs:
+        graphs["bs"] = tuple(graphs["bs"])
     return EngineConfig(
-        ModelConfig(str(folder), **model), KVConfig(**kv), SchedulerConfig(**scheduler)
+        ModelConfig(str(folder), **model),
+        KVConfig(**kv),
+        SchedulerConfig(**scheduler, overlap=not args.disable_overlap_schedule),
+        GraphConfig(
+            enabled=not args.disable_cuda_graph,
+            garbage_collection=args.enable_cudagraph_gc,
+            **graphs,
+        ),
     )
 
 
@@ -106,9 +151,13 @@ def engine_flags(args: argparse.Namespace) -> list[str]:
     """Return MODEL and the given flags, as a command line for another ``kiln``."""
     flags = [str(args.model)]
     for name in ENGINE_FLAGS:
-        value = getattr(args, name)
-        if value is not None:
-            flags += [f"--{name.replace('_', '-')}", str(value)]
+        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value is True:
+            flags.append(flag)
+        elif isinstance(value, list):
+            flags += [flag, *map(str, value)]
+        elif value is not None and value is not False:
+            flags += [flag, str(value)]
     return flags
 
 

@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import zmq
@@ -50,7 +51,7 @@ class EngineClient:
         self._streams: dict[str, TokenStream] = {}
         self._encode = msgspec.msgpack.Encoder().encode
         self._info: wire.ModelInfo | None = None
-        self._stats: dict[str, float] = {}
+        self._stats: dict[str, Any] = {}
         self._error: KilnError | None = None
         self._changed = asyncio.Event()  # ready, or over
         self._over = asyncio.Event()
@@ -126,7 +127,7 @@ class EngineClient:
         """Seconds without a message from the engine while requests are in flight; else 0."""
         return time.monotonic() - self._last_message if self._streams else 0.0
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, Any]:
         """Return the engine's latest counts without waiting; they are under a second old."""
         return self._stats
 

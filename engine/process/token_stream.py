@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from kiln.engine.errors import KilnError, SlowReaderError
-from kiln.engine.requests.request import TokenOutput
+from kiln.engine.requests.request import TokenOutput, merged
 
 MAX_WAITING_TOKENS = 1024  # of one request: seconds of unread output
 
@@ -34,7 +33,8 @@ class TokenStream:
         if isinstance(item, KilnError):
             self._error = self._error or item
         elif item.request_id in self._open and self._error is None:
-            joined = _joined(self._waiting.get(item.request_id), item)
+            unread = self._waiting.get(item.request_id)
+            joined = item if unread is None else merged((unread, item))
             self._waiting[item.request_id] = joined
             if len(joined.token_ids) > MAX_WAITING_TOKENS:
                 self._end_slow_reader()
@@ -95,19 +95,3 @@ class TokenStream:
             f"over {MAX_WAITING_TOKENS} tokens of the output are unread: read faster"
         )
         self._abort(sorted(self._open))
-
-
-def _joined(first: TokenOutput | None, second: TokenOutput) -> TokenOutput:
-    """Merge two outputs of a request."""
-    if first is None:
-        return second
-    logprobs = first.logprobs
-    if logprobs is not None:
-        logprobs = [*logprobs, *(second.logprobs or ())]
-    return dataclasses.replace(
-        second,
-        token_ids=[*first.token_ids, *second.token_ids],
-        logprobs=logprobs,
-        num_cached_tokens=first.num_cached_tokens,
-        seed=first.seed if second.seed is None else second.seed,
-    )

@@ -72,9 +72,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """Engine to client: the current counts, by name."""
+    """Engine to client: the current counts by name; some are themselves by label."""
 
-    values: dict[str, float]
+    values: dict[str, float | dict[str, float]]
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

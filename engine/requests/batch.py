@@ -1,13 +1,15 @@
 """The input and the output of one step: the messages between scheduler and runner.
 
-They are named tuples: a step of 256 requests makes as many of them, and these are the cheapest.
+Those of one request are named tuples, which are cheap: a large step makes hundreds of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -35,19 +37,36 @@ class ScheduledRequest(NamedTuple):
     num_output_tokens: int
     params: SamplingParams
     seed: int
+    is_plain: bool = True  # it edits no logit and asks for no log-probabilities
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
     token_counts: Mapping[int, int] = MappingProxyType({})  # see Request; not a copy
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """The requests of one step, in the order of their tokens."""
 
     requests: tuple[ScheduledRequest, ...]
+
+    @cached_property
+    def columns(self) -> Any:
+        """The same as a ScheduledRequest whose fields hold those of all requests."""
+        return ScheduledRequest._make(zip(*self.requests, strict=True))
 
     @property
     def num_tokens(self) -> int:
         """How many tokens the step computes."""
         return sum(request.num_tokens for request in self.requests)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes one token and samples the next."""
+        return all(self.columns.samples) and max(self.columns.num_tokens) == 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no request edits a logit or asks for log-probabilities."""
+        return all(self.columns.is_plain)
 
 
 class SampledTokens(NamedTuple):

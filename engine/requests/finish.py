@@ -5,8 +5,6 @@ from __future__ import annotations
 from kiln.engine.requests.request import FinishReason, Request
 from kiln.engine.requests.sampling_params import SamplingParams
 
-_NONE: frozenset[int] = frozenset()
-
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
     """Return the tokens that end the request: EOS unless ignored, and ``stop_token_ids``."""
@@ -14,21 +12,12 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
     return listed if params.ignore_eos else listed | eos_token_ids
 
 
-def banned_token_ids(request: Request) -> frozenset[int]:
-    """Return the tokens that must not be sampled next: stop tokens, before ``min_tokens``."""
-    if request.num_output_tokens + request.num_pending < request.params.min_tokens:
-        return request.stop_token_ids
-    return _NONE
-
-
 def finish_reason(request: Request) -> FinishReason | None:
     """Return why a request ends with its newest token, or None if it continues."""
-    past_minimum = request.num_output_tokens >= request.params.min_tokens
-    if past_minimum and request.token_ids[-1] in request.stop_token_ids:
+    tokens = request.token_ids
+    if tokens[-1] in request.stop_token_ids and len(tokens) >= request.min_total_tokens:
         return "stop"
-    if len(request.token_ids) >= request.max_total_tokens:
-        return "length"
-    return None
+    return "length" if len(tokens) >= request.max_total_tokens else None
 
 
 def stop_reason(request: Request, eos_token_ids: frozenset[int]) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -34,8 +35,7 @@ class TokenLogprobs:
     top: list[tuple[int, float, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """A request's output of one step: the message from engine to client.
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
@@ -53,6 +53,22 @@ class TokenOutput:
     seed: int | None = None
 
 
+def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
+    """Return the outputs of one request, in order, as one output."""
+    first, last = outputs[0], outputs[-1]
+    if len(outputs) == 1:
+        return first
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = [entry for output in outputs for entry in output.logprobs or ()]
+    return last._replace(
+        token_ids=[token for output in outputs for token in output.token_ids],
+        logprobs=logprobs,
+        num_cached_tokens=first.num_cached_tokens,
+        seed=next((output.seed for output in outputs if output.seed is not None), None),
+    )
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """The scheduler's record of one generation. Only the scheduler mutates it.
@@ -62,7 +78,8 @@ class Request:
     ``num_pending`` launched steps will append a token. ``row`` is the request's row in the runner's
     tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. ``token_counts``,
     kept only for penalties, maps each token to its number of occurrences in the output; 0 if it
-    occurs only in the prompt.
+    occurs only in the prompt. Stop tokens end the request from ``min_total_tokens`` tokens on, and
+    are banned before; ``max_total_tokens`` end it.
     """
 
     request_id: str
@@ -70,8 +87,10 @@ class Request:
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
+    min_total_tokens: int
     max_total_tokens: int
     stop_token_ids: frozenset[int]
+    is_plain: bool  # see ScheduledRequest
     arrival: float = field(default_factory=time.monotonic)
     num_computed_tokens: int = 0
     num_pending: int = 0

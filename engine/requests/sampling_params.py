@@ -131,6 +131,11 @@ class SamplingParams:
         return not neutral or self.repetition_penalty != 1
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing edits the logits, stop tokens aside, or asks for log-probabilities."""
+        return not (self.penalizes or self.logit_bias) and self.logprobs is None
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple."""
         return tuple(self.stop or ())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 
 import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.requests.batch import Batch
 from kiln.engine.runner.rows import Rows, message_room
+from kiln.jit_kernels.ops.sampling.functions import Samples
 from kiln.jit_kernels.ops.step.functions import step_inputs
+from kiln.jit_kernels.ops.step.message import HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class StepInputs:
         block_size: int,
         device: torch.device,
     ) -> None:
-        self.block_size = block_size
+        self.block_size, self.max_tokens = block_size, max_tokens
         self._rows = Rows(max_requests)
         max_blocks = -(-max_model_len // block_size)
         words = message_room(max_requests, max_tokens, max_blocks, block_size)
@@ -71,7 +74,35 @@ class StepInputs:
         self._sample_rows = zeros(max_requests, dtype=torch.int64)
         self._settings = zeros(max_requests, 6, dtype=torch.float32)
         self._keys = zeros(max_requests, 4, dtype=torch.int64)
-        self.sampled = zeros(max_requests, dtype=torch.int32)  # the tokens of the last step
+        # The results of the last step that sampled without log-probabilities; first its tokens.
+        self.results = zeros(Samples.size_of(max_requests, 0), dtype=torch.int32)
+        self.sampled = self.results[:max_requests]
+        self._fixed = (
+            self._message, self._tables, self._token_ids, self._positions, self._slot_mapping,
+            self._cu_seqlens_q, self._seq_lens, self._block_table, self._sample_rows,
+            self._settings, self._keys, self.results,
+        )  # fmt: skip
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return the addresses of everything that a step reads or writes here."""
+        return tuple([tensor.data_ptr() for tensor in self._fixed])
+
+    def clear(self) -> None:
+        """Forget the last message: the next step has no requests, only padding."""
+        self._message[:HEADER].zero_()
+
+    def make_stale(self, rows: int, block: int) -> None:
+        """Fill the inputs of ``rows`` rows with other values, which point to one block."""
+        self._token_ids[:rows].fill_(1)
+        self._positions[:rows].fill_(0)
+        self._slot_mapping[:rows].fill_(block * self.block_size)
+        self._seq_lens[:rows].fill_(self.block_size)
+        self._cu_seqlens_q[: rows + 1] = torch.arange(rows + 1, device=self._message.device)
+        self._block_table[:rows].fill_(block)
+        self._sample_rows[:rows].fill_(0)
+        self._settings[:rows].fill_(float("nan"))
+        self._keys[:rows].fill_(1)
+        self.results.fill_(-1)
 
     def send(self, batch: Batch) -> None:
         """Copy the message of a step to the device, in the order of the current stream."""
@@ -79,13 +110,16 @@ class StepInputs:
         words = self._rows.write(batch, host.numpy())
         self._message[:words].copy_(host[:words], non_blocking=True)
 
+    def sampling(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the settings and keys of the samples of the last step."""
+        return self._settings[:rows], self._keys[:rows]
+
     def make(self, batch: Batch) -> ForwardInputs:
         """Return the inputs of the step whose message was sent last."""
-        rows = batch.requests
-        query_lens = tuple(row.num_tokens for row in rows)
-        kv_lens = tuple(row.num_computed_tokens + row.num_tokens for row in rows)
-        samples = sum(row.samples for row in rows)
-        sizes = Sizes(sum(query_lens), len(query_lens), samples)
+        of = batch.columns
+        query_lens: tuple[int, ...] = of.num_tokens
+        kv_lens = tuple(map(add, of.num_computed_tokens, query_lens))
+        sizes = Sizes(sum(query_lens), len(query_lens), sum(of.samples))
         return self.fill(sizes, query_lens, kv_lens)
 
     def fill(

@@ -15,6 +15,7 @@ from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.config import EngineConfig, KVConfig
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
+from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import peak_bytes, size_pool
 from kiln.engine.models.hf_config import HFConfig
@@ -23,8 +24,10 @@ from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
+from kiln.engine.runner.decode_graphs import DecodeGraphs, graph_sizes
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.failures import explained
+from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.steps import Steps, ThreadedSteps
@@ -32,6 +35,7 @@ from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.implementations import decide
 from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
 
 _CPU_TRIAL_TOKENS = 16
 
@@ -48,8 +52,8 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
         wanted, report = config.model, progress or _silent
-        self._limits = config.scheduler
         self.device = resolve_device(wanted.device)
+        self._limits = config.scheduler.for_device(self.device.type)
         config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
         folder = resolve_model_folder(wanted.model)
         family, self.model_config = read_model(folder)
@@ -73,14 +77,22 @@ class ModelRunner:
             self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(
-                max_requests=self._limits.max_num_seqs,
+                max_requests=self._limits.num_rows,
                 max_tokens=self._limits.max_num_batched_tokens,
                 max_model_len=length,
                 block_size=config.kv.block_size,
                 device=self.device,
             )
-            self._copies = HostCopies(self._limits.max_num_seqs, self.device)
+            self._graph_config = config.graphs
+            most = min(self._limits.num_rows, self._limits.max_num_batched_tokens)
+            self._graph_sizes = graph_sizes(config.graphs, most)
+            self._copies = HostCopies(self._limits.num_rows, self.device)
             self._use(self._make_pool(config.kv))
+
+    @property
+    def device_type(self) -> str:
+        """Where the model runs: "cuda" or "cpu"."""
+        return self.device.type
 
     @property
     def vocab_size(self) -> int:
@@ -120,6 +132,16 @@ class ModelRunner:
                 raise ModelError(f"the model's first step failed: {token.error}")
         report("first step", 1, 1)
 
+    def capture_graphs(self, progress: Progress | None = None) -> None:
+        """Capture the CUDA graphs, before any request comes. Raises ModelError if one is wrong."""
+        with explained(self.device, "capturing CUDA graphs"):
+            self._graphs.capture(self._pool, progress or _silent)
+
+    def graph_counts(self) -> GraphCounts:
+        """Return how often each graph was replayed, and why steps ran without one."""
+        runner = self._graphs.runner
+        return GraphCounts() if runner is None else runner.counts
+
     def _trial(self, num_blocks: int) -> Batch:
         # Memory is not measured on a CPU, and the whole budget would take it seconds.
         most = _CPU_TRIAL_TOKENS if self.device.type == "cpu" else sys.maxsize
@@ -144,22 +166,25 @@ class ModelRunner:
             raise ModelError(f"the model's first step failed: {what}") from error
 
     def _step_bytes(self, kv: KVConfig) -> int:
-        """Return the memory that the largest step takes besides weights and pool.
+        """Return the memory that the largest step and the graphs take besides weights and pool.
 
         The trial needs a pool of one block only; what it draws means nothing.
         """
         self._use(self._allocate(1, kv))
         trial = in_one_block(self._trial(sys.maxsize), self.max_model_len, kv.block_size)
         try:
-            return peak_bytes(lambda: self._try(trial), self.device)
+            step = peak_bytes(lambda: self._try(trial), self.device)
+            return step + self._graphs.measure()
         finally:
-            del self._pool, self._steps
+            del self._pool, self._steps, self._graphs
 
     def _use(self, pool: KVPool) -> None:
         """Make a pool the one that every step writes."""
         self._pool = pool
         layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
-        steps = Steps(self._model, self._attention, layers, self._inputs, self._copies)
+        step = ModelStep(self._model, self._attention, layers, self._inputs, self.vocab_size)
+        self._graphs = DecodeGraphs(step, self._graph_config, self._graph_sizes, settings())
+        steps = Steps(step, self._graphs, self._copies)
         threaded = self.device.type == "cpu" and self._limits.overlap
         self._steps = ThreadedSteps(steps) if threaded else steps
 
@@ -168,10 +193,10 @@ class ModelRunner:
         return KVShape(self.model_config.attention, self.kv_dtype)
 
     def _make_attention(self, config: EngineConfig) -> Attention:
-        shape, limits = self._kv_shape, config.scheduler
+        shape, limits = self._kv_shape, self._limits
         if not self._kernels_attend:
             return TorchAttention(shape.attention.windows, self.dtype)
-        most = Limits(limits.max_num_seqs, limits.max_num_batched_tokens, self.max_model_len)
+        most = Limits(limits.num_rows, limits.max_num_batched_tokens, self.max_model_len)
         return KernelAttention(shape, most, self.device)
 
     def _make_pool(self, kv: KVConfig) -> KVPool:

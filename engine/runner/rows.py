@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -32,11 +31,11 @@ class Rows:
 
         message: [words] int32, room for ``message_room`` words.
         """
-        for request in batch.requests:
-            if request.num_blocks == 0:
-                self._join(request)
-        columns: Any = zip(*batch.requests, strict=True)  # one for each field
-        of: Any = ScheduledRequest(*columns)
+        of = batch.columns
+        if 0 in of.num_blocks:
+            for request in batch.requests:
+                if request.num_blocks == 0:
+                    self._join(request)
         rows = np.array(of.row)
         records = begin_message(message, np.array(of.num_tokens), np.array(of.samples))
         records["row"] = rows

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from kiln.engine.attention.context import AttentionStep, StepLayer, attention_step
-from kiln.engine.attention.paged_layer import Attention
-from kiln.engine.models.family import Model
 from kiln.engine.requests.batch import Batch, ScheduledRequest, StepOutput
+from kiln.engine.runner.decode_graphs import DecodeGraphs
 from kiln.engine.runner.failures import explained
-from kiln.engine.runner.inputs import ForwardInputs, StepInputs
+from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
+from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 
 
 class PendingStep(NamedTuple):
@@ -26,20 +25,11 @@ class PendingStep(NamedTuple):
 
 
 class Steps:
-    """Runs the steps of a model on one KV pool, to which ``layers`` are bound."""
+    """Runs the steps of a model, decode steps as graphs where there are any."""
 
-    def __init__(
-        self,
-        model: Model,
-        attention: Attention,
-        layers: Sequence[StepLayer],
-        inputs: StepInputs,
-        copies: HostCopies,
-    ) -> None:
-        self._model = model
-        self._attention = attention
-        self._layers = layers
-        self._inputs = inputs
+    def __init__(self, step: ModelStep, graphs: DecodeGraphs, copies: HostCopies) -> None:
+        self._step = step
+        self._graphs = graphs
         self._copies = copies
 
     @torch.inference_mode()
@@ -48,31 +38,59 @@ class Steps:
 
         Raises DeviceError if the device is lost, ConfigError if memory ran out.
         """
-        device = self._inputs.sampled.device
         about = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
-        with explained(device, about):
-            self._inputs.send(batch)
-            inputs = self._inputs.make(batch)
-            sampling = [request for request in batch.requests if request.samples]
-            hidden = self._forward(inputs)
-            if not sampling:
-                return PendingStep(about, (), None)
-            logits = self._model.logits(hidden.index_select(0, inputs.sample_rows))
-            samples = sample(logits, inputs, sampling)
-            self._inputs.sampled[: len(sampling)].copy_(samples.tokens)
-            return PendingStep(about, sampling, self._copies.begin(samples))
+        with explained(self._step.device, about):
+            self._step.inputs.send(batch)
+            sampling: Sequence[ScheduledRequest] = batch.requests
+            if not all(batch.columns.samples):
+                sampling = [request for request in batch.requests if request.samples]
+            samples = self._replay(batch) if self._has_graph(batch) else self._run(batch, sampling)
+            pending = None if samples is None else self._copies.begin(samples)
+        return PendingStep(about, sampling, pending)
 
     def collect(self, step: PendingStep) -> StepOutput:
         """Wait for a step and return its tokens. Raises DeviceError if the device is lost."""
         if step.samples is None:
             return StepOutput(())
-        with explained(self._inputs.sampled.device, step.description):
+        with explained(self._step.device, step.description):
             return StepOutput(step.samples.wait(step.sampling))
 
-    def _forward(self, inputs: ForwardInputs) -> torch.Tensor:
-        plan = self._attention.plan(inputs.metadata)
-        with attention_step(AttentionStep(self._layers, inputs.metadata, plan)):
-            return self._model.forward(inputs.token_ids, inputs.positions)
+    def _has_graph(self, batch: Batch) -> bool:
+        """Whether a batch runs in a graph; if not, the reason is counted."""
+        graphs = self._graphs.runner
+        if graphs is None:
+            return False
+        reason = graphs.can_run(batch)
+        if reason:
+            graphs.counts.fallbacks[reason] += 1
+        return not reason
+
+    def _replay(self, batch: Batch) -> Samples:
+        graphs = self._graphs.runner
+        assert graphs is not None
+        rows = graphs.replay_prepare(batch)
+        used = len(batch.requests)
+        logits = self._graphs.replay(rows, used)
+        if batch.is_plain:
+            return self._step.samples(rows)
+        return self._sample(logits[:used], batch.requests)  # once more, behind the graph
+
+    def _run(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
+        inputs = self._step.inputs.make(batch)
+        hidden = self._step.hidden(inputs)
+        if not sampling:
+            return None
+        logits = self._step.model.logits(hidden.index_select(0, inputs.sample_rows))
+        return self._sample(logits, sampling)
+
+    def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Samples:
+        rows = len(sampling)
+        settings, keys = self._step.inputs.sampling(rows)
+        if all(request.is_plain for request in sampling):
+            return sample_tokens(logits, settings, keys, out=self._step.samples(rows))
+        samples = sample(logits, settings, keys, sampling)
+        self._step.inputs.sampled[:rows].copy_(samples.tokens)
+        return samples
 
 
 class ThreadedSteps:

@@ -23,7 +23,7 @@ def trial_batch(
     Each request starts at position 0 and has its own blocks. Requests that exceed the pool or the
     token limits are left out.
     """
-    count = min(config.max_num_seqs, num_tokens)
+    count = min(config.num_rows, num_tokens)
     longest = min(max_model_len, config.max_chunk_tokens or num_tokens)
     rows, used = [], 0
     for index in range(count):

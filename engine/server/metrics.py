@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -18,6 +19,11 @@ _GAUGES = {  # engine count -> (metric, help)
     "kv_blocks_total": ("kv_blocks_total", "Blocks of the KV pool."),
     "preemptions": ("num_preemptions", "Preemptions since the start."),
     "steps": ("num_steps", "Steps since the start."),
+    "steps_not_ahead": ("num_steps_not_ahead", "Steps that waited for the tokens of the last one."),
+}
+_BY_LABEL = {  # engine count -> (metric, label, help)
+    "graph_replays": ("graph_replays", "rows", "Decode steps replayed from a CUDA graph."),
+    "graph_fallbacks": ("graph_fallbacks", "reason", "Steps without a CUDA graph."),
 }
 
 
@@ -25,7 +31,7 @@ class Metrics:
     """The metrics of one server, in their own registry."""
 
     def __init__(
-        self, engine_stats: Callable[[], Mapping[str, float]], is_ready: Callable[[], bool]
+        self, engine_stats: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool]
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineGauges(engine_stats, is_ready))
@@ -62,7 +68,7 @@ class _EngineGauges(Collector):
     """Reads the engine's latest counts at each scrape."""
 
     def __init__(
-        self, engine_stats: Callable[[], Mapping[str, float]], is_ready: Callable[[], bool]
+        self, engine_stats: Callable[[], Mapping[str, Any]], is_ready: Callable[[], bool]
     ) -> None:
         self._engine_stats = engine_stats
         self._is_ready = is_ready
@@ -74,3 +80,8 @@ class _EngineGauges(Collector):
         for count, (name, text) in _GAUGES.items():
             if count in stats:
                 yield GaugeMetricFamily(f"kiln:{name}", text, stats[count])
+        for count, (name, label, text) in _BY_LABEL.items():
+            family = GaugeMetricFamily(f"kiln:{name}", text, labels=[label])
+            for value, number in stats.get(count, {}).items():
+                family.add_metric([value], number)
+            yield family

@@ -12,6 +12,7 @@ from kiln.engine.requests.request import (
     NewRequest,
     TokenLogprobs,
     TokenOutput,
+    merged,
 )
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.text.detokenizer import Detokenizer
@@ -56,6 +57,7 @@ class CompletionStream:
         self._params = params
         self._tokenizer = tokenizer
         self._text: list[str] = []
+        self._held: TokenOutput | None = None
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
             self._detokenizer = Detokenizer(
@@ -67,8 +69,20 @@ class CompletionStream:
                 context=prompt_token_ids,
             )
 
+    def hold(self, output: TokenOutput) -> None:
+        """Keep an output for the next push. It must not end the request, nor may its text."""
+        held = self._held
+        if held is None:
+            self._held = output
+            return
+        held.token_ids.extend(output.token_ids)
+        if held.logprobs is not None:
+            held.logprobs.extend(output.logprobs or ())
+
     def push(self, output: TokenOutput) -> CompletionDelta:
         """Add the output of a step and return the delta; ``completion.text`` is set at the end."""
+        if self._held is not None:
+            output, self._held = merged((self._held, output)), None
         text, stopped_by, used = self._decode(output)
         token_ids, logprobs = output.token_ids[:used], output.logprobs
         reason, stop_reason = output.finish_reason, output.stop_reason

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import TokenLogprobs
 
@@ -18,6 +19,8 @@ class FakeRunner:
     those slots hold: a block given to two requests, or a prefix never computed, changes it. As on a
     device, the blocks and the last token of each row stay from step to step.
     """
+
+    device_type = "cpu"
 
     def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
         self.num_blocks = num_blocks
@@ -32,6 +35,9 @@ class FakeRunner:
         self.raise_for: dict[str, Exception] = {}  # request id to what a step with it raises
         self.raise_late = False  # by ``collect``, as a device does, and not by ``launch``
         self.collected = self.launched = 0
+
+    def graph_counts(self):
+        return GraphCounts()
 
     def launch(self, batch: Batch):
         assert self.launched - self.collected <= 1, "three steps in flight"

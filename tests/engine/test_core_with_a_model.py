@@ -68,3 +68,18 @@ def test_a_broken_weight_ends_the_requests_that_read_it(core, value):
     tokens, ended = answers(core, good)["good"]
     assert (len(tokens), ended) == (4, "length")  # though its blocks held NaN before
     assert answers(core, *bad, good)["good"] == (tokens, ended)
+
+
+def test_the_step_behind_does_not_overwrite_results_that_are_not_read_yet(core):
+    """Both steps are launched, and run, before the first is collected."""
+    requests = [NewRequest(str(index), [5 + index], GREEDY) for index in range(4)]
+    alone = [answers(core, request) for request in requests]
+    launch = core.runner.launch
+
+    def launch_and_run(batch):
+        step = launch(batch)
+        step.exception()  # waits for it
+        return step
+
+    core.runner.launch = launch_and_run
+    assert [answers(core, request) for request in requests] == alone

@@ -29,7 +29,7 @@ def greedy(**params):
 
 def make(runner, eos=EOS, seed=0, **config):
     return Scheduler(
-        SchedulerConfig(**config),
+        SchedulerConfig(**config).for_device("cpu"),
         KVManager(BlockPool(runner.num_blocks), runner.block_size),
         max_model_len=runner.max_model_len,
         eos_token_ids=eos,

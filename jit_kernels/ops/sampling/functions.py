@@ -84,6 +84,7 @@ def sample_tokens(
     mask: torch.Tensor | None = None,
     edits: Edits | None = None,
     width: int = 0,
+    out: Samples | None = None,
 ) -> Samples:
     """Draw a token for each row of logits [num_rows, vocab], bf16, fp16 or fp32.
 
@@ -92,7 +93,8 @@ def sample_tokens(
     1, 1, -inf, 1, 0, 0. ``keys`` [num_rows, 4] int64: seed, position, top_k (0: no limit; 1:
     greedy), and the number of likeliest tokens to report, at most ``width``; 0 reports the
     log-probability of the drawn token alone, -1 none. ``mask`` [num_rows, ceil(vocab / 32)] int32:
-    one bit per token, lowest bit first; 1 allows the token.
+    one bit per token, lowest bit first; 1 allows the token. ``out``, if given, gets the results; it
+    has ``rows`` rows and ``width`` likeliest tokens.
 
     Edits and mask apply before the temperature, then top-k, then top-p over what top-k kept, then
     min-p. Tokens that are equal to a cutoff are kept. A row's result depends on that row alone.
@@ -122,7 +124,7 @@ def sample_tokens(
             f"sample_tokens: mask and edits need a vocabulary of at most {MAX_VOCAB_WITH_EDITS} "
             f"tokens, not {vocab}"
         )
-    samples = Samples.empty(rows, width, logits.device)
+    samples = Samples.empty(rows, width, logits.device) if out is None else out
     call(
         SAMPLE_TOKENS,
         **samples.outputs(),

@@ -17,7 +17,7 @@ EOS = frozenset({7, 11})
 class Scripted:
     """A model that draws the tokens a test lists, one after the other."""
 
-    num_blocks, max_model_len, vocab_size = 16, 64, 50
+    device_type, num_blocks, max_model_len, vocab_size = "cpu", 16, 64, 50
 
     def __init__(self, tokens):
         self.tokens = iter(tokens)

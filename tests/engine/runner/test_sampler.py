@@ -42,7 +42,8 @@ def sample(logits, requests):
     )
     batch = Batch(tuple(requests))
     inputs.send(batch)
-    samples = sampler.sample(logits, inputs.make(batch), requests)
+    made = inputs.make(batch)
+    samples = sampler.sample(logits, made.settings, made.keys, requests)
     return [
         Sampled(one.request_id, *(one.token_ids or [None]), *(one.logprobs or [None]), one.error)
         for one in sampler.HostCopies(size, cpu).begin(samples).wait(requests)

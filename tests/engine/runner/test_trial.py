@@ -11,7 +11,7 @@ from kiln.engine.runner.trial import in_one_block, trial_batch
 
 def make(config, blocks=10_000, block_size=16, max_model_len=4096):
     return trial_batch(
-        config,
+        config.for_device("cpu"),
         config.max_num_batched_tokens,
         max_model_len=max_model_len,
         num_blocks=blocks,

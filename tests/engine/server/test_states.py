@@ -1,7 +1,6 @@
 """What the application answers when the engine is loading, failing, stalled or gone."""
 
 import asyncio
-import dataclasses
 import json
 import logging
 import threading
@@ -50,7 +49,7 @@ class StandIn:
         """Give each output when the one before it was read."""
         for output in self.outputs:
             if isinstance(output, TokenOutput):
-                output = dataclasses.replace(output, request_id=name, message="NaN")
+                output = output._replace(request_id=name, message="NaN")
             stream.put(output)
             for _ in range(20):
                 await asyncio.sleep(0)

@@ -1,0 +1,14 @@
+"""What the graphs were used for. It needs no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class GraphCounts:
+    """How often a graph of a size was replayed, and why steps ran without one."""
+
+    replays: Counter[str] = field(default_factory=Counter)  # by rows
+    fallbacks: Counter[str] = field(default_factory=Counter)  # by reason

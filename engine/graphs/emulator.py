@@ -1,0 +1,112 @@
+"""Graphs on a CPU: operations are recorded, and replayed on the same memory.
+
+What a CUDA graph does silently wrong is an error here, or shows as a wrong result: a value read on
+the host, a tensor made from host data, a number that was fixed at the capture, an input whose
+memory was replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kiln.engine.attention import operator
+from kiln.engine.errors import KilnError
+
+_HOST_READS = {
+    "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select",
+    "aten::_unique2", "aten::unique_dim", "aten::equal", "aten::is_nonzero",
+}  # fmt: skip
+_FROM_HOST = {"aten::lift_fresh", "aten::lift_fresh_copy"}
+
+
+class CaptureError(KilnError):
+    """An operation that no graph can contain."""
+
+
+class EmulatedGraph:
+    """Recorded operations, each with its arguments and its results."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
+
+    def replay(self) -> None:
+        """Run the operations again; their results go to the memory of the recorded ones."""
+        for function, args, kwargs, results in self.calls:
+            for old, new in zip(results, _tensors(function(*args, **kwargs)), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class EmulatedGraphs:
+    """Records on a CPU. Unlike on a GPU, the operations also run while they are recorded."""
+
+    def capture(self, function: Callable[[], None]) -> EmulatedGraph:
+        """Run ``function`` and record it. Raises CaptureError, naming the operation."""
+        recorder = _Recorder()
+        with _no_reads(recorder), recorder:
+            function()
+        return recorder.graph
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor: the recording owns the memory."""
+        return tensor
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = EmulatedGraph()
+        self.is_inside = False  # of an operation, which may do anything
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in _HOST_READS:
+            raise CaptureError(f"a graph is captured: {name} reads a value on the host")
+        if name in _FROM_HOST:
+            raise CaptureError(f"a graph is captured: {name} makes a tensor from host data")
+        if func is operator.attention:  # its own operations are what a GPU records
+            with self:
+                return operator.run(*args, **(kwargs or {}))
+        self.is_inside = True
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            self.is_inside = False
+        if not (func.is_view and _shares_memory(result, args)):
+            self.graph.calls.append((func, args, kwargs or {}, _tensors(result)))
+        return result
+
+
+def _shares_memory(result: Any, args: Any) -> bool:
+    """Whether a result is a view. Some operations, such as ``to``, copy only where they must."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
+    return all(tensor.untyped_storage().data_ptr() in given for tensor in _tensors(result))
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def _no_reads(recorder: _Recorder) -> Iterator[None]:
+    """Refuse the reads that torch does not dispatch as operations."""
+
+    def refuse(name: str, method: Any) -> Any:
+        def checked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_inside:
+                raise CaptureError(f"a graph is captured: Tensor.{name} reads values on the host")
+            return method(tensor, *args, **kwargs)
+
+        return checked
+
+    names = ("tolist", "numpy", "__array__")
+    methods = {name: refuse(name, getattr(torch.Tensor, name)) for name in names}
+    with mock.patch.multiple(torch.Tensor, **methods):
+        yield

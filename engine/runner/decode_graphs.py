@@ -1,0 +1,134 @@
+"""The decode steps of a model as graphs: what is captured, and compared before it serves."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.cache.env import Env
+from kiln.engine.attention.kernel_attention import KernelAttention
+from kiln.engine.config import GraphConfig
+from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.graphs.buckets import decode_buckets
+from kiln.engine.graphs.device import CudaGraphs, GraphDevice
+from kiln.engine.graphs.emulator import EmulatedGraphs
+from kiln.engine.graphs.runner import CudaGraphRunner, Progress
+from kiln.engine.graphs.verify import Verification
+from kiln.engine.kv.pool import KVPool
+from kiln.engine.runner.forward import ModelStep
+from kiln.engine.runner.graph_check import GraphCheck
+
+
+def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDevice | None:
+    """Return what captures graphs on a device; None if nothing should."""
+    if not config.enabled:
+        return None
+    if device.type == "cuda":
+        return CudaGraphs(device)
+    return EmulatedGraphs() if env.cpu_graphs == "emulate" else None
+
+
+def graph_sizes(config: GraphConfig, most: int) -> tuple[int, ...]:
+    """Return the batch sizes to capture; ``most`` rows can run. Raises ConfigError."""
+    for name, largest in (
+        ("cuda_graph_max_bs", config.max_bs or 0),
+        ("cuda_graph_bs", max(config.bs or (0,))),
+    ):
+        if largest > most:
+            raise ConfigError(
+                f"{name}: {largest} rows, but a step has at most {most} (max_num_seqs and "
+                "max_num_batched_tokens): raise these or lower it"
+            )
+    return tuple(sorted(set(config.bs))) if config.bs else decode_buckets(config.max_bs or most)
+
+
+class DecodeGraphs:
+    """The graphs of a model's decode steps. ``runner`` is None if there are none.
+
+    ``no_graphs`` says why not, "" where nobody asked for graphs.
+    """
+
+    def __init__(
+        self, step: ModelStep, config: GraphConfig, buckets: tuple[int, ...], env: Env
+    ) -> None:
+        self.verification = Verification.parse(env.graph_verify)
+        self._step = step
+        self._strict = env.graph_strict
+        self._shadowed = 0
+        self.runner: CudaGraphRunner | None = None
+        self.no_graphs = ""
+        device = graph_device(config, step.device, env)
+        if device is None:
+            return
+        if not isinstance(step.attention, KernelAttention):
+            self.no_graphs = "torch's attention plans on the host"
+            return
+        self.runner = CudaGraphRunner(
+            step.decode,
+            buckets,
+            device,
+            step.inputs.addresses,
+            garbage_collection=config.garbage_collection,
+            strict=env.graph_strict,
+        )
+
+    @torch.inference_mode()
+    def measure(self) -> int:
+        """Return about how many bytes of GPU memory the graphs take."""
+        device = self._step.device
+        if self.runner is None or device.type != "cuda":
+            return 0
+
+        def free_bytes() -> int:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+            return torch.cuda.mem_get_info(device)[0]
+
+        self._step.inputs.clear()
+        return self.runner.measure(free_bytes)
+
+    @torch.inference_mode()
+    def capture(self, pool: KVPool, progress: Progress) -> None:
+        """Capture every size and compare graphs with eager steps. Nobody uses the pool yet.
+
+        A size that differs runs without a graph. Raises ModelError if KILN_GRAPH_STRICT is set.
+        """
+        if self.runner is None:
+            return
+        self._step.inputs.clear()
+        self.runner.capture(progress)
+        check = GraphCheck(self._step, self.runner, pool)
+        cases = list(self.verification.cases(self.runner.buckets))
+        for done, (rows, used) in enumerate(cases):
+            progress("verifying graphs", done, len(cases))
+            if rows in self.runner.buckets:
+                self._judge(rows, check.difference(rows, used))
+        if cases:
+            progress("verifying graphs", len(cases), len(cases))
+
+    def replay(self, rows: int, used: int) -> torch.Tensor:
+        """Run the graph of a size for a batch of ``used`` rows and return its logits.
+
+        One of ``verification.every`` steps is also run eagerly, and the results are compared.
+        """
+        assert self.runner is not None
+        every = self.verification.every
+        self._shadowed += 1
+        if not every or self._shadowed % every:
+            return self.runner.replay(rows)
+        inputs = self._step.inputs
+        before = inputs.sampled.clone()  # what the step reads, and then overwrites
+        logits = self.runner.replay(rows)[:used].clone()
+        tokens = inputs.sampled[:used].clone()
+        inputs.sampled.copy_(before)
+        eager = self._step.decode(rows)
+        same = torch.equal(tokens, inputs.sampled[:used]) and torch.equal(logits, eager[:used])
+        self._judge(rows, "" if same else "its results differ from an eager step's")
+        return eager
+
+    def _judge(self, rows: int, difference: str) -> None:
+        assert self.runner is not None
+        if not difference:
+            return
+        if self._strict:
+            raise ModelError(f"CUDA graph of {rows} rows: {difference} (KILN_GRAPH_STRICT=1)")
+        self.runner.drop(rows, difference)
