@@ -69,6 +69,9 @@ class Env:
     cpu_graphs: Literal["off", "emulate"] = _var(
         "off", "CUDA graphs on a CPU: none, or emulated with their rules checked."
     )
+    graph_prefill: Literal["full", "off"] = _var(
+        "full", "CUDA graphs of steps with prefills: of whole steps, or none."
+    )
     graph_verify: str = _var(
         "fast",
         "Compare captured graphs with eager steps before they serve: off, fast (three sizes), full "

@@ -267,9 +267,9 @@ class Scheduler:
                 length - request.num_prompt_tokens,
                 request.params,
                 request.seed,
-                request.is_plain and not bans,
                 request.stop_token_ids if bans else _NO_TOKENS,
                 request.token_counts,
+                request.is_plain and not bans,
             )
         )
 

@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A program's key covers its whole source, its compiler and the options, so that no test can pass
     on what an earlier version left behind.
     """
-    from kiln.cache.trust import make_private_folder
+    from kiln.cache.disk.trust import make_private_folder
 
     config.option.programs = config.option.programs.absolute()
     if not make_private_folder(config.option.programs):  # a checkout that we cannot write
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove programs that no run has used for two weeks; shared libraries see to themselves."""
-    from kiln.cache.prune import prune
+    from kiln.cache.disk.prune import prune
 
     if not hasattr(config, "workerinput"):  # once, in the process that starts the workers
         root = config.option.programs / "kernels"

@@ -23,7 +23,7 @@ LEVELS = [
     ("kv",),
     ("layers", "attention"),
     ("models",),
-    ("graphs", "compile"),
+    ("graphs",),
     ("runner", "text"),
     ("scheduler",),
     ("core",),

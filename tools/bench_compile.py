@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "tools" / "import_root"), str(ROOT / "tools")]
 from compile_yardstick import yardstick_seconds  # noqa: E402 - after the path, as all below
 from rich.progress import Progress  # noqa: E402
 
-from kiln.cache.store import Store  # noqa: E402
+from kiln.cache.disk.store import Store  # noqa: E402
 from kiln.engine.bench.report import Report, table  # noqa: E402
 from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
 from kiln.jit_kernels.compile.build import build  # noqa: E402

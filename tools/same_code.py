@@ -37,7 +37,7 @@ Cubins = dict[str, bytes]  # program -> cubin
 _BUILD = """
 import sys
 from pathlib import Path
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 
-from kiln.engine.bench.engines.transformers_generate import generate
 from kiln.engine.bench.in_process import fastest_threads
 from kiln.engine.bench.report import Row
 from kiln.engine.bench.serving import throughput
+from kiln.engine.bench.transformers_generate import generate
 from kiln.engine.config import DType
 from kiln.engine.runner.device import resolve_device, resolve_dtype
 

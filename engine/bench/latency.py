@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiln.engine.bench.engines.engine import BenchEngine, Tell
+from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.plots import draw_by_batch_size
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.bench.workload import equal_prompts, warm_up_load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from kiln.engine.bench.engines.engine import BenchEngine, Tell
+from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.plots import draw_throughput
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.bench.serving import throughput

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kiln.engine.bench.engines.choice import MakeEngine
-from kiln.engine.bench.engines.engine import BenchEngine, BenchError, Tell
+from kiln.engine.bench.choice import MakeEngine
+from kiln.engine.bench.engine import BenchEngine, BenchError, Tell
 from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Report, Row

@@ -60,7 +60,7 @@ def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
         if args.baseline_python is not None:
             raise ConfigError("--baseline-python works only with --baseline vllm")
         return sys.executable
-    from kiln.engine.bench.engines.vllm_engine import require_vllm
+    from kiln.engine.bench.vllm_engine import require_vllm
 
     python = args.baseline_python or sys.executable
     require_vllm(python, config.model.device)

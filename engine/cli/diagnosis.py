@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from kiln.cache.root import cache_root
+from kiln.cache.disk.root import cache_root
 from kiln.engine.cli.disk import file_system, is_network, lock_support, nearest_folder
 from kiln.engine.cli.memory_plan import plan_memory
 from kiln.engine.cli.targets import wanted_archs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kiln.cache.disk.lock import builder_lock, lock_folder
 from kiln.cache.env import Env
-from kiln.cache.lock import builder_lock, lock_folder
 
 _NETWORK = (
     "nfs",

@@ -61,6 +61,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         choices=KV_CACHE_DTYPES,
         help="8-bit floats store twice the tokens; default: the model's dtype",
     )
+    _add_scheduler_arguments(parser)
+    _add_graph_arguments(parser)
+
+
+def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     scheduler = parser.add_argument_group("scheduler")
     scheduler.add_argument(
         "--max-num-seqs",
@@ -82,6 +87,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="launch a step only after the tokens of the one before are known",
     )
+
+
+def _add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     graphs = parser.add_argument_group("CUDA graphs")
     graphs.add_argument(
         "--disable-cuda-graph", action="store_true", help="launch each kernel of a decode step"

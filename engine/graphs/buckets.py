@@ -1,9 +1,6 @@
-"""The batch sizes for which a graph is captured. A batch runs in the smallest that fits."""
+"""The sizes for which graphs are captured. A step runs in the smallest that fits."""
 
 from __future__ import annotations
-
-from bisect import bisect_left
-from collections.abc import Sequence
 
 MAX_WASTE = 0.125  # most of a bucket's rows that are padding, if a batch is not smaller than one
 
@@ -21,7 +18,11 @@ def decode_buckets(most: int) -> tuple[int, ...]:
     return tuple(sizes[1:])
 
 
-def bucket_for(buckets: Sequence[int], rows: int) -> int | None:
-    """Return the smallest of ascending buckets that has room for ``rows``; None if none has."""
-    index = bisect_left(buckets, rows)
-    return buckets[index] if index < len(buckets) else None
+def token_buckets(most: int) -> tuple[int, ...]:
+    """Return numbers of tokens for steps with prefills: 2^n and 3 · 2^n.
+
+    Up to a few hundred tokens a step takes about as long as it takes to read the weights, so coarse
+    sizes cost little.
+    """
+    sizes = {size for bits in range(3, 20) for size in (2**bits, 3 * 2 ** (bits - 1))}
+    return (*sorted(size for size in sizes if size < most), most)

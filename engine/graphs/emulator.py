@@ -7,7 +7,7 @@ memory was replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -16,7 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kiln.engine.attention import operator
 from kiln.engine.errors import KilnError
 
 _HOST_READS = {
@@ -45,11 +44,17 @@ class EmulatedGraph:
 
 
 class EmulatedGraphs:
-    """Records on a CPU. Unlike on a GPU, the operations also run while they are recorded."""
+    """Records on a CPU. Unlike on a GPU, the operations also run while they are recorded.
+
+    ``opened`` maps operators to the functions that they stand for: what these run is recorded.
+    """
+
+    def __init__(self, opened: Mapping[Any, Callable[..., Any]]) -> None:
+        self._opened = opened
 
     def capture(self, function: Callable[[], None]) -> EmulatedGraph:
         """Run ``function`` and record it. Raises CaptureError, naming the operation."""
-        recorder = _Recorder()
+        recorder = _Recorder(self._opened)
         with _no_reads(recorder), recorder:
             function()
         return recorder.graph
@@ -60,9 +65,10 @@ class EmulatedGraphs:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, opened: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = EmulatedGraph()
+        self._opened = opened
         self.is_inside = False  # of an operation, which may do anything
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,9 +77,9 @@ class _Recorder(TorchDispatchMode):
             raise CaptureError(f"a graph is captured: {name} reads a value on the host")
         if name in _FROM_HOST:
             raise CaptureError(f"a graph is captured: {name} makes a tensor from host data")
-        if func is operator.attention:  # its own operations are what a GPU records
+        if func in self._opened:
             with self:
-                return operator.run(*args, **(kwargs or {}))
+                return self._opened[func](*args, **(kwargs or {}))
         self.is_inside = True
         try:
             result = func(*args, **(kwargs or {}))

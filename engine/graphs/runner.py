@@ -1,4 +1,4 @@
-"""Decode steps as captured graphs: one for each batch size, replayed instead of launched."""
+"""Whole steps as captured graphs of a few sizes, replayed instead of launched kernel by kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from kiln.engine.graphs.buckets import bucket_for
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.graphs.device import Graph, GraphDevice, frozen_garbage
 from kiln.engine.requests.batch import Batch
@@ -18,14 +17,28 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 CaptureHook = Callable[[int], AbstractContextManager[object]]
-"""Is entered before the first capture, with the most rows of a graph, and left after the last."""
+"""Is entered before the first capture, with the most tokens of a graph; left after the last."""
 
 
 class GraphKey(NamedTuple):
-    """What a graph was captured for. ``variant`` tells graphs of one size apart."""
+    """The size that a graph was captured for. ``variant`` tells graphs of one size apart.
 
+    With ``is_decode`` each of ``rows`` requests has one token. Else ``tokens`` are spread over the
+    requests in any way.
+    """
+
+    tokens: int
     rows: int
+    is_decode: bool
     variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rows}" if self.is_decode else f"{self.tokens} tokens, {self.rows} rows"
+
+
+def decode_key(rows: int) -> GraphKey:
+    """Return the key of a decode step."""
+    return GraphKey(rows, rows, is_decode=True)
 
 
 class Captured(NamedTuple):
@@ -36,18 +49,18 @@ class Captured(NamedTuple):
 
 
 class CudaGraphRunner:
-    """Whole decode steps, from the inputs to the sampled tokens, captured by batch size.
+    """Whole steps, from the inputs to the sampled tokens, each captured for a size.
 
-    ``step(rows)`` runs such a step for a fixed number of rows, padding included, on tensors whose
-    addresses never change, and returns the logits. ``addresses()`` returns them: a graph is not
-    replayed if they are not those of its capture. With ``strict`` a graph that cannot be captured
-    is an error; else its size runs without a graph.
+    ``step(key)`` runs such a step of a fixed size, padding included, on tensors whose addresses
+    never change, and returns the logits. ``addresses()`` returns them: a graph is not replayed if
+    they are not those of its capture. With ``strict`` a graph that cannot be captured is an error;
+    else steps of its size run in a larger graph or without one.
     """
 
     def __init__(
         self,
-        step: Callable[[int], torch.Tensor],
-        buckets: Sequence[int],
+        step: Callable[[GraphKey], torch.Tensor],
+        keys: Sequence[GraphKey],
         device: GraphDevice,
         addresses: Callable[[], tuple[int, ...]],
         *,
@@ -55,7 +68,7 @@ class CudaGraphRunner:
         garbage_collection: bool = False,
         strict: bool = False,
     ) -> None:
-        self.buckets = tuple(sorted(set(buckets)))
+        self.keys = tuple(sorted(set(keys)))
         self.counts = GraphCounts()
         self.step = step
         self._device = device
@@ -67,19 +80,19 @@ class CudaGraphRunner:
         self._captured_addresses: tuple[int, ...] = ()
 
     def capture(self, progress: Progress) -> None:
-        """Capture a graph for every bucket, the largest first: its memory serves the smaller ones.
+        """Capture a graph for every key, the largest first: its memory serves the smaller ones.
 
         Everything that a step runs must have been compiled and loaded before.
         """
+        keys = self.keys
         with ExitStack() as around:
             for hook in self._hooks:
-                around.enter_context(hook(self.buckets[-1]))
+                around.enter_context(hook(keys[-1].tokens))
             around.enter_context(frozen_garbage(not self._garbage_collection))
-            for done, rows in enumerate(reversed(self.buckets)):
-                progress("CUDA graphs", done, len(self.buckets))
-                self._capture(rows)
-        progress("CUDA graphs", len(self.buckets), len(self.buckets))
-        self.buckets = tuple(sorted(key.rows for key in self._captured))
+            for done, key in enumerate(reversed(keys)):
+                progress("CUDA graphs", done, len(keys))
+                self._capture(key)
+        progress("CUDA graphs", len(keys), len(keys))
         self._captured_addresses = self._addresses()
 
     def measure(self, free_bytes: Callable[[], int]) -> int:
@@ -89,51 +102,57 @@ class CudaGraphRunner:
         largest, so each takes about as much as the second: what the driver keeps of a graph.
         """
         free = [free_bytes()]
-        for rows in self.buckets[:-3:-1]:
-            self._capture(rows)
+        for key in self.keys[:-3:-1]:
+            self._capture(key)
             free.append(free_bytes())
         self._captured.clear()
         first, second = free[0] - free[1], max(free[1] - free[-1], 0)
-        return first + second * (len(self.buckets) - 1)
+        return first + second * (len(self.keys) - 1)
 
-    def drop(self, rows: int, reason: str) -> None:
-        """Run batches of a size without a graph, or in a larger one, from now on."""
-        logger.warning("CUDA graph of %d rows is not used: %s", rows, reason)
-        self._captured.pop(GraphKey(rows), None)
-        self.buckets = tuple(size for size in self.buckets if size != rows)
-        self.counts.fallbacks[f"{rows} rows: {reason}"] += 1
+    def drop(self, key: GraphKey, reason: str) -> None:
+        """Run steps of a size without a graph, or in a larger one, from now on."""
+        logger.warning("the CUDA graph of %s is not used: %s", key, reason)
+        self._captured.pop(key, None)
+        self.keys = tuple(own for own in self.keys if own != key)
+        self.counts.fallbacks[f"{key}: {reason}"] += 1
 
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""
-        if not batch.is_decode:
-            return "prefill"
-        if bucket_for(self.buckets, len(batch.requests)) is None:
-            return "too many rows"
-        return ""
+        if self._fit(batch) is not None:
+            return ""
+        return "too many rows" if batch.is_decode else "prefill"
 
-    def replay_prepare(self, batch: Batch) -> int:
+    def replay_prepare(self, batch: Batch) -> GraphKey:
         """Return the size of the graph that a batch runs in. Raises RuntimeError if memory moved.
 
         The caller sends the batch's message; the graph itself lays out inputs and padding.
         """
         if self._addresses() != self._captured_addresses:
             raise RuntimeError("the inputs of a CUDA graph have moved since it was captured")
-        rows = bucket_for(self.buckets, len(batch.requests))
-        assert rows is not None, "can_run was asked first"
-        return rows
+        key = self._fit(batch)
+        assert key is not None, "can_run was asked first"
+        return key
 
-    def replay(self, rows: int) -> torch.Tensor:
+    def replay(self, key: GraphKey) -> torch.Tensor:
         """Run the graph of a size and return its logits [rows, vocab_size]."""
-        captured = self._captured[GraphKey(rows)]
+        captured = self._captured[key]
         captured.graph.replay()
-        self.counts.replays[str(rows)] += 1
+        self.counts.replays[str(key)] += 1
         return captured.logits
 
-    def _capture(self, rows: int) -> None:
+    def _fit(self, batch: Batch) -> GraphKey | None:
+        """Return the smallest graph that a batch fits in."""
+        rows, tokens, is_decode = len(batch.requests), batch.num_tokens, batch.is_decode
+        for key in self.keys:  # ascending; a few dozen
+            if key.is_decode == is_decode and key.tokens >= tokens and key.rows >= rows:
+                return key
+        return None
+
+    def _capture(self, key: GraphKey) -> None:
         logits: list[torch.Tensor] = []
 
         def step() -> None:
-            logits[:] = [self._device.keep(self.step(rows))]
+            logits[:] = [self._device.keep(self.step(key))]
 
         try:
             graph = self._device.capture(step)
@@ -141,6 +160,6 @@ class CudaGraphRunner:
             if self._strict:
                 raise
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            self.drop(rows, "out of memory" if out_of_memory else f"{error}".partition("\n")[0])
+            self.drop(key, "out of memory" if out_of_memory else f"{error}".partition("\n")[0])
         else:
-            self._captured[GraphKey(rows)] = Captured(graph, logits[0])
+            self._captured[key] = Captured(graph, logits[0])

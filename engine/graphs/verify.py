@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kiln.cache.env import EnvError
+from kiln.engine.graphs.runner import GraphKey
 
 _FORMS = ("off", "fast", "full")
 
@@ -29,17 +30,20 @@ class Verification:
             )
         return cls(text)
 
-    def cases(self, buckets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield pairs of a bucket and a number of rows that runs in it.
+    def cases(self, keys: Sequence[GraphKey]) -> Iterator[tuple[GraphKey, int]]:
+        """Yield pairs of a graph's size and a number of tokens that runs in it.
 
-        Each bucket is tried full, with one row of padding, and with as much as there can be.
+        Each chosen size is tried full, with one token of padding, and with as much as there can be.
+        Fast: the smallest, the middle and the largest of each kind.
         """
-        if self.mode == "off" or not buckets:
+        if self.mode == "off":
             return
-        chosen = set(buckets)
-        if self.mode == "fast":
-            chosen = {buckets[0], buckets[len(buckets) // 2], buckets[-1]}
-        for before, bucket in zip((0, *buckets), buckets, strict=False):
-            if bucket in chosen:
-                for rows in sorted({before + 1, max(bucket - 1, before + 1), bucket}):
-                    yield bucket, rows
+        kinds: dict[tuple[bool, int], list[GraphKey]] = {}
+        for key in keys:
+            kinds.setdefault((key.is_decode, 0 if key.is_decode else key.rows), []).append(key)
+        for own in kinds.values():
+            chosen = {own[0], own[len(own) // 2], own[-1]} if self.mode == "fast" else set(own)
+            for before, key in zip((0, *(one.tokens for one in own)), own, strict=False):
+                if key in chosen:
+                    for tokens in sorted({before + 1, max(key.tokens - 1, before + 1), key.tokens}):
+                        yield key, tokens

@@ -37,9 +37,9 @@ class ScheduledRequest(NamedTuple):
     num_output_tokens: int
     params: SamplingParams
     seed: int
-    is_plain: bool = True  # it edits no logit and asks for no log-probabilities
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
     token_counts: Mapping[int, int] = MappingProxyType({})  # see Request; not a copy
+    is_plain: bool = False  # it edits no logit and asks for no log-probabilities
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from kiln.engine.attention.context import AttentionStep, StepLayer, attention_step
 from kiln.engine.attention.paged_layer import Attention
+from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.models.family import Model
 from kiln.engine.runner.inputs import ForwardInputs, Sizes, StepInputs
 from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
@@ -35,15 +36,22 @@ class ModelStep:
         with attention_step(AttentionStep(self.layers, inputs.metadata, plan)):
             return self.model.forward(inputs.token_ids, inputs.positions)
 
-    def decode(self, rows: int) -> torch.Tensor:
-        """Run a whole step of one token in each of ``rows`` rows; return the logits [rows, vocab].
+    def whole(self, key: GraphKey) -> torch.Tensor:
+        """Run a whole step of a fixed size; return the logits [rows, vocab_size].
 
-        It is the step of the message that was sent last; rows that it lacks are padding. The
-        sampled tokens go to ``inputs.results``. Nothing here depends on values on the host, so a
-        graph of it can be replayed for any message.
+        It is the step of the message that was sent last; what it lacks is padding. The sampled
+        tokens go to ``inputs.results``. Nothing here depends on values on the host, so a graph of
+        it can be replayed for any message.
         """
-        inputs = self.inputs.fill(Sizes(rows, rows, rows), (1,) * rows, (0,) * rows)
-        logits = self.model.logits(self.hidden(inputs))  # each token is a sample
+        rows = key.rows
+        # Of a step with prefills the host does not know how the tokens are spread. This makes the
+        # plan run every kernel that such a step can need; each one finds its own requests.
+        spread = (1,) * rows if key.is_decode else (key.tokens, *(0,) * (rows - 1))
+        inputs = self.inputs.fill(Sizes(key.tokens, rows, rows), spread, (0,) * rows)
+        hidden = self.hidden(inputs)
+        if not key.is_decode:  # else each token is a sample
+            hidden = hidden.index_select(0, inputs.sample_rows)
+        logits = self.model.logits(hidden)
         sample_tokens(logits, inputs.settings, inputs.keys, out=self.samples(rows))
         return logits
 

@@ -1,18 +1,18 @@
-"""Compare a decode graph with an eager step of the same size, on requests made up for it."""
+"""Compare a step's graph with an eager step of the same size, on requests made up for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from kiln.engine.graphs.runner import CudaGraphRunner
+from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.forward import ModelStep
 
-_CONTEXT = 17  # tokens of each request before the step: not a whole number of blocks
+_CONTEXT = 17  # most tokens of a request before the step: not a whole number of blocks
 _PARAMS = SamplingParams(temperature=0.8, top_p=0.95)
 
 
@@ -25,26 +25,34 @@ class GraphCheck:
 
     def __init__(self, step: ModelStep, graphs: CudaGraphRunner, pool: KVPool) -> None:
         self._step, self._graphs, self._pool = step, graphs, pool
-        self._blocks_each = -(-(_CONTEXT + 1) // pool.block_size)
+        self._context = min(_CONTEXT, step.inputs.max_model_len - 1, step.inputs.max_tokens)
+        self._blocks_each = -(-(self._context + 1) // pool.block_size)
         self._layers = sorted({0, len(step.layers) // 2, len(step.layers) - 1})
         self._prefilled = 0
 
-    def difference(self, rows: int, used: int) -> str:
-        """Return how the graph of a size differs from an eager step of ``used`` rows; "" if not.
+    def difference(self, key: GraphKey, tokens: int) -> str:
+        """Return how a graph differs from an eager step of so many tokens; "" if it does not.
 
-        A pool too small for so many requests is tried with fewer.
+        A decode graph is tried with as many requests, another one with a prompt and requests that
+        decode. A pool too small for so many is tried with fewer.
         """
-        used = min(used, self._pool.num_blocks // self._blocks_each - 1)
-        if used < 1:
+        requests = self._requests(key, tokens)
+        if not requests:
             return ""
-        self._prefill(used)
-        canary = used * self._blocks_each
+        decoding = sum(request.num_computed_tokens > 0 for request in requests)
+        canary = requests[-1].new_block_ids[-1] + 1
+        self._prefill(decoding)
+        before = [part[:canary].clone() for part in self._parts()]
+
+        def run(step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            for part, own in zip(self._parts(), before, strict=True):
+                part[:canary] = own
+            return self._run(key, requests, canary, step)
+
         self._fill(canary, float("nan"))
         try:
-            eager = self._run(rows, used, canary, lambda: self._step.decode(rows))
-            first, again = (
-                self._run(rows, used, canary, lambda: self._graphs.replay(rows)) for _ in range(2)
-            )
+            eager = run(lambda: self._step.whole(key))
+            first, again = (run(lambda: self._graphs.replay(key)) for _ in range(2))
             broken = not self._is_nan(canary)
         finally:
             self._fill(canary, 0.0)
@@ -55,43 +63,65 @@ class GraphCheck:
             return "two replays differ"
         return "padding wrote to a block of the KV pool" if broken else ""
 
+    def _requests(self, key: GraphKey, tokens: int) -> list[ScheduledRequest]:
+        """Return requests that decode and, unless all of a graph's do, a prompt behind them."""
+        size, free = self._pool.block_size, self._pool.num_blocks - 1  # one is the canary
+        if key.is_decode:
+            count = min(tokens, free // self._blocks_each)
+            return [self._request(index, 1) for index in range(count)]
+        count = min(key.rows - 1, tokens // 2)
+        prompt = min(tokens - count, self._step.inputs.max_model_len, free * size)
+        count = min(count, (free - -(-prompt // size)) // self._blocks_each)
+        return [*(self._request(index, 1) for index in range(count)), self._prompt(count, prompt)]
+
     def _run(
-        self, rows: int, used: int, canary: int, run: Callable[[], torch.Tensor]
+        self,
+        key: GraphKey,
+        requests: Sequence[ScheduledRequest],
+        canary: int,
+        step: Callable[[], torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         """Run a step behind stale inputs; return logits, tokens, and keys and values as bytes."""
-        inputs = self._step.inputs
-        inputs.send(Batch(tuple(self._row(index, 1) for index in range(used))))
-        inputs.make_stale(rows, canary)
-        logits = run()[:used].clone()
-        kept = torch.stack([self._bytes(layer, 0, canary) for layer in self._layers])
-        return logits, inputs.sampled[:used].clone(), kept
+        inputs, used = self._step.inputs, len(requests)
+        inputs.send(Batch(tuple(requests)))
+        inputs.make_stale(key.tokens, key.rows, canary)
+        logits = step()[:used].clone()
+        kept = [part[:canary].reshape(-1).view(torch.uint8) for part in self._parts()]
+        return logits, inputs.sampled[:used].clone(), torch.stack(kept)
 
     def _prefill(self, used: int) -> None:
         """Compute the context of as many requests, a few at a time, as the token budget allows."""
         inputs = self._step.inputs
-        together = max(1, inputs.max_tokens // _CONTEXT)
-        count = min(_CONTEXT, inputs.max_tokens)
+        together = max(1, inputs.max_tokens // self._context)
         for begin in range(self._prefilled, used, together):
             rows = range(begin, min(begin + together, used))
-            batch = Batch(tuple(self._row(index, count) for index in rows))
+            batch = Batch(tuple(self._request(index, self._context) for index in rows))
             inputs.send(batch)
             self._step.hidden(inputs.make(batch))
         self._prefilled = max(self._prefilled, used)
 
-    def _row(self, index: int, count: int) -> ScheduledRequest:
+    def _request(self, index: int, count: int) -> ScheduledRequest:
         """Return a request's first tokens, or the one behind them."""
-        blocks = list(range(index * self._blocks_each, (index + 1) * self._blocks_each))
-        decodes = count == 1
-        size = self._step.vocab_size
-        tokens = [(index * 37 + place * 11 + decodes) % size for place in range(count)]
-        start = min(_CONTEXT, self._step.inputs.max_tokens) if decodes else 0
+        first = index * self._blocks_each
+        start = self._context if count == 1 else 0
+        return self._scheduled(index, count, start, range(first, first + self._blocks_each))
+
+    def _prompt(self, index: int, count: int) -> ScheduledRequest:
+        """Return a prompt that begins behind the blocks of the requests before it."""
+        first = index * self._blocks_each
+        blocks = range(first, first - -count // self._pool.block_size * -1)
+        return self._scheduled(index, count, 0, blocks)
+
+    def _scheduled(self, index: int, count: int, start: int, blocks: range) -> ScheduledRequest:
+        vocab = self._step.vocab_size
+        tokens = [(index * 37 + place * 11 + (start > 0)) % vocab for place in range(count)]
         return ScheduledRequest(
-            f"check-{index}", index, count, start, tokens, 0, blocks, decodes, 0, _PARAMS, index
+            f"check-{index}", index, count, start, tokens, 0, list(blocks), True, 0, _PARAMS, index
         )
 
-    def _bytes(self, layer: int, first: int, last: int) -> torch.Tensor:
-        keys, values = (part[first:last] for part in self._pool.views(layer))
-        return torch.stack((keys, values)).view(torch.uint8)
+    def _parts(self) -> list[torch.Tensor]:
+        """Return the keys and the values of the layers that are compared."""
+        return [part for layer in self._layers for part in self._pool.views(layer)]
 
     def _fill(self, block: int, number: float) -> None:
         for layer in range(len(self._step.layers)):
@@ -100,5 +130,4 @@ class GraphCheck:
                 part[block] = whole.to(part.dtype)
 
     def _is_nan(self, block: int) -> bool:
-        parts = [part[block] for layer in self._layers for part in self._pool.views(layer)]
-        return all(bool(part.float().isnan().all()) for part in parts)
+        return all(bool(part[block].float().isnan().all()) for part in self._parts())

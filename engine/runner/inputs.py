@@ -53,6 +53,7 @@ class StepInputs:
         device: torch.device,
     ) -> None:
         self.block_size, self.max_tokens = block_size, max_tokens
+        self.max_model_len = max_model_len
         self._rows = Rows(max_requests)
         max_blocks = -(-max_model_len // block_size)
         words = message_room(max_requests, max_tokens, max_blocks, block_size)
@@ -91,11 +92,11 @@ class StepInputs:
         """Forget the last message: the next step has no requests, only padding."""
         self._message[:HEADER].zero_()
 
-    def make_stale(self, rows: int, block: int) -> None:
-        """Fill the inputs of ``rows`` rows with other values, which point to one block."""
-        self._token_ids[:rows].fill_(1)
-        self._positions[:rows].fill_(0)
-        self._slot_mapping[:rows].fill_(block * self.block_size)
+    def make_stale(self, tokens: int, rows: int, block: int) -> None:
+        """Fill the inputs of some tokens and rows with other values, which point to one block."""
+        self._token_ids[:tokens].fill_(1)
+        self._positions[:tokens].fill_(0)
+        self._slot_mapping[:tokens].fill_(block * self.block_size)
         self._seq_lens[:rows].fill_(self.block_size)
         self._cu_seqlens_q[: rows + 1] = torch.arange(rows + 1, device=self._message.device)
         self._block_table[:rows].fill_(block)

@@ -24,12 +24,12 @@ from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
-from kiln.engine.runner.decode_graphs import DecodeGraphs, graph_sizes
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.sampler import HostCopies
+from kiln.engine.runner.step_graphs import StepGraphs, graph_keys
 from kiln.engine.runner.steps import Steps, ThreadedSteps
 from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
@@ -84,8 +84,8 @@ class ModelRunner:
                 device=self.device,
             )
             self._graph_config = config.graphs
-            most = min(self._limits.num_rows, self._limits.max_num_batched_tokens)
-            self._graph_sizes = graph_sizes(config.graphs, most)
+            rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
+            self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
             self._copies = HostCopies(self._limits.num_rows, self.device)
             self._use(self._make_pool(config.kv))
 
@@ -183,7 +183,7 @@ class ModelRunner:
         self._pool = pool
         layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
         step = ModelStep(self._model, self._attention, layers, self._inputs, self.vocab_size)
-        self._graphs = DecodeGraphs(step, self._graph_config, self._graph_sizes, settings())
+        self._graphs = StepGraphs(step, self._graph_config, self._graph_keys, settings())
         steps = Steps(step, self._graphs, self._copies)
         threaded = self.device.type == "cpu" and self._limits.overlap
         self._steps = ThreadedSteps(steps) if threaded else steps

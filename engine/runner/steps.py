@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 
 from kiln.engine.requests.batch import Batch, ScheduledRequest, StepOutput
-from kiln.engine.runner.decode_graphs import DecodeGraphs
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
+from kiln.engine.runner.step_graphs import StepGraphs
 from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 
 
@@ -25,9 +25,9 @@ class PendingStep(NamedTuple):
 
 
 class Steps:
-    """Runs the steps of a model, decode steps as graphs where there are any."""
+    """Runs the steps of a model, as graphs where there are any."""
 
-    def __init__(self, step: ModelStep, graphs: DecodeGraphs, copies: HostCopies) -> None:
+    def __init__(self, step: ModelStep, graphs: StepGraphs, copies: HostCopies) -> None:
         self._step = step
         self._graphs = graphs
         self._copies = copies
@@ -44,7 +44,8 @@ class Steps:
             sampling: Sequence[ScheduledRequest] = batch.requests
             if not all(batch.columns.samples):
                 sampling = [request for request in batch.requests if request.samples]
-            samples = self._replay(batch) if self._has_graph(batch) else self._run(batch, sampling)
+            run = self._replay if self._has_graph(batch) else self._run
+            samples = run(batch, sampling)
             pending = None if samples is None else self._copies.begin(samples)
         return PendingStep(about, sampling, pending)
 
@@ -65,15 +66,17 @@ class Steps:
             graphs.counts.fallbacks[reason] += 1
         return not reason
 
-    def _replay(self, batch: Batch) -> Samples:
+    def _replay(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
         graphs = self._graphs.runner
         assert graphs is not None
-        rows = graphs.replay_prepare(batch)
-        used = len(batch.requests)
-        logits = self._graphs.replay(rows, used)
+        key = graphs.replay_prepare(batch)
+        used = len(sampling)
+        logits = self._graphs.replay(key, used)
+        if not sampling:
+            return None
         if batch.is_plain:
-            return self._step.samples(rows)
-        return self._sample(logits[:used], batch.requests)  # once more, behind the graph
+            return self._step.samples(key.rows)
+        return self._sample(logits[:used], sampling)  # once more, behind the graph
 
     def _run(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
         inputs = self._step.inputs.make(batch)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.cache.bundle import BundleError
-from kiln.cache.entry import Entry
+from kiln.cache.disk.bundle import BundleError
+from kiln.cache.disk.entry import Entry
 from kiln.jit_kernels.compile.ingredients import (
     ingredients_of,
     key_of,

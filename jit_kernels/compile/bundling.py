@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.cache.bundle import Bundle, BundleError, write_bundle
-from kiln.cache.entry import Entry
+from kiln.cache.disk.bundle import Bundle, BundleError, write_bundle
+from kiln.cache.disk.entry import Entry
+from kiln.cache.disk.root import trust_of
 from kiln.cache.env import Env
-from kiln.cache.root import trust_of
 from kiln.jit_kernels.compile.audit import flaw_of
 from kiln.jit_kernels.compile.build import header_of, look_up
 from kiln.jit_kernels.compile.ingredients import ingredients_of, key_of

@@ -17,10 +17,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from kiln.cache.bundle import Bundle, BundleError
-from kiln.cache.entry import Entry
-from kiln.cache.lock import builder_lock
-from kiln.cache.store import Store
+from kiln.cache.disk.bundle import Bundle, BundleError
+from kiln.cache.disk.entry import Entry
+from kiln.cache.disk.lock import builder_lock
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
 from kiln.jit_kernels.declare.errors import BundleRefused, ToolchainMissing
 from kiln.jit_kernels.toolchains import nvrtc

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from kiln.cache.bundle import Bundle, BundleError
+from kiln.cache.disk.bundle import Bundle, BundleError
+from kiln.cache.disk.lock import lock_folder
+from kiln.cache.disk.root import open_store, trust_of
 from kiln.cache.env import Env
-from kiln.cache.lock import lock_folder
-from kiln.cache.root import open_store, trust_of
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.declare.errors import BundleRefused
 from kiln.jit_kernels.settings import settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kiln.cache.entry import Entry
+from kiln.cache.disk.entry import Entry
 from kiln.jit_kernels.compile.ingredients import (
     Ingredients,
     differing,

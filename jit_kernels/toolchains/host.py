@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+from kiln.cache.disk.root import cache_root
 from kiln.cache.env import Env
-from kiln.cache.root import cache_root
 from kiln.jit_kernels.declare.errors import LaunchError
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant, label

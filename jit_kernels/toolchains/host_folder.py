@@ -20,7 +20,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from kiln.cache.trust import make_private_folder, open_trusted
+from kiln.cache.disk.trust import make_private_folder, open_trusted
 
 _DIGEST_SIZE = 32
 _KEEP_SECONDS = 14 * 86400.0

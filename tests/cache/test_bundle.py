@@ -10,11 +10,11 @@ import struct
 
 import pytest
 
-from kiln.cache.bundle import Bundle, BundleError, write_bundle
-from kiln.cache.entry import Entry
+from kiln.cache.disk.bundle import Bundle, BundleError, write_bundle
+from kiln.cache.disk.entry import Entry
+from kiln.cache.disk.store import Store
+from kiln.cache.disk.trust import Trust
 from kiln.cache.keys import content_key
-from kiln.cache.store import Store
-from kiln.cache.trust import Trust
 
 ARCHS = ("sm_80", "sm_90a")
 KEYS = [content_key([("n", bytes([n]))]) for n in range(3)]

@@ -8,7 +8,16 @@ import random
 
 import pytest
 
-from kiln.cache.entry import ALIGNMENT, HEAD, MAGIC, Entry, EntryError, decode, encode, header_of
+from kiln.cache.disk.entry import (
+    ALIGNMENT,
+    HEAD,
+    MAGIC,
+    Entry,
+    EntryError,
+    decode,
+    encode,
+    header_of,
+)
 from kiln.cache.keys import content_key
 
 KEY, OTHER = content_key([("n", b"1")]), content_key([("n", b"2")])

@@ -14,12 +14,12 @@ import pytest
 from cache_trials.syscalls import ERRORS, OS_CALLS, counting, failing, hooked
 
 import kiln
-from kiln.cache import publish
+from kiln.cache.disk import publish
+from kiln.cache.disk.lock import builder_lock
+from kiln.cache.disk.prune import prune
+from kiln.cache.disk.store import Store
+from kiln.cache.disk.trust import Trust
 from kiln.cache.keys import content_key
-from kiln.cache.lock import builder_lock
-from kiln.cache.prune import prune
-from kiln.cache.store import Store
-from kiln.cache.trust import Trust
 
 ARCH = "sm_90a"
 # Keys of one folder: the same calls over and over would only take time.
@@ -81,7 +81,7 @@ def test_the_trial_knows_every_call_that_the_cache_makes():
     harmless = {"getpid", "geteuid", "kill", "uname", "readlink", "fspath"}
     calls = {
         node.attr
-        for path in (Path(kiln.__path__[0]) / "cache").glob("*.py")
+        for path in (Path(kiln.__path__[0]) / "cache").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "os"
         and not node.attr.startswith("O_") and node.attr not in ("path", "environ", "stat_result")
@@ -102,7 +102,7 @@ def test_any_call_may_fail_from_some_moment_on(tmp_path, monkeypatch):
 
 
 def fail_each_call(tmp_path, monkeypatch, hook):
-    monkeypatch.setattr(logging.getLogger("kiln.cache.store"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("kiln.cache.disk.store"), "disabled", True)
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # it fails in its turn, and is slow
     count = len(sequence(tmp_path / "count"))
     assert count > 120

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kiln.cache import env
+from kiln.cache.disk.root import cache_root
+from kiln.cache.disk.store import Store
 from kiln.cache.keys import content_key
-from kiln.cache.root import cache_root
-from kiln.cache.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 54321  # a uid without a passwd entry
@@ -22,8 +22,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebod
 PROGRAM = """
 import os, sys
 from kiln.cache.env import read
-from kiln.cache.lock import builder_lock, lock_folder
-from kiln.cache.root import open_store
+from kiln.cache.disk.lock import builder_lock, lock_folder
+from kiln.cache.disk.root import open_store
 
 if sys.argv[1:]:  # become a user whom no passwd file knows
     os.setgroups([])

@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from kiln.cache import lock
+from kiln.cache.disk import lock
+from kiln.cache.disk.lock import builder_lock, lock_folder
 from kiln.cache.env import Env
 from kiln.cache.keys import content_key
-from kiln.cache.lock import builder_lock, lock_folder
 
 KEY = content_key([("source", b"x")])
 OTHER = content_key([("source", b"y")])
@@ -25,8 +25,8 @@ STAMPEDE = """
 import errno, fcntl, json, os, sys, time
 from pathlib import Path
 from cache_trials.processes import Child
-from kiln.cache.lock import builder_lock
-from kiln.cache.store import Store
+from kiln.cache.disk.lock import builder_lock
+from kiln.cache.disk.store import Store
 
 folder, error, key = Path(sys.argv[1]), getattr(errno, sys.argv[2], None), "ab" * 32
 (folder / "locks").mkdir(mode=0o700)

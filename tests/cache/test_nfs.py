@@ -7,9 +7,9 @@ import os
 import pytest
 from cache_trials.nfs_client import NfsClient
 
+from kiln.cache.disk.prune import prune
+from kiln.cache.disk.store import Store
 from kiln.cache.keys import content_key
-from kiln.cache.prune import prune
-from kiln.cache.store import Store
 
 ARCH, KEY, RIGHT = "sm_90a", content_key([("n", b"1")]), b"payload" * 500
 

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from kiln.cache.disk.prune import prune
+from kiln.cache.disk.store import Store
+from kiln.cache.disk.trust import Trust
 from kiln.cache.keys import content_key
-from kiln.cache.prune import prune
-from kiln.cache.store import Store
-from kiln.cache.trust import Trust
 
 ARCH, DAY = "sm_90a", 86400
 KEYS = [content_key([("n", bytes([n]))]) for n in range(8)]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from cache_trials.lookups import measure
 
-from kiln.cache import publish
+from kiln.cache.disk import publish
+from kiln.cache.disk.store import Store
 from kiln.cache.keys import content_key
-from kiln.cache.store import Store
 
 PAYLOAD = random.Random(7).randbytes(3000)
 KEY, OTHER = content_key([("source", b"x")]), content_key([("source", b"y")])

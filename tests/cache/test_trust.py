@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kiln.cache.env import Env
-from kiln.cache.keys import content_key
-from kiln.cache.root import open_store, trust_of
-from kiln.cache.store import Store
-from kiln.cache.trust import (
+from kiln.cache.disk.root import open_store, trust_of
+from kiln.cache.disk.store import Store
+from kiln.cache.disk.trust import (
     Trust,
     Untrusted,
     make_folder,
     make_private_folder,
     open_trusted,
 )
+from kiln.cache.env import Env
+from kiln.cache.keys import content_key
 
 KEY, ARCH = content_key([("source", b"x")]), "sm_90a"
 STRANGER = 54321

@@ -46,7 +46,7 @@ def engine_process():
 
 @pytest.mark.parametrize("start", [offline, engine_process])
 def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
-    def broken(logits, inputs, requests):
+    def broken(*args):
         raise ValueError("no sampler")
 
     monkeypatch.setattr(steps, "sample", broken)
@@ -59,7 +59,7 @@ def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
 def test_the_step_that_was_tried_leaves_no_trace(start):
     counts = dataclasses.asdict(start().stats())
     assert counts.pop("kv_blocks_total") == 8
-    assert set(counts.values()) == {0}
+    assert [value for value in counts.values() if value] == []
 
 
 @pytest.mark.parametrize("start", [offline, engine_process])

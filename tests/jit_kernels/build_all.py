@@ -13,7 +13,7 @@ import os
 import sys
 
 import kiln
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.registry import all_specs

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from compile_yardstick import yardstick_seconds
 
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.build import Built, build, header_of
 from kiln.jit_kernels.compile.bundling import export_bundle
 from kiln.jit_kernels.compile.ingredients import ingredients_of

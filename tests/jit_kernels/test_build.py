@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile import build as build_module
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.ingredients import key_of, stored_ingredients

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kiln.cache.disk.store import Store
 from kiln.cache.env import Env
-from kiln.cache.store import Store
 from kiln.jit_kernels import implementations, launch, template
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.declare import catalog

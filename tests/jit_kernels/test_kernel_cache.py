@@ -10,11 +10,11 @@ from collections import Counter
 
 import pytest
 
-from kiln.cache.bundle import Bundle, write_bundle
-from kiln.cache.entry import Entry
+from kiln.cache.disk.bundle import Bundle, write_bundle
+from kiln.cache.disk.entry import Entry
+from kiln.cache.disk.lock import builder_lock
+from kiln.cache.disk.store import Store
 from kiln.cache.env import Env
-from kiln.cache.lock import builder_lock
-from kiln.cache.store import Store
 from kiln.jit_kernels.compile import build as build_module
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile.build import build, build_unless_busy, look_up

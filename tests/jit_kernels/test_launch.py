@@ -12,8 +12,8 @@ import types
 import pytest
 import torch
 
+from kiln.cache.disk.store import Store
 from kiln.cache.env import Env
-from kiln.cache.store import Store
 from kiln.jit_kernels import launch
 from kiln.jit_kernels.compile import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache

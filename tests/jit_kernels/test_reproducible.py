@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.audit import audit, rebuild
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.cache.bundle import Bundle, write_bundle
+from kiln.cache.disk.bundle import Bundle, write_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILERS = ("nvidia", "cuda", "cupy", "triton", "_cuda", "ninja")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 from typing import Any
 
-from kiln.cache.entry import DIGEST_SIZE, HEAD, Entry, EntryError, decode, encode
+from kiln.cache.disk.entry import DIGEST_SIZE, HEAD, Entry, EntryError, decode, encode
 from kiln.cache.keys import content_key
 
 ARCH = "sm_100a"

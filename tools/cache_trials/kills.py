@@ -23,10 +23,10 @@ from typing import Any
 
 from cache_trials.processes import end, fork
 from cache_trials.syscalls import hooked, killing
+from kiln.cache.disk.lock import builder_lock
+from kiln.cache.disk.prune import prune
+from kiln.cache.disk.store import Store
 from kiln.cache.keys import content_key
-from kiln.cache.lock import builder_lock
-from kiln.cache.prune import prune
-from kiln.cache.store import Store
 
 ARCH = "sm_90a"
 WRONG = 3  # exit code of a worker

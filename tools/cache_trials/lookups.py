@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kiln.cache.disk.store import Store
 from kiln.cache.keys import content_key
-from kiln.cache.store import Store
 
 ARCH, PAYLOAD_BYTES = "sm_90a", 16_192
 

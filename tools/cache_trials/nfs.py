@@ -16,9 +16,9 @@ from typing import Any
 from cache_trials.kills import ARCH, Program, stand_ins
 from cache_trials.nfs_client import NfsClient
 from cache_trials.processes import Child
-from kiln.cache.lock import builder_lock
-from kiln.cache.prune import prune
-from kiln.cache.store import Store
+from kiln.cache.disk.lock import builder_lock
+from kiln.cache.disk.prune import prune
+from kiln.cache.disk.store import Store
 
 _COUNTS = ("lookups", "hits", "builds", "not_published", "wrong", "warnings", "stale_answers")
 
@@ -99,7 +99,7 @@ def _node(
     pruning: bool,
 ) -> dict[str, int]:
     count, handler = dict.fromkeys(_COUNTS, 0), _Counter()
-    logging.getLogger("kiln.cache.store").addHandler(handler)
+    logging.getLogger("kiln.cache.disk.store").addHandler(handler)
     mount, locks = folder / "mount", folder / f"locks-{number}"
     mount.mkdir(exist_ok=True, parents=True)
     locks.mkdir(mode=0o700)

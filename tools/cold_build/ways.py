@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Runs in a new process that has imported Kiln, like a server; the first build loads NVRTC.
 _NVRTC = """
 import json, sys, time
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.template import Unit

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from gpu.pace import Row, chosen, first_line
-from kiln.cache.store import Store
+from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.declare.spec import KernelSpec

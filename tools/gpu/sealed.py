@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from gpu.pace import NotMeasured, Row, first_line
-from kiln.cache.bundle import Bundle
+from kiln.cache.disk.bundle import Bundle
 from kiln.jit_kernels.compile.build import Built
 from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
 from kiln.jit_kernels.declare.spec import KernelSpec, label

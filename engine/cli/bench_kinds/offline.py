@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure Kiln, then the baseline. Raises KilnError."""
     from kiln.engine.bench import offline
-    from kiln.engine.bench.engines.choice import continuous_or_vllm
-    from kiln.engine.bench.engines.kiln_engine import KilnEngine
+    from kiln.engine.bench.choice import continuous_or_vllm
+    from kiln.engine.bench.kiln_engine import KilnEngine
     from kiln.engine.bench.report import command_line
     from kiln.engine.bench.side_by_side import Subject, make_report, measure_all
     from kiln.engine.bench.workload import MixedLoad

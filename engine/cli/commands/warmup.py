@@ -104,7 +104,7 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
 
 def _prune(cache: KernelCache) -> None:
     """Prune the user's cache here, where no request waits for it."""
-    from kiln.cache.prune import prune
+    from kiln.cache.disk.prune import prune
     from kiln.jit_kernels.settings import settings
 
     if cache.store.writes:

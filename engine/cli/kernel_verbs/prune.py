@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prune, and print what was removed."""
-    from kiln.cache.prune import prune
-    from kiln.cache.root import cache_root, trust_of
+    from kiln.cache.disk.prune import prune
+    from kiln.cache.disk.root import cache_root, trust_of
     from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.settings import settings
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kiln.engine.bench.engines import choice
-from kiln.engine.bench.engines.engine import BenchError
-from kiln.engine.bench.engines.kiln_engine import KilnEngine, MustFit
-from kiln.engine.bench.engines.vllm_engine import VLLMEngine, llm_keywords, require_vllm
+from kiln.engine.bench import choice
+from kiln.engine.bench.engine import BenchError
+from kiln.engine.bench.kiln_engine import KilnEngine, MustFit
+from kiln.engine.bench.vllm_engine import VLLMEngine, llm_keywords, require_vllm
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.errors import ConfigError
 
@@ -96,7 +96,7 @@ def test_static_batches_run_in_turn_and_the_choice_says_which():
 def test_continuous_batching_gives_every_request_its_own_length(monkeypatch):
     import transformers
 
-    from kiln.engine.bench.engines import transformers_engine
+    from kiln.engine.bench import transformers_engine
 
     mixin = transformers.GenerationMixin
     start = mixin.init_continuous_batching

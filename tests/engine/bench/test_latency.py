@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kiln.engine.bench import device_time, latency, offline
 from kiln.engine.bench.device_time import busy_ms_per_step, device_spans, union_length
-from kiln.engine.bench.engines.engine import BenchError, check_lengths
+from kiln.engine.bench.engine import BenchError, check_lengths
 from kiln.engine.bench.report import Report
 from kiln.engine.bench.side_by_side import measure_all, write
 from kiln.engine.bench.workload import MixedLoad
@@ -203,7 +203,7 @@ def test_every_profiled_step_has_one_token_of_every_request(fake_runner, monkeyp
     assert busy_ms_per_step(core, prompts, skipped=6, steps=4) == pytest.approx(3 / 4)
     assert [len(batches) for batches in profiled] == [2, 4]
     for batch in profiled[0] + profiled[1]:
-        assert [len(row.token_ids) for row in batch.requests] == [1] * 5
+        assert [row.num_tokens for row in batch.requests] == [1] * 5
         assert all(row.num_output_tokens >= 6 for row in batch.requests)
     assert not core.has_work
     monkeypatch.setattr(device_time, "_profiled", lambda core, steps: [])

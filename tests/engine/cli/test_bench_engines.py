@@ -95,7 +95,7 @@ def test_a_baseline_is_a_row_of_the_same_report(folder, tmp_path, capsys):
 
 
 def test_kilns_rows_survive_a_baseline_that_fails(folder, tmp_path, capsys, monkeypatch):
-    from kiln.engine.bench.engines import transformers_engine
+    from kiln.engine.bench import transformers_engine
 
     def fail(config, size=None):
         raise NotImplementedError("no such thing here")

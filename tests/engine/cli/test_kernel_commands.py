@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.cache.bundle import Bundle, write_bundle
+from kiln.cache.disk.bundle import Bundle, write_bundle
 from kiln.engine.cli import kernel_progress
 from kiln.engine.cli.commands.kernels import find_verbs
 from kiln.engine.cli.main import main

@@ -9,7 +9,7 @@ from kiln.engine.requests.sampling_params import SamplingParams
 
 
 def request(name="r"):
-    return Request(name, [1], 1, SamplingParams(), 0, 100, frozenset())
+    return Request(name, [1], 1, SamplingParams(), 0, 1, 100, frozenset(), is_plain=True)
 
 
 def test_blocks_are_taken_only_where_tokens_need_them():

@@ -69,7 +69,7 @@ def forward(runner, function, tokens):
     for tensor in (token_ids, positions):
         torch._dynamo.mark_dynamic(tensor, 0)
     plan = runner._attention.plan(inputs.metadata)
-    with attention_step(AttentionStep(runner._steps._layers, inputs.metadata, plan)):
+    with attention_step(AttentionStep(runner._steps._step.layers, inputs.metadata, plan)):
         return function(token_ids, positions)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kiln.engine.bench.engines import vllm_worker
-from kiln.engine.bench.engines.engine import BenchError, check_lengths
+from kiln.engine.bench import vllm_worker
+from kiln.engine.bench.engine import BenchError, check_lengths
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.registry import read_model

@@ -17,10 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kiln.cache.entry import ALIGNMENT, DIGEST_SIZE, Entry, EntryError, decode, encode, header_of
-from kiln.cache.layout import check_name
-from kiln.cache.publish import publish
-from kiln.cache.trust import Trust, Untrusted, close_quietly, open_checked, read_all
+from kiln.cache.disk.entry import (
+    ALIGNMENT,
+    DIGEST_SIZE,
+    Entry,
+    EntryError,
+    decode,
+    encode,
+    header_of,
+)
+from kiln.cache.disk.layout import check_name
+from kiln.cache.disk.publish import publish
+from kiln.cache.disk.trust import Trust, Untrusted, close_quietly, open_checked, read_all
 
 _MAGIC = b"KILNKB2\n"  # change it together with the entries' magic
 _LENGTH = struct.Struct("<I")

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from kiln.cache.disk.trust import close_quietly, make_private_folder
 from kiln.cache.env import Env, user_runtime_folder
-from kiln.cache.trust import close_quietly, make_private_folder
 
 log = logging.getLogger(__name__)
 

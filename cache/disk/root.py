@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kiln.cache.disk.store import Store
+from kiln.cache.disk.trust import Trust
 from kiln.cache.env import Env, user_cache_home
-from kiln.cache.store import Store
-from kiln.cache.trust import Trust
 
 
 def cache_root(env: Env) -> Path | None:

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kiln.cache.entry import Entry, EntryError, decode, encode
-from kiln.cache.env import CacheMode as Mode
-from kiln.cache.layout import (
+from kiln.cache.disk.entry import Entry, EntryError, decode, encode
+from kiln.cache.disk.layout import (
     BAD_SUFFIX,
     SUFFIX,
     StoredEntry,
@@ -28,8 +27,16 @@ from kiln.cache.layout import (
     shards,
     stored_entries,
 )
-from kiln.cache.publish import publish, sweep
-from kiln.cache.trust import Trust, Untrusted, close_quietly, make_folder, open_checked, read_all
+from kiln.cache.disk.publish import publish, sweep
+from kiln.cache.disk.trust import (
+    Trust,
+    Untrusted,
+    close_quietly,
+    make_folder,
+    open_checked,
+    read_all,
+)
+from kiln.cache.env import CacheMode as Mode
 
 _TRANSIENT = (errno.ESTALE, errno.EIO)  # NFS lost a file handle or a request: retry
 _TRANSIENT_WRITE = (*_TRANSIENT, errno.ENOENT)  # … or a folder that another node just created

@@ -12,8 +12,8 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from kiln.engine.bench.engines.engine import BenchError, check_lengths
-from kiln.engine.bench.engines.transformers_generate import generate
+from kiln.engine.bench.engine import BenchError, check_lengths
+from kiln.engine.bench.transformers_generate import generate
 from kiln.engine.config import EngineConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype

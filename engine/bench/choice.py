@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.engine.bench.engines.engine import BenchEngine
+from kiln.engine.bench.engine import BenchEngine
 from kiln.engine.config import EngineConfig
 from kiln.engine.runner.device import resolve_device
 
@@ -18,7 +18,7 @@ def static_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str, Ma
     """
 
     def transformers() -> BenchEngine:
-        from kiln.engine.bench.engines.transformers_engine import StaticBatches
+        from kiln.engine.bench.transformers_engine import StaticBatches
 
         return StaticBatches(config)
 
@@ -33,7 +33,7 @@ def continuous_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str
     """
 
     def transformers() -> BenchEngine:
-        from kiln.engine.bench.engines import transformers_engine as made
+        from kiln.engine.bench import transformers_engine as made
 
         on_gpu = resolve_device(config.model.device).type == "cuda"
         if on_gpu and made.can_batch_continuously():
@@ -47,7 +47,7 @@ def _named(
     name: str, transformers: MakeEngine, config: EngineConfig, python: str
 ) -> dict[str, MakeEngine]:
     def vllm() -> BenchEngine:
-        from kiln.engine.bench.engines.vllm_engine import VLLMEngine
+        from kiln.engine.bench.vllm_engine import VLLMEngine
 
         return VLLMEngine(config, python)
 

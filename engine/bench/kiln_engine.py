@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kiln.engine.bench.device_time import busy_ms_per_step
-from kiln.engine.bench.engines.engine import Tell, check_lengths
+from kiln.engine.bench.engine import Tell, check_lengths
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM

@@ -1,21 +1,28 @@
-"""The decode steps of a model as graphs: what is captured, and compared before it serves."""
+"""The steps of a model as graphs: what is captured, and compared before it serves."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from kiln.cache.env import Env
+from kiln.engine.attention import operator
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.config import GraphConfig
 from kiln.engine.errors import ConfigError, ModelError
-from kiln.engine.graphs.buckets import decode_buckets
+from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.graphs.device import CudaGraphs, GraphDevice
 from kiln.engine.graphs.emulator import EmulatedGraphs
-from kiln.engine.graphs.runner import CudaGraphRunner, Progress
+from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey, Progress, decode_key
 from kiln.engine.graphs.verify import Verification
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.graph_check import GraphCheck
+
+FEW_ROWS = 16
+# Above, a step takes the GPU longer than its launches take the host, and padding costs more.
+MOST_PREFILL_TOKENS = 512
 
 
 def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDevice | None:
@@ -24,11 +31,30 @@ def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDe
         return None
     if device.type == "cuda":
         return CudaGraphs(device)
-    return EmulatedGraphs() if env.cpu_graphs == "emulate" else None
+    return (
+        EmulatedGraphs({operator.attention: operator.run}) if env.cpu_graphs == "emulate" else None
+    )
 
 
-def graph_sizes(config: GraphConfig, most: int) -> tuple[int, ...]:
-    """Return the batch sizes to capture; ``most`` rows can run. Raises ConfigError."""
+def graph_keys(config: GraphConfig, rows: int, tokens: int, prefill: str) -> tuple[GraphKey, ...]:
+    """Return the sizes to capture, for steps of at most so many rows and tokens.
+
+    ``prefill``: KILN_GRAPH_PREFILL. Steps with prefills are captured for few rows and for all, as
+    the language model's head runs for every row. Raises ConfigError.
+    """
+    decode = tuple(decode_key(size) for size in _decode_sizes(config, min(rows, tokens)))
+    if prefill != "full":
+        return decode
+    sizes = token_buckets(min(tokens, MOST_PREFILL_TOKENS))
+    return decode + tuple(
+        GraphKey(size, most, is_decode=False)
+        for most in sorted({min(FEW_ROWS, rows), rows})
+        for size in sizes
+        if most > 1
+    )
+
+
+def _decode_sizes(config: GraphConfig, most: int) -> tuple[int, ...]:
     for name, largest in (
         ("cuda_graph_max_bs", config.max_bs or 0),
         ("cuda_graph_bs", max(config.bs or (0,))),
@@ -41,14 +67,14 @@ def graph_sizes(config: GraphConfig, most: int) -> tuple[int, ...]:
     return tuple(sorted(set(config.bs))) if config.bs else decode_buckets(config.max_bs or most)
 
 
-class DecodeGraphs:
-    """The graphs of a model's decode steps. ``runner`` is None if there are none.
+class StepGraphs:
+    """The graphs of a model's steps. ``runner`` is None if there are none.
 
     ``no_graphs`` says why not, "" where nobody asked for graphs.
     """
 
     def __init__(
-        self, step: ModelStep, config: GraphConfig, buckets: tuple[int, ...], env: Env
+        self, step: ModelStep, config: GraphConfig, keys: Sequence[GraphKey], env: Env
     ) -> None:
         self.verification = Verification.parse(env.graph_verify)
         self._step = step
@@ -63,8 +89,8 @@ class DecodeGraphs:
             self.no_graphs = "torch's attention plans on the host"
             return
         self.runner = CudaGraphRunner(
-            step.decode,
-            buckets,
+            step.whole,
+            keys,
             device,
             step.inputs.addresses,
             garbage_collection=config.garbage_collection,
@@ -97,16 +123,16 @@ class DecodeGraphs:
         self._step.inputs.clear()
         self.runner.capture(progress)
         check = GraphCheck(self._step, self.runner, pool)
-        cases = list(self.verification.cases(self.runner.buckets))
-        for done, (rows, used) in enumerate(cases):
+        cases = list(self.verification.cases(self.runner.keys))
+        for done, (key, tokens) in enumerate(cases):
             progress("verifying graphs", done, len(cases))
-            if rows in self.runner.buckets:
-                self._judge(rows, check.difference(rows, used))
+            if key in self.runner.keys:
+                self._judge(key, check.difference(key, tokens))
         if cases:
             progress("verifying graphs", len(cases), len(cases))
 
-    def replay(self, rows: int, used: int) -> torch.Tensor:
-        """Run the graph of a size for a batch of ``used`` rows and return its logits.
+    def replay(self, key: GraphKey, used: int) -> torch.Tensor:
+        """Run the graph of a size for a batch that samples ``used`` tokens; return its logits.
 
         One of ``verification.every`` steps is also run eagerly, and the results are compared.
         """
@@ -114,21 +140,21 @@ class DecodeGraphs:
         every = self.verification.every
         self._shadowed += 1
         if not every or self._shadowed % every:
-            return self.runner.replay(rows)
+            return self.runner.replay(key)
         inputs = self._step.inputs
         before = inputs.sampled.clone()  # what the step reads, and then overwrites
-        logits = self.runner.replay(rows)[:used].clone()
+        logits = self.runner.replay(key)[:used].clone()
         tokens = inputs.sampled[:used].clone()
         inputs.sampled.copy_(before)
-        eager = self._step.decode(rows)
+        eager = self._step.whole(key)
         same = torch.equal(tokens, inputs.sampled[:used]) and torch.equal(logits, eager[:used])
-        self._judge(rows, "" if same else "its results differ from an eager step's")
+        self._judge(key, "" if same else "its results differ from an eager step's")
         return eager
 
-    def _judge(self, rows: int, difference: str) -> None:
+    def _judge(self, key: GraphKey, difference: str) -> None:
         assert self.runner is not None
         if not difference:
             return
         if self._strict:
-            raise ModelError(f"CUDA graph of {rows} rows: {difference} (KILN_GRAPH_STRICT=1)")
-        self.runner.drop(rows, difference)
+            raise ModelError(f"the CUDA graph of {key}: {difference} (KILN_GRAPH_STRICT=1)")
+        self.runner.drop(key, difference)

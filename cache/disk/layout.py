@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.cache.trust import Trust, Untrusted
+from kiln.cache.disk.trust import Trust, Untrusted
 
 VERSION = "v2"
 SUFFIX = ".kk"

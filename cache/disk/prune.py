@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.cache.layout import BAD_SUFFIX, StoredEntry, files_in, shards, stored_entries
-from kiln.cache.publish import sweep
-from kiln.cache.trust import Trust
+from kiln.cache.disk.layout import BAD_SUFFIX, StoredEntry, files_in, shards, stored_entries
+from kiln.cache.disk.publish import sweep
+from kiln.cache.disk.trust import Trust
 
 _DAY = 86400.0
 _KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for inspection

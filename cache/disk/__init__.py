@@ -1,0 +1,1 @@
+"""The files of the cache: where they lie, who may own them, how they are written and removed."""

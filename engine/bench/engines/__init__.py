@@ -1,1 +1,0 @@
-"""The engines that a benchmark compares, all behind one interface."""
