@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kiln.engine.errors import KilnError
+from kiln.engine.graphs.device import Between, Call
 
 _HOST_READS = {
     "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select",
@@ -35,6 +36,10 @@ class EmulatedGraph:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
 
+    def between(self, call: Call) -> None:
+        """Record a call that is not part of the graph and may do anything."""
+        self.calls.append((call, (), {}, []))
+
     def replay(self) -> None:
         """Run the operations again; their results go to the memory of the recorded ones."""
         for function, args, kwargs, results in self.calls:
@@ -52,11 +57,11 @@ class EmulatedGraphs:
     def __init__(self, opened: Mapping[Any, Callable[..., Any]]) -> None:
         self._opened = opened
 
-    def capture(self, function: Callable[[], None]) -> EmulatedGraph:
+    def capture(self, function: Callable[[Between], None]) -> EmulatedGraph:
         """Run ``function`` and record it. Raises CaptureError, naming the operation."""
         recorder = _Recorder(self._opened)
         with _no_reads(recorder), recorder:
-            function()
+            function(recorder.graph.between)
         return recorder.graph
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
