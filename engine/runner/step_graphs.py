@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -105,17 +106,10 @@ class StepGraphs:
     @torch.inference_mode()
     def measure(self) -> int:
         """Return about how many bytes of GPU memory the graphs take."""
-        device = self._step.device
-        if self.runner is None or device.type != "cuda":
+        if self.runner is None or self._step.device.type != "cuda":
             return 0
-
-        def free_bytes() -> int:
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-            return torch.cuda.mem_get_info(device)[0]
-
         self._step.inputs.clear()
-        return self.runner.measure(free_bytes)
+        return self.runner.measure(self._free_bytes)
 
     @torch.inference_mode()
     def capture(self, pool: KVPool, progress: Progress) -> None:
@@ -125,8 +119,13 @@ class StepGraphs:
         """
         if self.runner is None:
             return
+        free, begun = self._free_bytes(), time.perf_counter()
         self._step.inputs.clear()
         self.runner.capture(progress)
+        counts = self.runner.counts
+        counts.captured = len(self.runner.keys)
+        counts.seconds = time.perf_counter() - begun
+        counts.num_bytes = free - self._free_bytes()
         check = GraphCheck(self._step, pool, self._eager, self._replay)
         cases = list(self.verification.cases(self.runner.keys))
         for done, (key, tokens) in enumerate(cases):
@@ -173,6 +172,15 @@ class StepGraphs:
             return self._step.whole(key)
         self._between.begin(self._step.prepare(key, batch))
         return self._step.prepared(key, self._between.layers(lambda call: call()))
+
+    def _free_bytes(self) -> int:
+        """Return the free memory of the GPU; 0 on a CPU."""
+        device = self._step.device
+        if device.type != "cuda":
+            return 0
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0]
 
     def _judge(self, key: GraphKey, difference: str) -> None:
         assert self.runner is not None
