@@ -19,7 +19,7 @@ from kiln.engine.runner.device import resolve_device, resolve_dtype
 _FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 _FIND_SECONDS = 60
 _CLOSE_SECONDS = 60
-_SHOWN_LINES = 15  # of vLLM's log, when it fails
+_SHOWN_LINES = 15  # of vLLM's log, if it fails
 
 
 class VLLMEngine:

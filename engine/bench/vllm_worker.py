@@ -28,7 +28,7 @@ def main() -> None:
                 llm, reply = _load(asked["llm"])
             else:
                 reply = _run(llm, asked["prompts"], asked["lengths"])
-        except Exception as error:  # what vLLM raises is its own affair; Kiln's side reports it
+        except Exception as error:  # vLLM may raise anything; Kiln's side reports it
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
 
