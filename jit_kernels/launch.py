@@ -148,7 +148,7 @@ def _early_hint(spec: KernelSpec, arch: str) -> str:
 
 def _check_arch(spec: KernelSpec, arch: str) -> None:
     if spec.only_arch not in ("", arch):
-        raise NoSuchKernel(f"{spec.name} is for {spec.only_arch} alone, and this is {arch}")
+        raise NoSuchKernel(f"{spec.name} runs only on {spec.only_arch}, and this is {arch}")
     if compute_capability(arch) < spec.min_arch:
         raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
 

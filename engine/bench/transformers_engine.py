@@ -23,7 +23,7 @@ _WAIT_SECONDS = 1.0  # between checks that the worker still runs
 
 
 class _Transformers:
-    """A model of transformers, with the device and the dtype that Kiln chooses."""
+    """A model run by transformers, with the device and the dtype that Kiln chooses."""
 
     versions: Mapping[str, str] = {}  # every report has them
 

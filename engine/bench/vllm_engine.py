@@ -23,7 +23,7 @@ _SHOWN_LINES = 15  # of vLLM's log, if it fails
 
 
 class VLLMEngine:
-    """vLLM as a BenchEngine. ``python`` is the interpreter that has it.
+    """vLLM as a BenchEngine. ``python``: an interpreter that can import vllm.
 
     It gets the same limits, dtypes, memory share and seed as Kiln. Its other settings are its own
     defaults, except for prefix caching, which is off: a benchmark repeats its prompts.

@@ -1,9 +1,8 @@
-"""Run vLLM for a benchmark: one JSON object per line in and out. Imports nothing of Kiln.
+"""Run vLLM for a benchmark: one JSON object per line in and out. It imports nothing from Kiln.
 
-Its interpreter may be another than Kiln's, in an environment where Kiln is not installed. In:
-``{"llm": keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. Out:
-``{"seconds": …}`` with the time of loading or of the run, and once ``versions``; or
-``{"error": text}``.
+Its interpreter may differ from Kiln's, in an environment where Kiln is not installed. In: ``{"llm":
+keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. Out: ``{"seconds": …}``
+with the time of loading or of the run, and once ``versions``; or ``{"error": text}``.
 """
 
 from __future__ import annotations

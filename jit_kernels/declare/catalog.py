@@ -20,7 +20,7 @@ def add(specs: Sequence[KernelSpec]) -> None:
             raise ValueError(f"two kernels are named {spec.name!r}; the second is {spec.source}")
         own = _SPECS.get(spec.replaces, spec)
         if own.parameters.listed != spec.parameters.listed:
-            raise ValueError(f"{spec.name} runs instead of {own.name}: its parameters must be too")
+            raise ValueError(f"{spec.name} replaces {own.name}: it must have the same parameters")
         _SPECS[spec.name] = spec
 
 

@@ -165,7 +165,7 @@ class KernelSpec:
 
 
 def needed(needs: Needs, name: str, default: Collection[str] = ()) -> Collection[str]:
-    """Return the values of a compile-time parameter that a model needs; ``default`` if unlimited."""
+    """Return a compile-time parameter's values that a model needs; ``default`` if unlimited."""
     wanted = needs.get(name, default)
     return (wanted,) if isinstance(wanted, str) else wanted
 

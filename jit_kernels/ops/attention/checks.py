@@ -49,7 +49,7 @@ def check_attention(function: str, a: Arguments) -> None:
     check_shape(function, "value_pool", a.value_pool, a.key_pool.shape)
     heads, kv_heads = query.shape[1], a.key_pool.shape[1]
     if heads % kv_heads:
-        raise ValueError(f"{function}: {heads} query heads do not share {kv_heads} KV heads evenly")
+        raise ValueError(f"{function}: {heads} query heads are no multiple of {kv_heads} KV heads")
     if heads > MOST_GROUP * kv_heads:
         raise ValueError(
             f"{function}: {heads} query heads share {kv_heads} KV heads; at most {MOST_GROUP} may "

@@ -60,7 +60,7 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
         plan_prefill(workspace, seq_lens, cu_seqlens_q, query.shape[0])
     if window not in workspace.items or workspace.group != group:
         raise ValueError(
-            f"paged_prefill: window {window} and {group} heads a KV head are not the workspace's: "
+            f"paged_prefill: window {window}, {group} heads per KV head: the workspace has "
             f"{list(workspace.items)} and {workspace.group}"
         )
     launch_paged_prefill(workspace, **vars(a))
