@@ -226,7 +226,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the folder to ship; the JSON files also suit transformers before version 5."""
+    """Write the model folder that Kiln ships; its JSON files also work with transformers 4."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = {

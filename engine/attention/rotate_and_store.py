@@ -56,7 +56,7 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
         k_scale=1.0,
         v_scale=1.0,
     )
-    check_rope_store(empty)  # what is the same in every step
+    check_rope_store(empty)  # everything but the step's tensors
     return OneLaunch(empty._asdict())
 
 

@@ -1,4 +1,4 @@
-"""Which baseline a name stands for. Its packages are imported only when it is loaded."""
+"""Find the baseline that a name selects. Its packages are imported only when it is loaded."""
 
 from __future__ import annotations
 

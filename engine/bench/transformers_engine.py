@@ -25,7 +25,7 @@ _WAIT_SECONDS = 1.0  # between checks that the worker still runs
 class _Transformers:
     """A model run by transformers, with the device and the dtype that Kiln chooses."""
 
-    versions: Mapping[str, str] = {}  # every report has them
+    versions: Mapping[str, str] = {}  # every report names Kiln's packages
 
     def __init__(self, config: EngineConfig) -> None:
         begun = time.perf_counter()

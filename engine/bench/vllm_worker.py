@@ -15,7 +15,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the model, then run what comes on stdin until it ends."""
+    """Load the model, then run the batches that arrive on stdin until it is closed."""
     # vLLM logs to stdout, and its processes inherit it: from here on that is stderr.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

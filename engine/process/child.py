@@ -31,7 +31,7 @@ _BOOT = (
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python.
+    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python process.
 
     The child imports this copy of Kiln even if another is installed, and modules in the working
     folder do not shadow its imports (``-P``).

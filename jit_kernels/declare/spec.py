@@ -80,7 +80,7 @@ class KernelSpec:
     arguments after the run and the reference's results.
     """
 
-    name: str  # torch.ops.kiln.<name>; the test id; the row of the bench table
+    name: str  # of torch.ops.kiln.<name>, of the tests, and of the benchmark's rows
     source: str  # path under kernel_sources/
     entry: str  # extern "C" symbol in that file
     parameters: Parameters

@@ -155,7 +155,7 @@ template <class Shape> struct Fetch {
     if (pair < count) fetch(i, id, false);
     copy_commit();
   }
-  // The same for an item's first halves. The item itself holds the ids of the first pair.
+  // Fetch half i of the first halves of an item, which itself holds the ids of the first pair.
   KILN_FN void first(const WorkItem& item, int i, bool one_by_one = false) const {
     int id[kPair];
 #pragma unroll

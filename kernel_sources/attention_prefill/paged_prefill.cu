@@ -136,7 +136,7 @@ struct Core {
       if constexpr (kFp8) {
         widen(tiles, raw_keys);
         widen(values, raw_values);
-        __syncthreads();  // the tile is converted, and the raw tile is free
+        __syncthreads();  // the tile is there, and the raw tile is free
         if (i + 1 < count) {
           fetch_keys(i + 1, raw_keys + (i + 1) % kStages * kRawTile);
           fetch_values(i + 1, raw_values);

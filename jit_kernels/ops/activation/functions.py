@@ -22,13 +22,13 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
 
 @takes_arrays
 def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return gelu(x[..., :d]) * x[..., d:] with the exact (erf) GELU; as silu_and_mul."""
+    """Return gelu(x[..., :d]) * x[..., d:] with the exact (erf) GELU; else like silu_and_mul."""
     return _act_and_mul("gelu", x, out)
 
 
 @takes_arrays
 def gelu_tanh_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return gelu(x[..., :d]) * x[..., d:] with the tanh GELU; as silu_and_mul."""
+    """Return gelu(x[..., :d]) * x[..., d:] with the tanh GELU; else like silu_and_mul."""
     return _act_and_mul("gelu_tanh", x, out)
 
 
