@@ -156,7 +156,7 @@ def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisio
         try:
             implementation, _, call = make(spec, variant, device)
         except NoSuchKernel as error:
-            raise NoSuchKernel(f"{asked} is unavailable here: {error}; unset {name}") from error
+            raise NoSuchKernel(f"{asked} cannot be used here: {error}; unset {name}") from error
         return Decision(spec, variant, implementation, asked, call)
     why_not = []
     for whose, make in {"Kiln's": _own, "Triton's": _triton}.items():
