@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+_TIMED_REPLAYS = 8
+
 Call = Callable[[], None]
 Between = Callable[[Call], None]
 """Ends a piece of a graph. The call runs at each replay, between this piece and the next."""
@@ -29,6 +31,12 @@ class GraphDevice(Protocol):
 
         The calls that it gives to its argument are neither run nor recorded now.
         """
+
+    def renew_pool(self) -> None:
+        """Give graphs that are captured from now on a new memory pool."""
+
+    def milliseconds(self, graph: Graph) -> float:
+        """Return the time of a replay; 0 if it cannot be measured."""
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a captured tensor in a form that may be kept after the capture.
@@ -94,6 +102,24 @@ class CudaGraphs:
                 graph.end()
         current.wait_stream(self._stream)
         return graph
+
+    def renew_pool(self) -> None:
+        """Give graphs that are captured from now on a new memory pool.
+
+        torch does not accept the handle of a pool again after all its graphs are gone.
+        """
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def milliseconds(self, graph: Graph) -> float:
+        """Return the mean time of some replays."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        begin.record()
+        for _ in range(_TIMED_REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / _TIMED_REPLAYS
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of the same memory that does not own it.

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kiln.engine.errors import KilnError
-from kiln.engine.graphs.device import Between, Call
+from kiln.engine.graphs.device import Between, Call, Graph
 
 _HOST_READS = {
     "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select",
@@ -63,6 +63,13 @@ class EmulatedGraphs:
         with _no_reads(recorder), recorder:
             function(recorder.graph.between)
         return recorder.graph
+
+    def renew_pool(self) -> None:
+        """Do nothing: each recording owns its memory."""
+
+    def milliseconds(self, graph: Graph) -> float:
+        """Return 0: the time of an emulation says nothing about a GPU."""
+        return 0.0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor: the recording owns the memory."""

@@ -43,7 +43,8 @@ class LayersBetween:
 
     def _attend(self, layer: StepLayer, tensors: Sequence[torch.Tensor]) -> None:
         step = self._step
-        assert step is not None, "begin comes first"
+        if step is None:  # nothing but padding, before the first batch
+            return
         used = len(step.metadata.slot_mapping)
         qkv, positions, out = (tensor[:used] for tensor in tensors)
         layer(step, qkv, positions, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
@@ -12,6 +13,10 @@ import torch
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.graphs.device import Between, Graph, GraphDevice, frozen_garbage
 from kiln.engine.requests.batch import Batch
+
+_FEW_ROWS = 16  # where the choice of kernels matters most
+_MARGIN = 0.03  # a smaller difference may be noise
+_MEASURED = 8  # graphs: the driver allocates in large chunks
 
 logger = logging.getLogger(__name__)
 
@@ -99,28 +104,54 @@ class CudaGraphRunner:
                 progress("CUDA graphs", done, len(keys))
                 self._capture(key)
         progress("CUDA graphs", len(keys), len(keys))
+        self._drop_slow()
         self._captured_addresses = self._addresses()
 
     def measure(self, free_bytes: Callable[[], int]) -> int:
         """Return about how many bytes of device memory all graphs take; capture again afterwards.
 
-        Measured are the largest and the one after it. The smaller ones reuse the memory of the
-        largest, so each takes about as much as the second: what the driver keeps of a graph.
+        The largest ones are measured. The smaller ones reuse their memory, so that each takes about
+        as much as those after the first: what the driver keeps of a graph.
         """
+        self._capture(self.keys[-1])  # libraries allocate their workspaces once
+        self._discard()
         free = [free_bytes()]
-        for key in self.keys[:-3:-1]:
+        for key in self.keys[: -_MEASURED - 1 : -1]:
             self._capture(key)
             free.append(free_bytes())
+        self._discard()
+        first, others = free[0] - free[1], free[1] - free[-1]
+        return first + others * (len(self.keys) - 1) // max(len(free) - 2, 1)
+
+    def _drop_slow(self) -> None:
+        """Drop each graph of few rows that is slower than one of more rows.
+
+        Libraries choose the kernels of a matrix product by its number of rows, and those for very
+        few rows can be the slower ones.
+        """
+        few = [key for key in self.keys if key.is_decode and key.rows <= _FEW_ROWS]
+        few = [key for key in few if key in self._captured]
+        least = math.inf
+        for key in reversed(few):
+            time = self._device.milliseconds(self._captured[key].graph)
+            if time > least * (1 + _MARGIN):
+                logger.info("the CUDA graph of %s is slower than a larger one: dropped", key)
+                self._remove(key)
+            least = min(least, time)
+
+    def _discard(self) -> None:
         self._captured.clear()
-        first, second = free[0] - free[1], max(free[1] - free[-1], 0)
-        return first + second * (len(self.keys) - 1)
+        self._device.renew_pool()
 
     def drop(self, key: GraphKey, reason: str) -> None:
         """Run steps of a size without a graph, or in a larger one, from now on."""
         logger.warning("the CUDA graph of %s is not used: %s", key, reason)
+        self._remove(key)
+        self.counts.fallbacks[f"{key}: {reason}"] += 1
+
+    def _remove(self, key: GraphKey) -> None:
         self._captured.pop(key, None)
         self.keys = tuple(own for own in self.keys if own != key)
-        self.counts.fallbacks[f"{key}: {reason}"] += 1
 
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""

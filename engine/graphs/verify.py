@@ -33,8 +33,8 @@ class Verification:
     def cases(self, keys: Sequence[GraphKey]) -> Iterator[tuple[GraphKey, int]]:
         """Yield pairs of a graph's size and a number of tokens that runs in it.
 
-        Each chosen size is tried full, with one token of padding, and with as much as there can be.
-        Fast: the smallest, the middle and the largest of each kind.
+        Fast: the smallest, the middle and the largest of each kind, each of them full, and with as
+        much padding as there can be. Full: every size, also with one token of padding.
         """
         if self.mode == "off":
             return
@@ -45,5 +45,6 @@ class Verification:
             chosen = {own[0], own[len(own) // 2], own[-1]} if self.mode == "fast" else set(own)
             for before, key in zip((0, *(one.tokens for one in own)), own, strict=False):
                 if key in chosen:
-                    for tokens in sorted({before + 1, max(key.tokens - 1, before + 1), key.tokens}):
+                    almost = max(key.tokens - 1, before + 1) if self.mode == "full" else key.tokens
+                    for tokens in sorted({before + 1, almost, key.tokens}):
                         yield key, tokens

@@ -30,7 +30,7 @@ from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.memory import MemoryUse, weight_bytes
 from kiln.engine.runner.sampler import HostCopies
-from kiln.engine.runner.step_graphs import StepGraphs, graph_keys
+from kiln.engine.runner.step_graphs import StepGraphs, graph_device, graph_keys
 from kiln.engine.runner.steps import Steps, ThreadedSteps
 from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
@@ -86,6 +86,7 @@ class ModelRunner:
                 device=self.device,
             )
             self._graph_config = config.graphs
+            self._graph_device = graph_device(config.graphs, self.device, settings())
             rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
             self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
             self._copies = HostCopies(self._limits.num_rows, self.device)
@@ -186,7 +187,9 @@ class ModelRunner:
         self._pool = pool
         layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
         step = ModelStep(self._model, self._attention, layers, self._inputs, self.vocab_size)
-        self._graphs = StepGraphs(step, self._graph_config, self._graph_keys, settings())
+        self._graphs = StepGraphs(
+            step, self._graph_config, self._graph_keys, settings(), self._graph_device
+        )
         steps = Steps(step, self._graphs, self._copies)
         threaded = self.device.type == "cpu" and self._limits.overlap
         self._steps = ThreadedSteps(steps) if threaded else steps

@@ -78,14 +78,18 @@ class StepGraphs:
     """
 
     def __init__(
-        self, step: ModelStep, config: GraphConfig, keys: Sequence[GraphKey], env: Env
+        self,
+        step: ModelStep,
+        config: GraphConfig,
+        keys: Sequence[GraphKey],
+        env: Env,
+        device: GraphDevice | None,
     ) -> None:
         self.verification = Verification.parse(env.graph_verify)
         self._step = step
         self._strict = env.graph_strict
         self._shadowed = 0
         self.runner: CudaGraphRunner | None = None
-        device = graph_device(config, step.device, env)
         if device is None:
             return
         captures_attention = isinstance(step.attention, KernelAttention)
