@@ -35,6 +35,7 @@ SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 _NO_TOKENS: frozenset[int] = frozenset()
 # Like ScheduledRequest(*values), in a third of the time.
 _new_row = partial(tuple.__new__, ScheduledRequest)
+_new_output = partial(tuple.__new__, TokenOutput)
 
 
 class Scheduler:
@@ -164,13 +165,14 @@ class Scheduler:
         sampled = {tokens.request_id: tokens for tokens in output.tokens}
         outputs = []
         for row, request in zip(batch.requests, self._pop(batch), strict=True):
-            if self._requests.get(row.request_id) is not request:
+            request_id = row.request_id
+            if self._requests.get(request_id) is not request:
                 continue
             request.num_pending -= row.samples
-            tokens = sampled.get(row.request_id)
+            tokens = sampled.get(request_id)
             if tokens is not None and tokens.error is not None:
                 self._release(request)
-                outputs.append(TokenOutput(row.request_id, [], "error", message=tokens.error))
+                outputs.append(TokenOutput(request_id, [], "error", message=tokens.error))
             elif tokens is not None and tokens.token_ids:
                 outputs.append(self._accept(request, tokens))
             elif row.samples and request.num_computed_tokens:  # its last token is computed again
@@ -284,12 +286,12 @@ class Scheduler:
 
     def _accept(self, request: Request, sampled: SampledTokens) -> TokenOutput:
         """Append sampled tokens to their request; finish the request at its last one."""
-        before, tokens = len(request.token_ids), sampled.token_ids
+        before, tokens, counts = len(request.token_ids), sampled.token_ids, request.token_counts
         reason = stopped_by = None
         for token in tokens:
             request.token_ids.append(token)
-            if request.token_counts:
-                request.token_counts[token] = request.token_counts.get(token, 0) + 1
+            if counts:
+                counts[token] = counts.get(token, 0) + 1
             reason = finish_reason(request)
             if reason is not None:
                 tokens = request.token_ids[before:]
@@ -299,7 +301,9 @@ class Scheduler:
                 break
         logprobs = None if sampled.logprobs is None else sampled.logprobs[: len(tokens)]
         seed = request.seed if before == request.num_prompt_tokens else None
-        return TokenOutput(request.request_id, tokens, reason, stopped_by, logprobs, seed=seed)
+        return _new_output(
+            (request.request_id, tokens, reason, stopped_by, logprobs, 0, None, seed)
+        )
 
     def _release(self, request: Request) -> None:
         """Remove a finished request and free its blocks."""
