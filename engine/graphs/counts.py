@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class GraphCounts:
-    """How often a graph of a size was replayed, and why steps ran without one."""
+    """How often a graph of a size was replayed, and why steps ran without one.
+
+    A size that loses its graph counts once when it does, and once for each step that would fit.
+    """
 
     replays: Counter[str] = field(default_factory=Counter)  # by rows
     fallbacks: Counter[str] = field(default_factory=Counter)  # by reason

@@ -18,10 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from kiln.engine.errors import KilnError
 
-_HOST_READS = {
-    "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select",
-    "aten::_unique2", "aten::unique_dim", "aten::equal", "aten::is_nonzero",
-}  # fmt: skip
+# torch's own marks of operations whose result, or its size, is known only after a read.
+_HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_"}
 _FROM_HOST = {"aten::lift_fresh", "aten::lift_fresh_copy"}
 
 
@@ -73,7 +72,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        if name in _HOST_READS:
+        if _reads_on_host(func, args, kwargs or {}):
             raise CaptureError(f"a graph is captured: {name} reads a value on the host")
         if name in _FROM_HOST:
             raise CaptureError(f"a graph is captured: {name} makes a tensor from host data")
@@ -88,6 +87,17 @@ class _Recorder(TorchDispatchMode):
         if not (func.is_view and _shares_memory(result, args)):
             self.graph.calls.append((func, args, kwargs or {}, _tensors(result)))
         return result
+
+
+def _reads_on_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation on a GPU waits for a value, or for the number of results."""
+    name = func._schema.name
+    if name in _INDEXED:  # the trues of a mask are counted, except to fill them with one number
+        masks = [one for one in args[1] if one is not None and not one.dtype.is_signed]
+        return bool(masks) and not (name != "aten::index" and args[2].numel() == 1)
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return False
+    return bool(_HOST_READS.intersection(func.tags))
 
 
 def _shares_memory(result: Any, args: Any) -> bool:
@@ -112,7 +122,7 @@ def _no_reads(recorder: _Recorder) -> Iterator[None]:
 
         return checked
 
-    names = ("tolist", "numpy", "__array__")
+    names = ("tolist", "numpy", "__array__", "cpu")
     methods = {name: refuse(name, getattr(torch.Tensor, name)) for name in names}
     with mock.patch.multiple(torch.Tensor, **methods):
         yield

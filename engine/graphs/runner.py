@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
@@ -76,7 +76,8 @@ class CudaGraphRunner:
         self._hooks = hooks
         self._garbage_collection = garbage_collection
         self._strict = strict
-        self._captured: dict[GraphKey, Captured] = {}
+        self._captured: dict[GraphKey, Captured] = {}  # from the smallest on
+        self._dropped: dict[GraphKey, str] = {}  # and why
         self._captured_addresses: tuple[int, ...] = ()
 
     def capture(self, progress: Progress) -> None:
@@ -85,6 +86,7 @@ class CudaGraphRunner:
         Everything that a step runs must have been compiled and loaded before.
         """
         keys = self.keys
+        self.counts.fallbacks.clear()  # those of the steps that were tried out
         with ExitStack() as around:
             for hook in self._hooks:
                 around.enter_context(hook(keys[-1].tokens))
@@ -93,6 +95,7 @@ class CudaGraphRunner:
                 progress("CUDA graphs", done, len(keys))
                 self._capture(key)
         progress("CUDA graphs", len(keys), len(keys))
+        self._captured = dict(sorted(self._captured.items()))
         self._captured_addresses = self._addresses()
 
     def measure(self, free_bytes: Callable[[], int]) -> int:
@@ -101,25 +104,29 @@ class CudaGraphRunner:
         Measured are the largest and the one after it. The smaller ones reuse the memory of the
         largest, so each takes about as much as the second: what the driver keeps of a graph.
         """
-        free = [free_bytes()]
-        for key in self.keys[:-3:-1]:
+        free, keys = [free_bytes()], self.keys
+        for key in keys[:-3:-1]:
             self._capture(key)
             free.append(free_bytes())
         self._captured.clear()
-        first, second = free[0] - free[1], max(free[1] - free[-1], 0)
-        return first + second * (len(self.keys) - 1)
+        first, second = max(free[0] - free[1], 0), max(free[1] - free[-1], 0)
+        return first + second * (len(keys) - 1)
 
     def drop(self, key: GraphKey, reason: str) -> None:
         """Run steps of a size without a graph, or in a larger one, from now on."""
         logger.warning("the CUDA graph of %s is not used: %s", key, reason)
         self._captured.pop(key, None)
         self.keys = tuple(own for own in self.keys if own != key)
-        self.counts.fallbacks[f"{key}: {reason}"] += 1
+        self._dropped[key] = f"{key}: {reason}"
+        self.counts.fallbacks[self._dropped[key]] += 1
 
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""
-        if self._fit(batch) is not None:
+        if self._fit(batch, self._captured) is not None:
             return ""
+        dropped = self._fit(batch, sorted(self._dropped))
+        if dropped is not None:
+            return self._dropped[dropped]
         return "too many rows" if batch.is_decode else "prefill"
 
     def replay_prepare(self, batch: Batch) -> GraphKey:
@@ -129,7 +136,7 @@ class CudaGraphRunner:
         """
         if self._addresses() != self._captured_addresses:
             raise RuntimeError("the inputs of a CUDA graph have moved since it was captured")
-        key = self._fit(batch)
+        key = self._fit(batch, self._captured)
         assert key is not None, "can_run was asked first"
         return key
 
@@ -140,10 +147,11 @@ class CudaGraphRunner:
         self.counts.replays[str(key)] += 1
         return captured.logits
 
-    def _fit(self, batch: Batch) -> GraphKey | None:
-        """Return the smallest graph that a batch fits in."""
+    @staticmethod
+    def _fit(batch: Batch, keys: Iterable[GraphKey]) -> GraphKey | None:
+        """Return the first of some graphs, a few dozen, that a batch fits in."""
         rows, tokens, is_decode = len(batch.requests), batch.num_tokens, batch.is_decode
-        for key in self.keys:  # ascending; a few dozen
+        for key in keys:
             if key.is_decode == is_decode and key.tokens >= tokens and key.rows >= rows:
                 return key
         return None

@@ -109,8 +109,8 @@ class GraphCheck:
     def _prompt(self, index: int, count: int) -> ScheduledRequest:
         """Return a prompt that begins behind the blocks of the requests before it."""
         first = index * self._blocks_each
-        blocks = range(first, first - -count // self._pool.block_size * -1)
-        return self._scheduled(index, count, 0, blocks)
+        needed = -(-count // self._pool.block_size)
+        return self._scheduled(index, count, 0, range(first, first + needed))
 
     def _scheduled(self, index: int, count: int, start: int, blocks: range) -> ScheduledRequest:
         vocab = self._step.vocab_size

@@ -10,7 +10,7 @@ from kiln.cache.env import Env
 from kiln.engine.attention import operator
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.config import GraphConfig
-from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.graphs.device import CudaGraphs, GraphDevice
 from kiln.engine.graphs.emulator import EmulatedGraphs
@@ -130,11 +130,13 @@ class StepGraphs:
                 self._judge(key, check.difference(key, tokens))
         if cases:
             progress("verifying graphs", len(cases), len(cases))
+        self.runner.counts.replays.clear()  # of the comparison
 
     def replay(self, key: GraphKey, used: int) -> torch.Tensor:
         """Run the graph of a size for a batch that samples ``used`` tokens; return its logits.
 
         One of ``verification.every`` steps is also run eagerly, and the results are compared.
+        Raises DeviceError if they differ and KILN_GRAPH_STRICT is set.
         """
         assert self.runner is not None
         every = self.verification.every
@@ -148,13 +150,14 @@ class StepGraphs:
         inputs.sampled.copy_(before)
         eager = self._step.whole(key)
         same = torch.equal(tokens, inputs.sampled[:used]) and torch.equal(logits, eager[:used])
-        self._judge(key, "" if same else "its results differ from an eager step's")
+        # While serving only a DeviceError ends the process; others are errors of requests.
+        self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
 
-    def _judge(self, key: GraphKey, difference: str) -> None:
+    def _judge(self, key: GraphKey, difference: str, error: type[KilnError] = ModelError) -> None:
         assert self.runner is not None
         if not difference:
             return
         if self._strict:
-            raise ModelError(f"the CUDA graph of {key}: {difference} (KILN_GRAPH_STRICT=1)")
+            raise error(f"the CUDA graph of {key}: {difference} (KILN_GRAPH_STRICT=1)")
         self.runner.drop(key, difference)
