@@ -71,6 +71,8 @@ class GraphCheck:
             return [self._request(index, 1) for index in range(count)]
         count = min(key.rows - 1, tokens // 2)
         prompt = min(tokens - count, self._step.inputs.max_model_len, free * size)
+        if prompt < 1:  # the pool has one block
+            return []
         count = min(count, (free - -(-prompt // size)) // self._blocks_each)
         return [*(self._request(index, 1) for index in range(count)), self._prompt(count, prompt)]
 
