@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from kiln import LLM, SamplingParams
 
 from kiln.engine.config import EngineConfig, GraphConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.runner.model_runner import ModelRunner
@@ -13,7 +19,7 @@ from kiln.jit_kernels.settings import settings
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 97,
+    "vocab_size": 400,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -42,12 +48,66 @@ def environment(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    """A model of two layers with random weights, which change its answer from token to token."""
-    folder = tmp_path_factory.mktemp("graphs") / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY))
-    return folder
+def model_of(tokenizer_folders, tmp_path_factory):
+    """Return a function that makes a folder with a tokenizer and the config of a tiny model."""
+
+    def make(**changes) -> Path:
+        folder = tmp_path_factory.mktemp("graphs") / "tiny"
+        shutil.copytree(tokenizer_folders["byte-level"], folder)
+        (folder / "config.json").write_text(json.dumps({**TINY, **changes}))
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(model_of):
+    return model_of()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What an engine answered, in a form that can be compared, and its counters."""
+
+    answers: list[tuple[Any, ...]]
+    stats: Any
+
+
+@pytest.fixture
+def serve(tiny_model, environment):
+    """Return a function that starts an engine and answers prompts, each with its parameters."""
+
+    def run(requests, *, graphs=True, folder=None, **settings) -> Served:
+        sizes = {"num_kv_blocks": 64, "max_num_seqs": 5, "max_num_batched_tokens": 24}
+        llm = LLM(
+            str(folder or tiny_model),
+            device="cpu",
+            dtype="float16",
+            load_format="dummy",
+            disable_cuda_graph=not graphs,
+            **{**sizes, **settings},
+        )
+        prompts = [prompt for prompt, _ in requests]
+        outputs = llm.generate(prompts, [SamplingParams(**params) for _, params in requests])
+        each = [output.outputs[0] for output in outputs]
+        return Served(
+            [(tuple(o.token_ids), o.text, o.finish_reason, str(o.logprobs)) for o in each],
+            llm.core.stats(),
+        )
+
+    return run
+
+
+@pytest.fixture
+def requests():
+    """Prompts of 1 to 45 tokens; some are answered greedily, the others at random."""
+    return [
+        (
+            [(5 * index + 3 * place + 1) % 400 for place in range(1 + 6 * index)],
+            {"temperature": index % 2, "seed": index, "max_tokens": 4 + index, "ignore_eos": True},
+        )
+        for index in range(8)
+    ]
 
 
 @pytest.fixture
