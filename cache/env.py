@@ -69,8 +69,10 @@ class Env:
     cpu_graphs: Literal["off", "emulate"] = _var(
         "off", "CUDA graphs on a CPU: none, or emulated with their rules checked."
     )
-    graph_prefill: Literal["full", "off"] = _var(
-        "full", "CUDA graphs of steps with prefills: of whole steps, or none."
+    graph_prefill: Literal["full", "piecewise", "off"] = _var(
+        "full",
+        "CUDA graphs of steps with prefills: of whole steps; of the pieces between attention "
+        "layers; or none.",
     )
     graph_verify: str = _var(
         "fast",

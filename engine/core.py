@@ -80,7 +80,10 @@ class EngineStats:
     generated_tokens: int
     steps: int
     steps_not_ahead: int  # steps that waited for the tokens of the step before
-    graph_replays: Mapping[str, int]  # by rows of the graph
+    graphs: int  # that were captured
+    graph_bytes: int  # of device memory, of all graphs
+    graph_capture_seconds: float
+    graph_replays: Mapping[str, int]  # by size of the graph
     graph_fallbacks: Mapping[str, int]  # steps without a graph, by reason
 
 
@@ -271,6 +274,9 @@ class EngineCore:
             generated_tokens=self._generated_tokens,
             steps=self._steps,
             steps_not_ahead=self._steps_not_ahead,
+            graphs=graphs.captured,
+            graph_bytes=graphs.num_bytes,
+            graph_capture_seconds=graphs.seconds,
             graph_replays=dict(graphs.replays),
             graph_fallbacks=dict(graphs.fallbacks),
         )

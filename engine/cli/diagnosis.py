@@ -17,7 +17,7 @@ import torch
 
 from kiln.cache.disk.root import cache_root
 from kiln.engine.cli.disk import file_system, is_network, lock_support, nearest_folder
-from kiln.engine.cli.memory_plan import plan_memory
+from kiln.engine.cli.memory_plan import MemoryPlan, plan_memory
 from kiln.engine.cli.targets import wanted_archs
 from kiln.engine.errors import ConfigError
 from kiln.jit_kernels.arch import compute_capability
@@ -40,8 +40,8 @@ class Finding:
     meaning: str = ""
 
 
-def examine(model: Path) -> list[Finding]:
-    """Run every check; ``model`` is the folder for the memory plan."""
+def examine(model: Path, plan: Callable[[Path], MemoryPlan] = plan_memory) -> list[Finding]:
+    """Run every check; ``plan`` makes the memory plan of the folder ``model``."""
     looks: list[Callable[[], Finding]] = [
         _python,
         _torch,
@@ -55,7 +55,7 @@ def examine(model: Path) -> list[Finding]:
         _file_system,
         _locks,
         _machine,
-        partial(_memory_plan, model),
+        partial(_memory_plan, model, plan),
     ]
     return [look() for look in looks]
 
@@ -70,10 +70,10 @@ def _driver() -> Finding:
     return Finding("ok", "NVIDIA driver", found[0] if found else text.split("\n")[0][:60])
 
 
-def _memory_plan(model: Path) -> Finding:
+def _memory_plan(model: Path, make: Callable[[Path], MemoryPlan]) -> Finding:
     name = f"Memory plan of {model.name}"
     try:
-        plan = plan_memory(model)
+        plan = make(model)
     except ConfigError as error:
         return Finding("missing", name, "none", str(error))
     if plan.fits:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
-from kiln.engine.config import KVConfig
+from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVShape
+from kiln.engine.models.loader import Progress
 from kiln.engine.models.parameter_count import count_parameters
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
@@ -18,13 +20,18 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes of weights and KV pool in bytes, and the pool's capacity in tokens."""
+    """Sizes of weights and KV pool in bytes, and the pool's capacity in tokens.
+
+    A measured plan also has the temporary memory of the largest step and of the CUDA graphs.
+    """
 
     device: str
     weight_bytes: int
     pool_bytes: int
     pool_tokens: int
     context: int  # longest context of the model, in tokens
+    step_bytes: int = 0
+    graphs: GraphCounts | None = None  # of a measured plan
 
     @property
     def fits(self) -> bool:
@@ -33,10 +40,17 @@ class MemoryPlan:
 
     def sentence(self) -> str:
         """Return the plan as text."""
+        parts = [f"{self.weight_bytes / _GIB:.3g} GiB of weights"]
+        if self.step_bytes:
+            parts.append(f"{self.step_bytes / _GIB:.3g} GiB for the largest step")
+        if self.graphs is not None and self.graphs.captured:
+            parts.append(
+                f"{self.graphs.num_bytes / _GIB:.3g} GiB for {self.graphs.captured} CUDA graphs "
+                f"({self.graphs.seconds:.1f} s)"
+            )
+        pool = f"a KV pool of {self.pool_bytes / _GIB:.3g} GiB on {self.device}"
         return (
-            f"{self.weight_bytes / _GIB:.3g} GiB of weights and a KV pool of "
-            f"{self.pool_bytes / _GIB:.3g} GiB on {self.device}: {self.pool_tokens:,} tokens, "
-            f"context {self.context:,}"
+            f"{', '.join(parts)} and {pool}: {self.pool_tokens:,} tokens, context {self.context:,}"
         )
 
 
@@ -61,3 +75,26 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     shape = KVShape(config.attention, kv_dtype)
     blocks = pool // (shape.bytes_per_token * kv.block_size)
     return MemoryPlan(str(device), weights, pool, blocks * kv.block_size, config.max_positions)
+
+
+def measure_memory(folder: Path, progress: Progress) -> MemoryPlan:
+    """Start an engine with random weights in the shapes of a model folder, and measure it.
+
+    The settings are those of ``kiln serve`` without flags. Raises KilnError and KernelError.
+    """
+    from kiln.engine.runner.model_runner import ModelRunner  # imports every kernel
+
+    config = EngineConfig(ModelConfig(str(folder), load_format="dummy"))
+    runner = ModelRunner(config, progress)
+    runner.try_out(progress)
+    runner.capture_graphs(progress)
+    use, tokens = runner.memory, runner.num_blocks * config.kv.block_size
+    return MemoryPlan(
+        str(runner.device),
+        use.weights,
+        use.pool,
+        tokens,
+        runner.max_model_len,
+        use.step,
+        runner.graph_counts(),
+    )

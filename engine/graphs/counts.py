@@ -11,7 +11,11 @@ class GraphCounts:
     """How often a graph of a size was replayed, and why steps ran without one.
 
     A size that loses its graph counts once when it does, and once for each step that would fit.
+    ``captured`` graphs took ``seconds`` and ``num_bytes`` of device memory; checking them, nothing.
     """
 
+    captured: int = 0
+    seconds: float = 0.0
+    num_bytes: int = 0
     replays: Counter[str] = field(default_factory=Counter)  # by rows
     fallbacks: Counter[str] = field(default_factory=Counter)  # by reason

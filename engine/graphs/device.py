@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
+Call = Callable[[], None]
+Between = Callable[[Call], None]
+"""Ends a piece of a graph. The call runs at each replay, between this piece and the next."""
+
 
 class Graph(Protocol):
-    """A captured sequence of operations on fixed addresses."""
+    """A captured sequence of operations on fixed addresses, in one piece or several."""
 
     def replay(self) -> None:
         """Queue the operations on the current stream."""
@@ -20,14 +24,48 @@ class Graph(Protocol):
 class GraphDevice(Protocol):
     """Captures graphs that share one memory pool; they never run at the same time."""
 
-    def capture(self, function: Callable[[], None]) -> Graph:
-        """Record what ``function`` queues, without running it. Raises what it raises."""
+    def capture(self, function: Callable[[Between], None]) -> Graph:
+        """Record what ``function`` queues, without running it. Raises what it raises.
+
+        The calls that it gives to its argument are neither run nor recorded now.
+        """
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a captured tensor in a form that may be kept after the capture.
 
         It is valid from a replay of its graph to the next replay of any graph.
         """
+
+
+class _PiecewiseGraph:
+    """CUDA graphs with calls between them. Most have one piece and no call."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._piece = torch.cuda.CUDAGraph()
+        self._calls: list[Call] = []
+
+    def begin(self) -> None:
+        """Start to capture a piece."""
+        # Not torch.cuda.graph: it empties the allocator's cache for every graph.
+        self._piece = torch.cuda.CUDAGraph()
+        self._piece.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> None:
+        """End the piece that is captured."""
+        self._piece.capture_end()
+        self._calls.append(self._piece.replay)
+
+    def between(self, call: Call) -> None:
+        """End a piece, and start the next one behind the call."""
+        self.end()
+        self._calls.append(call)
+        self.begin()
+
+    def replay(self) -> None:
+        """Queue every piece, with the calls between them."""
+        for call in self._calls:
+            call()
 
 
 class CudaGraphs:
@@ -38,23 +76,22 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, function: Callable[[], None]) -> Graph:
+    def capture(self, function: Callable[[Between], None]) -> Graph:
         """Run ``function`` once on the capture stream, then record it.
 
         The first run initialises libraries and loads their kernels, which a capture forbids.
         """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        graph = torch.cuda.CUDAGraph()
+        graph = _PiecewiseGraph(self._pool)
         with torch.cuda.stream(self._stream):
-            function()
+            function(lambda call: None)
             self._stream.synchronize()
-            # Not torch.cuda.graph: it empties the allocator's cache for every graph.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.begin()
             try:
-                function()
+                function(graph.between)
             finally:
-                graph.capture_end()
+                graph.end()
         current.wait_stream(self._stream)
         return graph
 

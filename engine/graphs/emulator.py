@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kiln.engine.errors import KilnError
+from kiln.engine.graphs.device import Between, Call
 
 # torch's own marks of operations whose result, or its size, is known only after a read.
 _HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -33,6 +34,10 @@ class EmulatedGraph:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
+
+    def between(self, call: Call) -> None:
+        """Record a call that is not part of the graph and may do anything."""
+        self.calls.append((call, (), {}, []))
 
     def replay(self) -> None:
         """Run the operations again; their results go to the memory of the recorded ones."""
@@ -51,11 +56,11 @@ class EmulatedGraphs:
     def __init__(self, opened: Mapping[Any, Callable[..., Any]]) -> None:
         self._opened = opened
 
-    def capture(self, function: Callable[[], None]) -> EmulatedGraph:
+    def capture(self, function: Callable[[Between], None]) -> EmulatedGraph:
         """Run ``function`` and record it. Raises CaptureError, naming the operation."""
         recorder = _Recorder(self._opened)
         with _no_reads(recorder), recorder:
-            function()
+            function(recorder.graph.between)
         return recorder.graph
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:

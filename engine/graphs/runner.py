@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from kiln.engine.graphs.counts import GraphCounts
-from kiln.engine.graphs.device import Graph, GraphDevice, frozen_garbage
+from kiln.engine.graphs.device import Between, Graph, GraphDevice, frozen_garbage
 from kiln.engine.requests.batch import Batch
 
 logger = logging.getLogger(__name__)
@@ -51,15 +51,16 @@ class Captured(NamedTuple):
 class CudaGraphRunner:
     """Whole steps, from the inputs to the sampled tokens, each captured for a size.
 
-    ``step(key)`` runs such a step of a fixed size, padding included, on tensors whose addresses
-    never change, and returns the logits. ``addresses()`` returns them: a graph is not replayed if
-    they are not those of its capture. With ``strict`` a graph that cannot be captured is an error;
-    else steps of its size run in a larger graph or without one.
+    ``step(key, between)`` runs such a step of a fixed size, padding included, on tensors whose
+    addresses never change, and returns the logits. What cannot be captured goes to ``between``.
+    ``addresses()`` returns the addresses: a graph is not replayed if they are not those of its
+    capture. With ``strict`` a graph that cannot be captured is an error; else steps of its size run
+    in a larger graph or without one.
     """
 
     def __init__(
         self,
-        step: Callable[[GraphKey], torch.Tensor],
+        step: Callable[[GraphKey, Between], torch.Tensor],
         keys: Sequence[GraphKey],
         device: GraphDevice,
         addresses: Callable[[], tuple[int, ...]],
@@ -70,7 +71,7 @@ class CudaGraphRunner:
     ) -> None:
         self.keys = tuple(sorted(set(keys)))
         self.counts = GraphCounts()
-        self.step = step
+        self._step = step
         self._device = device
         self._addresses = addresses
         self._hooks = hooks
@@ -80,13 +81,17 @@ class CudaGraphRunner:
         self._dropped: dict[GraphKey, str] = {}  # and why
         self._captured_addresses: tuple[int, ...] = ()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the graphs are captured."""
+        return bool(self._captured_addresses)
+
     def capture(self, progress: Progress) -> None:
         """Capture a graph for every key, the largest first: its memory serves the smaller ones.
 
         Everything that a step runs must have been compiled and loaded before.
         """
         keys = self.keys
-        self.counts.fallbacks.clear()  # those of the steps that were tried out
         with ExitStack() as around:
             for hook in self._hooks:
                 around.enter_context(hook(keys[-1].tokens))
@@ -127,7 +132,7 @@ class CudaGraphRunner:
         dropped = self._fit(batch, sorted(self._dropped))
         if dropped is not None:
             return self._dropped[dropped]
-        return "too many rows" if batch.is_decode else "prefill"
+        return "too many rows" if batch.is_decode else "a prefill of too many tokens or rows"
 
     def replay_prepare(self, batch: Batch) -> GraphKey:
         """Return the size of the graph that a batch runs in. Raises RuntimeError if memory moved.
@@ -159,8 +164,8 @@ class CudaGraphRunner:
     def _capture(self, key: GraphKey) -> None:
         logits: list[torch.Tensor] = []
 
-        def step() -> None:
-            logits[:] = [self._device.keep(self.step(key))]
+        def step(between: Between) -> None:
+            logits[:] = [self._device.keep(self._step(key, between))]
 
         try:
             graph = self._device.capture(step)

@@ -11,6 +11,7 @@ from kiln.engine.attention.context import AttentionStep, StepLayer, attention_st
 from kiln.engine.attention.paged_layer import Attention
 from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.models.family import Model
+from kiln.engine.requests.batch import Batch
 from kiln.engine.runner.inputs import ForwardInputs, Sizes, StepInputs
 from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 
@@ -48,11 +49,29 @@ class ModelStep:
         # plan run every kernel that such a step can need; each one finds its own requests.
         spread = (1,) * rows if key.is_decode else (key.tokens, *(0,) * (rows - 1))
         inputs = self.inputs.fill(Sizes(key.tokens, rows, rows), spread, (0,) * rows)
-        hidden = self.hidden(inputs)
+        return self._sampled(key, inputs, self.hidden(inputs))
+
+    def prepare(self, key: GraphKey, batch: Batch) -> AttentionStep:
+        """Lay out the inputs of the message that was sent last, padded, and plan its attention."""
+        metadata = self.inputs.make(batch, key.tokens, key.rows).metadata
+        return AttentionStep(self.layers, metadata, self.attention.plan(metadata))
+
+    def prepared(self, key: GraphKey, layers: Sequence[StepLayer]) -> torch.Tensor:
+        """Run a step of a fixed size with other attention layers on inputs that are laid out.
+
+        Returns the logits [rows, vocab_size].
+        """
+        inputs = self.inputs.views(Sizes(key.tokens, key.rows, key.rows))
+        with attention_step(AttentionStep(layers, inputs.metadata, None)):
+            hidden = self.model.forward(inputs.token_ids, inputs.positions)
+        return self._sampled(key, inputs, hidden)
+
+    def _sampled(self, key: GraphKey, inputs: ForwardInputs, hidden: torch.Tensor) -> torch.Tensor:
+        """Sample a token for each row; return the logits."""
         if not key.is_decode:  # else each token is a sample
             hidden = hidden.index_select(0, inputs.sample_rows)
         logits = self.model.logits(hidden)
-        sample_tokens(logits, inputs.settings, inputs.keys, out=self.samples(rows))
+        sample_tokens(logits, inputs.settings, inputs.keys, out=self.samples(key.rows))
         return logits
 
     def samples(self, rows: int) -> Samples:

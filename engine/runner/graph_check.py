@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
-from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey
+from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.forward import ModelStep
 
+RunStep = Callable[[GraphKey, Batch], torch.Tensor]  # of the message that was sent last
 _CONTEXT = 17  # most tokens of a request before the step: not a whole number of blocks
 _PARAMS = SamplingParams(temperature=0.8, top_p=0.95)
 
@@ -23,8 +24,8 @@ class GraphCheck:
     point to it, and no step may write to it.
     """
 
-    def __init__(self, step: ModelStep, graphs: CudaGraphRunner, pool: KVPool) -> None:
-        self._step, self._graphs, self._pool = step, graphs, pool
+    def __init__(self, step: ModelStep, pool: KVPool, eager: RunStep, replay: RunStep) -> None:
+        self._step, self._pool, self._eager, self._replay = step, pool, eager, replay
         self._context = min(_CONTEXT, step.inputs.max_model_len - 1, step.inputs.max_tokens)
         self._blocks_each = -(-(self._context + 1) // pool.block_size)
         self._layers = sorted({0, len(step.layers) // 2, len(step.layers) - 1})
@@ -44,15 +45,14 @@ class GraphCheck:
         self._prefill(decoding)
         before = [part[:canary].clone() for part in self._parts()]
 
-        def run(step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        def run(step: RunStep) -> tuple[torch.Tensor, ...]:
             for part, own in zip(self._parts(), before, strict=True):
                 part[:canary] = own
-            return self._run(key, requests, canary, step)
+            return self._run(key, Batch(tuple(requests)), canary, step)
 
         self._fill(canary, float("nan"))
         try:
-            eager = run(lambda: self._step.whole(key))
-            first, again = (run(lambda: self._graphs.replay(key)) for _ in range(2))
+            eager, first, again = (run(step) for step in (self._eager, self._replay, self._replay))
             broken = not self._is_nan(canary)
         finally:
             self._fill(canary, 0.0)
@@ -79,17 +79,13 @@ class GraphCheck:
         return [*(self._request(index, 1) for index in range(count)), self._prompt(count, prompt)]
 
     def _run(
-        self,
-        key: GraphKey,
-        requests: Sequence[ScheduledRequest],
-        canary: int,
-        step: Callable[[], torch.Tensor],
+        self, key: GraphKey, batch: Batch, canary: int, step: RunStep
     ) -> tuple[torch.Tensor, ...]:
         """Run a step behind stale inputs; return logits, tokens, and keys and values as bytes."""
-        inputs, used = self._step.inputs, len(requests)
-        inputs.send(Batch(tuple(requests)))
+        inputs, used = self._step.inputs, len(batch.requests)
+        inputs.send(batch)
         inputs.make_stale(key.tokens, key.rows, canary)
-        logits = step()[:used].clone()
+        logits = step(key, batch)[:used].clone()
         kept = [part[:canary].reshape(-1).view(torch.uint8) for part in self._parts()]
         return logits, inputs.sampled[:used].clone(), torch.stack(kept)
 
@@ -113,8 +109,8 @@ class GraphCheck:
     def _prompt(self, index: int, count: int) -> ScheduledRequest:
         """Return a prompt that begins behind the blocks of the requests before it."""
         first = index * self._blocks_each
-        needed = -(-count // self._pool.block_size)
-        return self._scheduled(index, count, 0, range(first, first + needed))
+        blocks = range(first, first + -(-count // self._pool.block_size))
+        return self._scheduled(index, count, 0, blocks)
 
     def _scheduled(self, index: int, count: int, start: int, blocks: range) -> ScheduledRequest:
         vocab = self._step.vocab_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 
 import torch
@@ -89,8 +89,10 @@ class StepInputs:
         return tuple([tensor.data_ptr() for tensor in tensors])
 
     def clear(self) -> None:
-        """Forget the last message: the next step has no requests, only padding."""
+        """Make all inputs padding, as if of a step without requests."""
         self._message[:HEADER].zero_()
+        rows = len(self._seq_lens)
+        self.fill(Sizes(self.max_tokens, rows, rows), (), ())
 
     def make_stale(self, tokens: int, rows: int, block: int) -> None:
         """Fill the inputs of some tokens and rows with other values, which point to one block."""
@@ -115,13 +117,19 @@ class StepInputs:
         """Return the settings and keys of the samples of the last step."""
         return self._settings[:rows], self._keys[:rows]
 
-    def make(self, batch: Batch) -> ForwardInputs:
-        """Return the inputs of the step whose message was sent last."""
+    def make(self, batch: Batch, tokens: int = 0, samples: int = 0) -> ForwardInputs:
+        """Return the inputs of the step whose message was sent last.
+
+        They are padded to at least so many tokens and samples; the metadata is not padded.
+        """
         of = batch.columns
         query_lens: tuple[int, ...] = of.num_tokens
         kv_lens = tuple(map(add, of.num_computed_tokens, query_lens))
-        sizes = Sizes(sum(query_lens), len(query_lens), sum(of.samples))
-        return self.fill(sizes, query_lens, kv_lens)
+        used = sum(query_lens)
+        sizes = Sizes(max(used, tokens), len(query_lens), max(sum(of.samples), samples))
+        inputs = self.fill(sizes, query_lens, kv_lens)
+        own = replace(inputs.metadata, slot_mapping=inputs.metadata.slot_mapping[:used])
+        return replace(inputs, metadata=own)
 
     def fill(
         self, sizes: Sizes, query_lens: tuple[int, ...], kv_lens: tuple[int, ...]
@@ -130,22 +138,7 @@ class StepInputs:
 
         The rest is padding that changes no KV block. The tuples are those of AttentionMetadata.
         """
-        inputs = ForwardInputs(
-            token_ids=self._token_ids[: sizes.tokens],
-            positions=self._positions[: sizes.tokens],
-            sample_rows=self._sample_rows[: sizes.samples],
-            settings=self._settings[: sizes.samples],
-            keys=self._keys[: sizes.samples],
-            metadata=AttentionMetadata(
-                slot_mapping=self._slot_mapping[: sizes.tokens],
-                block_table=self._block_table[: sizes.requests],
-                cu_seqlens_q=self._cu_seqlens_q[: sizes.requests + 1],
-                seq_lens=self._seq_lens[: sizes.requests],
-                query_lens=query_lens,
-                kv_lens=kv_lens,
-                block_size=self.block_size,
-            ),
-        )
+        inputs = self.views(sizes, query_lens, kv_lens)
         metadata = inputs.metadata
         step_inputs(
             token_ids=inputs.token_ids,
@@ -163,3 +156,24 @@ class StepInputs:
             block_size=self.block_size,
         )
         return inputs
+
+    def views(
+        self, sizes: Sizes, query_lens: tuple[int, ...] = (), kv_lens: tuple[int, ...] = ()
+    ) -> ForwardInputs:
+        """Return the tensors of some sizes with what they hold now; see ``fill``."""
+        return ForwardInputs(
+            token_ids=self._token_ids[: sizes.tokens],
+            positions=self._positions[: sizes.tokens],
+            sample_rows=self._sample_rows[: sizes.samples],
+            settings=self._settings[: sizes.samples],
+            keys=self._keys[: sizes.samples],
+            metadata=AttentionMetadata(
+                slot_mapping=self._slot_mapping[: sizes.tokens],
+                block_table=self._block_table[: sizes.requests],
+                cu_seqlens_q=self._cu_seqlens_q[: sizes.requests + 1],
+                seq_lens=self._seq_lens[: sizes.requests],
+                query_lens=query_lens,
+                kv_lens=kv_lens,
+                block_size=self.block_size,
+            ),
+        )

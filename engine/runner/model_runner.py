@@ -28,6 +28,7 @@ from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.inputs import StepInputs
+from kiln.engine.runner.memory import MemoryUse, weight_bytes
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.step_graphs import StepGraphs, graph_keys
 from kiln.engine.runner.steps import Steps, ThreadedSteps
@@ -75,6 +76,7 @@ class ModelRunner:
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
             self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
+            self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(
                 max_requests=self._limits.num_rows,
@@ -173,8 +175,9 @@ class ModelRunner:
         self._use(self._allocate(1, kv))
         trial = in_one_block(self._trial(sys.maxsize), self.max_model_len, kv.block_size)
         try:
-            step = peak_bytes(lambda: self._try(trial), self.device)
-            return step + self._graphs.measure()
+            self.memory.step = peak_bytes(lambda: self._try(trial), self.device)
+            self.memory.graphs = self._graphs.measure()
+            return self.memory.step + self.memory.graphs
         finally:
             del self._pool, self._steps, self._graphs
 
@@ -210,13 +213,15 @@ class ModelRunner:
         shape = self._kv_shape
         try:
             by_head = isinstance(self._attention, KernelAttention)
-            return KVPool(shape, num_blocks, kv.block_size, self.device, by_head=by_head)
+            pool = KVPool(shape, num_blocks, kv.block_size, self.device, by_head=by_head)
         except RuntimeError as error:  # torch.OutOfMemoryError too
             size = num_blocks * kv.block_size * shape.bytes_per_token / 2**30
             raise ConfigError(
                 f"the KV pool of {size:.1f} GiB does not fit in memory: lower num_kv_blocks, "
                 f"kv_memory_gib or gpu_memory_utilization"
             ) from error
+        self.memory.pool = num_blocks * kv.block_size * shape.bytes_per_token
+        return pool
 
 
 def _silent(stage: str, done: int, total: int) -> None:

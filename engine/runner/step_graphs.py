@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -12,11 +13,13 @@ from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.config import GraphConfig
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
-from kiln.engine.graphs.device import CudaGraphs, GraphDevice
+from kiln.engine.graphs.device import Between, CudaGraphs, GraphDevice
 from kiln.engine.graphs.emulator import EmulatedGraphs
+from kiln.engine.graphs.piecewise import LayersBetween
 from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey, Progress, decode_key
 from kiln.engine.graphs.verify import Verification
 from kiln.engine.kv.pool import KVPool
+from kiln.engine.requests.batch import Batch
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.graph_check import GraphCheck
 
@@ -43,7 +46,7 @@ def graph_keys(config: GraphConfig, rows: int, tokens: int, prefill: str) -> tup
     the language model's head runs for every row. Raises ConfigError.
     """
     decode = tuple(decode_key(size) for size in _decode_sizes(config, min(rows, tokens)))
-    if prefill != "full":
+    if prefill == "off":
         return decode
     sizes = token_buckets(min(tokens, MOST_PREFILL_TOKENS))
     return decode + tuple(
@@ -70,7 +73,8 @@ def _decode_sizes(config: GraphConfig, most: int) -> tuple[int, ...]:
 class StepGraphs:
     """The graphs of a model's steps. ``runner`` is None if there are none.
 
-    ``no_graphs`` says why not, "" where nobody asked for graphs.
+    Attention that plans on the host, and with KILN_GRAPH_PREFILL=piecewise that of steps with
+    prefills, runs between the pieces of a graph.
     """
 
     def __init__(
@@ -81,15 +85,17 @@ class StepGraphs:
         self._strict = env.graph_strict
         self._shadowed = 0
         self.runner: CudaGraphRunner | None = None
-        self.no_graphs = ""
         device = graph_device(config, step.device, env)
         if device is None:
             return
-        if not isinstance(step.attention, KernelAttention):
-            self.no_graphs = "torch's attention plans on the host"
-            return
+        captures_attention = isinstance(step.attention, KernelAttention)
+        captures_prefills = captures_attention and env.graph_prefill == "full"
+        self._whole = {
+            key for key in keys if (captures_attention if key.is_decode else captures_prefills)
+        }
+        self._between = LayersBetween(step.layers, device.keep)
         self.runner = CudaGraphRunner(
-            step.whole,
+            self._capture,
             keys,
             device,
             step.inputs.addresses,
@@ -100,17 +106,10 @@ class StepGraphs:
     @torch.inference_mode()
     def measure(self) -> int:
         """Return about how many bytes of GPU memory the graphs take."""
-        device = self._step.device
-        if self.runner is None or device.type != "cuda":
+        if self.runner is None or self._step.device.type != "cuda":
             return 0
-
-        def free_bytes() -> int:
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-            return torch.cuda.mem_get_info(device)[0]
-
         self._step.inputs.clear()
-        return self.runner.measure(free_bytes)
+        return self.runner.measure(self._free_bytes)
 
     @torch.inference_mode()
     def capture(self, pool: KVPool, progress: Progress) -> None:
@@ -120,9 +119,14 @@ class StepGraphs:
         """
         if self.runner is None:
             return
+        free, begun = self._free_bytes(), time.perf_counter()
         self._step.inputs.clear()
         self.runner.capture(progress)
-        check = GraphCheck(self._step, self.runner, pool)
+        counts = self.runner.counts
+        counts.captured = len(self.runner.keys)
+        counts.seconds = time.perf_counter() - begun
+        counts.num_bytes = free - self._free_bytes()
+        check = GraphCheck(self._step, pool, self._eager, self._replay)
         cases = list(self.verification.cases(self.runner.keys))
         for done, (key, tokens) in enumerate(cases):
             progress("verifying graphs", done, len(cases))
@@ -130,29 +134,55 @@ class StepGraphs:
                 self._judge(key, check.difference(key, tokens))
         if cases:
             progress("verifying graphs", len(cases), len(cases))
-        self.runner.counts.replays.clear()  # of the comparison
+        self.runner.counts.replays.clear()  # nobody asked for these steps
 
-    def replay(self, key: GraphKey, used: int) -> torch.Tensor:
+    def replay(self, key: GraphKey, batch: Batch, used: int) -> torch.Tensor:
         """Run the graph of a size for a batch that samples ``used`` tokens; return its logits.
 
         One of ``verification.every`` steps is also run eagerly, and the results are compared.
         Raises DeviceError if they differ and KILN_GRAPH_STRICT is set.
         """
-        assert self.runner is not None
         every = self.verification.every
         self._shadowed += 1
         if not every or self._shadowed % every:
-            return self.runner.replay(key)
+            return self._replay(key, batch)
         inputs = self._step.inputs
         before = inputs.sampled.clone()  # what the step reads, and then overwrites
-        logits = self.runner.replay(key)[:used].clone()
+        logits = self._replay(key, batch)[:used].clone()
         tokens = inputs.sampled[:used].clone()
         inputs.sampled.copy_(before)
-        eager = self._step.whole(key)
+        eager = self._eager(key, batch)
         same = torch.equal(tokens, inputs.sampled[:used]) and torch.equal(logits, eager[:used])
         # While serving only a DeviceError ends the process; others are errors of requests.
         self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
+
+    def _capture(self, key: GraphKey, between: Between) -> torch.Tensor:
+        if key in self._whole:
+            return self._step.whole(key)
+        return self._step.prepared(key, self._between.layers(between))
+
+    def _replay(self, key: GraphKey, batch: Batch) -> torch.Tensor:
+        assert self.runner is not None
+        if key not in self._whole:
+            self._between.begin(self._step.prepare(key, batch))
+        return self.runner.replay(key)
+
+    def _eager(self, key: GraphKey, batch: Batch) -> torch.Tensor:
+        """Do the same without a graph."""
+        if key in self._whole:
+            return self._step.whole(key)
+        self._between.begin(self._step.prepare(key, batch))
+        return self._step.prepared(key, self._between.layers(lambda call: call()))
+
+    def _free_bytes(self) -> int:
+        """Return the free memory of the GPU; 0 on a CPU."""
+        device = self._step.device
+        if device.type != "cuda":
+            return 0
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(device)[0]
 
     def _judge(self, key: GraphKey, difference: str, error: type[KilnError] = ModelError) -> None:
         assert self.runner is not None

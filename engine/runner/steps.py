@@ -59,7 +59,7 @@ class Steps:
     def _has_graph(self, batch: Batch) -> bool:
         """Whether a batch runs in a graph; if not, the reason is counted."""
         graphs = self._graphs.runner
-        if graphs is None:
+        if graphs is None or not graphs.is_ready:
             return False
         reason = graphs.can_run(batch)
         if reason:
@@ -71,7 +71,7 @@ class Steps:
         assert graphs is not None
         key = graphs.replay_prepare(batch)
         used = len(sampling)
-        logits = self._graphs.replay(key, used)
+        logits = self._graphs.replay(key, batch, used)
         if not sampling:
             return None
         if batch.is_plain:

@@ -19,10 +19,13 @@ _GAUGES = {  # engine count -> (metric, help)
     "kv_blocks_total": ("kv_blocks_total", "Blocks of the KV pool."),
     "preemptions": ("num_preemptions", "Preemptions since the start."),
     "steps": ("num_steps", "Steps since the start."),
+    "graphs": ("num_graphs", "Captured CUDA graphs."),
+    "graph_bytes": ("graph_bytes", "Device memory of the CUDA graphs."),
+    "graph_capture_seconds": ("graph_capture_seconds", "Time to capture the CUDA graphs."),
     "steps_not_ahead": ("num_steps_not_ahead", "Steps that waited for the tokens of the last one."),
 }
 _BY_LABEL = {  # engine count -> (metric, label, help)
-    "graph_replays": ("graph_replays", "rows", "Decode steps replayed from a CUDA graph."),
+    "graph_replays": ("graph_replays", "size", "Steps replayed from a CUDA graph."),
     "graph_fallbacks": ("graph_fallbacks", "reason", "Steps without a CUDA graph."),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 
 NAME = "doctor"
 HELP = "check this machine: Python, GPU, compilers, kernel cache"
@@ -11,6 +13,11 @@ HELP = "check this machine: Python, GPU, compilers, kernel cache"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model for the memory plan."""
     parser.add_argument("--model", metavar="MODEL", help="for the memory plan; default: demo model")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="start an engine with random weights of the model's shapes to measure the plan",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,13 +27,27 @@ def run(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     from kiln.engine.cli.diagnosis import examine
+    from kiln.engine.cli.measuring import measuring_display
+    from kiln.engine.cli.memory_plan import measure_memory
     from kiln.engine.cli.options import DEMO_FOLDER
     from kiln.engine.models.model_folder import resolve_model_folder
 
     marks = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
-    findings = examine(resolve_model_folder(args.model) if args.model else DEMO_FOLDER)
+    folder = resolve_model_folder(args.model) if args.model else DEMO_FOLDER
+    if args.measure:
+        with measuring_display() as tell:
+            findings = examine(folder, partial(measure_memory, progress=_telling(tell)))
+    else:
+        findings = examine(folder)
     table = Table("", "What", "Found", "Meaning", box=None, pad_edge=False)
     for one in findings:
         table.add_row(marks[one.state], one.name, escape(one.found), escape(one.meaning))
     Console().print(table)
     return int(any(one.state == "broken" for one in findings))
+
+
+def _telling(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    def progress(stage: str, done: int, total: int) -> None:
+        tell(f"{stage} {done}/{total}")
+
+    return progress

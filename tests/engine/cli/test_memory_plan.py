@@ -1,12 +1,14 @@
 """``kiln doctor --model`` says what a model needs and what the KV pool holds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from kiln.engine.cli.memory_plan import plan_memory
+from kiln.engine.cli.memory_plan import measure_memory, plan_memory
 from kiln.engine.config import KVConfig
+from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.models.parameter_count import count_parameters
 from kiln.engine.models.registry import read_model
 
@@ -56,6 +58,24 @@ def test_the_pool_holds_what_its_memory_says():
     assert plan.pool_tokens == int(0.001 * 2**30) // (16 * per_token) * 16
     assert not plan.fits
     assert plan_memory(DEMO).fits
+
+
+def test_a_measured_plan_has_the_graphs_of_the_engine():
+    stages = []
+    plan = measure_memory(DEMO, lambda stage, *_: stages.append(stage))
+    assert plan.weight_bytes == 4 * count_parameters(read_model(DEMO)[1])
+    assert plan.pool_bytes == plan_memory(DEMO).pool_bytes // plan.pool_tokens * plan.pool_tokens
+    assert (plan.step_bytes, plan.graphs.captured) == (0, 0)
+    assert {"weights", "first step"} <= {*stages}
+    graphs = GraphCounts(captured=30, seconds=1.25, num_bytes=2**29)
+    text = replace(plan, step_bytes=2**30, graphs=graphs).sentence()
+    assert "1 GiB for the largest step, 0.5 GiB for 30 CUDA graphs (1.2 s) and a KV pool" in text
+
+
+def test_doctor_measures_on_request(kiln):
+    result = kiln("doctor", "--measure", COLUMNS="200")
+    assert "first step" in result.stderr
+    assert "tokens" in result.stdout
 
 
 @pytest.mark.parametrize(("model", "says"), [(DEMO, "tokens"), ("/no/such/model", "error")])

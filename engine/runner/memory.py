@@ -1,0 +1,31 @@
+"""What a model takes of the device's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameter_count import count_parameters
+
+
+@dataclass(slots=True)
+class MemoryUse:
+    """Bytes of memory. ``step`` and ``graphs`` are measured, on a GPU whose pool is not set.
+
+    ``step``: the temporary memory of the largest step. ``graphs``: what is kept free for the CUDA
+    graphs. The KV pool takes the rest.
+    """
+
+    weights: int
+    step: int = 0
+    graphs: int = 0
+    pool: int = 0
+
+
+def weight_bytes(config: HFConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes of a model that was just loaded: measured on a GPU, computed on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return count_parameters(config) * dtype.itemsize
