@@ -62,7 +62,7 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 def test_a_value_that_is_read_on_the_host_is_refused(device, x, name):
     with pytest.raises(CaptureError, match="a graph is captured"):
-        device.capture(lambda: READS[name](x))
+        device.capture(lambda between: READS[name](x))
     READS[name](x)  # and allowed again behind the capture
 
 
@@ -79,7 +79,7 @@ FIXED_SIZES = {
 @pytest.mark.parametrize("name", FIXED_SIZES)
 def test_operations_of_a_fixed_size_are_recorded(device, x, name):
     kept = []
-    graph = device.capture(lambda: kept.append(FIXED_SIZES[name](x)))
+    graph = device.capture(lambda between: kept.append(FIXED_SIZES[name](x)))
     x.copy_(torch.tensor([4.0, 3.0, 2.0, 1.0]))
     wanted = FIXED_SIZES[name](x.clone())
     graph.replay()
@@ -99,20 +99,20 @@ HOST_DATA = {
 @pytest.mark.parametrize("name", HOST_DATA)
 def test_a_tensor_made_from_host_data_is_refused(device, name):
     with pytest.raises(CaptureError, match="makes a tensor from host data"):
-        device.capture(HOST_DATA[name])
+        device.capture(lambda between: HOST_DATA[name]())
 
 
 def test_the_error_names_the_operation(device, x):
     with pytest.raises(CaptureError, match="nonzero"):
-        device.capture(lambda: x.nonzero())
+        device.capture(lambda between: x.nonzero())
     with pytest.raises(CaptureError, match=r"Tensor\.tolist"):
-        device.capture(lambda: x.tolist())
+        device.capture(lambda between: x.tolist())
 
 
 def test_a_number_that_was_read_before_the_capture_is_fixed_and_shows(device, x):
     """As in a CUDA graph the replay uses the old number: a comparison with eager tells."""
     out, factor = torch.zeros(4), x[0].item()
-    graph = device.capture(lambda: torch.mul(x, factor, out=out))
+    graph = device.capture(lambda between: torch.mul(x, factor, out=out))
     x.fill_(3.0)
     graph.replay()
     assert out.tolist() == [3.0] * 4
@@ -122,7 +122,7 @@ def test_a_number_that_was_read_before_the_capture_is_fixed_and_shows(device, x)
 def test_a_replay_computes_with_new_values_in_the_same_memory(device, x):
     kept = []
 
-    def step():
+    def step(between):
         middle = torch.softmax(x, 0) + 1
         kept[:] = [middle.exp().sum(0, keepdim=True), middle]
 
@@ -139,7 +139,7 @@ def test_a_replay_computes_with_new_values_in_the_same_memory(device, x):
 
 def test_results_of_several_tensors_are_replayed(device, x):
     kept = []
-    graph = device.capture(lambda: kept.extend(x.topk(2)))
+    graph = device.capture(lambda between: kept.extend(x.topk(2)))
     x.copy_(torch.tensor([9.0, 0.0, 8.0, 0.0]))
     graph.replay()
     assert [part.tolist() for part in kept] == [[9.0, 8.0], [0, 2]]
@@ -148,7 +148,7 @@ def test_results_of_several_tensors_are_replayed(device, x):
 def test_views_are_not_copies(device, x):
     kept = []
 
-    def step():
+    def step(between):
         view = x.view(2, 2)[1]
         view.add_(1)
         kept.append(view)
@@ -164,7 +164,7 @@ def test_views_are_not_copies(device, x):
 @pytest.mark.parametrize("reshape", [torch.Tensor.contiguous, lambda t: t.reshape(4)])
 def test_what_is_a_copy_only_where_it_must_be_is_replayed(device, reshape):
     base, kept = torch.zeros(2, 2), []
-    graph = device.capture(lambda: kept.append(reshape(base.t())))
+    graph = device.capture(lambda between: kept.append(reshape(base.t())))
     base.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     graph.replay()
     assert kept[0].flatten().tolist() == [1, 3, 2, 4]
@@ -173,7 +173,7 @@ def test_what_is_a_copy_only_where_it_must_be_is_replayed(device, reshape):
 def test_in_place_operations_and_fixed_outputs(device, x):
     out, index = torch.zeros(4), torch.tensor([1, 1])
 
-    def step():
+    def step(between):
         x[1:3].mul_(2)
         torch.add(x, x, out=out)
         out.index_copy_(0, index[:1], x[:1])
@@ -190,7 +190,7 @@ def test_in_place_operations_and_fixed_outputs(device, x):
 def test_an_input_whose_memory_was_replaced_is_not_seen(device, x):
     """A graph keeps addresses. The runner compares them before a replay."""
     inputs, out = {"x": x}, torch.zeros(4)
-    graph = device.capture(lambda: torch.add(inputs["x"], 1, out=out))
+    graph = device.capture(lambda between: torch.add(inputs["x"], 1, out=out))
     inputs["x"] = torch.full((4,), 7.0)
     graph.replay()
     assert torch.equal(out, x + 1)
@@ -204,28 +204,45 @@ def test_a_custom_operator_is_opened():
         runs.append(1)
         outer(out, x)
 
-    graph = EmulatedGraphs({OUTER: opened}).capture(lambda: OUTER(out, x))
+    graph = EmulatedGraphs({OUTER: opened}).capture(lambda between: OUTER(out, x))
     x.fill_(4)
     graph.replay()
     assert out.tolist() == [10.0] * 3
     assert len(runs) == 1
     with pytest.raises(CaptureError, match="reads a value on the host"):
-        EmulatedGraphs({OUTER: lambda out, x: x[0].item()}).capture(lambda: OUTER(out, x))
+        EmulatedGraphs({OUTER: lambda out, x: x[0].item()}).capture(lambda between: OUTER(out, x))
 
 
 def test_a_custom_operator_that_is_not_opened_is_one_operation(device):
     """Inside it anything may run: on a GPU it is a kernel."""
     x, out = torch.ones(3), torch.zeros(3)
-    graph = device.capture(lambda: OUTER(out, x))
+    graph = device.capture(lambda between: OUTER(out, x))
     x.fill_(4)
     graph.replay()
     assert out.tolist() == [10.0] * 3
 
 
+def test_what_is_between_two_pieces_runs_at_each_replay_and_may_read_values(device, x):
+    out, seen = torch.zeros(4), []
+
+    def step(between):
+        x.mul_(2)
+        between(lambda: seen.append(x.tolist()))
+        torch.add(x, 1, out=out)
+
+    graph = device.capture(step)
+    assert not seen, "not while it is captured"
+    for value in (1.0, 3.0):
+        x.fill_(value)
+        graph.replay()
+        assert seen.pop() == [2 * value] * 4
+        assert out.tolist() == [2 * value + 1] * 4
+
+
 def test_a_capture_that_fails_leaves_torch_as_it_was(device, x):
     before = torch.Tensor.tolist, torch.Tensor.numpy
     with pytest.raises(ZeroDivisionError):
-        device.capture(lambda: 1 / 0)
+        device.capture(lambda between: 1 / 0)
     assert (torch.Tensor.tolist, torch.Tensor.numpy) == before
     assert x.tolist() == [1, 2, 3, 4]
     assert device.keep(x) is x

@@ -43,7 +43,7 @@ class Steps:
         self.events = []
         self.fail = fail or {}
 
-    def __call__(self, key):
+    def __call__(self, key, between):
         self.events.append(key)
         if key in self.fail:
             raise self.fail[key]
@@ -91,24 +91,24 @@ def test_one_token_each_without_a_sample_is_no_decode_step():
     """A graph of a decode step samples a token from every row."""
     runner = made(Steps())
     assert fit(runner, batch(1, 1, samples=False)) == GraphKey(8, 2, is_decode=False)
-    assert made(Steps(), DECODE).can_run(batch(1, samples=False)) == "prefill"
+    assert made(Steps(), DECODE).can_run(batch(1, samples=False)) == "a prefill of too many tokens or rows"
 
 
 def test_why_a_step_runs_in_no_graph():
     runner = made(Steps())
     assert runner.can_run(batch(*[1] * 8)) == ""
     assert runner.can_run(batch(*[1] * 9)) == "too many rows"
-    assert runner.can_run(batch(17)) == "prefill"
-    assert runner.can_run(batch(2, 1, 1, 1, 1)) == "prefill"
+    assert runner.can_run(batch(17)) == "a prefill of too many tokens or rows"
+    assert runner.can_run(batch(2, 1, 1, 1, 1)) == "a prefill of too many tokens or rows"
 
 
 def test_no_graph_runs_before_the_capture():
     """The largest step is tried out first, and it may be small."""
     runner = made(Steps(), captured=False)
-    runner.counts.fallbacks[runner.can_run(batch(1))] += 1
-    runner.counts.fallbacks[runner.can_run(batch(4, 1))] += 1
+    assert not runner.is_ready
+    assert runner.can_run(batch(1)) != "" != runner.can_run(batch(4, 1))
     runner.capture(silent)
-    assert not runner.counts.fallbacks, "steps that were tried out leave no trace"
+    assert runner.is_ready
     assert fit(runner, batch(1)) == decode_key(1)
 
 
@@ -236,7 +236,8 @@ def test_memory_is_measured_with_the_two_largest_graphs():
     free = iter([10_000, 9_000, 8_990])
     assert runner.measure(lambda: next(free)) == 1_000 + 7 * 10
     assert steps.events == sorted({*DECODE, *PREFILL})[:-3:-1]
-    assert runner.can_run(batch(1)) == "too many rows", "the graphs are captured again afterwards"
+    assert not runner.is_ready, "the graphs are captured again afterwards"
+    assert runner.can_run(batch(1)) == "too many rows"
     runner.capture(silent)
     assert fit(runner, batch(1)) == decode_key(1)
 
