@@ -91,7 +91,10 @@ def test_one_token_each_without_a_sample_is_no_decode_step():
     """A graph of a decode step samples a token from every row."""
     runner = made(Steps())
     assert fit(runner, batch(1, 1, samples=False)) == GraphKey(8, 2, is_decode=False)
-    assert made(Steps(), DECODE).can_run(batch(1, samples=False)) == "a prefill of too many tokens or rows"
+    assert (
+        made(Steps(), DECODE).can_run(batch(1, samples=False))
+        == "a prefill of too many tokens or rows"
+    )
 
 
 def test_why_a_step_runs_in_no_graph():

@@ -38,7 +38,7 @@ def test_every_form_is_read(text, wanted):
     "text", ["", "on", "FULL", "shadow", "shadow:", "shadow:0", "shadow:-1", "shadow:x", "fast:2"]
 )
 def test_another_form_is_refused(text):
-    with pytest.raises(EnvError, match="KILN_GRAPH_VERIFY=.*off, fast, full, or shadow:N"):
+    with pytest.raises(EnvError, match=r"KILN_GRAPH_VERIFY=.*off, fast, full, or shadow:N"):
         Verification.parse(text)
 
 
