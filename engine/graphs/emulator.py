@@ -2,7 +2,7 @@
 
 What a CUDA graph does silently wrong is an error here, or shows as a wrong result: a value read on
 the host, a tensor made from host data, a number that was fixed at the capture, an input whose
-memory was replaced.
+memory was replaced, memory that nothing wrote.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class EmulatedGraph:
     def replay(self) -> None:
         """Run the operations again; their results go to the memory of the recorded ones."""
         for function, args, kwargs, results in self.calls:
+            if _leaves_memory_unwritten(function):
+                _poison(results)
+                continue
             for old, new in zip(results, _tensors(function(*args, **kwargs)), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
@@ -89,6 +92,8 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         finally:
             self.is_inside = False
+        if _leaves_memory_unwritten(func):
+            _poison(_tensors(result))
         if not (func.is_view and _shares_memory(result, args)):
             self.graph.calls.append((func, args, kwargs or {}, _tensors(result)))
         return result
@@ -103,6 +108,18 @@ def _reads_on_host(func: Any, args: Any, kwargs: Any) -> bool:
     if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
         return False
     return bool(_HOST_READS.intersection(func.tags))
+
+
+def _leaves_memory_unwritten(function: Any) -> bool:
+    name = function._schema.name if isinstance(function, torch._ops.OpOverload) else ""
+    return name.startswith(("aten::empty", "aten::new_empty"))
+
+
+def _poison(results: list[torch.Tensor]) -> None:
+    """On a GPU the memory holds what other operations left there: NaN shows if it is read."""
+    for result in results:
+        if result.is_floating_point():
+            result.fill_(float("nan"))
 
 
 def _shares_memory(result: Any, args: Any) -> bool:

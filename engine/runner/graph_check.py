@@ -41,7 +41,7 @@ class GraphCheck:
         if not requests:
             return ""
         decoding = sum(request.num_computed_tokens > 0 for request in requests)
-        canary = requests[-1].new_block_ids[-1] + 1
+        canary = decoding * self._blocks_each + sum(len(one.new_block_ids) for one in requests)
         self._prefill(decoding)
         before = [part[:canary].clone() for part in self._parts()]
 
@@ -56,6 +56,7 @@ class GraphCheck:
             broken = not self._is_nan(canary)
         finally:
             self._fill(canary, 0.0)
+        self._prefilled = decoding  # a prompt takes the row and the blocks of the next one
         for name, a, b in zip(("logits", "tokens", "keys and values"), eager, first, strict=True):
             if not torch.equal(a, b):
                 return f"its {name} differ from an eager step's"
@@ -70,13 +71,13 @@ class GraphCheck:
         size, free = self._pool.block_size, self._pool.num_blocks - 1  # one is the canary
         if key.is_decode:
             count = min(tokens, free // self._blocks_each)
-            return [self._request(index, 1) for index in range(count)]
+            return [self._next(index) for index in range(count)]
         count = min(key.rows - 1, tokens // 2)
         prompt = min(tokens - count, self._step.inputs.max_model_len, free * size)
         if prompt < 1:  # the pool has one block
             return []
         count = min(count, (free - -(-prompt // size)) // self._blocks_each)
-        return [*(self._request(index, 1) for index in range(count)), self._prompt(count, prompt)]
+        return [*(self._next(index) for index in range(count)), self._prompt(count, prompt)]
 
     def _run(
         self, key: GraphKey, batch: Batch, canary: int, step: RunStep
@@ -95,16 +96,20 @@ class GraphCheck:
         together = max(1, inputs.max_tokens // self._context)
         for begin in range(self._prefilled, used, together):
             rows = range(begin, min(begin + together, used))
-            batch = Batch(tuple(self._request(index, self._context) for index in rows))
+            batch = Batch(tuple(self._first(index) for index in rows))
             inputs.send(batch)
             self._step.hidden(inputs.make(batch))
         self._prefilled = max(self._prefilled, used)
 
-    def _request(self, index: int, count: int) -> ScheduledRequest:
-        """Return a request's first tokens, or the one behind them."""
+    def _first(self, index: int) -> ScheduledRequest:
+        """Return the context of a request that decodes, with all the blocks that it needs."""
         first = index * self._blocks_each
-        start = self._context if count == 1 else 0
-        return self._scheduled(index, count, start, range(first, first + self._blocks_each))
+        blocks = range(first, first + self._blocks_each)
+        return self._scheduled(index, self._context, 0, blocks)
+
+    def _next(self, index: int) -> ScheduledRequest:
+        """Return the token behind the context, as of a request whose row has its blocks."""
+        return self._scheduled(index, 1, self._context, range(0), self._blocks_each)
 
     def _prompt(self, index: int, count: int) -> ScheduledRequest:
         """Return a prompt that begins behind the blocks of the requests before it."""
@@ -112,11 +117,13 @@ class GraphCheck:
         blocks = range(first, first + -(-count // self._pool.block_size))
         return self._scheduled(index, count, 0, blocks)
 
-    def _scheduled(self, index: int, count: int, start: int, blocks: range) -> ScheduledRequest:
+    def _scheduled(
+        self, index: int, count: int, start: int, new: range, old: int = 0
+    ) -> ScheduledRequest:
         vocab = self._step.vocab_size
         tokens = [(index * 37 + place * 11 + (start > 0)) % vocab for place in range(count)]
         return ScheduledRequest(
-            f"check-{index}", index, count, start, tokens, 0, list(blocks), True, 0, _PARAMS, index
+            f"check-{index}", index, count, start, tokens, old, list(new), True, 0, _PARAMS, index
         )
 
     def _parts(self) -> list[torch.Tensor]:

@@ -239,6 +239,22 @@ def test_what_is_between_two_pieces_runs_at_each_replay_and_may_read_values(devi
         assert out.tolist() == [2 * value + 1] * 4
 
 
+def test_memory_that_nothing_wrote_is_not_a_number(device, x):
+    """On a GPU it holds what another operation left there; here a test sees that it is read."""
+    kept = []
+
+    def step(between):
+        for made in (torch.empty(3), x.new_empty(3), torch.empty_like(x)):
+            made[0] = x[0]
+            kept.append(made)
+
+    graph = device.capture(step)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert all(made[0] == value and bool(made[1:].isnan().all()) for made in kept)
+
+
 def test_a_capture_that_fails_leaves_torch_as_it_was(device, x):
     before = torch.Tensor.tolist, torch.Tensor.numpy
     with pytest.raises(ZeroDivisionError):

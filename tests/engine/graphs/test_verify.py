@@ -104,6 +104,14 @@ def test_a_pool_too_small_for_the_requests_is_compared_with_fewer(
     assert not runner.graph_counts().fallbacks
 
 
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_many_requests_of_a_short_context_fit_in_a_message(make_runner, environment, mode):
+    """A message has room for the blocks of one context, and for those of the step's tokens."""
+    environment(KILN_GRAPH_VERIFY="full", KILN_GRAPH_STRICT="1", KILN_GRAPH_PREFILL=mode)
+    runner = make_runner(rows=12, tokens=18, max_model_len=20, bs=(12,))
+    assert not runner.graph_counts().fallbacks
+
+
 def test_the_pool_is_left_without_nan(make_runner):
     runner = make_runner()
     for layer in range(2):
