@@ -122,7 +122,7 @@ class GraphConfig:
 
     enabled: bool = True
     max_bs: int | None = None  # largest size to capture; None: max_num_seqs
-    bs: tuple[int, ...] | None = None  # the sizes to capture; None: geometric, up to max_bs
+    bs: tuple[int, ...] | None = None  # sizes to capture; None: geometric sizes up to max_bs
     garbage_collection: bool = False  # while graphs are captured, which it slows down
 
     def __post_init__(self) -> None:

@@ -166,7 +166,7 @@ class EngineCore:
         """
         try:
             return self._step()
-        except BaseException:  # Ctrl-C too: the requests run again, if there is a next step
+        except BaseException:  # also Ctrl-C: the next step, if any, repeats them
             self._in_flight.clear()
             self.scheduler.take_back()
             raise
@@ -182,7 +182,7 @@ class EngineCore:
         return outputs
 
     def _launch(self, batch: Batch) -> bool:
-        """Launch a batch; whether there is one and it runs."""
+        """Launch a batch; return False if it is empty or its launch failed."""
         if not batch.requests:
             return False
         try:

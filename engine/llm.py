@@ -174,8 +174,8 @@ class LLM:
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]
             results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, outputs))
-        # The garbage collector looks only at what is made from here on: steps make many objects,
-        # and a full collection of a process with torch takes a tenth of a second.
+        # From here on the garbage collector skips all objects that exist now: steps create many
+        # objects, and a full collection of a process with torch takes a tenth of a second.
         gc.freeze()
         try:
             for answer in answers.values():

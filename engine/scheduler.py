@@ -5,16 +5,16 @@ of tokens. A decode is one token behind; a chunked prefill is many tokens behind
 request starts again from 0, with its output so far treated as part of the prompt.
 
 A step may be scheduled before the tokens of the step ahead of it are known: requests advance when
-they are scheduled, and ``commit`` appends the tokens when they arrive. A request whose last token
-is on its way by its length is not scheduled again. One that ends by a stop token has a row too many
-in the next step, which ``commit`` discards.
+they are scheduled, and ``commit`` appends the tokens when they arrive. A request is not scheduled
+again if a launched step will sample the last token that its length limit allows. A request that
+ends by a stop token has a superfluous row in the next step, which ``commit`` discards.
 
     running first      every running request computes at least one token in every step
     blocks run out     the newest running request is preempted
     admission          first come, first served, with the rest; never in a step that preempted
 
-The first rule holds because a request is admitted only if the running ones leave budget over, and
-because the most tokens that a request takes in a step never grows.
+The first rule holds because a request is admitted only if the running ones leave some budget, and
+because the number of tokens that a request may take in a step never grows.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Scheduler:
         while index < len(self.running):  # preemption shrinks it from the end
             request = self.running[index]
             pending = request.num_pending
-            # Otherwise its last token is on its way.
+            # Otherwise a launched step will sample its last token.
             if not pending or len(request.token_ids) + pending < request.max_total_tokens:
                 row = self._row(request, budget) or self._advance(request, budget)
                 if row is None:
@@ -157,9 +157,9 @@ class Scheduler:
     def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
         """Record the output of a step: append tokens, finish requests, free their blocks.
 
-        Steps are committed in the order in which they were scheduled; one that is left out is
-        forgotten. A failed row ends its request, even in the middle of a chunked prefill. A row
-        whose request has ended since the batch was made is skipped.
+        Steps are committed in the order in which they were scheduled; skipped steps are dropped. A
+        failed row ends its request, even in the middle of a chunked prefill. A row whose request
+        has ended since the batch was made is skipped.
         """
         sampled = {tokens.request_id: tokens for tokens in output.tokens}
         outputs = []
@@ -180,7 +180,7 @@ class Scheduler:
     def still_valid(self, batch: Batch) -> Batch:
         """Return the rows of a scheduled batch that can be computed now, all tokens known.
 
-        Left out are those of requests that have ended or lost their blocks.
+        Rows of requests that have ended or were preempted are left out.
         """
         requests = next(owners for made, owners in self._in_flight if made is batch)
         rows = []
@@ -192,7 +192,7 @@ class Scheduler:
         return Batch(tuple(rows))
 
     def take_back(self, most: int = sys.maxsize) -> None:
-        """Forget the newest steps that are not committed: their requests are scheduled again."""
+        """Drop the newest uncommitted steps; their requests will be scheduled again."""
         for _ in range(min(most, len(self._in_flight))):
             batch, requests = self._in_flight.pop()
             for row, request in zip(batch.requests, requests, strict=True):
@@ -202,7 +202,7 @@ class Scheduler:
                     request.num_table_blocks = row.num_blocks
 
     def _pop(self, batch: Batch) -> list[Request]:
-        """Return the requests of a scheduled batch, and forget the batches ahead of it."""
+        """Return the requests of a scheduled batch, and drop the batches ahead of it."""
         while self._in_flight:
             made, requests = self._in_flight.popleft()
             if made is batch:
@@ -311,7 +311,7 @@ class Scheduler:
         self._free(request)
 
     def _free(self, request: Request) -> None:
-        """Free the blocks and the row of a request. Steps in flight end before others use them."""
+        """Free the blocks and the row of a request. Steps in flight end before they are reused."""
         self.kv.release(request)
         if request.row >= 0:
             self._free_rows.append(request.row)
@@ -319,6 +319,6 @@ class Scheduler:
 
 
 def _is_ending(request: Request) -> bool:
-    """Whether a request's last token is on its way."""
+    """Whether a launched step will sample a request's last token."""
     pending = request.num_pending
     return pending > 0 and len(request.token_ids) + pending >= request.max_total_tokens

@@ -158,5 +158,5 @@ class _Storage:
     def own(self, view: torch.Tensor) -> None:
         """Mark the bytes of a view as writable by the operator."""
         elements = self.owned.view(torch.int8).view(_INTEGERS[view.element_size()])
-        ones = int.from_bytes(b"\x01" * view.element_size(), "little")  # each byte a true bool
+        ones = int.from_bytes(b"\x01" * view.element_size(), "little")  # one bool per byte
         elements.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(ones)

@@ -1,10 +1,10 @@
-"""Which implementation of an operator runs, and why: the one place that decides.
+"""Choose the implementation of each operator, and record why; no other module chooses.
 
-Decided by device, operator and variant, from the toggles and from what can be loaded; never by who
-asks first. The toggle of a family, ``KILN_<FAMILY>``, names one implementation: it runs, or is
-refused with KernelError. Under "auto" Kiln's own kernel runs where it has the variant and can be
-loaded, else Triton's, else torch's operations. What an operator of a server must see is never
-passed over: SealedMiss, BundleRefused and LateKernel are raised.
+The choice is made for a device, an operator and a variant. It depends on the toggles and on what
+can be loaded, not on the order of calls. The toggle of a family, ``KILN_<FAMILY>``, names one
+implementation: it runs, or KernelError is raised. Under "auto" Kiln's own kernel runs if it has the
+variant and can be loaded, else Triton's, else torch's operations. SealedMiss, BundleRefused and
+LateKernel are always raised, because whoever runs the server must see them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What runs for a variant of an operator on a device, and the reason in words.
+    """The implementation of a variant of an operator on a device, and the reason as text.
 
-    ``variant`` has only the needed values where the operator's kernel has no such variant.
+    If the operator's kernel lacks the variant, ``variant`` holds only the values that the model
+    needs.
     """
 
     spec: KernelSpec
@@ -57,17 +58,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What runs for a model on a device."""
+    """The implementations of a model's operators on a device."""
 
     made: tuple[Decision, ...]
 
     def run_kernels(self, *families: str) -> bool:
-        """Return whether anything in some families is run by a kernel and not by torch."""
+        """Return whether any operator of these families runs a kernel, not torch's operations."""
         own = [one for one in self.made if one.spec.family in families]
         return any(one.implementation != "torch" for one in own)
 
     def summary(self) -> dict[str, str]:
-        """Return family -> what runs for it and why; variants that differ are named."""
+        """Return family -> its implementation and the reason; variants that differ are named."""
         families: dict[str, dict[str, list[str]]] = {}
         for one in self.made:
             told = families.setdefault(one.spec.family, {})
@@ -90,11 +91,12 @@ def decide(
     needs: Needs = MappingProxyType({}),
     progress: Progress = lambda stage, done, total: None,
 ) -> Decisions:
-    """Return what runs of some specs for a model on a device, and build and load it.
+    """Choose, build and load the implementations of some specs for a model on a device.
 
-    Called with every spec before the KV pool is sized. ``needs`` limits it to what a model runs;
-    ``progress`` hears of (stage, done, total) while kernels are built. Raises KernelError when a
-    toggle names what cannot run, before anything is built if that is known by then.
+    Called with every spec before the KV pool is sized. ``needs`` limits the variants to those that
+    a model runs. ``progress`` is called with (stage, done, total) while kernels are built. Raises
+    KernelError if a toggle names an implementation that cannot run; if possible, before anything is
+    built.
     """
     specs = list(specs)
     operators = [spec for spec in specs if not spec.replaces]
@@ -118,9 +120,9 @@ def decide(
 
 
 def decision(spec: KernelSpec, variant: Variant, device: torch.device) -> Decision:
-    """Return what runs for a variant on a device, which has an index if it is a GPU.
+    """Return the implementation of a variant on a device; a GPU device must have an index.
 
-    Decided, and loaded, at the first question. Raises KernelError as ``decide`` does.
+    It is chosen and loaded on the first call. Raises KernelError as ``decide`` does.
     """
     key = (device, spec.name, *variant.values())
     if key not in _decided:
@@ -129,7 +131,7 @@ def decision(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisi
 
 
 def run(spec: KernelSpec, a: Arguments) -> None:
-    """Run an operator on its arguments by what is decided for their variant and device."""
+    """Run an operator with the implementation chosen for its arguments' variant and device."""
     bound = spec.bind(a)
     device = a[spec.parameters.first_tensor].device
     made = _decided.get((device, spec.name, *bound.variant.values()))
@@ -154,7 +156,7 @@ def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisio
         try:
             implementation, _, call = make(spec, variant, device)
         except NoSuchKernel as error:
-            raise NoSuchKernel(f"{asked} cannot be obeyed: {error}; unset {name}") from error
+            raise NoSuchKernel(f"{asked} cannot be used here: {error}; unset {name}") from error
         return Decision(spec, variant, implementation, asked, call)
     why_not = []
     for whose, make in {"Kiln's": _own, "Triton's": _triton}.items():
@@ -173,7 +175,7 @@ _Made = tuple[Implementation, str, Run]
 
 
 def _own(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
-    """Return Kiln's own kernel, loaded: on a CPU that of the host toolchain, built when it runs."""
+    """Return Kiln's own kernel, loaded; on a CPU, the host toolchain builds it on its first run."""
     if device.type == "cuda":
         return "jit", "compiled by NVRTC and loaded", load(spec, variant, device).run
     mode = settings().cpu_kernels
@@ -199,7 +201,7 @@ def _torch(spec: KernelSpec, variant: Variant, device: torch.device) -> _Made:
 def _build_in_parallel(
     specs: Sequence[KernelSpec], device: torch.device, needs: Needs, progress: Progress
 ) -> None:
-    """Fill the kernel cache with all cores, so that loading one by one finds everything there."""
+    """Fill the kernel cache on all cores, so that loading kernels one by one needs no compile."""
     toggles = {spec.family: settings().kernel_choice(spec.family) for spec in specs}
     wanted = [spec for spec in specs if toggles[spec.family] in ("auto", "jit")]
     jobs = jobs_for(wanted, [target_arch(device)], needs)
@@ -212,5 +214,5 @@ def _build_in_parallel(
 
     try:
         warm_up(jobs, kernel_cache(), settings().jit_jobs, tell)
-    except ToolchainMissing as error:  # loading raises it again, as the reason of a decision
+    except ToolchainMissing as error:  # loading raises it again, as the reason
         log.warning("%s", error)

@@ -35,7 +35,7 @@ from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.template import early_launch_hint
 
-Run = Callable[[Arguments, Bound], None]  # runs an operator on a call that is bound
+Run = Callable[[Arguments, Bound], None]  # runs an operator on a bound call
 
 
 class LoadedKernel:
@@ -63,9 +63,9 @@ class Loaded(NamedTuple):
 
 
 def launch(spec: KernelSpec, a: Arguments) -> None:
-    """Launch a spec's kernel, whatever the toggles say, on the current stream of its arguments.
+    """Launch a spec's kernel, regardless of the toggles, on the current stream of its arguments.
 
-    Raises LaunchError when the driver refuses, and what ``load`` raises.
+    Raises LaunchError if the driver fails, and what ``load`` raises.
     """
     bound = spec.bind(a)
     load(spec, bound.variant, a[spec.parameters.first_tensor].device).run(a, bound)
@@ -88,7 +88,7 @@ def load_kernels(
 ) -> None:
     """Load all variants of some specs on a CUDA device, or those that a model runs.
 
-    Raises NoSuchKernel where a kernel has no variant as it is needed, and what ``load`` raises.
+    Raises NoSuchKernel if a kernel lacks a needed variant, and what ``load`` raises.
     """
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -104,11 +104,12 @@ def load(
     device: torch.device,
     on_built: Callable[[str, Built], None] = lambda name, built: None,
 ) -> Loaded:
-    """Return a variant on a CUDA device; build (or find) and load it if that was not done yet.
+    """Return a variant on a CUDA device.
 
-    Another spec's kernel is loaded where that replaces the operator's on the device. Raises
-    NoSuchKernel where there is no such variant or it is not for the device; CompileError,
-    SealedMiss, LaunchError, LateKernel and ToolchainMissing.
+    The first call builds the variant, or finds it in the kernel cache, and loads it. If another
+    spec replaces the operator's kernel on the device, that one is loaded. Raises NoSuchKernel if
+    the kernel lacks the variant or does not support the device; also CompileError, SealedMiss,
+    LaunchError, LateKernel and ToolchainMissing.
     """
     loaded, key = _loaded(device.index), (spec.name, *variant.values())
     if key in loaded:
@@ -134,7 +135,7 @@ def load(
 
 
 def _runner(spec: KernelSpec, kernel: LoadedKernel, index: int) -> Run:
-    """Return the function that launches a kernel on a call that is bound; it is called often."""
+    """Return the function that launches a kernel on a bound call; it is called often."""
     geometry, kernel_values, stream = (
         spec.geometry,
         spec.parameters.kernel_values,
@@ -156,18 +157,18 @@ def _early_hint(spec: KernelSpec, arch: str) -> str:
 
 def _check_arch(spec: KernelSpec, arch: str) -> None:
     if spec.only_arch not in ("", arch):
-        raise NoSuchKernel(f"{spec.name} is for {spec.only_arch} alone, and this is {arch}")
+        raise NoSuchKernel(f"{spec.name} runs only on {spec.only_arch}, and this is {arch}")
     if compute_capability(arch) < spec.min_arch:
         raise NoSuchKernel(f"{spec.name} needs sm_{spec.min_arch} or later, and this is {arch}")
 
 
 def target_arch(device: torch.device) -> str:
-    """Return what to compile for: ``KILN_KERNEL_ARCH``, else what the device is."""
+    """Return the target to compile for: ``KILN_KERNEL_ARCH``, else the device's."""
     return settings().kernel_arch or device_arch(device)
 
 
 def _refuse_during_capture(name: str) -> None:
-    """Raise before the driver would: its refusal ends the capture and tells no name."""
+    """Raise LateKernel: the driver's own error would end the capture and not name the kernel."""
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise LateKernel(
             f"{name} would be loaded while a CUDA graph is captured, which CUDA forbids: call "
@@ -179,8 +180,8 @@ def _refuse_during_capture(name: str) -> None:
 def _current_stream() -> Callable[[int], int]:
     """Return a function from a device's index to its current stream, as a CUstream.
 
-    torch.cuda.current_stream makes an object and takes 2.6 µs, a fifth of a launch; the compiled
-    code that torch itself makes asks as is done here.
+    torch.cuda.current_stream creates an object and takes 2.6 µs, a fifth of a launch. Code that
+    torch.compile generates uses the same function as this one.
     """
     raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return raw or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
@@ -188,5 +189,5 @@ def _current_stream() -> Callable[[int], int]:
 
 @cache
 def _loaded(device_index: int) -> dict[tuple[str, ...], Loaded]:
-    """Return the kernels loaded on a device, by the operator's name and the variant's values."""
+    """Return the kernels loaded on a device, by operator name and variant values."""
     return {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def all_specs() -> dict[str, KernelSpec]:
     """Return name -> spec for every family. Importing a family registers its torch ops.
 
-    Raises ValueError when two specs share a name or a family's folder is not its module's name.
+    Raises ValueError if two specs share a name, or if a family's folder and module differ in name.
     """
     found: dict[str, KernelSpec] = {}
     for family, module in family_modules().items():
@@ -28,12 +28,12 @@ def all_specs() -> dict[str, KernelSpec]:
 
 
 def operators() -> list[KernelSpec]:
-    """Return the specs that define an operator, without those that replace one on some GPUs."""
+    """Return the specs that define an operator, not those that replace another one's kernel."""
     return [spec for spec in all_specs().values() if not spec.replaces]
 
 
 def find_spec(name: str) -> KernelSpec:
-    """Return the spec of a name. Raises KeyError, which lists the known names."""
+    """Return the spec with a name. Raises KeyError, which lists the known names."""
     specs = all_specs()
     if name not in specs:
         raise KeyError(f"no kernel is named {name!r}; there are {', '.join(sorted(specs))}")

@@ -1,4 +1,4 @@
-"""The toggles, read once a process."""
+"""The toggles, read once per process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""torch.ops.kiln.<name> for every spec: one operator, whose device decides what runs.
+"""Registers torch.ops.kiln.<name> for every spec.
 
-What runs on CUDA and on the CPU is decided by ``implementations``; fake tensors run nothing, for
-every operator only writes its arguments.
+``implementations`` chooses what runs on CUDA and on the CPU. With fake tensors nothing runs: every
+operator only writes to its arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMESPACE = "kiln"
 
 
 def define(specs: Sequence[KernelSpec]) -> None:
-    """Register the operators of some specs. Raises ValueError when a name is taken."""
+    """Register the operators of some specs. Raises ValueError if a name is taken."""
     catalog.add(specs)
     for spec in specs:
         name = f"{_NAMESPACE}::{spec.name}"
@@ -33,7 +33,7 @@ def define(specs: Sequence[KernelSpec]) -> None:
 def call(spec: KernelSpec, /, **arguments: Any) -> None:
     """Run the operator of a spec on its arguments, given by name.
 
-    Raises TypeError unless they are just what the spec lists.
+    Raises TypeError if one is missing or unknown.
     """
     getattr(torch.ops.kiln, spec.name)(*spec.parameters.positional(arguments))
 
@@ -43,4 +43,4 @@ def _run(spec: KernelSpec, *arguments: Any) -> None:
 
 
 def _nothing(*arguments: Any) -> None:
-    """Stand in for an operator on fake tensors: its results are its arguments."""
+    """Implement an operator for fake tensors: it returns nothing, and its outputs are arguments."""

@@ -1,4 +1,4 @@
-"""The Triton implementations that a toggle can choose; a family may go without."""
+"""The Triton implementations that a toggle can choose; a family may have none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPS = Path(__file__).parent / "ops"
 
 
 def has_triton(family: str) -> bool:
-    """Return whether Triton is installed and the family has Triton forms, importing neither."""
+    """Return whether Triton is installed and the family has Triton forms; imports neither."""
     return (
         importlib.util.find_spec("triton") is not None and (_OPS / family / "triton.py").is_file()
     )
@@ -23,7 +23,7 @@ def has_triton(family: str) -> bool:
 def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
     """Return the Triton form of an operator: it takes the same arguments and writes in place.
 
-    Raises NoSuchKernel where Triton is not installed or the operator has no Triton form.
+    Raises NoSuchKernel if Triton is not installed or the operator has no Triton form.
     """
     if not has_triton(family):
         raise NoSuchKernel(f"Triton is not installed, or {family} has no Triton forms")

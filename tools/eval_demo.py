@@ -23,7 +23,7 @@ _LOCAL_BATCH = 64
 
 
 def generate_answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
-    """Answer questions greedily with a transformers model, one left-padded batch for all."""
+    """Answer questions greedily with a transformers model, in one left-padded batch."""
     import torch
 
     prompts = [

@@ -34,6 +34,8 @@ from kiln.jit_kernels.registry import all_specs  # noqa: E402
 from kiln.jit_kernels.toolchains.cubin import code_of, resources_of  # noqa: E402
 
 Cubins = dict[str, bytes]  # program -> cubin
+# Each checkout runs its own _BUILD, because its modules may have other names.
+_RUN = "import runpy, sys; exec(runpy.run_path(sys.argv.pop(1))['_BUILD'])"
 _BUILD = """
 import sys
 from pathlib import Path
@@ -108,10 +110,14 @@ def _difference(old: bytes | None, new: bytes | None) -> tuple[str, str, str]:
 
 
 def cubins_of(tree: Path, kernels: Sequence[str], archs: Sequence[str]) -> Cubins:
-    """Build the programs of a checkout in a new process. Raises CalledProcessError."""
+    """Build the programs of a checkout in a new process, by the checkout's own ``_BUILD``.
+
+    Raises CalledProcessError if that fails, or if the checkout does not have this tool yet.
+    """
     with tempfile.TemporaryDirectory(prefix="kiln-cubins-") as folder:
         environ = {**os.environ, "PYTHONPATH": str(tree / "tools" / "import_root")}
-        command = [sys.executable, "-c", _BUILD, folder, ",".join(archs), *kernels]
+        tool = str(tree / "tools" / "same_code.py")
+        command = [sys.executable, "-c", _RUN, tool, folder, ",".join(archs), *kernels]
         subprocess.run(command, cwd=folder, env=environ, check=True)
         files = sorted(Path(folder).iterdir())
         return {path.name: path.read_bytes() for path in files}

@@ -97,7 +97,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
     texts = [random_chat(rng, even) for _ in range(20_000)]
     for special in SPECIALS:
         texts = [text.replace(special, "\x00") for text in texts]
-    # Specials are cut out: BPE must not learn merges from the text of the markers themselves.
+    # Remove special tokens: BPE must not learn merges from the text of the markers themselves.
     tokenizer.train_from_iterator((part for text in texts for part in text.split("\x00")), trainer)
     return tokenizer
 
@@ -137,7 +137,8 @@ def batches(
         learn = torch.zeros((len(chunk), width))
         for row, sample in enumerate(chunk):
             ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-            # A one-token answer (counting) would drown among the long ones at equal weight.
+            # With equal weights a one-token answer (counting) would count too little beside long
+            # ones.
             weight = sum(sample.learn) ** -0.5
             learn[row, : len(sample.ids)] = weight * torch.tensor(sample.learn)
         result.append((ids, learn))
@@ -191,7 +192,7 @@ def make_optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Op
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Warm up, stay, and go down linearly over the last half."""
+    """Return the learning rate's factor: warm up, hold, then decay linearly over the last half."""
     return min(1.0, (step + 1) / 150, max(0.0, (steps - step) / (0.5 * steps)))
 
 
@@ -208,7 +209,7 @@ def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def dev_accuracy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
-    """Exact answers per task, on questions that are not in training nor in the default test."""
+    """Exact answers per task, on questions that are neither in training nor in the default test."""
     pairs = held_out(_DEV_COUNT, _DEV_SEED)
     model.eval()
     answers = generate_answers(model, tokenizer, [pair.question for pair in pairs])
@@ -225,7 +226,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the folder to ship; the JSON files also suit transformers before version 5."""
+    """Write the model folder that Kiln ships; its JSON files also work with transformers 4."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = {

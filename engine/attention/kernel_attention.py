@@ -24,7 +24,7 @@ from kiln.jit_kernels.ops.attention_prefill.workspace import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest step there can be."""
+    """The size of the largest possible step."""
 
     max_requests: int
     max_tokens: int  # of all requests
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """A planned step, and which of the kernels have requests in it."""
+    """A planned step, and which of the two kernels have requests in it."""
 
     metadata: AttentionMetadata
     decodes: bool
@@ -41,7 +41,7 @@ class KernelPlan:
 
 
 class KernelAttention:
-    """The memory that the kernels work in, which is taken before the KV pool is sized."""
+    """The kernels' workspaces, which are allocated before the KV pool is sized."""
 
     def __init__(self, shape: KVShape, limits: Limits, device: torch.device) -> None:
         heads = shape.attention
@@ -66,9 +66,9 @@ class KernelAttention:
         )
 
     def plan(self, metadata: AttentionMetadata) -> KernelPlan:
-        """Queue the plans of a step; the host only looks at which kernels have work.
+        """Launch the plan kernels of a step; the host only determines which kernels have work.
 
-        Raises ValueError, with the numbers, when the step could need more than the workspaces have.
+        Raises ValueError with the sizes if the step may need more than the workspaces hold.
         """
         decodes = any(count <= MOST_TOKENS for count in metadata.query_lens)
         prefills = any(count > MOST_TOKENS for count in metadata.query_lens)
@@ -81,9 +81,9 @@ class KernelAttention:
         return KernelPlan(metadata, decodes, prefills)
 
     def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> KernelAttend:
-        """Return a layer's attention. Raises ValueError and TypeError on a pool that does not fit.
+        """Return a layer's attention. Raises ValueError and TypeError if the pool does not fit it.
 
-        What stays the same from step to step is checked here: with a step of no requests.
+        Everything that is the same in every step is checked here once, with a step of no requests.
         """
         keys, values = pool.views(layer.index)
         heads = layer.shape
@@ -114,7 +114,7 @@ class KernelAttention:
 class KernelAttend:
     """One layer's attention: each kernel writes the rows of its own requests."""
 
-    arguments: Mapping[str, Any]  # of the kernels, by name, checked; those of a step are replaced
+    arguments: Mapping[str, Any]  # checked; each step replaces its own
     decode: Workspace
     prefill: PrefillWorkspace
 

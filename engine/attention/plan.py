@@ -13,7 +13,7 @@ _SHORT = 128  # tokens: below this length, padding costs less than another group
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decode requests of similar length: one gather, one batched product.
+    """Decode requests of similar length, computed with one gather and one batched product.
 
     Padding in ``slots`` repeats the request's own first visible slot, so that it never reads
     another request's values: a masked NaN is still NaN.

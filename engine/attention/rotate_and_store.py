@@ -26,10 +26,9 @@ positions, slots: [num_tokens] int64; query: [num_tokens, num_heads, head_dim]; 
 
 
 def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> RotateAndStore:
-    """Return one launch where there is a kernel for the layer's sizes, else an operation a part.
+    """Return the fused kernel if it supports the layer's sizes, else separate operations.
 
-    Both give the same numbers. Raises ValueError and TypeError where the kernel cannot write such
-    a pool.
+    Both give the same results. Raises ValueError and TypeError if the kernel cannot write the pool.
     """
     keys, values = pool.views(layer.index)
     heads, table = layer.shape, layer.rotary.table
@@ -57,14 +56,14 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
         k_scale=1.0,
         v_scale=1.0,
     )
-    check_rope_store(empty)  # what stays the same from step to step
+    check_rope_store(empty)  # everything but the step's tensors
     return OneLaunch(empty._asdict())
 
 
 def is_one_launch(pool: torch.Tensor, dtype: torch.dtype, rotary_dim: int) -> bool:
-    """Return whether a kernel does all of it for heads of a dtype and such a pool.
+    """Return whether one kernel supports heads of this dtype and this pool.
 
-    Through torch's operations one operator per part is faster than one for all.
+    With torch's operations, separate operators are faster than one operator for all parts.
     """
     if not serves(pool.shape[-1], rotary_dim):
         return False
@@ -74,9 +73,9 @@ def is_one_launch(pool: torch.Tensor, dtype: torch.dtype, rotary_dim: int) -> bo
 
 @dataclass(frozen=True, slots=True)
 class OneLaunch:
-    """All of it in one launch of rope_store."""
+    """Norms, rotation and store in one launch of rope_store."""
 
-    arguments: Mapping[str, Any]  # of the kernel, by name, checked; those of a step are replaced
+    arguments: Mapping[str, Any]  # checked; each step replaces its own
 
     def __call__(
         self,
@@ -86,7 +85,7 @@ class OneLaunch:
         key: torch.Tensor,
         value: torch.Tensor,
     ) -> torch.Tensor:
-        """Overwrite the query and return it; the key in qkv stays as it was."""
+        """Overwrite the query and return it; the key in qkv is unchanged."""
         step = {
             "out": query,
             "query": query,
@@ -101,7 +100,7 @@ class OneLaunch:
 
 @dataclass(frozen=True, slots=True)
 class SeparateOperations:
-    """An operation for each part."""
+    """Norms, rotation and store as separate operations."""
 
     layer: AttentionLayer
     pool: KVPool
@@ -114,7 +113,7 @@ class SeparateOperations:
         key: torch.Tensor,
         value: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the query, in qkv or, where there are norms, in memory of its own."""
+        """Return the query: in qkv, or in a new tensor if the layer has norms."""
         layer = self.layer
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)

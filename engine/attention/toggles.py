@@ -1,4 +1,4 @@
-"""Whether Kiln's attention kernels can serve a model, and whether their toggles can be obeyed."""
+"""Whether Kiln's attention kernels support a model, and whether their toggles allow that."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ATTENTION_FAMILIES = ("attention_decode", "attention_prefill")
 
 
 def kernels_can_attend(needs: Needs, block_size: int) -> bool:
-    """Return whether there are paged kernels for a model: else torch's operations serve it.
+    """Return whether paged kernels support a model; if not, torch's operations run it.
 
-    There are for some dtypes and head_dims, and for blocks of 16 tokens. Raises ConfigError where
-    there are none and a toggle asks for one.
+    They support some dtypes and head_dims, and blocks of 16 tokens. Raises ConfigError if a toggle
+    asks for a kernel that does not support the model.
     """
     can = True
     for spec in operators():

@@ -1,4 +1,4 @@
-"""Which baseline a name stands for. Its packages are imported only when it is loaded."""
+"""Find the baseline that a name selects. Its packages are imported only when it is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MakeEngine = Callable[[], BenchEngine]
 def static_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str, MakeEngine]:
     """Return the engine that ``--baseline`` names, for requests of one length; empty for "none".
 
-    Of transformers it is ``generate`` on all requests at once. ``python``: see VLLMEngine.
+    For transformers this is ``generate`` on all requests at once. ``python``: see VLLMEngine.
     """
 
     def transformers() -> BenchEngine:
@@ -28,8 +28,8 @@ def static_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str, Ma
 def continuous_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str, MakeEngine]:
     """Return the same for requests of several lengths.
 
-    Of transformers it is its continuous batching. On a CPU, for which that is not made, and where
-    the installed version has none, it is static batches of ``max_num_seqs`` requests.
+    For transformers this is its continuous batching, or static batches of ``max_num_seqs`` requests
+    on a CPU and if the installed version has no continuous batching.
     """
 
     def transformers() -> BenchEngine:

@@ -13,7 +13,7 @@ from kiln.engine.core import EngineCore
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
 
-_WARM_UP_STEPS = 2  # under a profiler whose record is dropped: the first one starts slowly
+_WARM_UP_STEPS = 2  # their profile is dropped: the first profiler starts slowly
 
 
 def busy_ms_per_step(
@@ -24,7 +24,7 @@ def busy_ms_per_step(
     All requests run at once. The profiled steps begin when each request has ``skipped`` output
     tokens. None if the profiler recorded no kernel. Raises BenchError if a request fails.
     """
-    # The first requests are ahead by the steps that the other prompts take: none may finish early.
+    # The first requests decode while the other prompts run, and must not finish during the profile.
     prefill_steps = sum(map(len, prompts)) // core.config.scheduler.max_num_batched_tokens + 1
     length = skipped + _WARM_UP_STEPS + steps + 2 * prefill_steps
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
@@ -59,7 +59,7 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _count(waiting: dict[str, int], output: TokenOutput) -> None:
-    """Subtract a request's new tokens, and remove it when it has all. Raises BenchError."""
+    """Subtract a request's new tokens, and remove it when none is missing. Raises BenchError."""
     if output.finish_reason is not None:
         raise BenchError(f"a request ended early: {output.message or output.finish_reason}")
     if output.request_id in waiting:
@@ -69,7 +69,7 @@ def _count(waiting: dict[str, int], output: TokenOutput) -> None:
 
 
 def _profiled(core: EngineCore, steps: int) -> list[tuple[float, float]]:
-    """Run steps and return what the GPU ran: (start, end) in microseconds."""
+    """Run steps; return (start, end) in microseconds of each kernel and copy on the GPU."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(steps):
@@ -79,7 +79,7 @@ def _profiled(core: EngineCore, steps: int) -> list[tuple[float, float]]:
 
 
 def device_spans(events: Iterable[Any]) -> list[tuple[float, float]]:
-    """Return (start, end) in microseconds of what ran on the GPU, of all events of a profile.
+    """Return (start, end) in microseconds of those events of a profile that ran on the GPU.
 
     The range of a user's annotation also covers the time between its kernels, so it is left out.
     """

@@ -42,7 +42,7 @@ class KilnEngine:
         begun = time.perf_counter()
         self._llm: LLM | None = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
         self.load_seconds = time.perf_counter() - begun
-        self.versions: Mapping[str, str] = {}  # every report has them
+        self.versions: Mapping[str, str] = {}  # every report names Kiln's packages
         self._on_gpu = resolve_device(config.model.device).type == "cuda"
         if must_fit is not None:
             self._check_room(must_fit, config.kv.block_size)

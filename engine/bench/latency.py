@@ -32,7 +32,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class LatencyLoad:
-    """Equal requests, for each of the batch sizes in turn."""
+    """A batch of identical requests, run once for each batch size."""
 
     batch_sizes: tuple[int, ...] = (1, 16, 64, 256)
     prompt_tokens: int = 128
@@ -94,10 +94,11 @@ def _measure_size(engine: BenchEngine, load: LatencyLoad, prompts: list[list[int
 
 
 def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> list[Row]:
-    """Return the rows by batch size, with what follows from them.
+    """Return the rows in order of batch size, with the fields that are computed from them.
 
-    ``floor_ms`` by batch size, and ``share``, the floor over the step. ``idle_ms``: the part of a
-    step in which the GPU does nothing. ``ratio``: the tokens/s of the first engine over another's.
+    ``floor_ms``: the shortest possible step. ``share``: that floor divided by the step.
+    ``idle_ms``: the part of a step in which the GPU does nothing. ``ratio``: the first engine's
+    tokens/s divided by those of another.
     """
     rows = list(rows)
     name = rows[0]["engine"]
@@ -146,5 +147,5 @@ def markdown(report: Report) -> str:
 
 
 def draw(report: Report, processor: str, figure: Figure) -> None:
-    """Draw output tokens per second over the batch size, a line per engine, and the floor's."""
+    """Draw output tokens per second over the batch size: a line per engine, and the floor."""
     draw_by_batch_size(report.rows, f"{report.details['model']} on {processor}", figure)

@@ -1,4 +1,4 @@
-"""The config.json of real models, to measure with random weights where no checkpoint is."""
+"""The config.json of real models, for measurements with random weights without a checkpoint."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Measured:
-    """The rows of all engines, and what else they said. ``failure`` ended the run early."""
+    """The results of all engines. ``failure``: the error that ended the run early, if any."""
 
     rows: list[Row] = field(default_factory=list)
     load_seconds: dict[str, float] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def measure_all(makers: Mapping[str, MakeEngine], measure: Measure, tell: Tell) 
         tell(f"{name}: loading")
         try:
             measured.add(make, measure)
-        except Exception as error:  # a baseline raises what it likes
+        except Exception as error:  # a baseline may raise anything
             if not measured.rows:
                 raise
             measured.failure = _as_kiln_error(name, error)

@@ -18,14 +18,14 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
 
-_NO_TOKEN = -1  # as the end of a sequence: no token ends it
-_WAIT_SECONDS = 1.0  # for a result, before it looks whether the worker still runs
+_NO_TOKEN = -1  # the EOS id: no token ends a sequence
+_WAIT_SECONDS = 1.0  # between checks that the worker still runs
 
 
 class _Transformers:
-    """A model of transformers, with the device and the dtype that Kiln chooses."""
+    """A model run by transformers, with the device and the dtype that Kiln chooses."""
 
-    versions: Mapping[str, str] = {}  # every report has them
+    versions: Mapping[str, str] = {}  # every report names Kiln's packages
 
     def __init__(self, config: EngineConfig) -> None:
         begun = time.perf_counter()

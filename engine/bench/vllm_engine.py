@@ -19,11 +19,11 @@ from kiln.engine.runner.device import resolve_device, resolve_dtype
 _FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
 _FIND_SECONDS = 60
 _CLOSE_SECONDS = 60
-_SHOWN_LINES = 15  # of vLLM's log, when it fails
+_SHOWN_LINES = 15  # of vLLM's log, if it fails
 
 
 class VLLMEngine:
-    """vLLM as a BenchEngine. ``python`` is the interpreter that has it.
+    """vLLM as a BenchEngine. ``python``: an interpreter that can import vllm.
 
     It gets the same limits, dtypes, memory share and seed as Kiln. Its other settings are its own
     defaults, except for prefix caching, which is off: a benchmark repeats its prompts.

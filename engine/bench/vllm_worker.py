@@ -1,9 +1,8 @@
-"""Run vLLM for a benchmark: one JSON object per line in and out. Imports nothing of Kiln.
+"""Run vLLM for a benchmark: one JSON object per line in and out. It imports nothing from Kiln.
 
-Its interpreter may be another than Kiln's, in an environment where Kiln is not installed. In:
-``{"llm": keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. Out:
-``{"seconds": …}`` with the time of loading or of the run, and once ``versions``; or
-``{"error": text}``.
+Its interpreter may differ from Kiln's, in an environment where Kiln is not installed. In: ``{"llm":
+keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. Out: ``{"seconds": …}``
+with the time of loading or of the run, and once ``versions``; or ``{"error": text}``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Load the model, then run what comes on stdin until it ends."""
+    """Load the model, then run the batches that arrive on stdin until it is closed."""
     # vLLM logs to stdout, and its processes inherit it: from here on that is stderr.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -28,7 +27,7 @@ def main() -> None:
                 llm, reply = _load(asked["llm"])
             else:
                 reply = _run(llm, asked["prompts"], asked["lengths"])
-        except Exception as error:  # what vLLM raises is its own affair; Kiln's side reports it
+        except Exception as error:  # vLLM may raise anything; Kiln's side reports it
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
 

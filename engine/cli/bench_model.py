@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from kiln.engine.bench.side_by_side import Draw
 
 _BASELINES = ("none", "transformers", "vllm")
-# Unless a flag says otherwise, Kiln and vLLM get these limits, so that reports compare.
+# Unless a flag says otherwise, Kiln and vLLM get these limits, so that their reports are
+# comparable.
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 16384
 _MAX_MODEL_LEN = 4096

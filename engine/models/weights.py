@@ -22,8 +22,8 @@ class Weights(ABC):
         """Write a tensor of a known ``shape``, or the part at ``index``, into ``out``.
 
         Values are converted to the dtype of ``out``. If possible, only the part is read. Raises
-        ModelError if the tensor is missing or has another shape, ValueError if ``out`` has not
-        the part's shape.
+        ModelError if the tensor is missing or has another shape, ValueError if ``out`` does not
+        have the part's shape.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The parent's handle of the engine process: start, watch and stop it, and leave no orphan.
+"""The parent's handle to the engine process: start, watch and stop it, and leave no orphan.
 
 Parent and child communicate through two ZeroMQ sockets in a private folder (mode 0700). The child
 also holds the read end of a pipe. However the parent ends, the pipe closes, and then the child
@@ -31,7 +31,7 @@ _BOOT = (
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python.
+    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python process.
 
     The child imports this copy of Kiln even if another is installed, and modules in the working
     folder do not shadow its imports (``-P``).

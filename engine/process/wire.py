@@ -72,7 +72,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True):
-    """Engine to client: the current counts by name; some are themselves by label."""
+    """Engine to client: the current counts by name; some are maps by label."""
 
     values: dict[str, float | dict[str, float]]
 

@@ -29,15 +29,15 @@ from kiln.engine.process.child import outputs_address, requests_address
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.jit_kernels.declare.errors import KernelError
 
-_IDLE_POLL = 1000  # milliseconds asleep on the socket; a message wakes it at once
+_IDLE_POLL = 1000  # milliseconds to wait for a message when idle
 _REPORT_EVERY = 0.2  # seconds between reports while there is work
-_LINGER = 1000  # milliseconds that the last messages may take to leave
+_LINGER = 1000  # milliseconds to send the last messages at exit
 
 logger = logging.getLogger(__name__)
 
 
 class Core(Protocol):
-    """What the worker needs of ``kiln.engine.core.EngineCore``; tests put a fake in its place."""
+    """What the worker needs of ``kiln.engine.core.EngineCore``; tests replace it by a fake."""
 
     @property
     def has_work(self) -> bool:
@@ -47,13 +47,13 @@ class Core(Protocol):
         """Queue a request. Raises RequestError if it is invalid."""
 
     def abort(self, request_id: str, /) -> None:
-        """Forget a request and free its blocks; an unknown one is fine."""
+        """Drop a request and free its blocks. An unknown id is ignored."""
 
     def step(self) -> list[TokenOutput]:
         """Run one step."""
 
     def stats(self) -> Any:
-        """Return the counts of the moment, a dataclass of numbers."""
+        """Return the current counts, a dataclass of numbers."""
 
 
 Progress = Callable[[str, int, int], None]
@@ -68,7 +68,7 @@ class Worker:
         self._inbox = self._context.socket(zmq.PULL)
         self._outbox = self._context.socket(zmq.PUSH)
         for socket in (self._inbox, self._outbox):
-            socket.set_hwm(0)  # the API process bounds how many requests there are
+            socket.set_hwm(0)  # the API process limits the number of requests
             socket.linger = _LINGER
         self._inbox.connect(requests_address(folder))
         self._outbox.connect(outputs_address(folder))
@@ -80,13 +80,13 @@ class Worker:
         self._last_stats: dict[str, float] = {}
 
     def send(self, message: wire.ToClient) -> None:
-        """Queue a message to the client; it never waits."""
+        """Queue a message to the client without waiting."""
         self._outbox.send(self._encode(message), zmq.NOBLOCK)
 
     def serve(self, core: Core) -> None:
-        """Answer requests until told to stop.
+        """Run requests until told to stop.
 
-        The core contains what one request causes; any error that it raises ends the loop.
+        The core handles errors that one request causes; an error that it raises ends the loop.
         """
         while not self._stopping:
             self._receive(core, 0 if core.has_work else _IDLE_POLL)
@@ -98,11 +98,11 @@ class Worker:
             self.report(core)
 
     def close(self) -> None:
-        """Send what is queued, for a bounded time, and release the sockets."""
+        """Send the queued messages, within a time limit, and close the sockets."""
         self._context.destroy(linger=_LINGER)
 
     def _receive(self, core: Core, timeout: int) -> None:
-        """Act on every message there is; wait ``timeout`` milliseconds for the first."""
+        """Handle all queued messages; wait up to ``timeout`` milliseconds for the first."""
         if not self._inbox.poll(timeout):
             return
         while True:
@@ -126,7 +126,7 @@ class Worker:
             self.send(wire.Refused(request.request_id, kind, str(error), error.param))
 
     def report(self, core: Core) -> None:
-        """Tell the counts when they changed: at once when idle, else a few times a second."""
+        """Report the counts if they changed: at once when idle, else a few times a second."""
         now = time.monotonic()
         if core.has_work and now - self._last_report < _REPORT_EVERY:
             return
@@ -140,12 +140,12 @@ class Worker:
 
 
 def _leave_with_parent(folder: Path) -> None:
-    """End this process when the parent is gone: the pipe on stdin closes, however it went."""
+    """Exit when the parent has exited: however it ends, the pipe on stdin closes."""
 
     def watch() -> None:
         while os.read(0, 1024):
             pass
-        time.sleep(_LINGER / 1000)  # an orderly stop closes the pipe too, and is already leaving
+        time.sleep(_LINGER / 1000)  # an orderly stop exits during this time
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
@@ -158,7 +158,7 @@ def run(load: Load, arguments: list[str]) -> int:
     Returns the exit code: 0 after an orderly stop, 1 if the model could not be loaded or a step
     failed; the client was told why in both cases.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides, and drains first
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent drains, then stops this
         signal.signal(number, signal.SIG_IGN)
     folder = Path(arguments[0])
     _leave_with_parent(folder)
@@ -169,7 +169,7 @@ def run(load: Load, arguments: list[str]) -> int:
             lambda stage, done, total: worker.send(wire.Progress(stage, done, total)),
         )
         gc.collect()
-        gc.freeze()  # the model's objects live for ever: no collection need look at them again
+        gc.freeze()  # the model's objects live until exit: exclude them from collections
         worker.report(core)
         worker.send(wire.Ready(info))
         worker.serve(core)
@@ -185,16 +185,16 @@ def run(load: Load, arguments: list[str]) -> int:
 
 
 def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.ModelInfo]:
-    """Make the real core, telling how far it is."""
+    """Create the real core and report its progress."""
     progress("importing torch", 0, 1)
-    # Here and not above: these imports take seconds, and whoever waits is told what for.
+    # Imported here, after the message: these imports take seconds.
     import torch
 
     from kiln.engine.core import EngineCore, load_runner
     from kiln.jit_kernels.ready import ready_guard
 
     progress("importing torch", 1, 1)
-    # A core stays for the API process: torch's threads wait for the slowest of them at each op.
+    # Leave one core to the API process: at each op, torch waits for the slowest of its threads.
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
     runner = load_runner(config, progress)

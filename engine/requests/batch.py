@@ -39,7 +39,7 @@ class ScheduledRequest(NamedTuple):
     seed: int
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
     token_counts: Mapping[int, int] = MappingProxyType({})  # see Request; not a copy
-    is_plain: bool = False  # it edits no logit and asks for no log-probabilities
+    is_plain: bool = False  # no logit is edited and no log-probability requested
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Batch:
 
     @cached_property
     def columns(self) -> Any:
-        """The same as a ScheduledRequest whose fields hold those of all requests."""
+        """The requests by field: a ScheduledRequest whose fields are tuples over all requests."""
         return ScheduledRequest._make(zip(*self.requests, strict=True))
 
     @property
@@ -83,7 +83,7 @@ class SampledTokens(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-    """The result of a step: the tokens of each request that samples, an error of each that failed.
+    """The result of a step: tokens for each request that samples, an error for each that failed.
 
     A request that samples and is missing here is computed again from its last token.
     """

@@ -67,7 +67,7 @@ def flaw_of(arch: str, key: str, entry: Entry) -> str:
 def rebuild(
     jobs: Sequence[Job], cache: KernelCache, num_threads: int = 0
 ) -> tuple[int, list[Flaw]]:
-    """Compile every job in the cache again; return their number, and flaws where bytes differ.
+    """Compile every job in the cache again; return their number, and those whose bytes differ.
 
     Only entries built by this machine's NVRTC can be compared. Raises ToolchainMissing and
     CompileError.

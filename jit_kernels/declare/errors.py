@@ -1,13 +1,13 @@
 """The kernels' error tree.
 
 KernelError
-├── CompileError     a toolchain refused a translation unit; the message holds its log
+├── CompileError     a kernel did not compile; the message holds the compiler's log
 ├── ToolchainMissing the compiler of a toolchain is not installed
 ├── SealedMiss       the kernel cache is sealed, and a kernel is not in it
-├── BundleRefused    a bundle of kernels cannot be read, or is not what it should be
+├── BundleRefused    a bundle of kernels cannot be read, or is damaged or untrusted
 ├── NoSuchKernel     a kernel has no variant for a dtype, a shape or a device
 ├── LaunchError      the driver refused to load or launch
-├── LateKernel       a kernel was to be compiled or loaded at a time when that must not happen
+├── LateKernel       a kernel would be compiled or loaded while serving, or during graph capture
 └── HostFault        the host toolchain caught a race, an out-of-bounds access, a deadlock, …
 """
 

@@ -1,4 +1,4 @@
-"""The one description of a kernel: everything the rest of Kiln needs to know about it."""
+"""The declaration of a kernel: everything that the rest of Kiln needs to know about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kiln.jit_kernels.declare.parameters import Arguments, KernelValue, Paramete
 
 Variant = Mapping[str, str]  # compile-time values of one program, e.g. {"scalar_t": "kiln::bf16"}
 Sizes = Mapping[str, int]  # run-time sizes of one call, e.g. {"rows": 64, "d": 4096}
-# The compile-time values that a model fixes, e.g. {"head_dim": "128"}, or several of a name.
+# The compile-time values that a model needs, e.g. {"head_dim": "128"}; one or several per name.
 Needs = Mapping[str, str | Collection[str]]
 Results = Mapping[str, torch.Tensor]  # new values of what an operator writes, by name
 
@@ -27,13 +27,13 @@ DTYPES = MappingProxyType({name: dtype for dtype, name in SCALARS.items()})
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What a launch geometry may depend on. Units: multiprocessors, bytes a block."""
+    """What a launch geometry may depend on. Units: multiprocessors, bytes per block."""
 
     num_multiprocessors: int
     max_shared_bytes: int
 
 
-# What the host toolchain acts as.
+# The GPU that the host toolchain simulates.
 HOST_GPU = Gpu(num_multiprocessors=4, max_shared_bytes=227 * 1024)
 
 
@@ -67,20 +67,20 @@ class Bound:
 class KernelSpec:
     """A kernel's declaration.
 
-    ``parameters`` lists what the kernel and its operator take, in the order of the ``.cu`` file.
-    Functions of a call take its arguments as ``a`` and say ``a.out``, ``a.x``; what they return for
-    several parameters is a mapping by name.
+    ``parameters`` lists the parameters of the kernel and its operator, in the order of the ``.cu``
+    file. Functions take a call's arguments as a namedtuple ``a`` and read ``a.out`` or ``a.x``. If
+    they return values for several parameters, they return a mapping by name.
 
-    ``params`` names every compile-time parameter and all the values it may take. ``kiln warmup``
-    builds their product, without those that ``is_supported`` rejects. ``reference`` returns the new
-    values of the outputs and in_outs. It computes in float32, or in float64 on float64 inputs, and
-    has four jobs: test oracle, CPU op, fake op, and the "torch" choice of the toggle.
-    ``tolerance`` is the largest error against float64 relative to max(|expected|, 1), by dtype of
-    ``scalar_t`` or for all; integers must be equal. Where that measure does not fit, ``error``
-    takes the arguments after the run, and the reference's results, and gives its own.
+    ``params`` maps every compile-time parameter to all its values. ``kiln warmup`` builds their
+    product, except variants that ``is_supported`` rejects. ``reference`` returns the new values of
+    the outputs and in_outs. It computes in float32, or in float64 on float64 inputs. It is the test
+    oracle, the CPU operator, and the "torch" choice of the toggle. ``tolerance`` is the largest
+    error against float64 relative to max(|expected|, 1), for each dtype of ``scalar_t`` or for all;
+    integers must be equal. If that measure does not fit, ``error`` computes another one from the
+    arguments after the run and the reference's results.
     """
 
-    name: str  # torch.ops.kiln.<name>; the test id; the row of the bench table
+    name: str  # of torch.ops.kiln.<name>, of the tests, and of the benchmark's rows
     source: str  # path under kernel_sources/
     entry: str  # extern "C" symbol in that file
     parameters: Parameters
@@ -89,25 +89,25 @@ class KernelSpec:
     geometry: Callable[[Variant, Sizes, Gpu], LaunchGeometry]
     cost: Callable[[Variant, Sizes], Cost]
     reference: Callable[[Arguments], Results]
-    make_inputs: Callable[[Variant, Sizes, str], Mapping[str, Any]]  # (.., .., device) -> by name
+    make_inputs: Callable[[Variant, Sizes, str], Mapping[str, Any]]  # (.., .., device)
     sizes: Sequence[Sizes]  # cases for tests
     bench_sizes: Sequence[Sizes]  # cases for benchmarks
     tolerance: Mapping[torch.dtype, float] | float
     is_supported: Callable[[Variant], bool] = lambda variant: True
-    has_unfused_path: bool = False  # other operators do its work where it has no variant
+    has_unfused_path: bool = False  # without a variant, other operators do its work
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
     replaces: str = ""  # operator this kernel replaces on ``only_arch``; empty: none
-    max_cpu_seconds: float = 0.25  # to compile one variant, on a quiet machine
-    shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # the most geometry asks
+    max_cpu_seconds: float = 0.25  # limit for compiling one variant on an idle machine
+    shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # maximum
     error: Callable[[Arguments, Results], float] | None = None
-    bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # what to time
+    bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # timed
     paper: str = ""  # where the algorithm comes from
 
     def variants(self, needs: Needs = MappingProxyType({})) -> Iterator[Variant]:
         """Yield every compile-time parameter assignment, or those that a model can run.
 
-        There is none where a model needs a value that the kernel has no variant for.
+        Yields nothing if a model needs a value for which the kernel has no variant.
         """
         choices = (
             [value for value in values if value in needed(needs, name, [value])]
@@ -135,7 +135,7 @@ class KernelSpec:
         return listed and self.is_supported(variant)
 
     def allowed_error(self, variant: Variant) -> float:
-        """Return the largest error against float64 of a variant."""
+        """Return the largest allowed error of a variant against float64."""
         if isinstance(self.tolerance, Mapping):
             return self.tolerance[DTYPES[variant["scalar_t"]]]
         return self.tolerance
@@ -151,7 +151,7 @@ class KernelSpec:
         return self.parameters.c_types
 
     def arguments(self, positional: Sequence[Any]) -> Arguments:
-        """Return the operator's arguments, given in order, with their names."""
+        """Return the operator's arguments as a namedtuple."""
         return self.parameters.Arguments(*positional)
 
     def make_arguments(self, variant: Variant, sizes: Sizes, device: str) -> Arguments:
@@ -160,18 +160,18 @@ class KernelSpec:
         return self.arguments(self.parameters.positional(made))
 
     def kernel_values(self, a: Arguments, bound: Bound) -> tuple[KernelValue, ...]:
-        """Return what the kernel gets of a call, in the order of its signature."""
+        """Return the kernel's arguments for a call, in the order of its signature."""
         return self.parameters.kernel_values(a, bound.derived)
 
 
 def needed(needs: Needs, name: str, default: Collection[str] = ()) -> Collection[str]:
-    """Return the values that a model needs of a compile-time parameter, ``default`` for any."""
+    """Return a compile-time parameter's values that a model needs; ``default`` if unlimited."""
     wanted = needs.get(name, default)
     return (wanted,) if isinstance(wanted, str) else wanted
 
 
 def check_needs(spec: KernelSpec, needs: Needs) -> None:
-    """Raise NoSuchKernel, which tells what is lacking, unless a kernel has what a model needs."""
+    """Raise NoSuchKernel if a kernel lacks a variant that a model needs."""
     for one in spec.lacking(needs):
         told = ", ".join(f"{name} {value}" for name, value in one.items())
         has = "; ".join(f"{name} {', '.join(spec.params[name])}" for name in one)
@@ -179,7 +179,7 @@ def check_needs(spec: KernelSpec, needs: Needs) -> None:
 
 
 def needs_of(dtype: torch.dtype) -> Needs:
-    """Return what a model of a dtype fixes of every kernel."""
+    """Return the compile-time values that a model's dtype fixes for every kernel."""
     return MappingProxyType({"scalar_t": SCALARS[dtype]})
 
 

@@ -40,7 +40,7 @@ class LibraryFolder:
         info = os.fstat(self._descriptor)
         if info.st_uid not in (os.geteuid(), 0) or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             os.close(self._descriptor)
-            raise PermissionError(f"{path} is not ours, or others can write it")
+            raise PermissionError(f"{path} belongs to another user, or other users can write to it")
         self._keep = keep
         self._pruned = False
 
@@ -113,7 +113,7 @@ def library_folder(root: Path | None) -> LibraryFolder:
         if make_private_folder(root) and make_private_folder(path):
             with contextlib.suppress(OSError):
                 return LibraryFolder(path)
-        log.warning("kernel cache: %s cannot be created, or others can write it", path)
+        log.warning("kernel cache: %s cannot be created, or other users can write to it", path)
     return private_folder()
 
 

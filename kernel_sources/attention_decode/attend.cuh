@@ -203,7 +203,7 @@ KILN_FN ItemPlace attend(Fetch<Shape>& from, const WorkItem& item, const HeadRow
   const int num_rows = bounds.last_row - bounds.first_row + 1;
   if (in_units) rows = Shape::kWarps == 4 ? share : two;
   else rows.end();
-  const ItemPlace place = buffers.place;  // load it before stores that it would wait for
+  const ItemPlace place = buffers.place;  // loaded now: after the stores it would wait for them
   Tile::template store_rows<N>(buffers.results + warp * (Shape::kWarpBytes / 4), rows.o, num_rows,
                                lane);
 #pragma unroll

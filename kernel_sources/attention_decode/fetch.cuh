@@ -118,7 +118,7 @@ template <class Shape> struct Fetch {
     unsigned char* to = stages + i % Shape::kHalves * Shape::kHalf +
                         me.lane / kChunks * Tile::kStep + me.lane % kChunks * 16;
     const int left = num_keys - i / 2 * Shape::kKeys;
-    if (dense && left >= Shape::kKeys) {  // the common case, in the least code
+    if (dense && left >= Shape::kKeys) {  // the common case, with the least code
 #pragma unroll
       for (int m = 0; m < kPair; ++m) {
         const KV* from = pool + id[m] * block + me.lane / kChunks * kHeadTile + own_column;
@@ -155,7 +155,7 @@ template <class Shape> struct Fetch {
     if (pair < count) fetch(i, id, false);
     copy_commit();
   }
-  // The same for an item's first halves. The item itself holds the ids of the first pair.
+  // Fetch half i of the first halves of an item, which itself holds the ids of the first pair.
   KILN_FN void first(const WorkItem& item, int i, bool one_by_one = false) const {
     int id[kPair];
 #pragma unroll

@@ -18,7 +18,7 @@ struct alignas(8) Words2 { uint32_t x, y; };
 struct MergeFactors {
   float old, added;  // factors
 
-  // Running merge: `top` is of the sum before the call, and of the merged sum after it.
+  // Running merge: on entry `top` belongs to the sum so far, on return to the merged sum.
   KILN_FN static MergeFactors update_top(float& top, float top_of_part) {
     const float greatest = fmaxf(top, top_of_part), zero = finite(greatest);
     const MergeFactors f = {exp2_fast(top - zero), exp2_fast(top_of_part - zero)};
@@ -85,7 +85,8 @@ constexpr int kAtOnce = 8;  // children whose loads are in flight at a time
 struct Tree {
   float factors[3];
 
-  // own: Scale of this lane's child, {-infinity, 0} if it is missing. whole: set to the total's.
+  // own: Scale of this lane's child, {-infinity, 0} if it is missing. whole: set to the total's
+  // Scale.
   KILN_FN static Tree of(Scale own, int halvings, Scale& whole) {
     constexpr uint32_t kWarp = 0xffffffffu;
     const int lane = threadIdx.x % 32;

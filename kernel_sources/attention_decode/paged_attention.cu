@@ -15,7 +15,8 @@
 // (merge.cuh). The block or cluster of a node's last parts then merges it, and waits for earlier
 // blocks only. If a request has many parts, each cluster first merges its own two parts.
 //
-// Callers: between launches `arrivals` is all 0, and `mail`, of mail_rows rows, all kUnsent.
+// Callers: between launches all words of `arrivals` are 0, and all of `mail` (mail_rows rows)
+// kUnsent.
 #include "attention_decode/attend.cuh"
 #include "kiln/ptx/launch.cuh"
 

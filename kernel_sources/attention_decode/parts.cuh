@@ -182,7 +182,8 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       else finish_row(row, sum);
     }
   }
-  // The same for paired blocks: send the other block its rows, and merge the rows that it sends.
+  // Merge the rows of paired blocks: send the other block its rows, and merge the rows that it
+  // sends.
   KILN_FN void merge_blocks(const float* results, const Scale* scales, float* inbox) const {
     const int own = int(blockIdx.y % 2);
     float* const others = map_shared(inbox, 1 - own);

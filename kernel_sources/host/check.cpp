@@ -21,7 +21,7 @@ void Clock::merge(const Clock& from) {
   others = std::move(all);
 }
 
-ClockRef release_clock(Fiber& fiber) {  // what an acquire from this thread learns
+ClockRef release_clock(Fiber& fiber) {  // what an acquire is then ordered after
   Clock clock = *fiber.clock;
   clock.own[fiber.index] = fiber.epoch++;
   return std::make_shared<const Clock>(std::move(clock));

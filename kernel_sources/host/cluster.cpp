@@ -11,7 +11,7 @@ unsigned cluster_rank() {
 }
 unsigned cluster_size() { return current->block->launch->cluster; }
 
-// Merge what all threads had done and knew on arrival; the cluster's blocks then share `others`.
+// Merge the clocks that all threads had on arrival; the cluster's blocks then share `others`.
 static void join_clocks(Cluster& cluster) {
   for (Block* block : cluster.blocks) {
     Clock clock = *block->fibers[0].clock;

@@ -95,7 +95,7 @@ static struct sigaction old_actions[3];
 static stack_t old_stack;
 static pthread_t runner;
 
-// Return to the scheduler, as by longjmp. Faults of other threads go to the previous handler.
+// Return to the scheduler, as longjmp does. Faults of other threads go to the previous handler.
 static void on_fault(int signal, siginfo_t* info, void*) {
   if (!current || !pthread_equal(pthread_self(), runner)) {
     for (int i = 0; i < 3; i++)

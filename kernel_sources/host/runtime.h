@@ -131,7 +131,7 @@ struct Rank {
   unsigned first = 0, threads = 0;       // ids of the rank in the clocks
   // What the running launch is ordered after: `before` once it has waited for the launch ahead.
   std::shared_ptr<const Epochs> before, start;
-  Epochs after;  // what its retired blocks did or knew
+  Epochs after;  // merged clocks of its retired blocks
 };
 struct Owner { unsigned rank, block, thread; };
 struct Victim { unsigned rank, warp; const Block* block; uint64_t until; };
@@ -145,7 +145,7 @@ struct Run {  // state of one run; each run starts from a new one
   std::vector<Owner> owners;  // by id in the clocks; checked form only
   std::deque<Fiber*> ready;
   Block* shared_owner = nullptr;  // block whose variables are in the thread-local segment
-  Victim victim{};                // what the seed has frozen
+  Victim victim{};                // frozen by the seed
   std::vector<Region> regions;    // memory that kernels may access
   Publications publications;      // in global memory
   std::vector<std::string> reports;

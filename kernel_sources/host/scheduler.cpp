@@ -40,7 +40,7 @@ void fiber_main() {
   __builtin_unreachable();  // a finished thread is never resumed
 }
 
-// Threads inherit the clock of the launch; their first epoch is one that no thread knows.
+// Threads inherit the clock of the launch; no thread is ordered after their first epoch yet.
 static void start_checking(Block& block, const Rank& rank) {
   const unsigned first = block.fibers[0].id;
   const auto from = rank.start->begin() + first;
@@ -88,7 +88,8 @@ static void start_block(Rank& rank, Launch& launch, unsigned n,
   rank.resident.push_back(std::move(block));
 }
 
-// The rank's next launch is ordered after everything that this block did or knew.
+// The rank's next launch is ordered after this block and after all that this block is ordered
+// after.
 static void remember(Rank& rank, const Block& block) {
   const Clock* last = nullptr;
   for (const Fiber& fiber : block.fibers) {

@@ -101,7 +101,7 @@ KILN_FN uint32_t key_of_group(const Four (&choice)[kPerLane / 4], int lane, int 
   return lane < num_groups ? of_group : kTaken;
 }
 
-// Mark the keys of experts outside the top groups, which top_groups others precede.
+// Mark the keys of experts outside the top groups: at least top_groups groups precede theirs.
 KILN_FN void keep_groups(uint32_t (&key)[kPerLane], const Four (&choice)[kPerLane / 4], int lane,
                          int experts, int num_groups, int top_groups) {
   const int size = experts / num_groups;

@@ -63,7 +63,7 @@ KILN_FN void tally(const Bins& bins, uint32_t key, uint32_t last, const Weights&
   if (with_mass || b == bins.middle) add_to_bucket(b, weights.mass(value_of(key)), s);
 }
 
-// The same for an edited logit. If it is between two numbers of T, its bucket is marked.
+// Count an edited logit likewise. If it is between two numbers of T, its bucket is marked.
 template <class T>
 KILN_FN void tally_edited(const Bins& bins, uint32_t key, uint32_t last, const Weights& weights,
                          SamplerShared& s) {

@@ -11,7 +11,7 @@ struct alignas(16) Sums {
 };
 
 // Shared memory of a reduction. Each reduction has its own, so none waits for the readers of
-// another. Two uses of the same one need a barrier in between.
+// another. Two uses of the same memory need a barrier in between.
 template <class T> struct Partial {
   T of[32];
 };
@@ -96,7 +96,7 @@ struct TopWeight {
   }
 };
 
-// A sum whose scale is not known in advance: of integers below 2^28 times powers of two. Exponents
+// A sum of integers below 2^28 times powers of two; its scale is not known in advance. Exponents
 // are grouped in blocks of twenty, and the three highest blocks so far have one integer sum each.
 // What is lower is dropped: less than 2^-36 of a unit. The order does not matter. Two million
 // tokens fit.

@@ -10,7 +10,8 @@ namespace kiln {
 KILN_FN uint64_t arrival_of(float clock, Weights weights, int token, float x) {
   return uint64_t(as_uint(div_rn(clock, weights(x)))) << 32 | uint32_t(token);
 }
-// The same from the row's noise. high: the token's random number is known not to be low.
+// Arrival time of a token from the row's noise. high: the token's random number is known not to be
+// low.
 KILN_NOINLINE uint64_t arrival_of(Noise noise, Weights weights, int token, float x, bool high,
                                   const NoneLow& none_low) {
   const bool low = !high && is_low(noise, token, none_low);

@@ -1,16 +1,20 @@
-// From one message, the inputs of a step: for request r with tokens t = 0 .. count-1
+// The inputs of a step, from one message. For request r with tokens t = 0 .. count-1:
 //   positions[first + t] = start + t;  slot_mapping[first + t] = block * block_size + place
-//   token_ids[first + t] = a token of the message, or the one that was sampled last for r
+//   token_ids[first + t] = a token of the message, or the token that was sampled last for r
 //
-// message: [words] int32, aligned to 8 bytes: kHeader words (requests, tokens, samples, 0), a Record
-// for each request, then the lists that records point into. tables: [rows, max_blocks], the blocks of every request
-// that has a row; a record's new blocks are added first. block_table: [requests, max_blocks], the
-// rows of the step's requests in their order. sampled: [rows] int32, the tokens of the step before.
-// Outputs may be longer than the step (a captured graph has fixed sizes). The rest is padding that
-// changes nothing: slot -1, length 0, greedy sampling of token 0's logits. No compile-time
-// parameters.
-// Work split: a block of threads for each request, which alone reads and writes its table row; so
-// blocks need not synchronise. Blocks without a request write padding.
+// message: [words] int32, aligned to 8 bytes: kHeader words (requests, tokens, samples, 0), a
+// Record for each request, then the lists that records point into. tables: [rows, max_blocks], the
+// blocks of every request that has a row; a record's new blocks are added first. block_table:
+// [requests, max_blocks], the table rows of the step's requests, in their order. sampled: [rows]
+// int32, the tokens that the step before sampled. Outputs may be longer than the step (a captured
+// graph has fixed sizes). The rest is padding without effect: slot -1, length 0, greedy sampling of
+// token 0's logits. No compile-time parameters.
+//
+// Work split: one block per request, padding included; all blocks share the padding of tokens and
+// samples.
+// Memory: only a request's own block accesses its table row, with one block barrier between adding
+// blocks and reading the row.
+// Callers: no two requests have the same row; the outputs are large enough for the step.
 #include "kiln/ptx/launch.cuh"
 
 namespace {

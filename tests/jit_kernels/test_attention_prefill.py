@@ -251,5 +251,5 @@ def test_a_workspace_that_is_too_small_or_another_model_s_is_refused(kernels):
     with pytest.raises(ValueError, match=r"room for 1 tiles.* may need 2"):
         plan_prefill(small, one.seq_lens, one.cu_seqlens_q, 60)
     other = make_prefill_workspace(max_requests=1, max_tokens=60, group=1, device=device)
-    with pytest.raises(ValueError, match="heads a KV head"):
+    with pytest.raises(ValueError, match="heads per KV head"):
         run(one, other)

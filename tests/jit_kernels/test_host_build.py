@@ -130,7 +130,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path, caplog):
         LibraryFolder(folder)
     library_folder(tmp_path).publish(KEY, b"library")
     assert not list(folder.iterdir())
-    assert "others can write it" in caplog.text
+    assert "other users can write to it" in caplog.text
 
 
 def test_without_a_home_libraries_live_in_a_private_folder():

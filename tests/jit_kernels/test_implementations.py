@@ -245,11 +245,11 @@ def test_a_toggle_for_a_variant_that_no_kernel_has_is_refused_before_any_load(
     ran, env, mode, device
 ):
     env("jit", mode)
-    with pytest.raises(NoSuchKernel, match="KILN_NORM=jit cannot be obeyed"):
+    with pytest.raises(NoSuchKernel, match="KILN_NORM=jit cannot be used here"):
         decide([NORM, ATTEND], device, {**FP16, "head_tile": "128"})
     assert not ran
     double = {"scalar_t": "double"}
-    with pytest.raises(NoSuchKernel, match="KILN_NORM=jit cannot be obeyed"):
+    with pytest.raises(NoSuchKernel, match="KILN_NORM=jit cannot be used here"):
         decision(NORM, double, device)
     if device == GPU or mode == "host":
         with pytest.raises(

@@ -11,10 +11,14 @@ import same_code
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_comment_changes_no_code_and_an_instruction_does(tmp_path):
+def test_a_comment_or_a_renamed_module_changes_no_code_and_an_instruction_does(tmp_path):
     for folder in ("cache", "jit_kernels", "kernel_sources", "tools"):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignored)
+    (tmp_path / "cache/disk").rename(tmp_path / "cache/files")
+    for folder in ("cache", "jit_kernels", "tools"):
+        for path in (tmp_path / folder).rglob("*.py"):
+            path.write_text(path.read_text().replace("kiln.cache.disk", "kiln.cache.files"))
     for name, old, new in (
         ("kv/copy_blocks.cu", "  uint8_t* blocks = pool", "  // here\n  uint8_t* blocks = pool"),
         ("activation/act_and_mul.cu", "  kiln::pdl_wait_then_trigger();", "  kiln::pdl_wait();"),

@@ -208,7 +208,7 @@ def _check(program: Program, payload: bytes) -> None:
 
 
 def _vandalise(root: Path) -> None:
-    """Damage entries in place until killed: bits, halves, whole files."""
+    """Until killed, damage entries in place: delete, truncate, or change a byte."""
     dice = random.Random()
     while True:
         time.sleep(0.02)

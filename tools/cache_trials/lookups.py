@@ -18,8 +18,8 @@ ARCH, PAYLOAD_BYTES = "sm_90a", 16_192
 def measure(root: Path, rounds: int = 20) -> dict[str, Any]:
     """Look up 64 entries repeatedly; return the median of each round, in microseconds.
 
-    Beside it in each round: to read a file of that size and hash it, which any verified lookup
-    must do.
+    Each round also times reading and hashing a file of that size, which any verified lookup must
+    do.
     """
     store = Store(root)
     keys = [content_key([("n", bytes([number]))]) for number in range(64)]

@@ -124,7 +124,7 @@ def _tvm_ffi(
 def _torch(
     folder: Path, programs: Sequence[Program], nvcc: list[str], install: bool
 ) -> tuple[str, Way | str]:
-    """As load_inline does: a unit for nvcc, a unit for the C++ compiler, and a link.
+    """Build as load_inline does: a unit for nvcc, a unit for the C++ compiler, and a link.
 
     Builds only one program: a build takes a minute, almost none of it for the kernel.
     """

@@ -113,7 +113,7 @@ def _compare(spec: KernelSpec, variant: Variant, sizes: Sizes, form: Form) -> Pa
 def launch_overhead(args: argparse.Namespace) -> list[Row]:
     """Microseconds of CPU time for one call, from Python, without waiting for the device.
 
-    The launchers' columns are a launch alone, including packing or converting the arguments. "jit"
+    The launchers' columns time only a launch, including packing or converting the arguments. "jit"
     adds the lookup of the kernel, shapes and stream; "operator" adds torch.ops. Rounds of all
     alternate; the result is the median round.
     """

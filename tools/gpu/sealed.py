@@ -48,7 +48,7 @@ def sealed_bundle(args: argparse.Namespace) -> list[Row]:
             env=environ, stdout=subprocess.PIPE, text=True, timeout=_SECONDS,
         )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"the sealed process ended with {done.returncode}: see its last words")
+        raise RuntimeError(f"the sealed process ended with {done.returncode}: see its last output")
     rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
     return rows
 

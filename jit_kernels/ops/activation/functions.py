@@ -11,23 +11,24 @@ from kiln.jit_kernels.torch_ops import call
 
 @takes_arrays
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return silu(x[..., :d]) * x[..., d:] for x [..., 2d], as [..., d], rounded once.
+    """Return silu(x[..., :d]) * x[..., d:] for x [..., 2d], [..., d], rounded once.
 
-    Rows may be strided. With ``out``, write there and return it. Raises ValueError on an odd
-    last dimension or a wrong ``out``, TypeError on a dtype other than bf16, fp16, fp32.
+    Rows may be strided. If ``out`` is given, the result is written there and returned. Raises
+    ValueError on an odd last dimension or a wrong ``out``, TypeError on a dtype other than bf16,
+    fp16, fp32.
     """
     return _act_and_mul("silu", x, out)
 
 
 @takes_arrays
 def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return gelu(x[..., :d]) * x[..., d:] with the exact (erf) GELU; as silu_and_mul."""
+    """Return gelu(x[..., :d]) * x[..., d:] with the exact (erf) GELU; else like silu_and_mul."""
     return _act_and_mul("gelu", x, out)
 
 
 @takes_arrays
 def gelu_tanh_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return gelu(x[..., :d]) * x[..., d:] with the tanh GELU; as silu_and_mul."""
+    """Return gelu(x[..., :d]) * x[..., d:] with the tanh GELU; else like silu_and_mul."""
     return _act_and_mul("gelu_tanh", x, out)
 
 

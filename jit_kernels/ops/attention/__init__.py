@@ -1,1 +1,1 @@
-"""What decode and prefill attention share; no kernel family of its own, for it has no spec.py."""
+"""Code shared by decode and prefill attention; not a kernel family, because it has no spec.py."""

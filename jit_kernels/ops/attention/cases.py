@@ -1,4 +1,4 @@
-"""Random calls of paged attention, with NaN wherever nothing may be read."""
+"""Random calls of paged attention, with NaN in all memory that must not be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 
-FAR = 2**30  # a block id that no pool has
+FAR = 2**30  # a block id outside every pool
 Ragged = Sequence[tuple[int, int]]  # (tokens in the pool, query tokens) of each request
 _DEFAULTS = MappingProxyType(
     {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "far": 0}
@@ -33,11 +33,11 @@ def make_case(
     *,
     requests: Ragged,
 ) -> SimpleNamespace:
-    """Return what a random call of paged_attention takes, by name, all but out and lse.
+    """Return the arguments of a random call of paged_attention by name, without out and lse.
 
-    Block tables have ids of no block past a request's end. ``sizes``: kv_heads, group; and, where
-    they are not 0, window, cap, sinks, by_token (a pool laid out by token, not by head), far (as
-    ``far_greatest`` has it); steep, a factor of the logits.
+    Past a request's end, block tables hold ids of no block. ``sizes``: kv_heads, group; if not 0,
+    window, cap, sinks, by_token (a pool laid out by token, not by head) and far (see
+    ``far_greatest``); steep, a factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
     kv_heads, heads = sizes["kv_heads"], sizes["kv_heads"] * sizes["group"]
@@ -71,14 +71,14 @@ def make_case(
 
 
 def changed(case: SimpleNamespace, **changes: Any) -> SimpleNamespace:
-    """Return a copy of a call with other values for some names."""
+    """Return a copy of a call with some arguments replaced."""
     return SimpleNamespace(**{**vars(case), **changes})
 
 
 def far_greatest(case: SimpleNamespace) -> SimpleNamespace:
-    """Return a call in which every logit is 0 but that of a request's first key, which is 14.8.
+    """Return a call in which each request's first key has the logit 14.8, and all others have 0.
 
-    That key's values are 0, all others 1: the output is the sum of weights of about 2**-21, of
+    That key's values are 0, all others 1. So the output is a sum of weights of about 2**-21, of
     which fp16 keeps three bits.
     """
     held = case.block_table[case.seq_lens > 0, 0].long()
@@ -94,7 +94,7 @@ def far_greatest(case: SimpleNamespace) -> SimpleNamespace:
 
 
 def random_table(counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a table [num_requests, max_blocks] int32, and the blocks that no request has."""
+    """Return a table [num_requests, max_blocks] int32, and the blocks that no request uses."""
     order = torch.randperm(sum(counts) + 3).to(torch.int32)
     table = torch.full((len(counts), max(counts, default=0) + 2), FAR, dtype=torch.int32)
     at = 0
@@ -111,7 +111,7 @@ def _poison(
     lengths: Sequence[int],
     spare: torch.Tensor,
 ) -> None:
-    """Put NaN where no request has a token. pool: [num_blocks, 2, kv_heads, 16, head_dim]."""
+    """Write NaN where no request has a token. pool: [num_blocks, 2, kv_heads, 16, head_dim]."""
     pool[spare.long().to(pool.device)] = float("nan")
     for row, count, length in zip(table.tolist(), counts, lengths, strict=True):
         if length % KV_BLOCK:

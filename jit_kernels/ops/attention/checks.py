@@ -1,4 +1,4 @@
-"""What the public functions of attention refuse, with the argument's name."""
+"""Checks of the arguments of the public attention functions; errors name the argument."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ALIGNED = 16  # bytes
 
 
 def checked(function: str, **arguments: Any) -> SimpleNamespace:
-    """Return the arguments of a public function, once they are found right, ready for a launch.
+    """Check the arguments of a public function and return them, ready for a launch.
 
-    ``out`` is made where it is None, ``lse`` is empty then, and query has aligned rows. Raises what
-    check_attention does.
+    If ``out`` is None, it is allocated; if ``lse`` is None, it is empty. The rows of the query are
+    aligned, if necessary by a copy. Raises what check_attention does.
     """
     a = SimpleNamespace(**arguments)
     a.out = a.query.new_empty(a.query.shape) if a.out is None else a.out
@@ -30,7 +30,7 @@ def checked(function: str, **arguments: Any) -> SimpleNamespace:
 
 
 def check_attention(function: str, a: Arguments) -> None:
-    """Refuse arguments of paged_attention or paged_prefill that the kernels cannot serve.
+    """Reject arguments of paged_attention or paged_prefill that the kernels do not support.
 
     They include out and lse. Raises ValueError for shapes and numbers, TypeError for dtypes.
     """
@@ -49,7 +49,7 @@ def check_attention(function: str, a: Arguments) -> None:
     check_shape(function, "value_pool", a.value_pool, a.key_pool.shape)
     heads, kv_heads = query.shape[1], a.key_pool.shape[1]
     if heads % kv_heads:
-        raise ValueError(f"{function}: {heads} query heads do not share {kv_heads} KV heads evenly")
+        raise ValueError(f"{function}: {heads} query heads are no multiple of {kv_heads} KV heads")
     if heads > MOST_GROUP * kv_heads:
         raise ValueError(
             f"{function}: {heads} query heads share {kv_heads} KV heads; at most {MOST_GROUP} may "
@@ -67,7 +67,7 @@ def check_attention(function: str, a: Arguments) -> None:
 
 
 def _check_numbers(function: str, a: Arguments) -> None:
-    # Prefill takes a row's largest logit before the scale is applied: the scale must be positive.
+    # Prefill computes a row's largest logit before it applies the scale, which must be positive.
     for name, value in (("scale", a.scale), ("k_scale", a.k_scale)):
         if not 0 < value < math.inf:
             raise ValueError(f"{function}: {name} {value}, want a finite number above 0")

@@ -1,4 +1,4 @@
-"""How far a run of paged attention is from float64, in units of the rounding it cannot avoid."""
+"""The error of paged attention against float64, in units of the unavoidable rounding error."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HALF_STEP = 2.0**-31  # half of fp16's smallest step, relative to a row's large
 def attention_error(
     a: Arguments, wanted: Results, serves: Callable[[int], bool], *, fp16_weights: bool = False
 ) -> float:
-    """Return the largest error of a.out and a.lse, at most ``MOST_UNITS`` where a kernel is right.
+    """Return the largest error of a.out and a.lse; a correct kernel has at most ``MOST_UNITS``.
 
-    A unit is half a step of the output's dtype at 1, times sum p |v|; for lse it is 5e-5. Weights
-    in fp16 have steps of 2^-30 of the row's largest weight, however small they are: half a step,
-    times sum |v|, is added to the unit. Rows of requests that are not served must be what
-    ``wanted`` (the reference's out and lse) holds there: otherwise the error is infinite.
+    A unit is half a step of the output's dtype at 1, times sum p |v|; for lse it is 5e-5. The
+    smallest fp16 weights have steps of 2^-30 of the row's largest weight, so half such a step times
+    sum |v| is added to the unit. Rows of requests that are not served must equal those of
+    ``wanted`` (the reference's out and lse); otherwise the error is infinite.
     """
     out, lse = a.out, a.lse
     worst = torch.zeros((), dtype=torch.float64, device=out.device)

@@ -1,4 +1,4 @@
-"""The parameters that the decode and the prefill kernel both have."""
+"""The parameters that the decode and prefill kernels share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRIDES = derived(
 
 
 def strides_of(a: Arguments) -> dict[str, int]:
-    """Return the strides that the kernels take, in elements."""
+    """Return the strides that the kernels need, in elements."""
     query, keys, values = a.query.stride(), a.key_pool.stride(), a.value_pool.stride()
     return {
         "query_token": query[0],

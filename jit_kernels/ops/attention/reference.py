@@ -1,4 +1,4 @@
-"""Paged attention request by request in torch: the oracle of every attention kernel."""
+"""Paged attention in torch, one request at a time: the test oracle of every attention kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kiln.jit_kernels.declare.spec import Results
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """One request's result, in float32 or float64; bound: sum (p + step) |v|, as large as out."""
+    """One request's result in float32 or float64; bound: sum (p + step) |v|, shaped like out."""
 
     first_token: int
     num_tokens: int
@@ -33,9 +33,9 @@ def attend(
 ) -> list[Attended]:
     """Return the results of the requests whose number of query tokens ``serves`` accepts.
 
-    Arguments as of paged_attention. Computed in float64 where the query is or with ``wide``, else
-    in float32. ``step``: what the bound counts of every weight, however small. Nothing at or past
-    a request's length is read, neither of the pool nor of the block table.
+    Arguments as in paged_attention. The results are float64 if the query is or with ``wide``, else
+    float32. ``step``: added to each weight in the bound. Neither the pool nor the block table is
+    read at or past a request's length.
     """
     dtype = torch.float64 if wide or a.query.dtype == torch.float64 else torch.float32
     ends = enumerate(pairwise(a.cu_seqlens_q.tolist()))
@@ -47,7 +47,7 @@ def attend(
 
 
 def scattered(a: Arguments, serves: Callable[[int], bool]) -> Results:
-    """Return the new out and lse: rows of requests that are not served stay as they are."""
+    """Return the new out and lse; rows of requests that are not served are unchanged."""
     out, lse = a.out.clone(), a.lse.clone()
     for one in attend(a, serves):
         out[one.rows] = one.out.to(out.dtype)
@@ -59,7 +59,7 @@ def scattered(a: Arguments, serves: Callable[[int], bool]) -> Results:
 def _attend_one(
     a: Arguments, request: int, rows: slice, step: float, dtype: torch.dtype
 ) -> Attended:
-    """Return the result of a request's query tokens, the newest of its tokens in the pool."""
+    """Return the result of a request's query tokens, the last of its tokens in the pool."""
     length, query = int(a.seq_lens[request]), a.query[rows].to(dtype)  # [tokens, heads, dim]
     keys = _gather(a.key_pool, a.block_table[request], length).to(dtype) * a.k_scale
     values = _gather(a.value_pool, a.block_table[request], length).to(dtype) * a.v_scale

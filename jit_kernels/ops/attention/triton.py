@@ -1,4 +1,4 @@
-"""What the Triton forms of decode and prefill attention share: one step of an online softmax."""
+"""Code shared by the Triton forms of decode and prefill attention: a step of online softmax."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LOG2E = tl.constexpr(1.44269504088896)
 
 
 def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
-    """Return how many tiles of keys and values fit in shared memory, beside the queries.
+    """Return how many tiles of keys and values fit in shared memory besides the queries.
 
-    8 for the interpreter, which has no shared memory.
+    Returns 8 for the interpreter, which has no shared memory.
     """
     if not query.is_cuda:
         return 8
@@ -27,8 +27,8 @@ def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
 
 
 def options_of(a: Arguments) -> dict[str, Any]:
-    """Return the compile-time arguments that both kernels take."""
-    # The interpreter multiplies the bits of bfloat16 as integers.
+    """Return the compile-time arguments of both kernels."""
+    # Triton's interpreter would multiply the bits of bfloat16 as integers.
     compute = tl.float32
     if a.query.is_cuda:
         compute = tl.bfloat16 if a.query.dtype == torch.bfloat16 else tl.float16
@@ -43,7 +43,7 @@ def options_of(a: Arguments) -> dict[str, Any]:
 
 
 def pools_of(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pools of keys and values; those of fp8 as bytes."""
+    """Return the pools of keys and values; fp8 pools as bytes."""
     if a.key_pool.dtype == a.query.dtype:
         return a.key_pool, a.value_pool
     return a.key_pool.view(torch.uint8), a.value_pool.view(torch.uint8)
@@ -71,7 +71,7 @@ def finish(  # noqa: PLR0913
     out, lse, sinks, row, head, used, o, top, total, v_scale, D: tl.constexpr, DIM: tl.constexpr,
     LSE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Divide by the sum of weights, to which a sink adds one logit without a value, and store."""
+    """Divide by the sum of weights and store. A sink adds one logit without a value to that sum."""
     if SINKS:
         sink = tl.load(sinks + head, mask=used, other=0.0) * LOG2E
         best = tl.maximum(top, sink)
@@ -94,10 +94,10 @@ def step(  # noqa: PLR0913
     value_block, value_token, qk_scale, soft_cap, D: tl.constexpr, DIM: tl.constexpr,
     TILE: tl.constexpr, FP8: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Take a tile of keys from ``start`` into an online softmax.
+    """Update an online softmax with the tile of keys that begins at ``start``.
 
-    Return each row's sum of weighted values, its largest logit and its sum of weights. With fp16
-    the largest logit is lowered, so that small weights keep more bits.
+    Returns each row's sum of weighted values, its largest logit and its sum of weights. In fp16 the
+    largest logit is lowered, so that small weights keep more bits.
     """
     LIFT: tl.constexpr = 6 if tl.float16 == COMPUTE else 0
     key, d = start + tl.arange(0, TILE), tl.arange(0, DIM)

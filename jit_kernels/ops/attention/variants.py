@@ -9,10 +9,10 @@ import torch
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import DTYPES, SCALARS, Variant
 
-KV_BLOCK = 16  # tokens of a block of the pool
-MOST_TOKENS = 16  # of a request in a step for decode attention; with more it is prefill's
-MOST_GROUP = 255  # query heads of a KV head: the kernels' division is exact up to here
-HEAD_TILES = (64, 128, 256)  # head_dim, rounded up: the kernels' shapes at compile time
+KV_BLOCK = 16  # tokens in a block of the pool
+MOST_TOKENS = 16  # query tokens of a request up to which decode attention runs it
+MOST_GROUP = 255  # query heads per KV head: limit of the kernels' exact division
+HEAD_TILES = (64, 128, 256)  # values to which head_dim is rounded up at compile time
 SAME, E4M3 = "SCALAR_T", "kiln::e4m3"  # element types of the pool
 PARAMS = MappingProxyType(
     {
@@ -24,22 +24,23 @@ PARAMS = MappingProxyType(
 
 
 def head_tile(head_dim: int) -> int:
-    """Return what head_dim is rounded up to; head_dim itself where no kernel supports it."""
+    """Return head_dim rounded up to a tile; head_dim itself if no kernel supports it."""
     tile = next((tile for tile in HEAD_TILES if head_dim <= tile), head_dim)
     return head_dim if head_dim % 16 else tile
 
 
 def is_supported(variant: Variant) -> bool:
-    """Return whether a variant is built: only those that models need, as each takes build time.
+    """Return whether a variant is built; variants that no model needs would only cost build time.
 
-    bf16 has all but a pool of e4m3 with head_dim above 128; fp16 has neither e4m3 nor such heads.
+    bf16 supports everything except an e4m3 pool with head_dim above 128; fp16 supports neither an
+    e4m3 pool nor head_dim above 128.
     """
     plain, narrow = variant["kv_t"] == SAME, variant["head_tile"] != "256"
     return plain and narrow if variant["scalar_t"] == "kiln::fp16" else plain or narrow
 
 
 def variant_of(a: Arguments) -> dict[str, str]:
-    """Return the compile-time values of a call that both kernels have."""
+    """Return the compile-time values that both kernels have, for a call."""
     return {
         "scalar_t": SCALARS[a.query.dtype],
         "head_tile": str(head_tile(a.query.shape[2])),

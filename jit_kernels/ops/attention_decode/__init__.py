@@ -1,1 +1,1 @@
-"""Paged attention for decode and draft verification: a plan once a step, a kernel a layer."""
+"""Paged attention for decode and draft verification: one plan per step, one kernel per layer."""

@@ -53,7 +53,7 @@ BENCH_SIZES.append({**BENCH_SIZES[0], "requests": 63, "context": 1024, "long": 1
 
 
 def ragged(sizes: Sizes) -> Ragged:
-    """Return a case's requests: of a batch above, or ``requests`` of ``context``, one ``long``."""
+    """Return a case's requests: one of _BATCHES, or equally long ones and perhaps one long one."""
     if "batch" in sizes:
         return _BATCHES[sizes["batch"]]
     one_long = [(sizes["long"], 1)] if "long" in sizes else []
@@ -64,12 +64,12 @@ PLAN_SIZES = [{**sizes, "requests": len(ragged(sizes))} for sizes in SIZES]
 
 
 def shape_of(variant: Variant) -> Shape:
-    """Return what a variant's shared memory depends on."""
+    """Return the shape that determines a variant's shared memory."""
     return Shape(int(variant["head_tile"]), pool_dtype(variant).itemsize)
 
 
 def room(sizes: Sizes) -> tuple[int, int]:
-    """Return how many work items and partial rows a case may need."""
+    """Return the maximum number of work items and of partial rows of a case."""
     requests = ragged(sizes)
     tokens = sum(count for _, count in requests)
     blocks = max((-(-length // KV_BLOCK) for length, _ in requests), default=0)
@@ -97,7 +97,7 @@ def plan_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
 
 
 def _plan_rest(sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return what the plan takes beside the requests."""
+    """Return the arguments of the plan other than the requests."""
     items = torch.zeros(1 + room(sizes)[0], ITEM_INTS, dtype=torch.int32, device=device)
     numbers = {"group": sizes["group"], "window": sizes.get("window", 0)}
     return {"items": items, **numbers, **_rule(sizes).arguments()}

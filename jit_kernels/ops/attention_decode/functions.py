@@ -38,17 +38,17 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     a multiple of 16 up to 256; key_pool, value_pool: [num_blocks, num_kv_heads, 16, head_dim] of
     that dtype, or of float8_e4m3fn beside bf16 queries of head_dim up to 128, with any strides but
     a dense last dimension; block_table [num_requests, max_blocks], seq_lens [num_requests],
-    cu_seqlens_q [num_requests + 1]: int32; seq_lens counts the step's tokens too. A token sees its
-    own key and those before it, the last ``window`` of them (0: all). ``soft_cap`` c turns a logit
-    x into c tanh(x / c) (0: no cap); sinks [num_heads] float32 are one more logit each, without a
-    value; keys are multiplied by k_scale, values by v_scale; scale and k_scale are above 0. lse
-    [num_tokens, num_heads] float32, if given, gets the log-sum-exp of the logits.
+    cu_seqlens_q [num_requests + 1]: int32; seq_lens counts the step's tokens too. A token attends
+    to its own key and those before it, to the last ``window`` of them (0: all). ``soft_cap`` c
+    turns a logit x into c tanh(x / c) (0: no cap); sinks [num_heads] float32 add one logit without
+    a value to each head; keys are multiplied by k_scale, values by v_scale; scale and k_scale are
+    above 0. lse [num_tokens, num_heads] float32, if given, receives the log-sum-exp of the logits.
 
-    Rows of requests with more tokens are not written; a row without keys is 0, its lse -inf.
-    Nothing at or past a request's length is read. The keys and values before this step's tokens
-    must be in the pools before plan_attention: they may be read while earlier kernels still run.
-    With ``workspace`` its plan for this step (``plan_attention``) is used, and nothing is allocated
-    but ``out``. Raises ValueError on a wrong shape or number, TypeError on a wrong dtype.
+    Rows of requests with more than 16 tokens are not written. A row without keys becomes 0, and its
+    lse -inf. Nothing at or past a request's length is read. The keys and values before this step's
+    tokens must be in the pools before plan_attention: they may be read while earlier kernels still
+    run. With ``workspace``, its plan for this step (``plan_attention``) is used, and only ``out``
+    is allocated. Raises ValueError on a wrong shape or number, TypeError on a wrong dtype.
     """
     a = checked(
         "paged_attention", out=out, lse=lse, query=query, key_pool=key_pool, value_pool=value_pool,
@@ -68,11 +68,12 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
 
 
 def launch_paged_attention(workspace: Workspace, **arguments: Any) -> None:
-    """Run paged_attention on arguments that have been checked, with the plan of a workspace.
+    """Run paged_attention on checked arguments, with the plan of a workspace.
 
-    It is for a layer whose shapes, dtypes and strides are those of a call that check_attention
-    has passed. ``arguments``: all of paged_attention's by name, including ``out`` and ``lse``, the
-    latter an empty tensor where it is not wanted. Raises TypeError on a missing or unknown name.
+    It is for a layer whose shapes, dtypes and strides equal those of a call that check_attention
+    has accepted. ``arguments``: all arguments of paged_attention by name, including ``out`` and
+    ``lse``, which is an empty tensor if it is not wanted. Raises TypeError on a missing or unknown
+    name.
     """
     call(
         PAGED_ATTENTION,
@@ -93,8 +94,8 @@ def plan_attention(
 ) -> None:
     """Plan the work of a step on the device, with one launch for each window of a workspace.
 
-    Arguments as of paged_attention. Raises ValueError, with the numbers, when a step of these
-    shapes could need more than the workspace has.
+    Arguments as in paged_attention. Raises ValueError with the sizes if a step of these shapes may
+    need more than the workspace has.
     """
     workspace.check(seq_lens.shape[0], num_tokens, block_table.shape[1])
     for window, items in workspace.items.items():

@@ -64,7 +64,7 @@ def plan_reference(a: Arguments) -> Results:
 def _first_ids(
     table: torch.Tensor, one: Cut, kind: Part, part: int, warp_bits: int
 ) -> Iterator[int]:
-    """Yield the ids of the pair of blocks that each warp of an item starts with, 0 past its end."""
+    """Yield the ids of the first pair of blocks of each warp of an item; 0 past the item's end."""
     split = part >> kind.halvings
     begin, end = one.begin(split), one.begin(split + 1)
     pairs = -(-(end - begin) // PAIR_BLOCKS)
@@ -80,9 +80,9 @@ def decode_reference(a: Arguments) -> Results:
 
 
 def decode_error(a: Arguments, wanted: Results) -> float:
-    """Return the error in units of rounding; infinite if a counter or message was left behind."""
+    """Return the error in units of rounding; infinite if a counter or a message was not reset."""
     if a.arrivals.any() or (a.mail != UNSENT).any():
         return float("inf")
-    # The kernel turns a pool of bytes into fp16.
+    # The kernel converts one-byte pools to fp16.
     fp16 = a.query.dtype == torch.float16 or a.key_pool.dtype != a.query.dtype
     return attention_error(a, wanted, is_decode, fp16_weights=fp16)

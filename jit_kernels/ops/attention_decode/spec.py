@@ -39,7 +39,7 @@ from kiln.jit_kernels.ops.attention_decode.splits import ITEM_INTS
 from kiln.jit_kernels.torch_ops import define
 
 _LOG2E = math.log2(math.e)
-_PLAN_BLOCKS, _PLAN_THREADS = 2, 128  # blocks a multiprocessor
+_PLAN_BLOCKS, _PLAN_THREADS = 2, 128  # blocks per multiprocessor
 _INVERSE = 2**20  # i // group is i * (_INVERSE // group + 1) // _INVERSE, for rows of a tile
 
 
@@ -71,7 +71,7 @@ def _decode_bind(a: Arguments) -> Bound:
 
 
 def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Return a block for each request and one for the header; on a large GPU 263 at once."""
+    """Return one block per request and one for the header; a large GPU runs 263 at once."""
     blocks = min(sizes["requests"] + 1, _PLAN_BLOCKS * gpu.num_multiprocessors)
     return LaunchGeometry((blocks, 1, 1), (_PLAN_THREADS, 1, 1))
 
@@ -90,7 +90,7 @@ def _plan_cost(variant: Variant, sizes: Sizes) -> Cost:
 
 
 def _decode_cost(variant: Variant, sizes: Sizes) -> Cost:
-    """Count the keys and values that are seen, query, out and lse."""
+    """Count the visible keys and values, query, out and lse."""
     shape, itemsize = shape_of(variant), DTYPES[variant["scalar_t"]].itemsize
     requests, window = ragged(sizes), sizes.get("window", 0)
     heads = sizes["kv_heads"] * sizes["group"]

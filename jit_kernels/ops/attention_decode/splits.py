@@ -1,6 +1,6 @@
 """How decode attention is cut into work items: the host's side of ``kiln/attention/split.cuh``.
 
-A split depends on its own request and on constants of the machine, never on the batch.
+A split depends only on its request and on constants of the GPU, never on the batch.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from enum import IntEnum
 from kiln.jit_kernels.declare.spec import Gpu
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
 
-PAIR_BLOCKS = 2  # blocks that a warp takes at a time
-TILE_ROWS = 16  # rows (token, query head of the group) of an mma tile
+PAIR_BLOCKS = 2  # KV blocks that a warp processes at a time
+TILE_ROWS = 16  # (token, query head of the group) rows of an mma tile
 NODE_SPLITS = 8  # splits of a divisible request that are merged first
-_SPLIT_BLOCKS = 64  # of one-byte elements, half of two-byte ones: smaller splits do not pay
+_SPLIT_BLOCKS = 64  # for one-byte KV, half for two-byte KV: smaller splits do not pay
 _FEW_SPLITS = 2
-_LONG_SPLIT = 128  # blocks of each split where a request has more than these few
-_RESERVED = 1024  # bytes of shared memory that the driver takes from each block
-_STATIC = 1536  # bytes, more than the kernel's own shared variables
-_STAGES = 106 * 1024  # bytes of stages: two blocks fit on a multiprocessor of Hopper
-_FEWER_STAGES = 70 * 1024  # for multiprocessors with less shared memory: two blocks or one
-FIRST_IDS = 8  # block ids of a split that its work item holds
+_LONG_SPLIT = 128  # minimum blocks of a split in requests with more splits than that
+_RESERVED = 1024  # bytes of shared memory that the driver reserves in each block
+_STATIC = 1536  # bytes, above those of the kernel's static shared variables
+_STAGES = 106 * 1024  # bytes of stages with which two blocks fit in a Hopper multiprocessor
+_FEWER_STAGES = 70 * 1024  # for GPUs with less shared memory: one or two blocks fit
+FIRST_IDS = 8  # block ids that a work item holds
 ITEM_INTS = 8 + FIRST_IDS
-SCALE_ROOM = 8  # floats after the columns of a partial result: its scale, up to 32 bytes
-UNSENT = -1  # a word of a message that has not arrived
-_REGISTER_BLOCKS = 2  # resident blocks that the registers of a multiprocessor allow
+SCALE_ROOM = 8  # floats after the columns of a partial result: its scale, padded to 32 bytes
+UNSENT = -1  # marks a word of a message that has not arrived
+_REGISTER_BLOCKS = 2  # blocks for which a multiprocessor has enough registers
 
 
 class Part(IntEnum):
-    """What a work item is: a split, with or without units, or a half or a quarter of a split."""
+    """The kind of a work item: a split, with or without units, or half or a quarter of a split."""
 
     SPLIT = 0
     SPLIT_IN_UNITS = 1
@@ -39,24 +39,23 @@ class Part(IntEnum):
 
     @property
     def halvings(self) -> int:
-        """How many times a split is halved to get such an item."""
+        """How often a split was halved to get such an item."""
         return max(0, self - Part.SPLIT_IN_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRule:
-    """How many splits a request gets: one for each ``blocks`` blocks, up to ``few``.
+    """The rule for the number of splits of a request: one per ``blocks`` blocks, up to ``few``.
 
-    Longer requests get a larger power of two times ``few``, as long as each split has ``longer``
-    times ``blocks`` blocks and there are at most ``most`` splits. ``most`` work items fill the
-    machine, and all tiles of a request together have no more. So a power of two of divisible
-    requests of one length fill the machine, or nearly, if they have ``most`` times ``blocks``
-    blocks in all.
+    In longer requests the number doubles while each split keeps ``longer`` times ``blocks`` blocks,
+    up to ``most`` splits. ``most`` work items fill the GPU, and the tiles of a request together
+    have at most that many. So a power-of-two number of equally long divisible requests nearly fills
+    the GPU if together they have ``most`` times ``blocks`` blocks.
 
-    A split has as many shares as a block has warps, and a share as many units. Splits, shares and
-    units are merged as a binary tree. If a step then has at most ``most`` items, the splits of its
-    divisible requests are cut into quarters, or else halves, each a work item of its own. The order
-    of additions stays the same: it depends on the request alone.
+    A split has one share for each warp of a block, and a share has as many units. Splits, shares
+    and units are merged as a binary tree. The splits of divisible requests are cut into quarters if
+    the step then has at most ``most`` items, else into halves under the same condition; each is a
+    work item. That does not change the order of additions, which depends on the request alone.
     """
 
     most: int
@@ -66,7 +65,7 @@ class SplitRule:
     warp_bits: int = 2  # a block has 2 ** warp_bits warps
 
     def arguments(self) -> dict[str, int]:
-        """Return the rule as attention_plan takes it, by name."""
+        """Return the rule as arguments of attention_plan, by name."""
         return {
             "max_splits": self.most,
             "split_blocks": self.blocks,
@@ -76,7 +75,7 @@ class SplitRule:
         }
 
     def splits(self, num_blocks: int) -> int:
-        """Return how many splits a request gets before its tiles share ``most``."""
+        """Return the number of splits of a request, before the limit for all its tiles."""
         pieces = -(-num_blocks // self.blocks)
         if pieces <= self.few:
             return pieces
@@ -87,25 +86,25 @@ class SplitRule:
 
 
 def is_decode(num_tokens: int) -> bool:
-    """Return whether decode attention serves a request of so many tokens in this step."""
+    """Return whether decode attention serves a request with this many query tokens."""
     return num_tokens <= MOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the kernel's shared memory depends on. Units: elements, bytes an element."""
+    """The sizes that determine the kernel's shared memory. Units: elements, bytes per element."""
 
     head_tile: int
     kv_bytes: int
 
     @property
     def warp_bits(self) -> int:
-        """Warps of a block, as a power of two."""
+        """log2 of the number of warps per block."""
         return 2 if self.head_tile <= 128 else 1
 
     @property
     def warps(self) -> int:
-        """Warps of a block."""
+        """The number of warps per block."""
         return 1 << self.warp_bits
 
     def shared_bytes(self, gpu: Gpu) -> int:
@@ -122,12 +121,12 @@ class Shape:
         return gpu.num_multiprocessors * max(1, min(room, _REGISTER_BLOCKS))
 
     def places(self, num_kv_heads: int, gpu: Gpu) -> int:
-        """Return how many blocks a KV head has: an even number, as blocks run in pairs."""
+        """Return the number of blocks per KV head: an even number, because blocks run in pairs."""
         return max(1, self.resident_blocks(gpu) // num_kv_heads // 2) * 2
 
 
 def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
-    """Return the rule of a machine."""
+    """Return the split rule for a GPU."""
     blocks = _SPLIT_BLOCKS // shape.kv_bytes
     return SplitRule(
         most=min(shape.places(num_kv_heads, gpu), 2**15),
@@ -139,7 +138,7 @@ def split_rule(shape: Shape, num_kv_heads: int, gpu: Gpu) -> SplitRule:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One request's work: its blocks that any of its tokens sees, its tiles and splits."""
+    """One request's work: the blocks that any of its tokens sees, its tiles and its splits."""
 
     first_block: int
     num_blocks: int
@@ -148,7 +147,7 @@ class Cut:
     divisible: bool  # its shares have units
 
     def begin(self, split: int) -> int:
-        """Return where a split begins, in blocks of the request: all but the last are even."""
+        """Return the first block of a split; all splits but the last hold whole pairs of blocks."""
         pairs = -(-self.num_blocks // PAIR_BLOCKS)
         return self.first_block + min(
             self.num_blocks, split * pairs // self.num_splits * PAIR_BLOCKS
@@ -156,7 +155,7 @@ class Cut:
 
 
 def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int) -> Cut:
-    """Return how a request of ``num_tokens`` queries and ``seq_len`` keys is cut into work."""
+    """Cut a request of ``num_tokens`` queries and ``seq_len`` keys into work."""
     first = max(0, seq_len - num_tokens + 1 - window) // KV_BLOCK if window else 0
     blocks = -(-seq_len // KV_BLOCK) - first
     tiles = -(-num_tokens * group // TILE_ROWS) if is_decode(num_tokens) else 0
@@ -172,18 +171,18 @@ def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int)
 
 
 def unit_begin(unit: int, num_pairs: int, warp_bits: int) -> int:
-    """Return where a unit of a split of ``num_pairs`` pairs of blocks begins, in pairs."""
+    """Return the first pair of blocks of a unit, in a split of ``num_pairs`` pairs."""
     return unit * num_pairs >> 2 * warp_bits
 
 
 def first_unit(kind: Part, part: int, warp: int, warp_bits: int) -> int:
-    """Return the unit of its split that a warp starts with."""
+    """Return the first unit of a warp, counted in its split."""
     own = part % (1 << kind.halvings) << (2 * warp_bits - kind.halvings)
     return own + (warp << (warp_bits - kind.halvings))
 
 
 def halvings(rule: SplitRule, cuts: Sequence[Cut]) -> int:
-    """Return how many times the splits of a step's divisible requests are halved."""
+    """Return how often the splits of a step's divisible requests are halved."""
     once = sum(one.num_tiles * one.num_splits for one in cuts)
     more = sum(one.num_splits for one in cuts if one.divisible and one.num_tiles)
     times = range(rule.warp_bits, 0, -1)
@@ -193,7 +192,7 @@ def halvings(rule: SplitRule, cuts: Sequence[Cut]) -> int:
 def most_items(
     rule: SplitRule, num_requests: int, num_tokens: int, max_blocks: int, group: int
 ) -> int:
-    """Return the most work items, of one KV head, that a step of these shapes can have."""
+    """Return the maximum number of work items per KV head in a step of these sizes."""
     splits = max(1, min(rule.most, rule.splits(max_blocks)))
     queries = min(num_tokens, MOST_TOKENS * num_requests)
     tiles = min(num_requests, num_tokens) + queries * group // TILE_ROWS
@@ -204,7 +203,7 @@ def most_items(
 def most_rows(
     rule: SplitRule, num_requests: int, num_tokens: int, max_blocks: int, group: int
 ) -> int:
-    """Return the most rows of partial results, of one KV head, that such a step can have."""
+    """Return the maximum number of partial result rows per KV head in a step of these sizes."""
     splits = min(rule.most, rule.splits(max_blocks))
     queries = min(num_tokens, MOST_TOKENS * num_requests)
     undivided = min(queries * group * splits, num_requests * TILE_ROWS * rule.most)

@@ -26,18 +26,18 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ITEM, _FIRST_IDS = tl.constexpr(ITEM_INTS), tl.constexpr(FIRST_IDS)
 _ROOM = tl.constexpr(SCALE_ROOM)
-_TILE = 64  # keys at a time
-# Stages of the loop, if shared memory has room for one tile of keys and values, or for two. The
-# look-up of a block id takes three of them.
+_TILE = 64  # keys per iteration
+# Pipeline stages of the loop, if shared memory has room for one tile of keys and values or for two.
+# The lookup of a block id takes three of them.
 _STAGES = (4, 5)
-_PROGRAMS = 4  # of a multiprocessor
+_PROGRAMS = 4  # per multiprocessor
 
 
 @triton.jit
 def _cut(  # noqa: PLR0913
     length, tokens, group, window, max_splits, split_blocks, few_splits, longer, warp_bits,
 ):  # fmt: skip
-    """Return first block, blocks, tiles, splits and whether shares have units, as cut_request."""
+    """Return first block, blocks, tiles, splits and whether shares have units; see splits.cut."""
     first = tl.where(window > 0, tl.maximum(0, length - tokens + 1 - window), 0) // 16
     blocks = (length + 15) // 16 - first
     tiles = tl.where(tokens <= _MOST_TOKENS, (tokens * group + 15) // 16, 0)
@@ -59,7 +59,7 @@ def _cut(  # noqa: PLR0913
 def _store_places(  # noqa: PLR0913
     to, fits, local, table, first, blocks, num_splits, kind, halvings, warp_bits,
 ):  # fmt: skip
-    """Store which part each item is, its split's blocks, and the ids that its warps begin with."""
+    """Store each item's part, the blocks of its split, and the first block ids of its warps."""
     parts, pairs_of_all = num_splits << halvings, (blocks + 1) // 2
     part = local % parts
     split = part >> halvings
@@ -92,7 +92,7 @@ def _plan(  # noqa: PLR0913
         few_splits=few_splits, longer=longer, warp_bits=warp_bits,
     )  # fmt: skip
     undivided = tl.where(here, tiles * splits, 0)
-    more = tl.sum(tl.where(divisible, undivided, 0), 0)  # items, for each more of a split
+    more = tl.sum(tl.where(divisible, undivided, 0), 0)  # items per additional part
     once, halvings = tl.sum(undivided, 0), warp_bits
     while (halvings > 0) & (once + ((1 << halvings) - 1) * more > max_splits):
         halvings = halvings - 1
@@ -135,7 +135,7 @@ def _plan(  # noqa: PLR0913
 
 @triton.jit
 def _item_keys(item, place):
-    """Return where an item's keys begin and end: those of its split, or half or a quarter of it."""
+    """Return the range of an item's keys: those of its split, or of half or a quarter of it."""
     first, end = tl.load(item + 6), tl.load(item + 7)
     halvings = tl.maximum(place >> 29, 1) - 1
     pairs, own = (end - first + 1) // 2, place % (1 << halvings)
@@ -227,7 +227,7 @@ def _merge(  # noqa: PLR0913
 
 
 def attention_plan(a: Arguments) -> None:
-    """Write the table of work items as the kernel of this name does."""
+    """Write the table of work items, as the CUDA kernel does."""
     count = a.seq_lens.shape[0]
     _plan[(count + 1,)](
         a.items, a.block_table, a.seq_lens, a.cu_seqlens_q, a.block_table.stride(0), count,
@@ -237,7 +237,7 @@ def attention_plan(a: Arguments) -> None:
 
 
 def paged_attention(a: Arguments) -> None:
-    """Write out and lse. Needs neither the mailbox nor the counters."""
+    """Write out and lse. The mailbox and the counters are not used."""
     options = options_of(a)
     tiles = tiles_that_fit(a.query, 16, _TILE, options["DIM"])
     programs = TILE_ROWS // 2

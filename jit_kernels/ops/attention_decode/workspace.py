@@ -1,4 +1,4 @@
-"""The memory that decode attention works in: made once, shared by all layers."""
+"""The workspace of decode attention: allocated once, shared by all layers."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Everything that decode attention needs beside its arguments.
+    """The memory that decode attention needs besides its arguments.
 
     ``partials`` are the partial results of splits: float32 rows of head_dim, each with its scale.
-    ``mail`` is the mailbox through which blocks send each other such rows; all its words are UNSENT
-    between launches. ``arrivals`` are counters, zero between launches. Only one stream at a time
-    may use a workspace.
+    ``mail`` is the mailbox through which blocks send such rows to each other. Between launches all
+    its words are UNSENT, and the counters ``arrivals`` are zero. Only one stream at a time may use
+    a workspace.
     """
 
     rule: SplitRule
     num_heads: int
     num_kv_heads: int
     max_requests: int
-    items: Mapping[int, torch.Tensor]  # by window: [1 + max_items, 16] int32
+    items: Mapping[int, torch.Tensor]  # window -> [1 + max_items, 16] int32
     partials: torch.Tensor  # [max_rows, num_kv_heads, head_dim + SCALE_ROOM] float32
     mail: torch.Tensor  # [max_mail, num_kv_heads, head_dim + SCALE_ROOM] int32
     arrivals: torch.Tensor  # [max_items, num_kv_heads, warps of a block] int32
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of device memory in all."""
+        """Total bytes of device memory."""
         tensors = [self.partials, self.mail, self.arrivals, *self.items.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def check(self, num_requests: int, num_tokens: int, max_blocks: int) -> None:
-        """Refuse a step that could need more than there is.
+        """Check that the workspace is large enough for any step of these sizes.
 
-        Raises ValueError that names the numbers.
+        Raises ValueError with the sizes if it may not be.
         """
         group = self.num_heads // self.num_kv_heads
         sizes = (num_requests, num_tokens, max_blocks, group)
@@ -80,12 +80,12 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
     windows: Sequence[int] = (0,),
     rule: SplitRule | None = None,
 ) -> Workspace:
-    """Return a workspace for steps of at most these sizes. ``max_blocks``: of one request.
+    """Return a workspace for steps of up to these sizes. ``max_blocks``: of one request.
 
-    With P blocks resident on the GPU it takes at most about max_requests * 16 * P * (4 * head_dim
-    + 32) bytes, a sixteenth of that times the group where each request has one token: on an H200 at
-    head_dim 128, 3.4 MB a request at most; and messages. ``windows``: the windows in use, 0 for
-    none. ``rule`` None: that of the device.
+    With P blocks resident on the GPU it takes at most about max_requests * 16 * P * (4 * head_dim +
+    32) bytes, plus the mailbox. If each request has one token, it takes group / 16 of that: on an
+    H200 with head_dim 128, at most 3.4 MB per request. ``windows``: the windows in use, 0 for none.
+    ``rule`` None: the rule of the device.
     """
     shape = Shape(head_tile(head_dim), kv_dtype.itemsize)
     if rule is None:
@@ -111,18 +111,18 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
 def make_mail(
     rule: SplitRule, max_rows: int, num_kv_heads: int, floats: int, device: torch.device | str
 ) -> torch.Tensor:
-    """Return a mailbox with room for the messages of a step, none of them sent.
+    """Return an empty mailbox with room for the messages of a step.
 
-    It has room for ``max_rows`` rows, or for all rows of as many items as the rule allows, and for
-    as many sums of them. Partial results of a step that has more are merged without messages, by
-    counters. ``floats``: of a message.
+    It has room for ``max_rows`` rows, or for all rows of the ``most`` items of the rule if those
+    are fewer, and for as many sums of rows. In a step with more rows, partial results are merged by
+    counters instead. ``floats``: per message.
     """
     rows = 2 * min(max_rows, rule.most * TILE_ROWS)
     return torch.full((rows, num_kv_heads, floats), UNSENT, dtype=torch.int32, device=device)
 
 
 def workspace_for(a: Arguments, rule: SplitRule | None = None) -> Workspace:
-    """Return a workspace for one call of paged_attention, of which these are the arguments."""
+    """Return a workspace for one call of paged_attention with these arguments."""
     return make_workspace(
         max_requests=a.block_table.shape[0],
         max_tokens=a.query.shape[0],

@@ -1,1 +1,1 @@
-"""Paged attention for prompts: a plan once a step, a kernel a layer."""
+"""Paged attention for prompts: one plan per step, one kernel per layer."""

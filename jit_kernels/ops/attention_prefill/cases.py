@@ -34,7 +34,7 @@ SIZES: list[dict[str, int]] = [
     {"batch": 0, "kv_heads": 1, "group": 2, "far": 1},
 ]
 PLAN_SIZES = [*SIZES, *({"batch": 5, "group": 5, "window": window} for window in (0, 100))]
-# With so large a scale a row's largest logit is in the second tile of keys.
+# With this large scale, a row's largest logit is in the second tile of keys.
 WGMMA_SIZES = [*SIZES, {"batch": 6, "kv_heads": 1, "group": 2, "sharp": 20}]
 BENCH_SIZES: list[dict[str, int]] = [
     {"requests": requests, "context": context, "tokens": tokens, "kv_heads": 8, "group": 4}

@@ -37,10 +37,10 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
 ) -> torch.Tensor:
     """Return the attention of requests with more than 16 tokens in this step over their paged keys.
 
-    Arguments, results and errors as of paged_attention, which serves the other requests: their
-    rows are not written. The kernel supports soft_cap for bf16, in the pool too, with head_dim
-    above 64; for others a GPU raises NoSuchKernel, and a CPU runs the reference. With ``workspace``
-    its plan for this step (``plan_prefill``) is used, and nothing is allocated but ``out``. Source:
+    Arguments, results and errors as in paged_attention, which serves the other requests: their rows
+    are not written. The kernel supports soft_cap only if query and pools are bf16 and head_dim is
+    above 64; otherwise a GPU raises NoSuchKernel, and a CPU runs the reference. With ``workspace``,
+    its plan for this step (``plan_prefill``) is used, and only ``out`` is allocated. Source:
     https://arxiv.org/abs/2307.08691
     """
     a = checked(
@@ -60,7 +60,7 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
         plan_prefill(workspace, seq_lens, cu_seqlens_q, query.shape[0])
     if window not in workspace.items or workspace.group != group:
         raise ValueError(
-            f"paged_prefill: window {window} and {group} heads a KV head are not the workspace's: "
+            f"paged_prefill: window {window}, {group} heads per KV head: the workspace has "
             f"{list(workspace.items)} and {workspace.group}"
         )
     launch_paged_prefill(workspace, **vars(a))
@@ -68,9 +68,9 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
 
 
 def launch_paged_prefill(workspace: PrefillWorkspace, **arguments: Any) -> None:
-    """Run paged_prefill on arguments that have been checked, with the plan of a workspace.
+    """Run paged_prefill on checked arguments, with the plan of a workspace.
 
-    As launch_paged_attention, which says more.
+    See launch_paged_attention for the arguments and errors.
     """
     items = workspace.items[arguments["window"]]
     call(PAGED_PREFILL, items=items, counter=workspace.counter, **arguments)
@@ -84,8 +84,8 @@ def plan_prefill(
 ) -> None:
     """Plan the work of a step on the device, with one launch for each window of a workspace.
 
-    seq_lens [num_requests], cu_seqlens_q [num_requests + 1]: int32. Raises ValueError, with the
-    numbers, when a step of these sizes could need more than the workspace has.
+    seq_lens [num_requests], cu_seqlens_q [num_requests + 1]: int32. Raises ValueError with the
+    sizes if a step of these sizes may need more than the workspace has.
     """
     workspace.check(seq_lens.shape[0], num_tokens)
     for window, items in workspace.items.items():

@@ -31,7 +31,7 @@ def prefill_reference(a: Arguments) -> Results:
 
 
 def prefill_error(a: Arguments, wanted: Results) -> float:
-    """Return the error in units of rounding; infinite if the counter is not back at zero."""
+    """Return the error in units of rounding; infinite if the counter is not zero again."""
     if a.counter.any():
         return float("inf")
     return attention_error(a, wanted, is_prefill, fp16_weights=a.out.dtype == torch.float16)

@@ -39,8 +39,8 @@ from kiln.jit_kernels.ops.attention_prefill.tiles import TILE_KEYS, TILE_ROWS, m
 from kiln.jit_kernels.torch_ops import define
 
 _PLAN_THREADS = 512
-_WGMMA_KEYS = 128  # of a tile
-_WIDE = 128  # the largest head_tile with which two blocks run on a multiprocessor
+_WGMMA_KEYS = 128  # keys per tile
+_WIDE = 128  # the largest head_tile with which two blocks fit in a multiprocessor
 
 
 def _plan_bind(a: Arguments) -> Bound:
@@ -59,7 +59,7 @@ def _prefill_bind(a: Arguments) -> Bound:
 
 
 def _is_supported(variant: Variant) -> bool:
-    """Limit the soft cap to the dtype and the head_dims of Gemma."""
+    """Return whether a variant is built; soft cap only for the dtype and the head_dims of Gemma."""
     capped = variant["soft_cap"] == "true"
     gemma = {"scalar_t": "kiln::bf16", "kv_t": SAME}.items() <= variant.items()
     return is_supported(variant) and (not capped or (gemma and variant["head_tile"] != "64"))
@@ -104,7 +104,7 @@ def _plan_cost(variant: Variant, sizes: Sizes) -> Cost:
 
 
 def _prefill_cost(variant: Variant, sizes: Sizes) -> Cost:
-    """Count the products that causality leaves, and each key and value once a request."""
+    """Count the products under the causal mask, and each key and value once per request."""
     dim, size = head_dim(variant, sizes), DTYPES[variant["scalar_t"]].itemsize
     stored = size if variant["kv_t"] == SAME else 1
     window, heads = sizes.get("window", 0), sizes["kv_heads"] * sizes["group"]

@@ -12,23 +12,23 @@ from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
 
 TILE_ROWS = 128
 TILE_KEYS = 64
-_RANGES = 16  # of weights, at most: tiles are sorted by the range of their weight
+_RANGES = 16  # maximum: tiles are sorted by the range of their weight
 
 
 def is_prefill(num_tokens: int) -> bool:
-    """Return whether prefill attention serves a request of so many tokens in this step."""
+    """Return whether prefill attention serves a request with this many query tokens."""
     return num_tokens > MOST_TOKENS
 
 
 def most_tiles(num_requests: int, num_tokens: int, group: int) -> int:
-    """Return the most tiles, of one KV head, that a step of these sizes can have."""
+    """Return the maximum number of tiles per KV head in a step of these sizes."""
     ends = min(num_requests, num_tokens // (MOST_TOKENS + 1))  # requests, each with a last tile
     return num_tokens * group // TILE_ROWS + ends
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One request's tiles: its query tokens, and the keys that each of them sees."""
+    """The tiles of one request, and the keys that each of their rows sees."""
 
     num_tokens: int
     seq_len: int
@@ -37,23 +37,23 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        """How many tiles there are: none if decode attention serves the request."""
+        """The number of tiles; 0 if decode attention serves the request."""
         return -(-self.num_tokens * self.group // TILE_ROWS) if is_prefill(self.num_tokens) else 0
 
     def end(self, tile: int) -> int:
-        """Return the end of the blocks with a key that some row of a tile sees."""
+        """Return the end of the range of blocks that some row of a tile sees."""
         last = min(self.num_tokens - 1, (tile * TILE_ROWS + TILE_ROWS - 1) // self.group)
         return -(-max(0, self._limit(last)) // KV_BLOCK)
 
     def begin(self, tile: int) -> int:
-        """Return the first of these blocks; the end where there is none."""
+        """Return the first of these blocks; the end if there is none."""
         if not self.window:
             return 0
         first = self._limit(tile * TILE_ROWS // self.group)
         return min(max(0, first - self.window) // KV_BLOCK, self.end(tile))
 
     def weight(self, tile: int) -> int:
-        """Return the blocks of keys that a tile reads, nearly; a later tile has no fewer."""
+        """Return roughly how many KV blocks a tile reads; it never falls from tile to tile."""
         if not self.window:
             return self.end(tile)
         return min(self.end(tile), (self.window + TILE_ROWS // self.group) // KV_BLOCK + 1)
@@ -63,10 +63,10 @@ class Tiles:
 
 
 def ordered_tiles(requests: Sequence[Tiles]) -> list[tuple[int, int, int, int]]:
-    """Return (request, tile, first block, end block) of all tiles, the heaviest first.
+    """Return (request, tile, first block, end block) of all tiles, heaviest first.
 
-    Tiles are sorted by ranges of weight: at most 16, each as wide as the same power of two. Within
-    a range requests keep their order.
+    Tiles are sorted by ranges of weight: at most 16 ranges, all of one power-of-two width. Within a
+    range requests keep their order.
     """
     most = max((one.weight(one.count - 1) for one in requests if one.count), default=0)
     shift = max(0, most.bit_length() - _RANGES.bit_length() + 1)

@@ -1,4 +1,4 @@
-"""Triton forms of prefill attention: the same plan, a program for each tile and KV head."""
+"""Triton forms of prefill attention: the same plan, one program per tile and KV head."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kiln.jit_kernels.ops.attention_prefill.tiles import TILE_KEYS, TILE_ROWS
 
 _MOST_TOKENS = tl.constexpr(MOST_TOKENS)
 _ROWS = tl.constexpr(TILE_ROWS)
-_RANGES = tl.constexpr(16)  # of weights, as ordered_tiles has them
+_RANGES = tl.constexpr(16)  # of weights, as in ordered_tiles
 _SEARCH = tl.constexpr(24)  # steps of a binary search: enough for the tiles of any request
-_STAGES = (1, 4, 5)  # of the loop, if one tile of keys and values fits, two, three or more
+_STAGES = (1, 4, 5)  # of the loop, if one, two, or at least three tiles of keys and values fit
 
 
 @triton.jit
 def _end(length, tokens, group, tile):
-    """Return the end of the blocks with a key that some row of a tile sees."""
+    """Return the end of the range of blocks that some row of a tile sees."""
     last = tl.minimum(tokens - 1, (tile * _ROWS + _ROWS - 1) // group)
     return (tl.maximum(0, length - tokens + last + 1) + 15) // 16
 
@@ -40,7 +40,7 @@ def _weight(length, tokens, group, window, tile):
 
 @triton.jit
 def _first_tile(length, tokens, group, window, count, shift, wanted):
-    """Return the first tile whose weight lies in a range at least as high as ``wanted``."""
+    """Return the first tile whose weight is in range ``wanted`` or a higher one."""
     low, width = count * 0, count
     for _ in range(_SEARCH):
         half = width // 2
@@ -128,7 +128,7 @@ def _prefill(  # noqa: PLR0913
 
 
 def prefill_plan(a: Arguments) -> None:
-    """Write the table of tiles, as the kernel of this name does."""
+    """Write the table of tiles, as the CUDA kernel does."""
     count = a.seq_lens.shape[0]
     _plan[(1,)](
         a.items, a.seq_lens, a.cu_seqlens_q, count, a.items.shape[0] - 1, a.group, a.window,
@@ -137,7 +137,7 @@ def prefill_plan(a: Arguments) -> None:
 
 
 def _loop(query: torch.Tensor, tile: int) -> tuple[int, int]:
-    """Return how many keys a turn of the loop takes, and its stages: what shared memory holds."""
+    """Return the keys per iteration and the pipeline stages that fit in shared memory."""
     tiles = tiles_that_fit(query, TILE_ROWS, TILE_KEYS, tile)
     if tiles == 0:  # heads of 256 on a small GPU
         return TILE_KEYS // 2, _STAGES[0]
@@ -145,7 +145,7 @@ def _loop(query: torch.Tensor, tile: int) -> tuple[int, int]:
 
 
 def paged_prefill(a: Arguments) -> None:
-    """Write out and lse. Does not need the counter."""
+    """Write out and lse. The counter is not used."""
     options, kv_heads = options_of(a), a.key_pool.shape[1]
     keys, stages = _loop(a.query, options["DIM"])
     programs = (a.items.shape[0] - 1) * kv_heads

@@ -1,4 +1,4 @@
-"""The memory that prefill attention works in: made once, shared by all layers."""
+"""The workspace of prefill attention: allocated once, shared by all layers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kiln.jit_kernels.ops.attention_prefill.tiles import most_tiles
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorkspace:
-    """What prefill attention needs beside its arguments: made once, shared by all layers.
+    """The memory that prefill attention needs besides its arguments.
 
     ``counter`` is zero between launches. Only one stream at a time may use a workspace.
     """
 
-    group: int  # query heads a KV head
-    items: Mapping[int, torch.Tensor]  # by window: [1 + capacity, 4] int32, a header, then tiles
+    group: int  # query heads per KV head
+    items: Mapping[int, torch.Tensor]  # window -> [1 + capacity, 4] int32: a header, then tiles
     counter: torch.Tensor  # [1] int32
 
     def check(self, num_requests: int, num_tokens: int) -> None:
-        """Refuse a step that could need more than there is.
+        """Check that the workspace is large enough for any step of these sizes.
 
-        Raises ValueError that names the numbers.
+        Raises ValueError with the sizes if it may not be.
         """
         need = most_tiles(num_requests, num_tokens, self.group)
         has = min(items.shape[0] - 1 for items in self.items.values())
@@ -43,9 +43,9 @@ def make_prefill_workspace(
     device: torch.device,
     windows: Sequence[int] = (0,),
 ) -> PrefillWorkspace:
-    """Return a workspace for steps of at most these sizes. ``windows``: those in use, 0 for none.
+    """Return a workspace for steps of up to these sizes. ``windows``: those in use, 0 for none.
 
-    It takes 16 bytes for each 128 rows, a row being a token and one of a KV head's query heads.
+    It takes 16 bytes per 128 rows; a row is one query head of a token, among those of one KV head.
     """
     rows = 1 + most_tiles(max_requests, max_tokens, group)
     items = {window: torch.zeros(rows, 4, dtype=torch.int32, device=device) for window in windows}

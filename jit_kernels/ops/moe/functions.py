@@ -131,7 +131,7 @@ def align_tokens(ids: torch.Tensor, num_experts: int, block_size: int) -> Aligne
     pairs = ids.numel()
     capacity = align_capacity(pairs, num_experts, block_size)
     if capacity > 2**30:
-        raise ValueError(f"align_tokens: {capacity} places in all; want at most {2**30}")
+        raise ValueError(f"align_tokens: {capacity} places in total; want at most {2**30}")
     sizes = (capacity, capacity // block_size, 1, num_experts)
     aligned = Aligned(*(ids.new_empty(size) for size in sizes))
     call(ALIGN_TOKENS, **aligned._asdict(), ids=ids.contiguous(), block_size=block_size)

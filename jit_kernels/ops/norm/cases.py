@@ -22,14 +22,14 @@ BENCH_SIZES = [{"rows": rows, "d": 4096} for rows in (1, 16, 128, 1024, 8192)] +
 
 
 def rms_norm_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return rows of random numbers, with gaps between them where the sizes have some."""
+    """Return rows of random numbers, with gaps between the rows if the sizes have a "gap"."""
     x = _rows(variant, sizes, device)
     factors = _factors(variant, sizes, device)
     return {"x": x, **factors, "out": _rows(variant, sizes, device), "eps": 1e-6}
 
 
 def fused_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return rows of random numbers, with gaps between them where the sizes have some."""
+    """Return rows of random numbers, with gaps between the rows if the sizes have a "gap"."""
     x, residual = _rows(variant, sizes, device), _rows(variant, sizes, device)
     return {"x": x, "residual": residual, **_factors(variant, sizes, device), "eps": 1e-5}
 

@@ -19,12 +19,12 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [..., d].
 
-    weight: [d]. Rows may be strided. The mean is taken in float32 and the normalised row rounded
-    to x's dtype before weight multiplies it. With ``weight_offset``, such as Gemma's 1, the factor
-    is weight_offset + weight, and the product alone is rounded. A row's bits depend on no other
-    row. With ``out`` (x itself is fine), write there and return it. Raises ValueError on a wrong
-    shape, TypeError on a dtype other than bf16, fp16, fp32.
-    Source: https://arxiv.org/abs/1910.07467, and LlamaRMSNorm and GemmaRMSNorm of transformers
+    weight: [d]. Rows may be strided. The mean is computed in float32, and the normalised row is
+    rounded to x's dtype before it is multiplied by the weight. With ``weight_offset``, such as
+    Gemma's 1, the factor is weight_offset + weight, and only the product is rounded. A row's bits
+    depend on no other row. If ``out`` is given, the result is written there and returned; it may be
+    x. Raises ValueError on a wrong shape, TypeError on a dtype other than bf16, fp16, fp32. Source:
+    https://arxiv.org/abs/1910.07467, and LlamaRMSNorm and GemmaRMSNorm of transformers
     """
     if out is None:
         out = x.new_empty(x.shape)
@@ -54,10 +54,10 @@ def fused_add_rms_norm(
     eps: float,
     weight_offset: float = 0.0,
 ) -> None:
-    """Add x to residual and put the norm of the sum in x, both in place, in one pass.
+    """Add x to residual and write the norm of the sum to x, both in place, in one pass.
 
-    residual += x; x = rms_norm(residual, weight, eps, weight_offset), bit for bit as those two
-    would. x and residual: [..., d] of one shape, rows may be strided; weight: [d]. Raises
+    residual += x; x = rms_norm(residual, weight, eps, weight_offset), with the same bits as these
+    two operations. x and residual: [..., d] of one shape, rows may be strided; weight: [d]. Raises
     ValueError on a wrong shape or if x or residual has no view as rows, TypeError on an unsupported
     dtype.
     """

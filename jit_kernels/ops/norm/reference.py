@@ -14,7 +14,7 @@ def normalise(
 ) -> torch.Tensor:
     """Return the norm of x [rows, d] times (weight_offset + weight [d]).
 
-    As LlamaRMSNorm; with an offset as GemmaRMSNorm. Source: transformers
+    Rounds like LlamaRMSNorm; with an offset, like GemmaRMSNorm. Source: transformers
     """
     if x.dtype in (torch.float32, torch.float64):
         return F.rms_norm(x, weight.shape, weight + weight_offset, eps)

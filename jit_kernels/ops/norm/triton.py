@@ -13,7 +13,7 @@ from kiln.jit_kernels.declare.parameters import Arguments
 
 @triton.jit
 def _normalise(value, weight, d, eps, weight_offset, OFFSET: tl.constexpr, dtype: tl.constexpr):
-    """Round as transformers does: as LlamaRMSNorm; with an offset as GemmaRMSNorm."""
+    """Return the norm, rounded like LlamaRMSNorm; with an offset, like GemmaRMSNorm."""
     normal = value * (1.0 / tl.sqrt(tl.sum(value * value, 0) / d + eps))
     if OFFSET:
         return (normal * (weight_offset + weight)).to(dtype)
@@ -57,7 +57,7 @@ def rms_norm(a: Arguments) -> None:
 
 
 def fused_add_rms_norm(a: Arguments) -> None:
-    """Add x to residual, then put the norm of the sum in x."""
+    """Add x to residual, then write the norm of the sum to x."""
     _launch(_fused, a, a.x, a.residual)
 
 

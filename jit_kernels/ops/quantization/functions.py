@@ -106,8 +106,8 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
 ) -> Quantised:
     """Add x to residual in place and return the norm of the sum, quantised as rms_norm_quant does.
 
-    x, residual: [..., d] of one shape; weight: [d]. x does not change. The same bits as addition,
-    rms_norm and quantisation in turn. Raises as fused_add_rms_norm and rms_norm_quant do.
+    x, residual: [..., d] of one shape; weight: [d]. x does not change. It gives the same bits as
+    addition, rms_norm and quantisation in turn. Raises as fused_add_rms_norm and rms_norm_quant do.
     """
     name = "fused_add_rms_norm_quant"
     check_dtype(name, x=x, residual=residual, weight=weight)

@@ -63,7 +63,7 @@ def _declare(
         optional(*scale),
         derived("int64", "rows", "d", "out_stride", "scale_stride", "group_stride", *strides),
         operator_only("int32", "group_size"),
-        derived("int32", "group"),  # group_size, or 0 where one scale is given for all
+        derived("int32", "group"),  # group_size, or 0 if one scale is given for all
         *numbers,
     )
 

@@ -107,7 +107,7 @@ def sampling_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, An
 
 
 def top_p_at_an_edge(row: torch.Tensor, temperature: float, number: int) -> float:
-    """Return a top-p at which one more token is kept, or a few steps of float32 from it.
+    """Return a top-p at which one more token is kept, or one a few float32 steps away from it.
 
     Only an exact sum of the weights of ``row`` [vocab] gives the right cutoff. ``number`` chooses
     the token and the distance.

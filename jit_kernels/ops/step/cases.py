@@ -15,7 +15,7 @@ _SAMPLED = 1000  # token ids
 
 
 def _case(requests: int, tokens: int, context: int, block_size: int = 16, pad: int = 0) -> Sizes:
-    """Return a case; ``tokens``, ``context``: most of a request; ``pad``: padded requests."""
+    """Return a case; ``tokens``, ``context``: maxima per request; ``pad``: padding requests."""
     return {
         "requests": requests, "tokens": tokens, "context": context, "block_size": block_size,
         "pad": pad,
@@ -34,7 +34,7 @@ BENCH_SIZES = [
 
 
 def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return a random step: decodes that sampled last, and prefill chunks, some of which sample."""
+    """Return a random step of decodes and prefill chunks; some of the chunks sample."""
     block_size, pad = sizes["block_size"], sizes["pad"]
     requests = sizes["requests"] - pad
     chance = np.random.default_rng(int(torch.randint(2**31, ())))
@@ -93,7 +93,7 @@ def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
 
 
 def moved_bytes(sizes: Sizes) -> int:
-    """Return the most bytes that a step of these sizes moves."""
+    """Return the maximum number of bytes that a step of these sizes moves."""
     requests, pad = sizes["requests"] - sizes["pad"], sizes["pad"]
     tokens = requests * sizes["tokens"]
     blocks = requests * -(-(sizes["context"] + sizes["tokens"]) // sizes["block_size"])

@@ -24,7 +24,7 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
     sampled: torch.Tensor,
     block_size: int,
 ) -> None:
-    """Write the inputs of a step from its message, and padding behind them.
+    """Write the inputs of a step from its message, and padding after them.
 
     message: [words] int32, contiguous, aligned to 8 bytes; see kiln.jit_kernels.ops.step.message.
     sampled: [max_requests] int32, the tokens that the step before sampled. tables: [max_requests,
@@ -32,9 +32,9 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
 
     token_ids, positions, slot_mapping: [tokens] int64; cu_seqlens_q: [requests + 1], seq_lens:
     [requests], block_table: [requests, max_blocks], int32; sample_rows: [samples] int64; settings
-    [samples, 6] float32 and keys [samples, 4] int64 as of sample_tokens. All but the two tables
-    are contiguous. They have room for the message's step at least; the caller checks that. Padding
-    has slot -1 and length 0, so attention and the store to the KV pool pass over it.
+    [samples, 6] float32 and keys [samples, 4] int64 as in sample_tokens. All but the two tables are
+    contiguous. They must be large enough for the step; the caller checks that. Padding has slot -1
+    and length 0, so attention and the store to the KV pool skip it.
     """
     call(
         STEP_INPUTS,

@@ -21,7 +21,7 @@ RECORD_WORDS = RECORD.itemsize // 4
 
 
 def message_words(requests: int, listed: int) -> int:
-    """Return the size of a message in int32 words; ``listed``: tokens and new blocks in all."""
+    """Return the size of a message in int32 words; ``listed``: tokens plus new blocks."""
     return HEADER + requests * RECORD_WORDS + listed
 
 

@@ -62,7 +62,7 @@ def _column(name: str) -> int:
 
 
 def _tail(words: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the field of several numbers of records, [records, numbers]."""
+    """Return a field that holds several numbers per record, [records, numbers]."""
     kind, at = RECORD.fields[name][:2]  # type: ignore[index]
     part = words[:, at // 4 : (at + kind.itemsize) // 4]
     return part.contiguous().view(dtype)

@@ -94,8 +94,8 @@ KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int windo
   x.num_tiles = num_tokens <= kMostTokens ? (num_tokens * group + kTileRows - 1) / kTileRows : 0;
   const int most = max(1, rule.most / max(1, x.num_tiles));
   x.num_splits = max(1, min(rule.splits(x.num_blocks), most));
-  // Up to 8 rows, so that a warp has registers for three results; a pair of blocks for each unit;
-  // and whole tree nodes of eight splits, or one node.
+  // Divisible: at most 8 rows, so that a warp has registers for three results; at least a pair of
+  // blocks for each unit; and one tree node, or whole nodes of eight splits.
   const int shares = x.num_splits << rule.warp_bits;
   x.divisible = num_tokens * group <= kTileRows / 2 &&
                 (x.num_splits <= 8 || x.num_splits % 8 == 0) &&

@@ -89,8 +89,8 @@ template <class T> struct RmsRow {
   }
 };
 
-// 1 / sqrt(x), both operations rounded to nearest. One branch leads to the rare x out of the fast
-// functions' range: a power of 4 scales it into the range, and changes no digit of the result.
+// 1 / sqrt(x), both operations rounded to nearest. A rare x outside the fast functions' range takes
+// a branch: a power of 4 scales it into the range and changes no digit of the result.
 KILN_NOINLINE float rare_inverse_root(float x) {
   const bool small = x < 1.0f;
   const float near = rcp_rn_normal(sqrt_rn_normal(mul_rn(x, small ? 0x1p64f : 0x1p-64f)));

@@ -10,8 +10,8 @@
 //   general  any width and alignment: element by element, read again whenever the row is needed
 //
 // With few rows, most of a launch's time goes to fetching instructions, so the held path is short,
-// straight and uses 32-bit indices. The general path costs it nothing but compile time, so it is as
-// little code as possible.
+// straight and uses 32-bit indices. The general path costs the held path only compile time, so it
+// has as little code as possible.
 //
 // A Source has kChunks, the chunks that a thread holds; load(index, size), which starts to read the
 // thread's part of a held row of `size` elements (0: the team has no row); held_row(index, size,
