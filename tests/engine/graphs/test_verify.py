@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from kiln.cache.env import EnvError
 from kiln.engine.errors import DeviceError, ModelError
+from kiln.engine.graphs import runner as graphs_runner
 from kiln.engine.graphs.emulator import EmulatedGraphs
 from kiln.engine.graphs.runner import GraphKey, decode_key
 from kiln.engine.graphs.verify import Verification
@@ -279,3 +281,27 @@ def test_a_capture_without_memory_serves_without_those_graphs(make_runner, monke
     assert runner.graph_counts().fallbacks
     assert all("out of memory" in reason for reason in runner.graph_counts().fallbacks)
     assert len(runner.run(decode(4)).tokens) == 4
+
+
+def test_a_comparison_without_memory_drops_the_graph_and_not_the_server(make_runner, monkeypatch):
+    def no_memory(self, key, tokens):
+        if key.tokens == 4:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        return ""
+
+    monkeypatch.setattr(GraphCheck, "difference", no_memory)
+    runner = make_runner()
+    assert runner.graph_counts().fallbacks == {"4: out of memory": 1}
+    assert len(runner.run(decode(4)).tokens) == 4
+
+
+@pytest.mark.parametrize("collects", [False, True])
+def test_the_flag_keeps_garbage_collection_on_during_the_capture(
+    make_runner, monkeypatch, collects
+):
+    frozen = []
+    monkeypatch.setattr(
+        graphs_runner, "frozen_garbage", lambda on: frozen.append(on) or nullcontext()
+    )
+    make_runner(garbage_collection=collects)
+    assert frozen == [not collects]
