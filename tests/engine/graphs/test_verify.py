@@ -190,6 +190,49 @@ def test_a_write_behind_the_requests_is_found(unchecked, part, layer):
     assert difference(runner, key) == "padding wrote to a block of the KV pool"
 
 
+@pytest.mark.parametrize("key", [decode_key(4), GraphKey(16, 4, is_decode=False)])
+def test_a_graph_that_stores_nothing_does_not_profit_from_what_the_eager_step_stored(
+    unchecked, key
+):
+    parts = [part for layer in range(2) for part in unchecked._pool.views(layer)]
+    graphs = unchecked._graphs.runner
+    captured = graphs._captured[key]
+
+    class StoresNothing:
+        def replay(self):
+            before = [part.clone() for part in parts]
+            captured.graph.replay()
+            for part, own in zip(parts, before, strict=True):
+                part.copy_(own)
+
+    graphs._captured[key] = captured._replace(graph=StoresNothing())
+    assert difference(unchecked, key) == "its keys and values differ from an eager step's"
+
+
+def test_each_case_has_the_same_context_whatever_was_compared_before(
+    make_runner, environment, monkeypatch
+):
+    """A prompt takes the blocks of requests that decode: their context is computed again."""
+    environment(KILN_GRAPH_VERIFY="off")
+    runner = make_runner(bs=(4,))
+    seen, run = [], GraphCheck._run
+
+    def note(self, key, *rest):
+        seen.append((key, run(self, key, *rest)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(GraphCheck, "_run", note)
+    graphs = runner._graphs
+    with torch.inference_mode():
+        check = GraphCheck(graphs._step, runner._pool, graphs._eager, graphs._replay)
+        for key, tokens in [(decode_key(4), 4), (GraphKey(16, 4, is_decode=False), 16)] * 2:
+            assert check.difference(key, tokens) == ""
+    for key in {key for key, _ in seen}:
+        first, *others = [logits for other, (logits, _, _) in seen if other == key]
+        assert len(others) == 5
+        assert all(torch.equal(first, logits) for logits in others)
+
+
 def test_a_graph_that_differs_is_not_used_and_counted(make_runner, monkeypatch, caplog):
     monkeypatch.setattr(
         GraphCheck, "difference", lambda self, key, tokens: "wrong" if key.tokens == 3 else ""
