@@ -56,6 +56,9 @@ class ModelRunner:
         self.device = resolve_device(wanted.device)
         self._limits = config.scheduler.for_device(self.device.type)
         config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
+        self._graph_config = config.graphs
+        rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
+        self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
         folder = resolve_model_folder(wanted.model)
         family, self.model_config = read_model(folder)
         self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
@@ -85,10 +88,7 @@ class ModelRunner:
                 block_size=config.kv.block_size,
                 device=self.device,
             )
-            self._graph_config = config.graphs
             self._graph_device = graph_device(config.graphs, self.device, settings())
-            rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
-            self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
             self._copies = HostCopies(self._limits.num_rows, self.device)
             self._use(self._make_pool(config.kv))
 
