@@ -10,7 +10,7 @@ import pytest
 from kiln.cache.env import Env
 from kiln.engine.config import GraphConfig
 from kiln.engine.errors import ConfigError
-from kiln.engine.graphs.buckets import MAX_WASTE, decode_buckets, token_buckets
+from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.runner.step_graphs import FEW_ROWS, MOST_PREFILL_TOKENS, graph_keys
 
 MOST = range(1, 1025)
@@ -22,7 +22,7 @@ def test_at_most_an_eighth_of_a_decode_step_is_padding():
         for rows in range(1, most + 1):
             size = sizes[bisect_left(sizes, rows)]
             assert rows <= size, (most, rows)
-            assert size - rows <= MAX_WASTE * size, (most, rows, size)
+            assert 8 * (size - rows) <= size, (most, rows, size)
 
 
 def test_the_largest_decode_bucket_is_the_largest_step():
@@ -37,7 +37,7 @@ def test_there_are_no_more_decode_buckets_than_the_bound_needs():
     sizes = decode_buckets(1024)
     assert len(decode_buckets(256)) == 30
     for before, size in pairwise((0, *sizes[:-1])):
-        assert (size + 1) - (before + 1) > MAX_WASTE * (size + 1)
+        assert 8 * (size - before) > size + 1
 
 
 def test_token_buckets_ascend_and_cover_every_step():

@@ -13,7 +13,7 @@ Where each fault of a graph is found:
     inputs at other addresses                   here, by the runner, at the first step
     results that the step behind cannot read    here, by the comparison
     a result that depends on earlier replays    here, by the comparison
-    a kernel that the plan leaves out           here, by the comparison or by answers
+    a kernel that the plan leaves out           here, by answers: the eager step lacks it too
     tokens sampled behind a graph and not kept  here, by answers
     attention between pieces with padding       here, by answers
     one staging buffer for the messages         tests/engine/runner/test_inputs.py
