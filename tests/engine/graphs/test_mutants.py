@@ -15,7 +15,8 @@ Where each fault of a graph is found:
     a result that depends on earlier replays    here, by the comparison
     a kernel that the plan leaves out           here, by answers: the eager step lacks it too
     tokens sampled behind a graph and not kept  here, by answers
-    attention between pieces with padding       here, by answers
+    attention of another step, or too late      here, by answers
+    attention between pieces with padding       tests/engine/graphs/test_serving.py
     one staging buffer for the messages         tests/engine/runner/test_inputs.py
 """
 
