@@ -29,3 +29,10 @@ def trust_of(env: Env) -> Trust:
 def open_store(env: Env) -> Store:
     """Return the kernel cache that the environment configures."""
     return Store(cache_root(env), mode=env.kernel_cache, trust=trust_of(env))
+
+
+def open_piece_store(env: Env) -> Store:
+    """Return the store of compiled pieces of models: a folder of its own, by the same rules."""
+    root = cache_root(env)
+    pieces = None if root is None else root / "pieces"
+    return Store(pieces, mode=env.kernel_cache, trust=trust_of(env))
