@@ -10,12 +10,14 @@ import torch
 
 from kiln.cache.env import Env
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.compile import aot, inductor
 from kiln.engine.compile.artefacts import Artefacts
 from kiln.engine.compile.keys import piece_ingredients, program_ingredients, target_of
 from kiln.engine.compile.parameters import named_tensors
 from kiln.engine.compile.program import Piece, Piecewise, Program
 from kiln.engine.compile.split import split
 from kiln.engine.compile.trace import trace
+from kiln.engine.errors import ConfigError
 from kiln.engine.models.family import Model
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -35,7 +37,7 @@ class Compiler(Protocol):
         """Return the function that ``build`` made; no compiler runs. Raises PieceError."""
 
 
-_COMPILERS: Mapping[str, Compiler] = MappingProxyType({})
+_COMPILERS: Mapping[str, Compiler] = MappingProxyType({"inductor": inductor, "aot": aot})
 
 
 class CompiledModel:
@@ -64,11 +66,16 @@ class CompiledModel:
 def compiled(model: Model, device: torch.device, env: Env, progress: Progress) -> Model:
     """Return the model as KILN_COMPILE wants it; "off" returns it as it is.
 
-    What the cache holds is loaded without Dynamo, and without a compiler. Raises PieceError, and
-    SealedCacheError if the cache is sealed and lacks a piece.
+    What the cache holds is loaded without Dynamo, and without a compiler. Raises PieceError,
+    SealedCacheError if the cache is sealed and lacks a piece, and ConfigError if toggles conflict.
     """
     if env.compile == "off":
         return model
+    if env.cpu_graphs == "emulate" and device.type == "cpu" and env.compile != "eager":
+        raise ConfigError(
+            f"KILN_CPU_GRAPHS=emulate cannot record what runs inside a compiled piece: unset it, "
+            f"or set KILN_COMPILE=eager instead of {env.compile}"
+        )
     program, functions = build(model, device, env, progress)
     return CompiledModel(model, program.bind(functions, named_tensors(model)))
 

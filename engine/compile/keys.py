@@ -33,7 +33,7 @@ def program_ingredients(model: Model) -> Ingredients:
     return (
         ("kind", "program"),
         *_torch_build(),
-        ("sources", _sources()),
+        ("sources", _sources(*_TRACED)),
         ("schemas", _digest("\n".join(schemas))),
         ("model", _digest("\n".join(structure_of(model)))),
     )
@@ -49,6 +49,7 @@ def piece_ingredients(
         ("target", target_of(device)),
         ("instructions", "" if device.type == "cuda" else _cpu_instructions()),
         ("options", options),
+        ("builder", _sources("compile")),
         *(("schema", schema) for schema in schemas_of([call.target for call in piece.calls])),
         ("structure", piece.digest),
     )
@@ -80,11 +81,11 @@ def _triton() -> str:
 
 
 @cache
-def _sources() -> str:
-    """Return a digest of the code that a trace runs, or that reads its result."""
+def _sources(*folders: str) -> str:
+    """Return a digest of the code in some folders of the engine."""
     root = Path(kiln.engine.__file__).parent
     texts = []
-    for folder in _TRACED:
+    for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
             texts.append(f"{path.relative_to(root).as_posix()} {_digest(path.read_text())}")
     return _digest("\n".join(texts))

@@ -19,7 +19,7 @@ from kiln.engine.compile.functions import function_of
 from kiln.engine.errors import PieceError
 
 NUM_TOKENS = "n"  # in shapes and strides
-INPUTS = ("token_ids", "positions", "num_tokens")  # the program's inputs that are not weights
+INPUTS = ("token_ids", "positions")  # the program's inputs that are not weights
 _PIECE = "piece "  # before the number of a piece, in the target of a call
 
 Piecewise = Callable[..., Sequence[Any]]
@@ -28,12 +28,12 @@ Size = int | str  # "n" is the number of tokens
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a piece: a tensor, or with ``dtype`` "int" the number of tokens."""
+    """A tensor that a piece takes."""
 
     dtype: str
-    shape: tuple[Size, ...] = ()
-    stride: tuple[Size, ...] = ()
-    device: str = ""
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    device: str
 
 
 @dataclass(frozen=True)
@@ -107,25 +107,22 @@ class Program:
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Return ``run(token_ids, positions)``, which calls ``functions``, one for each piece.
 
-        It reads nothing on the host but the number of tokens, so a CUDA graph can be captured of
-        it. Raises KeyError if a weight is missing.
+        It reads no value on the host, so a CUDA graph can be captured of it. Raises KeyError if a
+        weight is missing.
         """
-        changing = [number for number, name in enumerate(self.inputs) if name in INPUTS]
-        fixed = {
-            number: weights[name] for number, name in enumerate(self.inputs) if name not in INPUTS
-        }
+        parameters = [self.inputs.index(name) for name in INPUTS]
+        weighted = enumerate(self.inputs)
+        fixed = {number: weights[name] for number, name in weighted if name not in INPUTS}
 
         def target(name: str) -> Callable[..., Any]:
             if name.startswith(_PIECE):
                 return functions[int(name.removeprefix(_PIECE))]
             return function_of(name)
 
-        steps = assemble(changing, self.steps, (self.output,), target, fixed)
-        order = [INPUTS.index(self.inputs[number]) for number in changing]
+        steps = assemble(parameters, self.steps, (self.output,), target, fixed)
 
         def run(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            given = (token_ids, positions, token_ids.shape[0])
-            hidden: torch.Tensor = steps(*[given[place] for place in order])[0]
+            hidden: torch.Tensor = steps(token_ids, positions)[0]
             return hidden
 
         return run

@@ -22,11 +22,16 @@ def split(traced: Traced) -> Program:
     Nothing is moved: the operators write to their arguments, so their order is part of the result.
     """
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    named = {
+        node: name
+        for node, name in zip(placeholders, traced.names, strict=True)
+        if not _is_token_count(node)
+    }
     (output,) = (node for node in traced.graph.nodes if node.op == "output")
     ((hidden,),) = output.args
     segments = _segments(traced.graph)
     inside = {node: segment for segment in segments for node in segment}
-    numbers = {node: number for number, node in enumerate(placeholders)}
+    numbers = {node: number for number, node in enumerate(named)}
     pieces: dict[str, tuple[int, Piece]] = {}
     steps: list[Call] = []
     for segment in segments:
@@ -44,7 +49,7 @@ def split(traced: Traced) -> Program:
         results = tuple(numbers[node] for node in made)
         steps.append(Call(piece_target(index), arguments, {}, results, unpack=True))
     distinct = tuple(piece for _, piece in pieces.values())
-    return Program(traced.names, distinct, tuple(steps), numbers[hidden])
+    return Program(tuple(named.values()), distinct, tuple(steps), numbers[hidden])
 
 
 def _segments(graph: torch.fx.Graph) -> list[list[Node]]:
@@ -64,17 +69,23 @@ def _is_attention(node: Node) -> bool:
 
 
 def _needed(segment: Sequence[Node]) -> list[Node]:
-    """Return what a segment reads from outside, in the order of first use."""
+    """Return the tensors that a segment reads from outside, in the order of first use."""
     found: dict[Node, None] = {}
     for node in segment:
         found.update(dict.fromkeys(node.all_input_nodes))
     own = set(segment)
-    return [node for node in found if node not in own]
+    return [node for node in found if node not in own and not _is_token_count(node)]
 
 
 def _piece(segment: Sequence[Node], needed: Sequence[Node], made: Sequence[Node]) -> Piece:
     numbers = {node: number for number, node in enumerate(needed)}
-    calls = []
+    inputs, calls = tuple(map(_input, needed)), []
+    for count in {one: None for node in segment for one in node.all_input_nodes}:
+        if _is_token_count(count):  # read from a tensor, so that a piece takes only tensors
+            place = next(n for n, one in enumerate(inputs) if NUM_TOKENS in one.shape)
+            args = (Value(place), inputs[place].shape.index(NUM_TOKENS))
+            numbers[count] = len(numbers)
+            calls.append(Call(f"{METHOD}size", args, {}, (numbers[count],)))
     for node in segment:
         results: tuple[int, ...] = ()
         if node.users:
@@ -83,7 +94,11 @@ def _piece(segment: Sequence[Node], needed: Sequence[Node], made: Sequence[Node]
         calls.append(_call(node, numbers, results))
     for node in made:
         _input(node)  # complain about what cannot be another piece's input
-    return Piece(tuple(map(_input, needed)), tuple(calls), tuple(numbers[node] for node in made))
+    return Piece(inputs, tuple(calls), tuple(numbers[node] for node in made))
+
+
+def _is_token_count(node: Node) -> bool:
+    return node.op == "placeholder" and isinstance(node.meta["example_value"], torch.SymInt)
 
 
 def _call(node: Node, numbers: Mapping[Node, int], results: tuple[int, ...]) -> Call:
@@ -113,9 +128,6 @@ def _numbered(value: Any, numbers: Mapping[Node, int]) -> Any:
 
 def _input(node: Node) -> Input:
     example = node.meta.get("example_value")
-    if isinstance(example, torch.SymInt):
-        _size(example)
-        return Input("int")
     if not isinstance(example, torch.Tensor):
         kind = type(example).__name__
         raise PieceError(f"{node} of a traced model is a {kind}: only tensors leave a piece")

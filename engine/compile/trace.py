@@ -14,7 +14,10 @@ _TOKENS = 37  # of the traced step: unlike every other size, so that it is not t
 
 
 class Traced(NamedTuple):
-    """A graph, and for each of its placeholders a name: one of program.INPUTS, or a weight's."""
+    """A graph, and for each of its placeholders a name: one of program.INPUTS, or a weight's.
+
+    The number of tokens is a placeholder too, named "num_tokens".
+    """
 
     graph: torch.fx.Graph
     names: tuple[str, ...]
