@@ -18,9 +18,13 @@ from kiln.engine.compile.rebuild import rebuild
 from kiln.engine.errors import PieceError
 
 _ARTEFACT = "artefact"
-# Precompiled headers lie in a folder of torch's own, and loading a piece would make them again.
-# One thread: Inductor's pool of compiling processes would outlive the start.
-OPTIONS = {"cpp_cache_precompile_headers": False, "compile_threads": 1}
+# Precompiled headers lie in a folder that may belong to another user, and loading a piece would
+# make them again. One thread: Inductor's pool of compiling processes would outlive the start.
+OPTIONS = {
+    "cpp_cache_precompile_headers": False,
+    "aot_inductor.precompile_headers": False,
+    "compile_threads": 1,
+}
 
 
 def options() -> str:
@@ -35,10 +39,10 @@ def build(piece: Piece, device: torch.device) -> bytes:
     """
     import torch._inductor
 
-    module, inputs = rebuild(piece)
     folder = Path(_folder().name)
     path = folder / f"{_ARTEFACT}-{piece.digest}"
     try:
+        module, inputs = rebuild(piece)
         with compiling(), torch.inference_mode():
             made = torch._inductor.standalone_compile(
                 module, inputs, dynamic_shapes="from_graph", options={}, aot=True
@@ -57,7 +61,7 @@ def build(piece: Piece, device: torch.device) -> bytes:
 
 def load(artefact: bytes, device: torch.device) -> Piecewise:
     """Return the function of a piece that ``build`` made; no compiler runs. Raises PieceError."""
-    import torch._inductor
+    from torch._inductor.standalone_compile import CompiledArtifact
 
     folder = Path(_folder().name)
     try:
@@ -66,9 +70,7 @@ def load(artefact: bytes, device: torch.device) -> Piecewise:
                 if name == _ARTEFACT or not (folder / name).exists():
                     archive.extract(name, folder)
         with compiling():
-            loaded = torch._inductor.CompiledArtifact.load(
-                path=str(folder / _ARTEFACT), format="binary"
-            )
+            loaded = CompiledArtifact.load(path=str(folder / _ARTEFACT), format="binary")
     except Exception as error:
         raise PieceError(f"Inductor cannot load a compiled piece: {error}") from error
     (folder / _ARTEFACT).unlink()
@@ -82,7 +84,9 @@ def compiling() -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
-    with config.patch(OPTIONS), temporary_cache_dir(_folder().name):
+    known = config.get_config_copy()
+    wanted = {name: value for name, value in OPTIONS.items() if name in known}
+    with config.patch(wanted), temporary_cache_dir(_folder().name):
         yield
 
 

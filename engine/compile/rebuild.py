@@ -18,7 +18,7 @@ class Rebuilt(NamedTuple):
     """A graph of a piece, and fake tensors for its inputs."""
 
     module: fx.GraphModule
-    inputs: list[torch.Tensor]
+    inputs: list[Any]
 
 
 def rebuild(piece: Piece) -> Rebuilt:
@@ -44,8 +44,8 @@ def rebuild(piece: Piece) -> Rebuilt:
 
 def empty(one: Input, tokens: Any) -> torch.Tensor:
     """Return a tensor like an input of a piece, for a number of tokens."""
-    shape = [tokens if size == NUM_TOKENS else size for size in one.shape]
-    stride = [tokens if size == NUM_TOKENS else size for size in one.stride]
+    shape: list[Any] = [tokens if size == NUM_TOKENS else size for size in one.shape]
+    stride: list[Any] = [tokens if size == NUM_TOKENS else size for size in one.stride]
     return torch.empty_strided(shape, stride, dtype=getattr(torch, one.dtype), device=one.device)
 
 

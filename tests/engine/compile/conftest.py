@@ -36,7 +36,7 @@ def env(tmp_path):
     """Return a function from a mode to the environment, with a cache of this test's own."""
 
     def make(mode, **more):
-        return Env(compile=mode, kernel_cache_dir=tmp_path / "cache", **more)
+        return Env(**{"compile": mode, "kernel_cache_dir": tmp_path / "cache", **more})
 
     return make
 

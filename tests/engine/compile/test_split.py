@@ -48,7 +48,7 @@ def test_every_input_but_tokens_is_a_weight_and_every_weight_of_the_layers_is_re
     model = make_model("Qwen3ForCausalLM")
     program = program_of(model)
     weights = set(named_tensors(model)) - {"head.weight"}
-    assert set(program.inputs) == {"token_ids", "positions", "num_tokens"} | weights
+    assert set(program.inputs) == {"token_ids", "positions"} | weights
 
 
 @pytest.mark.parametrize("architecture", sorted(known_families()))
