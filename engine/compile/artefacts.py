@@ -18,9 +18,13 @@ _PATIENCE = 600.0  # seconds to wait while another process builds the same
 
 
 class Artefacts:
-    """The artefacts that the environment's kernel cache holds for one target."""
+    """The artefacts that the environment's kernel cache holds for one target.
+
+    ``built`` counts those that were not there.
+    """
 
     def __init__(self, env: Env, target: str) -> None:
+        self.built = 0
         self._store = open_piece_store(env)
         self._target = target
         self._locks = lock_folder(env) if env.kernel_cache == "rw" else None
@@ -52,6 +56,7 @@ class Artefacts:
         self, key: str, name: str, ingredients: Ingredients, build: Callable[[], bytes]
     ) -> bytes:
         payload = build()
+        self.built += 1
         header = {"kernel": name, "ingredients": [list(pair) for pair in ingredients]}
         self._store.put(self._target, key, payload, header)
         return payload

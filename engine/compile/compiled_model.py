@@ -76,15 +76,19 @@ def compiled(model: Model, device: torch.device, env: Env, progress: Progress) -
             f"KILN_CPU_GRAPHS=emulate cannot record what runs inside a compiled piece: unset it, "
             f"or set KILN_COMPILE=eager instead of {env.compile}"
         )
-    program, functions = build(model, device, env, progress)
+    artefacts = Artefacts(env, target_of(device))
+    program, functions = build(model, device, env.compile, artefacts, progress)
     return CompiledModel(model, program.bind(functions, named_tensors(model)))
 
 
 def build(
-    model: Model, device: torch.device, env: Env, progress: Progress
+    model: Model, device: torch.device, mode: str, artefacts: Artefacts, progress: Progress
 ) -> tuple[Program, list[Piecewise]]:
-    """Return the program of a model, and the function of each of its pieces."""
-    artefacts = Artefacts(env, target_of(device))
+    """Return the program of a model, and the function of each of its pieces.
+
+    Only the structure of the model is read, never its weights. Raises PieceError and
+    SealedCacheError.
+    """
     text = artefacts.get(
         "program of a model",
         program_ingredients(model),
@@ -94,7 +98,7 @@ def build(
     functions = []
     for done, piece in enumerate(program.pieces):
         progress(_STAGE, done, len(program.pieces))
-        functions.append(_function(piece, device, env.compile, artefacts))
+        functions.append(_function(piece, device, mode, artefacts))
     progress(_STAGE, len(functions), len(functions))
     return program, functions
 

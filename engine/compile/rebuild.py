@@ -80,6 +80,7 @@ class _Annotate(fx.Interpreter):
     """Keeps the value of each node as Dynamo does; Inductor reads the shapes there."""
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run one node on fake tensors, and keep what it gives."""
         value = super().run_node(n)
         n.meta["example_value"] = value
         return value
