@@ -58,7 +58,22 @@ def trace(model: Model, device: torch.device) -> Traced:
     finally:
         reset_code(forward.__code__)  # it would keep every model traced
     ((graph, inputs),) = traced
+    _check_sizes(graph)
     return Traced(graph, tuple(_name(one, known) for one in inputs))
+
+
+def _check_sizes(graph: torch.fx.Graph) -> None:
+    """Raise PieceError if the graph holds only for some numbers of tokens: nobody would ask."""
+    values = (node.meta.get("example_value") for node in graph.nodes)
+    fake = next(value for value in values if isinstance(value, torch.Tensor))
+    guards = [guard.expr for guard in fake.fake_mode.shape_env.guards]  # type: ignore[attr-defined]
+    for guard in guards:  # there are as many positions as tokens
+        is_equation = getattr(guard, "rel_op", "") == "=="
+        if not (is_equation and guard.lhs.is_symbol and guard.rhs.is_symbol):
+            raise PieceError(
+                f"the model's forward pass depends on how many tokens a step has ({guard}): such a "
+                "model cannot be split into pieces; set KILN_COMPILE=off"
+            )
 
 
 def _name(example: Any, known: dict[int, str]) -> str:

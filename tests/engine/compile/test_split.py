@@ -92,6 +92,8 @@ OUTSIDE = torch.ones(4)
     [
         (lambda w, ids, positions: w[ids.item()], "cannot trace"),
         (lambda w, ids, positions: w[ids] + OUTSIDE, "no part of it"),
+        (lambda w, ids, positions: w[ids] * (2 if ids.shape[0] > 16 else 1), "how many tokens"),
+        (lambda w, ids, positions: w[ids] * (2 if ids.shape[0] == 37 else 1), "cannot trace"),
         (lambda w, ids, positions: torch.linalg.inv(w)[ids], "cannot be saved"),
     ],
 )
