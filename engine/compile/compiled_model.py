@@ -89,12 +89,15 @@ def build(
     Only the structure of the model is read, never its weights. Raises PieceError and
     SealedCacheError.
     """
-    text = artefacts.get(
-        "program of a model",
-        program_ingredients(model),
-        lambda: split(trace(model, device)).dumps(),
-    )
-    program = Program.loads(text)
+
+    def trace_and_split() -> bytes:
+        progress("tracing", 0, 1)
+        text = split(trace(model, device)).dumps()
+        progress("tracing", 1, 1)
+        return text
+
+    ingredients = program_ingredients(model)
+    program = Program.loads(artefacts.get("program of a model", ingredients, trace_and_split))
     functions = []
     for done, piece in enumerate(program.pieces):
         progress(_STAGE, done, len(program.pieces))

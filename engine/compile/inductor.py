@@ -60,7 +60,11 @@ def build(piece: Piece, device: torch.device) -> bytes:
 
 
 def load(artefact: bytes, device: torch.device) -> Piecewise:
-    """Return the function of a piece that ``build`` made; no compiler runs. Raises PieceError."""
+    """Return the function of a piece that ``build`` made; no compiler runs. Raises PieceError.
+
+    But where torch is installed in another folder, Inductor compiles its C++ for a CPU again: the
+    folder is part of its own keys. On a CPU it also asks g++ for its version.
+    """
     from torch._inductor.standalone_compile import CompiledArtifact
 
     folder = Path(_folder().name)

@@ -82,8 +82,7 @@ def _piece(segment: Sequence[Node], needed: Sequence[Node], made: Sequence[Node]
     inputs, calls = tuple(map(_input, needed)), []
     for count in {one: None for node in segment for one in node.all_input_nodes}:
         if _is_token_count(count):  # read from a tensor, so that a piece takes only tensors
-            place = next(n for n, one in enumerate(inputs) if NUM_TOKENS in one.shape)
-            args = (Value(place), inputs[place].shape.index(NUM_TOKENS))
+            args = _place_of_tokens(inputs)
             numbers[count] = len(numbers)
             calls.append(Call(f"{METHOD}size", args, {}, (numbers[count],)))
     for node in segment:
@@ -95,6 +94,16 @@ def _piece(segment: Sequence[Node], needed: Sequence[Node], made: Sequence[Node]
     for node in made:
         _input(node)  # complain about what cannot be another piece's input
     return Piece(inputs, tuple(calls), tuple(numbers[node] for node in made))
+
+
+def _place_of_tokens(inputs: Sequence[Input]) -> tuple[Value, int]:
+    """Return an input, and which of its sizes is the number of tokens."""
+    for number, one in enumerate(inputs):
+        if NUM_TOKENS in one.shape:
+            return Value(number), one.shape.index(NUM_TOKENS)
+    raise PieceError(
+        "a piece needs the number of tokens, but no tensor that it takes has that size"
+    )
 
 
 def _is_token_count(node: Node) -> bool:
