@@ -3,6 +3,7 @@
 KilnError
 ├── ConfigError      a flag, a folder or a model's file is invalid or unsupported
 │   ├── ModelError   the model folder is missing, incomplete, corrupt or unsupported
+│   ├── PieceError   torch.compile cannot trace, split, build or load the pieces of a model
 │   └── SealedCacheError   the kernel cache is sealed and lacks a kernel of the model
 ├── RequestError     one request is invalid; it never reaches the engine
 │   ├── ContextLengthError   the prompt does not fit the model's context
@@ -25,6 +26,10 @@ class ConfigError(KilnError):
 
 class ModelError(ConfigError):
     """A model folder is missing, half-downloaded, corrupt, or of an unknown architecture."""
+
+
+class PieceError(ConfigError):
+    """The pieces of a model cannot be traced, split, built or loaded with torch.compile."""
 
 
 class SealedCacheError(ConfigError):

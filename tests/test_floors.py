@@ -23,7 +23,7 @@ LEVELS = [
     ("kv",),
     ("layers", "attention"),
     ("models",),
-    ("graphs",),
+    ("graphs", "compile"),
     ("runner", "text"),
     ("scheduler",),
     ("core",),

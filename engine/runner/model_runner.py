@@ -13,6 +13,7 @@ from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.attention.torch_attention import TorchAttention
+from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, KVConfig
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.counts import GraphCounts
@@ -78,8 +79,9 @@ class ModelRunner:
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
-            self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
+            model = load_model(family, hf, weights, length, self.dtype, self.device, report)
             self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
+            self._model = compiled(model, self.device, settings(), report)
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(
                 max_requests=self._limits.num_rows,

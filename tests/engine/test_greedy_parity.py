@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import torch
 
 import kiln
 from kiln import LLM, SamplingParams
+from kiln.engine.compile.compiled_model import CompiledModel
+from kiln.engine.runner import model_runner
 from kiln.jit_kernels.settings import settings
 
 NUM_TOKENS = 12
@@ -189,6 +191,22 @@ def test_with_one_block_of_headroom(case, name, chunk):
     llm = load(made.folder, block_size=5, num_kv_blocks=blocks, max_chunk_tokens=chunk)
     assert tokens(llm, made.prompts) == made.answers
     assert llm.core.stats().preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        *(("eager", name) for name in MODELS),
+        *(("inductor", name) for name in ("llama-mha-biases", "qwen3-tied-biases", "qwen2-moe")),
+    ],
+)
+def test_in_pieces_of_torch_compile(case, monkeypatch, mode, name):
+    made = case(name)
+    env = replace(settings(), compile=mode)
+    monkeypatch.setattr(model_runner, "settings", lambda: env)
+    llm = load(made.folder, max_chunk_tokens=16)
+    assert isinstance(llm.core.runner._model, CompiledModel)
+    assert tokens(llm, made.prompts) == made.answers
 
 
 @pytest.mark.parametrize("budget", [1, 20])
