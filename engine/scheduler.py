@@ -23,6 +23,7 @@ import random
 import sys
 from collections import deque
 from functools import partial
+from operator import itemgetter
 
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import QueueFullError, RequestError
@@ -36,6 +37,7 @@ _NO_TOKENS: frozenset[int] = frozenset()
 # Like ScheduledRequest(*values), in a third of the time.
 _new_row = partial(tuple.__new__, ScheduledRequest)
 _new_output = partial(tuple.__new__, TokenOutput)
+_request_id = itemgetter(SampledTokens._fields.index("request_id"))
 
 
 class Scheduler:
@@ -64,6 +66,7 @@ class Scheduler:
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
+        self._counting: dict[str, Request] = {}  # those of them with penalties
         self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # scheduled, oldest first
         self._free_rows = list(range(config.num_rows))[::-1]
         self._seeds = random.Random(seed)
@@ -79,8 +82,8 @@ class Scheduler:
 
         Penalties count every token of the output.
         """
-        pending = [request for request in self.running if request.num_pending]
-        return any(request.token_counts and not _is_ending(request) for request in pending)
+        counting = self._counting.values()
+        return any(request.num_pending and not _is_ending(request) for request in counting)
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that could never run. Raises RequestError."""
@@ -120,6 +123,7 @@ class Scheduler:
         )
         if params.penalizes:
             request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
+            self._counting[new.request_id] = request
         self._requests[new.request_id] = request
         self.waiting.append(request)
 
@@ -162,7 +166,7 @@ class Scheduler:
         failed row ends its request, even in the middle of a chunked prefill. A row whose request
         has ended since the batch was made is skipped.
         """
-        sampled = {tokens.request_id: tokens for tokens in output.tokens}
+        sampled = dict(zip(map(_request_id, output.tokens), output.tokens, strict=True))
         outputs = []
         for row, request in zip(batch.requests, self._pop(batch), strict=True):
             request_id = row.request_id
@@ -308,6 +312,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Remove a finished request and free its blocks."""
         del self._requests[request.request_id]
+        self._counting.pop(request.request_id, None)
         if request.row >= 0:
             self.running.remove(request)
         else:

@@ -45,10 +45,14 @@ def draw_by_batch_size(rows: Sequence[Row], title: str, figure: Figure) -> None:
 
     figure.set_size_inches(7.5, 4.8)
     axes = figure.subplots()
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
-    for place, engine in enumerate(engines):
-        timed = [row for row in rows if row["engine"] == engine and row["output_tokens_per_s"]]
-        _draw_line(axes, timed, engine, place)
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["output_tokens_per_s"]:
+            lines.setdefault(row["engine"], []).append(row)
+    # The numbers of the fastest engine are above its line, those of the others below theirs.
+    fastest = max(lines, default="", key=lambda engine: lines[engine][-1]["output_tokens_per_s"])
+    for colour, (engine, timed) in zip(_LINE_COLOURS, lines.items(), strict=False):
+        _draw_line(axes, timed, engine, colour, 12 if engine == fastest else -14)
     floors = {row["batch_size"]: row["floor_ms"] for row in rows if row["floor_ms"]}
     if floors:
         limits = [1000 * size / floor for size, floor in floors.items()]
@@ -67,14 +71,13 @@ def draw_by_batch_size(rows: Sequence[Row], title: str, figure: Figure) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_line(axes: Any, rows: Sequence[Row], engine: str, place: int) -> None:
-    """Draw an engine's line with its numbers: below the points for the first, else above."""
-    colour = _LINE_COLOURS[place % len(_LINE_COLOURS)]
+def _draw_line(axes: Any, rows: Sequence[Row], engine: str, colour: str, offset: int) -> None:
+    """Draw an engine's line, with its numbers ``offset`` points above the line."""
     speeds = [row["output_tokens_per_s"] for row in rows]
     sizes = [row["batch_size"] for row in rows]
     axes.plot(sizes, speeds, marker="o", markersize=5, color=colour, label=engine)
     for size, speed in zip(sizes, speeds, strict=True):
         axes.annotate(
-            f"{speed:,.0f}", (size, speed), xytext=(0, 14 if place else -14), color=colour,
+            f"{speed:,.0f}", (size, speed), xytext=(0, offset), color=colour,
             textcoords="offset points", ha="center", va="center", fontsize=8,
         )  # fmt: skip
