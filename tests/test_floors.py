@@ -23,6 +23,7 @@ LEVELS = [
     ("kv",),
     ("layers", "attention"),
     ("models",),
+    ("lora",),
     ("graphs",),
     ("runner", "text"),
     ("scheduler",),
