@@ -18,6 +18,7 @@ class Kind(Enum):
     QKV = "qkv"
     GATE_UP = "gate_up"
     EMBEDDING = "embedding"
+    HEAD = "head"  # sees only the tokens that need logits
 
 
 _KINDS = {
@@ -25,7 +26,7 @@ _KINDS = {
     "gate_up_proj": Kind.GATE_UP,
     "o_proj": Kind.LINEAR,
     "down_proj": Kind.LINEAR,
-    "lm_head": Kind.LINEAR,
+    "lm_head": Kind.HEAD,
 }
 
 

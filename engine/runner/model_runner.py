@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import peak_bytes, size_pool
+from kiln.engine.lora.runtime import Adapters, load_adapters
+from kiln.engine.lora.sites import Sites
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
@@ -75,8 +78,15 @@ class ModelRunner:
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
-            self._model = load_model(family, hf, weights, length, self.dtype, self.device, report)
+            sites = Sites() if config.lora.modules else None  # None: layers without adapters
+            self._model = load_model(
+                family, hf, weights, length, self.dtype, self.device, report, sites
+            )
             self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
+            self._adapters: Adapters | None = None
+            if sites is not None:  # takes memory, as the kernels do
+                self._adapters = load_adapters(config.lora, sites, self.dtype, self.device, report)
+                self.kernels["lora"] = f"{self._adapters.backend.name}: the only implementation"
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(
                 max_requests=self._limits.num_rows,
@@ -106,6 +116,11 @@ class ModelRunner:
     def num_blocks(self) -> int:
         """The blocks of the KV pool."""
         return self._pool.num_blocks
+
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        """The slots of the loaded LoRA adapters by name."""
+        return {} if self._adapters is None else self._adapters.slots
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute every token of a batch, and to sample one for each request that samples.
@@ -154,6 +169,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             num_blocks=num_blocks,
             block_size=self._pool.block_size,
+            num_adapters=len(self.adapter_slots),
         )
 
     def _try(self, trial: Batch) -> tuple[SampledTokens, ...]:
@@ -190,7 +206,7 @@ class ModelRunner:
         self._graphs = StepGraphs(
             step, self._graph_config, self._graph_keys, settings(), self._graph_device
         )
-        steps = Steps(step, self._graphs, self._copies)
+        steps = Steps(step, self._graphs, self._copies, self._adapters)
         threaded = self.device.type == "cpu" and self._limits.overlap
         self._steps = ThreadedSteps(steps) if threaded else steps
 
