@@ -17,7 +17,7 @@ from kiln.engine.models.loader import load_model, open_weights
 from kiln.engine.models.registry import read_model
 
 COMMON = {
-    "vocab_size": 150,
+    "vocab_size": 400,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -32,6 +32,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen3-tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
+NUM_TOKENS = 8
+LENGTHS = (1, 12, 29)
+BASE = "__base__"  # PEFT's name of the base model in a mixed batch
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # Every form of the format; ranks 1 to 64.
 FORMS: dict[str, dict[str, Any]] = {
@@ -70,6 +73,7 @@ class Made:
     ``model`` is the oracle: PEFT's, with the adapters that it read from disk.
     """
 
+    @torch.inference_mode()
     def __init__(self, name: str, folder: Path) -> None:
         import transformers
         from peft import LoraConfig, PeftModel, get_peft_model
@@ -127,6 +131,41 @@ def sites_of(folder: Path) -> Sites:
 def sites():
     """Return a function from a model's folder to its sites."""
     return cache(sites_of)
+
+
+@pytest.fixture(scope="session")
+def answers(made):
+    """Return a function from a model to prompts, adapters, and PEFT's greedy answers."""
+
+    @cache
+    def make(name):
+        own = made(name)
+        prompts, lora, wanted = [], [], []
+        for index, form in enumerate([None, *own.forms]):
+            for length in LENGTHS:
+                prompt, tokens = clear_answer(own.model, form, length + index % 2)
+                prompts.append(prompt)
+                lora.append(form)
+                wanted.append(tokens)
+        return prompts, lora, wanted
+
+    return make
+
+
+@torch.inference_mode()
+def clear_answer(model, form, length):
+    """Draw prompts until no two tokens are so close that the order of a sum may decide."""
+    for _ in range(20):
+        prompt = torch.randint(0, 400, (1, min(length, max(LENGTHS))))
+        ids, clear = prompt, True
+        for _ in range(NUM_TOKENS):
+            logits = model(ids, adapter_names=[form or BASE]).logits[0, -1]
+            best = logits.topk(2)
+            clear &= bool(best.values[0] - best.values[1] > 1e-4 * logits.abs().max())
+            ids = torch.cat([ids, best.indices[:1].view(1, 1)], 1)
+        if clear:
+            return prompt[0].tolist(), ids[0, prompt.shape[1] :].tolist()
+    raise AssertionError(f"no answer of {form} is clear in float32")
 
 
 @pytest.fixture(scope="session")

@@ -190,7 +190,7 @@ TENSORS = {
     "a bias": (with_one(f"{Q}.lora_B.bias", torch.zeros(32)), "lora_bias"),
     "DoRA": (with_one(f"{Q}.lora_magnitude_vector", torch.zeros(32)), "use_dora"),
     "a whole weight": (
-        with_one("base_model.model.lm_head.weight", torch.zeros(150, 32)), "modules_to_save",
+        with_one("base_model.model.lm_head.weight", torch.zeros(400, 32)), "modules_to_save",
     ),
     "tokens": (
         with_one(
