@@ -145,9 +145,13 @@ class ModelRunner:
         """
         report = progress or _silent
         report("first step", 0, 1)
-        for token in self._try(self._trial(self.num_blocks)):
+        trial = self._trial(self.num_blocks)
+        slots = {request.request_id: request.adapter_slot for request in trial.requests}
+        names = {slot: f"LoRA adapter {name!r}: " for name, slot in self.adapter_slots.items()}
+        for token in self._try(trial):
             if token.error is not None:
-                raise ModelError(f"the model's first step failed: {token.error}")
+                who = names.get(slots[token.request_id], "")
+                raise ModelError(f"{who}the model's first step failed: {token.error}")
         report("first step", 1, 1)
 
     def capture_graphs(self, progress: Progress | None = None) -> None:

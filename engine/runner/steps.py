@@ -69,9 +69,8 @@ class Steps:
         graphs = self._graphs.runner
         if graphs is None or not graphs.is_ready:
             return False
-        reason = graphs.can_run(batch)
-        if self._adapters is not None and batch.has_adapters:
-            reason = "a LoRA adapter"
+        adapted = self._adapters is not None and batch.has_adapters
+        reason = "a LoRA adapter" if adapted else graphs.can_run(batch)
         if reason:
             graphs.counts.fallbacks[reason] += 1
         return not reason
