@@ -13,10 +13,10 @@ from kiln.engine.errors import AdapterError
 from kiln.engine.lora.adapter import read_adapter
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
-BOTH = ["llama", "qwen3-tied"]
+MODELS = ["llama", "qwen3-tied", "qwen2-moe"]
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", MODELS)
 def test_pairs_and_scales_are_those_of_peft(made, sites, name):
     own, model_sites = made(name), sites(made(name).folder)
     rows = {part.name: part.row for part in model_sites.parts}
