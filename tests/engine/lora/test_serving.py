@@ -12,10 +12,13 @@ import pytest
 
 from kiln.engine.cli.local_server import ServerStartError, local_server
 from kiln.engine.cli.main import main
-from kiln.engine.config import LoRAConfig, LoRAModule
-from kiln.engine.errors import AdapterNotFoundError, ConfigError
+from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, LoRAModule, ModelConfig
+from kiln.engine.errors import AdapterError, AdapterNotFoundError, ConfigError
+from kiln.engine.process.client import EngineClient
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
+from kiln.engine.requests.request import NewRequest
+from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.app import create_app
 from kiln.engine.server.serving import ServerSettings
 from kiln.engine.text.tokenizer import Tokenizer
@@ -153,6 +156,30 @@ def test_an_adapter_that_the_engine_does_not_know_is_404():
     answer = asyncio.run(send())
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "model_not_found"
+
+
+def test_refusals_and_failures_keep_their_kind_between_processes(folder, made, tmp_path):
+    kv, model = KVConfig(num_blocks=16), ModelConfig(str(folder), device="cpu")
+    params = SamplingParams(max_tokens=2)
+    own = LoRAModule("mine", str(made("llama").adapters["rank-1"]))
+
+    async def ask(client, name, adapter):
+        tokens = []
+        async for output in client.stream(NewRequest(name, [5], params, adapter)):
+            tokens += output.token_ids
+        return tokens
+
+    async def run(config):
+        async with EngineClient.start(config) as client:
+            with pytest.raises(AdapterNotFoundError, match="'other' is not loaded; loaded: mine"):
+                await ask(client, "a", "other")
+            return [await ask(client, "b", None), await ask(client, "c", "mine")]
+
+    found = asyncio.run(run(EngineConfig(model, kv, lora=LoRAConfig((own,)))))
+    assert [len(tokens) for tokens in found] == [2, 2]
+    nothing = LoRAConfig((LoRAModule("mine", str(tmp_path)),))
+    with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
+        asyncio.run(run(EngineConfig(model, kv, lora=nothing)))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a=b", "a\n", "x" * 129])
