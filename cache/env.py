@@ -23,6 +23,7 @@ _SERVICE = re.compile(
 )
 KernelChoice = Literal["auto", "jit", "triton", "torch"]
 CpuKernels = Literal["torch", "host", "host-check"]
+Compile = Literal["off", "eager", "inductor", "aot"]
 CacheMode = Literal["rw", "ro", "off", "refresh", "sealed"]
 
 
@@ -81,6 +82,11 @@ class Env:
     )
     graph_strict: bool = _var(
         False, "1: a graph that cannot be captured or differs from eager steps is an error."
+    )
+    compile: Compile = _var(
+        "off",
+        "torch.compile of what lies between two attention layers: off; eager, split but not "
+        "compiled; inductor; or aot, AOTInductor packages.",
     )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(

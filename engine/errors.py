@@ -4,6 +4,7 @@ KilnError
 ├── ConfigError      a flag, a folder or a model's file is invalid or unsupported
 │   ├── ModelError   the model folder is missing, incomplete, corrupt or unsupported
 │   ├── AdapterError the folder of a LoRA adapter is; the message names the adapter
+│   ├── PieceError   torch.compile cannot trace, split, build or load the pieces of a model
 │   └── SealedCacheError   the kernel cache is sealed and lacks a kernel of the model
 ├── RequestError     one request is invalid; it never reaches the engine
 │   ├── ContextLengthError   the prompt does not fit the model's context
@@ -31,6 +32,10 @@ class ModelError(ConfigError):
 
 class AdapterError(ConfigError):
     """A LoRA adapter is missing, damaged, does not fit the model, or needs what Kiln lacks."""
+
+
+class PieceError(ConfigError):
+    """The pieces of a model cannot be traced, split, built or loaded with torch.compile."""
 
 
 class SealedCacheError(ConfigError):

@@ -71,6 +71,15 @@ def launch(spec: KernelSpec, a: Arguments) -> None:
     load(spec, bound.variant, a[spec.parameters.first_tensor].device).run(a, bound)
 
 
+def at_graph_edge(device: torch.device) -> None:
+    """Tell the launcher that a capture begins or ends, or that a graph was replayed.
+
+    It concerns the current stream of a CUDA device. See ``Launcher.at_graph_edge``.
+    """
+    if _loaded(device.index):
+        launcher().at_graph_edge(_current_stream()(device.index))
+
+
 def load_kernels(
     specs: Sequence[KernelSpec],
     device: torch.device,

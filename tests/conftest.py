@@ -49,7 +49,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
     if not hasattr(config, "workerinput"):  # once, in the process that starts the workers
         root = config.option.programs / "kernels"
-        prune(root, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
+        for folder in (root, root / "pieces"):
+            prune(folder, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ LEVELS = [
     ("layers", "attention"),
     ("models",),
     ("lora",),
-    ("graphs",),
+    ("graphs", "compile"),
     ("runner", "text"),
     ("scheduler",),
     ("core",),

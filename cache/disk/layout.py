@@ -17,7 +17,7 @@ from kiln.cache.disk.trust import Trust, Untrusted
 VERSION = "v2"
 SUFFIX = ".kk"
 BAD_SUFFIX = ".bad"
-_ARCH = re.compile(r"sm_\d{2,3}[af]?")
+_ARCH = re.compile(r"sm_\d{2,3}[af]?|cpu")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -36,7 +36,7 @@ class StoredEntry:
 def check_name(arch: str, key: str) -> None:
     """Raise ValueError unless target and key are well-formed."""
     if not _ARCH.fullmatch(arch):
-        raise ValueError(f"target {arch!r}: want one such as sm_90a")
+        raise ValueError(f"target {arch!r}: want cpu, or one such as sm_90a")
     if not _KEY.fullmatch(key):
         raise ValueError(f"key {key!r}: want 64 hex digits")
 

@@ -29,3 +29,15 @@ def trust_of(env: Env) -> Trust:
 def open_store(env: Env) -> Store:
     """Return the kernel cache that the environment configures."""
     return Store(cache_root(env), mode=env.kernel_cache, trust=trust_of(env))
+
+
+def open_piece_store(env: Env) -> Store:
+    """Return the store of compiled pieces of models: a folder of its own, by the same rules."""
+    _, root = cache_roots(env) or (None, None)
+    return Store(root, mode=env.kernel_cache, trust=trust_of(env))
+
+
+def cache_roots(env: Env) -> tuple[Path, ...]:
+    """Return the folders of kernels and of pieces, which are pruned alike; none without a home."""
+    root = cache_root(env)
+    return () if root is None else (root, root / "pieces")

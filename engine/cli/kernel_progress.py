@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -41,16 +42,20 @@ def summarise(
     errors: Sequence[KernelError],
     cache: KernelCache,
     *,
+    more: Mapping[str, Any],
     as_json: bool,
 ) -> None:
-    """Print the errors on stderr, and the counts as a line or one JSON object."""
+    """Print the errors on stderr, and the counts as lines or one JSON object.
+
+    ``more``: what was built besides, such as the pieces of a model.
+    """
     for error in dict.fromkeys(map(str, errors)):
         print(f"error: {error}", file=sys.stderr)
     hit = sum(one.built is not None and one.built.hit for one in outcomes)
     built = len(outcomes) - hit - len(errors)
     if as_json:
         report = {"kernels": len(outcomes), "built": built, "hit": hit, "failed": len(errors)}
-        print(json.dumps(report | {"seconds": round(seconds, 3)}))
+        print(json.dumps({**report, "seconds": round(seconds, 3), **more}))
         return
     where = str(cache.store.root) if cache.store.root else "memory only (no usable home)"
     if cache.bundle is not None and cache.reads:
@@ -60,3 +65,8 @@ def summarise(
         f"{len(outcomes)} kernels: {hit} hit, {built} built, {len(errors)} failed in "
         f"{seconds:.2f} s, in {where}{mode}"
     )
+    if more:
+        print(
+            "{pieces} pieces by {piece_compiler} for {piece_device}: "
+            "{piece_artefacts_built} artefacts built in {piece_seconds:.2f} s".format(**more)
+        )

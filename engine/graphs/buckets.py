@@ -9,7 +9,7 @@ def decode_buckets(most: int) -> tuple[int, ...]:
     """Return sizes from 1 to ``most`` rows, at most an eighth of each being padding.
 
     Each bucket is the largest that wastes no more for a batch of one row more than the bucket
-    before. Up to 256 rows that gives 29 buckets.
+    before. Up to 256 rows that gives 30 buckets.
     """
     sizes = [0]
     while sizes[-1] < most:

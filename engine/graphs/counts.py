@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 class GraphCounts:
     """How often a graph of a size was replayed, and why steps ran without one.
 
+    A size that loses its graph counts once when it does, and once for each step that would fit.
     ``captured`` graphs took ``seconds`` and ``num_bytes`` of device memory; checking them, nothing.
     """
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+
+from kiln.jit_kernels.launch import at_graph_edge
 
 _TIMED_REPLAYS = 8
 
@@ -48,8 +51,9 @@ class GraphDevice(Protocol):
 class _PiecewiseGraph:
     """CUDA graphs with calls between them. Most have one piece and no call."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, device: torch.device) -> None:
         self._pool = pool
+        self._edge = partial(at_graph_edge, device)  # for early launches on both sides of it
         self._piece = torch.cuda.CUDAGraph()
         self._calls: list[Call] = []
 
@@ -57,12 +61,14 @@ class _PiecewiseGraph:
         """Start to capture a piece."""
         # Not torch.cuda.graph: it empties the allocator's cache for every graph.
         self._piece = torch.cuda.CUDAGraph()
+        self._edge()
         self._piece.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:
         """End the piece that is captured."""
         self._piece.capture_end()
-        self._calls.append(self._piece.replay)
+        self._edge()
+        self._calls += [self._piece.replay, self._edge]
 
     def between(self, call: Call) -> None:
         """End a piece, and start the next one behind the call."""
@@ -91,15 +97,18 @@ class CudaGraphs:
         """
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        graph = _PiecewiseGraph(self._pool)
+        graph = _PiecewiseGraph(self._pool, self._device)
         with torch.cuda.stream(self._stream):
             function(lambda call: None)
             self._stream.synchronize()
             graph.begin()
             try:
                 function(graph.between)
-            finally:
-                graph.end()
+            except BaseException:
+                with suppress(RuntimeError):  # CUDA refuses to end a capture that is invalid
+                    graph.end()
+                raise
+            graph.end()
         current.wait_stream(self._stream)
         return graph
 

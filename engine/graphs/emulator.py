@@ -2,7 +2,7 @@
 
 What a CUDA graph does silently wrong is an error here, or shows as a wrong result: a value read on
 the host, a tensor made from host data, a number that was fixed at the capture, an input whose
-memory was replaced.
+memory was replaced, memory that nothing wrote.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves
 from kiln.engine.errors import KilnError
 from kiln.engine.graphs.device import Between, Call, Graph
 
-_HOST_READS = {
-    "aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select",
-    "aten::_unique2", "aten::unique_dim", "aten::equal", "aten::is_nonzero",
-}  # fmt: skip
+# torch's own marks of operations whose result, or its size, is known only after a read.
+_HOST_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_"}
 _FROM_HOST = {"aten::lift_fresh", "aten::lift_fresh_copy"}
 
 
@@ -43,6 +42,9 @@ class EmulatedGraph:
     def replay(self) -> None:
         """Run the operations again; their results go to the memory of the recorded ones."""
         for function, args, kwargs, results in self.calls:
+            if _leaves_memory_unwritten(function):
+                _poison(results)
+                continue
             for old, new in zip(results, _tensors(function(*args, **kwargs)), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
@@ -85,7 +87,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
-        if name in _HOST_READS:
+        if _reads_on_host(func, args, kwargs or {}):
             raise CaptureError(f"a graph is captured: {name} reads a value on the host")
         if name in _FROM_HOST:
             raise CaptureError(f"a graph is captured: {name} makes a tensor from host data")
@@ -97,9 +99,34 @@ class _Recorder(TorchDispatchMode):
             result = func(*args, **(kwargs or {}))
         finally:
             self.is_inside = False
+        if _leaves_memory_unwritten(func):
+            _poison(_tensors(result))
         if not (func.is_view and _shares_memory(result, args)):
             self.graph.calls.append((func, args, kwargs or {}, _tensors(result)))
         return result
+
+
+def _reads_on_host(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation on a GPU waits for a value, or for the number of results."""
+    name = func._schema.name
+    if name in _INDEXED:  # the trues of a mask are counted, except to fill them with one number
+        masks = [one for one in args[1] if one is not None and not one.dtype.is_signed]
+        return bool(masks) and not (name != "aten::index" and args[2].numel() == 1)
+    if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
+        return False
+    return bool(_HOST_READS.intersection(func.tags))
+
+
+def _leaves_memory_unwritten(function: Any) -> bool:
+    name = function._schema.name if isinstance(function, torch._ops.OpOverload) else ""
+    return name.startswith(("aten::empty", "aten::new_empty"))
+
+
+def _poison(results: list[torch.Tensor]) -> None:
+    """On a GPU the memory holds what other operations left there: NaN shows if it is read."""
+    for result in results:
+        if result.is_floating_point():
+            result.fill_(float("nan"))
 
 
 def _shares_memory(result: Any, args: Any) -> bool:
@@ -124,7 +151,7 @@ def _no_reads(recorder: _Recorder) -> Iterator[None]:
 
         return checked
 
-    names = ("tolist", "numpy", "__array__")
+    names = ("tolist", "numpy", "__array__", "cpu")
     methods = {name: refuse(name, getattr(torch.Tensor, name)) for name in names}
     with mock.patch.multiple(torch.Tensor, **methods):
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
@@ -82,7 +82,8 @@ class CudaGraphRunner:
         self._hooks = hooks
         self._garbage_collection = garbage_collection
         self._strict = strict
-        self._captured: dict[GraphKey, Captured] = {}
+        self._captured: dict[GraphKey, Captured] = {}  # from the smallest on
+        self._dropped: dict[GraphKey, str] = {}  # and why
         self._captured_addresses: tuple[int, ...] = ()
 
     @property
@@ -105,6 +106,7 @@ class CudaGraphRunner:
                 self._capture(key)
         progress("CUDA graphs", len(keys), len(keys))
         self._drop_slow()
+        self._captured = dict(sorted(self._captured.items()))
         self._captured_addresses = self._addresses()
 
     def measure(self, free_bytes: Callable[[], int]) -> int:
@@ -113,15 +115,16 @@ class CudaGraphRunner:
         The largest ones are measured. The smaller ones reuse their memory, so that each takes about
         as much as those after the first: what the driver keeps of a graph.
         """
-        self._capture(self.keys[-1])  # libraries allocate their workspaces once
+        keys = self.keys
+        self._capture(keys[-1])  # libraries allocate their workspaces once
         self._discard()
         free = [free_bytes()]
-        for key in self.keys[: -_MEASURED - 1 : -1]:
+        for key in keys[: -_MEASURED - 1 : -1]:
             self._capture(key)
             free.append(free_bytes())
         self._discard()
-        first, others = free[0] - free[1], free[1] - free[-1]
-        return first + others * (len(self.keys) - 1) // max(len(free) - 2, 1)
+        first, others = max(free[0] - free[1], 0), max(free[1] - free[-1], 0)
+        return first + others * (len(keys) - 1) // max(len(free) - 2, 1)
 
     def _drop_slow(self) -> None:
         """Drop each graph of few rows that is slower than one of more rows.
@@ -129,10 +132,9 @@ class CudaGraphRunner:
         Libraries choose the kernels of a matrix product by its number of rows, and those for very
         few rows can be the slower ones.
         """
-        few = [key for key in self.keys if key.is_decode and key.rows <= _FEW_ROWS]
-        few = [key for key in few if key in self._captured]
+        few = [key for key in self._captured if key.is_decode and key.rows <= _FEW_ROWS]
         least = math.inf
-        for key in reversed(few):
+        for key in sorted(few, reverse=True):
             time = self._device.milliseconds(self._captured[key].graph)
             if time > least * (1 + _MARGIN):
                 logger.info("the CUDA graph of %s is slower than a larger one: dropped", key)
@@ -147,7 +149,8 @@ class CudaGraphRunner:
         """Run steps of a size without a graph, or in a larger one, from now on."""
         logger.warning("the CUDA graph of %s is not used: %s", key, reason)
         self._remove(key)
-        self.counts.fallbacks[f"{key}: {reason}"] += 1
+        self._dropped[key] = f"{key}: {reason}"
+        self.counts.fallbacks[self._dropped[key]] += 1
 
     def _remove(self, key: GraphKey) -> None:
         self._captured.pop(key, None)
@@ -155,8 +158,11 @@ class CudaGraphRunner:
 
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""
-        if self._fit(batch) is not None:
+        if self._fit(batch, self._captured) is not None:
             return ""
+        dropped = self._fit(batch, sorted(self._dropped))
+        if dropped is not None:
+            return self._dropped[dropped]
         return "too many rows" if batch.is_decode else "a prefill of too many tokens or rows"
 
     def replay_prepare(self, batch: Batch) -> GraphKey:
@@ -166,7 +172,7 @@ class CudaGraphRunner:
         """
         if self._addresses() != self._captured_addresses:
             raise RuntimeError("the inputs of a CUDA graph have moved since it was captured")
-        key = self._fit(batch)
+        key = self._fit(batch, self._captured)
         assert key is not None, "can_run was asked first"
         return key
 
@@ -177,10 +183,11 @@ class CudaGraphRunner:
         self.counts.replays[str(key)] += 1
         return captured.logits
 
-    def _fit(self, batch: Batch) -> GraphKey | None:
-        """Return the smallest graph that a batch fits in."""
+    @staticmethod
+    def _fit(batch: Batch, keys: Iterable[GraphKey]) -> GraphKey | None:
+        """Return the first of some graphs, a few dozen, that a batch fits in."""
         rows, tokens, is_decode = len(batch.requests), batch.num_tokens, batch.is_decode
-        for key in self.keys:  # ascending; a few dozen
+        for key in keys:
             if key.is_decode == is_decode and key.tokens >= tokens and key.rows >= rows:
                 return key
         return None

@@ -29,6 +29,7 @@ class GraphCheck:
         self._context = min(_CONTEXT, step.inputs.max_model_len - 1, step.inputs.max_tokens)
         self._blocks_each = -(-(self._context + 1) // pool.block_size)
         self._layers = sorted({0, len(step.layers) // 2, len(step.layers) - 1})
+        self._prefilled = 0
 
     def difference(self, key: GraphKey, tokens: int) -> str:
         """Return how a graph differs from an eager step of so many tokens; "" if it does not.
@@ -40,8 +41,7 @@ class GraphCheck:
         if not requests:
             return ""
         decoding = sum(request.num_computed_tokens > 0 for request in requests)
-        prompt_blocks = len(requests[-1].new_block_ids)  # none if all decode
-        canary = decoding * self._blocks_each + prompt_blocks
+        canary = decoding * self._blocks_each + sum(len(one.new_block_ids) for one in requests)
         self._prefill(decoding)
         before = [part[:canary].clone() for part in self._parts()]
 
@@ -56,11 +56,14 @@ class GraphCheck:
             broken = not self._is_nan(canary)
         finally:
             self._fill(canary, 0.0)
+        self._prefilled = decoding  # a prompt takes the row and the blocks of the next one
         for name, a, b in zip(("logits", "tokens", "keys and values"), eager, first, strict=True):
             if not torch.equal(a, b):
                 return f"its {name} differ from an eager step's"
         if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
             return "two replays differ"
+        if bool((eager[1] < 0).any()):  # the step behind reads them there
+            return "its tokens are not in the fixed results"
         return "padding wrote to a block of the KV pool" if broken else ""
 
     def _requests(self, key: GraphKey, tokens: int) -> list[ScheduledRequest]:
@@ -68,11 +71,13 @@ class GraphCheck:
         size, free = self._pool.block_size, self._pool.num_blocks - 1  # one is the canary
         if key.is_decode:
             count = min(tokens, free // self._blocks_each)
-            return [self._decode(index) for index in range(count)]
+            return [self._next(index) for index in range(count)]
         count = min(key.rows - 1, tokens // 2)
         prompt = min(tokens - count, self._step.inputs.max_model_len, free * size)
+        if prompt < 1:  # the pool has one block
+            return []
         count = min(count, (free - -(-prompt // size)) // self._blocks_each)
-        return [*(self._decode(index) for index in range(count)), self._prompt(count, prompt)]
+        return [*(self._next(index) for index in range(count)), self._prompt(count, prompt)]
 
     def _run(
         self, key: GraphKey, batch: Batch, canary: int, step: RunStep
@@ -89,44 +94,36 @@ class GraphCheck:
         """Compute the context of as many requests, a few at a time, as the token budget allows."""
         inputs = self._step.inputs
         together = max(1, inputs.max_tokens // self._context)
-        for begin in range(0, used, together):
+        for begin in range(self._prefilled, used, together):
             rows = range(begin, min(begin + together, used))
-            batch = Batch(tuple(self._context_of(index) for index in rows))
+            batch = Batch(tuple(self._first(index) for index in rows))
             inputs.send(batch)
             self._step.hidden(inputs.make(batch))
+        self._prefilled = max(self._prefilled, used)
 
-    def _context_of(self, index: int) -> ScheduledRequest:
-        """Return a request's first tokens; it gets all its blocks."""
+    def _first(self, index: int) -> ScheduledRequest:
+        """Return the context of a request that decodes, with all the blocks that it needs."""
         first = index * self._blocks_each
         blocks = range(first, first + self._blocks_each)
         return self._scheduled(index, self._context, 0, blocks)
 
-    def _decode(self, index: int) -> ScheduledRequest:
-        """Return the token behind these."""
-        return self._scheduled(index, 1, self._context, range(0))
+    def _next(self, index: int) -> ScheduledRequest:
+        """Return the token behind the context, as of a request whose row has its blocks."""
+        return self._scheduled(index, 1, self._context, range(0), self._blocks_each)
 
     def _prompt(self, index: int, count: int) -> ScheduledRequest:
         """Return a prompt that begins behind the blocks of the requests before it."""
         first = index * self._blocks_each
-        return self._scheduled(
-            index, count, 0, range(first, first + -(-count // self._pool.block_size))
-        )
+        blocks = range(first, first + -(-count // self._pool.block_size))
+        return self._scheduled(index, count, 0, blocks)
 
-    def _scheduled(self, index: int, count: int, start: int, new_blocks: range) -> ScheduledRequest:
+    def _scheduled(
+        self, index: int, count: int, start: int, new: range, old: int = 0
+    ) -> ScheduledRequest:
         vocab = self._step.vocab_size
         tokens = [(index * 37 + place * 11 + (start > 0)) % vocab for place in range(count)]
         return ScheduledRequest(
-            request_id=f"check-{index}",
-            row=index,
-            num_tokens=count,
-            num_computed_tokens=start,
-            token_ids=tokens,
-            num_blocks=0 if new_blocks else self._blocks_each,
-            new_block_ids=list(new_blocks),
-            samples=True,
-            num_output_tokens=0,
-            params=_PARAMS,
-            seed=index,
+            f"check-{index}", index, count, start, tokens, old, list(new), True, 0, _PARAMS, index
         )
 
     def _parts(self) -> list[torch.Tensor]:

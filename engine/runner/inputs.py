@@ -78,15 +78,15 @@ class StepInputs:
         # The results of the last step that sampled without log-probabilities; first its tokens.
         self.results = zeros(Samples.size_of(max_requests, 0), dtype=torch.int32)
         self.sampled = self.results[:max_requests]
-        self._fixed = (
+
+    def addresses(self) -> tuple[int, ...]:
+        """Return the addresses of everything that a step reads or writes here."""
+        tensors = (
             self._message, self._tables, self._token_ids, self._positions, self._slot_mapping,
             self._cu_seqlens_q, self._seq_lens, self._block_table, self._sample_rows,
             self._settings, self._keys, self.results,
         )  # fmt: skip
-
-    def addresses(self) -> tuple[int, ...]:
-        """Return the addresses of everything that a step reads or writes here."""
-        return tuple([tensor.data_ptr() for tensor in self._fixed])
+        return tuple([tensor.data_ptr() for tensor in tensors])
 
     def clear(self) -> None:
         """Make all inputs padding, as if of a step without requests."""
@@ -102,7 +102,7 @@ class StepInputs:
         self._seq_lens[:rows].fill_(self.block_size)
         self._cu_seqlens_q[: rows + 1] = torch.arange(rows + 1, device=self._message.device)
         self._block_table[:rows].fill_(block)
-        self._sample_rows[:rows].fill_(0)
+        self._sample_rows[:rows].fill_(self.max_tokens - 1)  # of a larger step
         self._settings[:rows].fill_(float("nan"))
         self._keys[:rows].fill_(1)
         self.results.fill_(-1)

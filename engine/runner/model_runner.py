@@ -14,6 +14,7 @@ from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.attention.torch_attention import TorchAttention
+from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, KVConfig
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.counts import GraphCounts
@@ -59,6 +60,9 @@ class ModelRunner:
         self.device = resolve_device(wanted.device)
         self._limits = config.scheduler.for_device(self.device.type)
         config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
+        self._graph_config = config.graphs
+        rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
+        self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
         folder = resolve_model_folder(wanted.model)
         family, self.model_config = read_model(folder)
         self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
@@ -79,14 +83,13 @@ class ModelRunner:
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
             sites = Sites() if config.lora.modules else None  # None: layers without adapters
-            self._model = load_model(
-                family, hf, weights, length, self.dtype, self.device, report, sites
-            )
+            model = load_model(family, hf, weights, length, self.dtype, self.device, report, sites)
             self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
             self._adapters: Adapters | None = None
             if sites is not None:  # takes memory, as the kernels do
                 self._adapters = load_adapters(config.lora, sites, self.dtype, self.device, report)
                 self.kernels["lora"] = f"{self._adapters.backend.name}: the only implementation"
+            self._model = compiled(model, self.device, settings(), report)
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(
                 max_requests=self._limits.num_rows,
@@ -95,10 +98,7 @@ class ModelRunner:
                 block_size=config.kv.block_size,
                 device=self.device,
             )
-            self._graph_config = config.graphs
             self._graph_device = graph_device(config.graphs, self.device, settings())
-            rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
-            self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
             self._copies = HostCopies(self._limits.num_rows, self.device)
             self._use(self._make_pool(config.kv))
 

@@ -11,7 +11,7 @@ from kiln.cache.env import Env
 from kiln.engine.attention import operator
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.config import GraphConfig
-from kiln.engine.errors import ConfigError, ModelError
+from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.graphs.device import Between, CudaGraphs, GraphDevice
 from kiln.engine.graphs.emulator import EmulatedGraphs
@@ -135,7 +135,7 @@ class StepGraphs:
         for done, (key, tokens) in enumerate(cases):
             progress("verifying graphs", done, len(cases))
             if key in self.runner.keys:
-                self._judge(key, check.difference(key, tokens))
+                self._judge(key, _difference(check, key, tokens))
         if cases:
             progress("verifying graphs", len(cases), len(cases))
         self.runner.counts.replays.clear()  # nobody asked for these steps
@@ -144,6 +144,7 @@ class StepGraphs:
         """Run the graph of a size for a batch that samples ``used`` tokens; return its logits.
 
         One of ``verification.every`` steps is also run eagerly, and the results are compared.
+        Raises DeviceError if they differ and KILN_GRAPH_STRICT is set.
         """
         every = self.verification.every
         self._shadowed += 1
@@ -156,7 +157,8 @@ class StepGraphs:
         inputs.sampled.copy_(before)
         eager = self._eager(key, batch)
         same = torch.equal(tokens, inputs.sampled[:used]) and torch.equal(logits, eager[:used])
-        self._judge(key, "" if same else "its results differ from an eager step's")
+        # While serving only a DeviceError ends the process; others are errors of requests.
+        self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
 
     def _capture(self, key: GraphKey, between: Between) -> torch.Tensor:
@@ -186,10 +188,18 @@ class StepGraphs:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
 
-    def _judge(self, key: GraphKey, difference: str) -> None:
+    def _judge(self, key: GraphKey, difference: str, error: type[KilnError] = ModelError) -> None:
         assert self.runner is not None
         if not difference:
             return
         if self._strict:
-            raise ModelError(f"the CUDA graph of {key}: {difference} (KILN_GRAPH_STRICT=1)")
+            raise error(f"the CUDA graph of {key}: {difference} (KILN_GRAPH_STRICT=1)")
         self.runner.drop(key, difference)
+
+
+def _difference(check: GraphCheck, key: GraphKey, tokens: int) -> str:
+    """Return how a graph differs. One without memory for the comparison is not used either."""
+    try:
+        return check.difference(key, tokens)
+    except torch.OutOfMemoryError:
+        return "out of memory"

@@ -16,7 +16,7 @@ _WRITES_PLAN, _READS_PLAN = "pdl_writes_plan", "pdl_reads_plan"
 class Loaded:
     """A CUfunction and its early-launch hint; "" means that it must not be launched early.
 
-    ``planned``: the streams of its context whose latest launch writes a plan.
+    ``planned``: the streams of its context whose latest launch writes a plan, or may do so.
     """
 
     function: Any
@@ -106,6 +106,14 @@ class CudaPythonLauncher:
             )  # fmt: skip
         if error != 0:
             raise LaunchError(f"{name}: launch of {geometry} failed: {self._reason(error)}")
+
+    def at_graph_edge(self, stream: int) -> None:
+        """Assume that the latest launch on a stream writes a plan: a graph's launches are unseen.
+
+        So no kernel that reads a plan before it waits starts early across the edge.
+        """
+        for planned in self._planned.values():
+            planned.add(stream)
 
     def _reason(self, error: Any) -> str:
         _, name = self._driver.cuGetErrorName(error)

@@ -61,6 +61,9 @@ class CuPyLauncher:
         except self._errors as error:
             raise LaunchError(f"{name}: launch of {geometry} failed: {error}") from None
 
+    def at_graph_edge(self, stream: int) -> None:
+        """Do nothing: no kernel is launched early."""
+
 
 def _cupy_cuda() -> Any:
     try:

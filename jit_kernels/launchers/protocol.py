@@ -32,3 +32,10 @@ class Launcher(Protocol):
         ``arguments`` is the address of an array with a pointer to each argument. ``stream`` is a
         CUstream. Raises LaunchError.
         """
+
+    def at_graph_edge(self, stream: int) -> None:
+        """Hear that a capture begins or ends on a stream, or that a graph was replayed there.
+
+        A captured launch runs only with its graph, and a replay's launches are unseen. So what was
+        launched last on the stream, a CUstream, is no longer known.
+        """

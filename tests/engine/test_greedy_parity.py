@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ import torch
 
 import kiln
 from kiln import LLM, SamplingParams
+from kiln.engine.compile.compiled_model import CompiledModel
+from kiln.engine.runner import model_runner
+from kiln.jit_kernels.settings import settings
 
 NUM_TOKENS = 12
 HALF_TOKENS = 8  # of the answers in float16
@@ -33,6 +36,7 @@ COMMON = {
     "bos_token_id": None,
     "pad_token_id": 0,
 }
+GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
 STRETCHED = {"rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -189,12 +193,63 @@ def test_with_one_block_of_headroom(case, name, chunk):
     assert llm.core.stats().preemptions > 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        *(("eager", name) for name in MODELS),
+        *(("inductor", name) for name in ("llama-mha-biases", "qwen3-tied-biases", "qwen2-moe")),
+    ],
+)
+def test_in_pieces_of_torch_compile(case, monkeypatch, mode, name):
+    made = case(name)
+    env = replace(settings(), compile=mode)
+    monkeypatch.setattr(model_runner, "settings", lambda: env)
+    llm = load(made.folder, max_chunk_tokens=16)
+    assert isinstance(llm.core.runner._model, CompiledModel)
+    assert tokens(llm, made.prompts) == made.answers
+
+
 @pytest.mark.parametrize("budget", [1, 20])
 def test_with_a_small_budget_of_tokens_a_step(case, budget):
     made = case("llama")
     llm = load(made.folder, max_num_batched_tokens=budget, max_num_seqs=5, block_size=1)
     picked = slice(None, None, 2)
     assert tokens(llm, made.prompts[picked]) == made.answers[picked]
+
+
+@pytest.fixture
+def in_graphs(monkeypatch):
+    """Steps run through emulated graphs.
+
+    In float32 the attention of torch runs between the pieces of each graph. They are not compared
+    with eager steps bit by bit: torch's sums in a group of experts depend on the size of the group,
+    which rows of padding are part of.
+    """
+    for name, value in GRAPHS.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.mark.usefixtures("in_graphs")
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen3", "qwen2-moe"])
+def test_in_graphs(case, name, overlap):
+    made = case(name)
+    sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "block_size": 7}
+    llm = load(made.folder, disable_overlap_schedule=not overlap, **sizes)
+    assert tokens(llm, made.prompts) == made.answers
+    stats = llm.core.stats()
+    assert sum(stats.graph_replays.values()) == stats.steps
+    assert not stats.graph_fallbacks
+
+
+def test_without_overlap(case):
+    made = case("llama")
+    llm = load(made.folder, max_chunk_tokens=20, disable_overlap_schedule=True)
+    assert tokens(llm, made.prompts) == made.answers
 
 
 PROGRAM = """
@@ -230,10 +285,14 @@ from kiln.engine.attention.kernel_attention import KernelAttention
 folder, prompts, kernels = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
 answers = []
 for chunk in (None, 20):
-    llm = LLM(folder, device="cpu", dtype="float16", num_kv_blocks=64, max_chunk_tokens=chunk)
+    sizes = {"num_kv_blocks": 64, "max_chunk_tokens": chunk, "cuda_graph_bs": [1, 2, 4, 6]}
+    llm = LLM(folder, device="cpu", dtype="float16", max_num_batched_tokens=64, **sizes)
     assert isinstance(llm.core.runner._attention, KernelAttention) == kernels
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=int(sys.argv[4])))
     answers.append([list(output.outputs[0].token_ids) for output in outputs])
+    stats = llm.core.stats()
+    assert sum(stats.graph_replays.values()) == (stats.steps if stats.graphs else 0)
+    assert bool(stats.graphs) == (sys.argv[5] == "True")
 print(json.dumps(answers))
 """
 WIDE_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -245,6 +304,8 @@ ATTENTION = {  # environment, and whether the kernels attend
     "decode and prefill": ({}, True),
     "decode": ({"KILN_ATTENTION_PREFILL": "torch"}, True),
     "prefill": ({"KILN_ATTENTION_DECODE": "torch"}, True),
+    "graphs": (GRAPHS, True),
+    "graphs in pieces": ({**GRAPHS, "KILN_GRAPH_PREFILL": "piecewise"}, True),
 }
 
 
@@ -306,6 +367,7 @@ def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name,
             json.dumps(prompts),
             str(kernels),
             str(HALF_TOKENS),
+            str("KILN_CPU_GRAPHS" in environ),
         ],
         env={**os.environ, **paths, **environ},
         capture_output=True,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
 from kiln.jit_kernels.declare.errors import HostFault
 from kiln.jit_kernels.declare.spec import HOST_GPU
+from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.template import Unit, early_launch_hint, read_source, render
@@ -95,6 +98,44 @@ def test_attention_reads_its_plan_before_it_waits(seed):
     assert plan_and_attend(seed, between=between) <= allowed
     with pytest.raises(HostFault, match="data race on global memory"):
         plan_and_attend(seed)
+
+
+def attention_starts_early(plan_in_graph, attention_in_graph, *, hear=True):
+    """Whether the launcher starts attention early behind a plan across a graph's edge.
+
+    Kernels of a graph are launched on a capture stream, 2, and run when it is replayed on 1.
+    """
+    driver = MagicMock()
+    driver.cuModuleLoadData.return_value = driver.cuModuleGetFunction.return_value = (0, 0)
+    driver.cuCtxGetCurrent.return_value = (0, 0)
+    launcher, early = CudaPythonLauncher(driver), False
+    functions = {
+        name: launcher.load(name, b"", "", early_hint=early_launch_hint(all_specs()[name].source))
+        for name in ("attention_plan", "paged_attention")
+    }
+    edge = launcher.at_graph_edge if hear else lambda stream: None
+    for name, in_graph in (
+        ("attention_plan", plan_in_graph),
+        ("paged_attention", attention_in_graph),
+    ):
+        if in_graph:
+            edge(2)
+            early = functions[name].may_start_early(2)
+            edge(2)
+            edge(1)
+        else:
+            early = functions[name].may_start_early(1)
+    return early
+
+
+@pytest.mark.parametrize("graph", [(True, False), (False, True), (True, True), (False, False)])
+def test_attention_waits_for_a_plan_on_the_other_side_of_a_graphs_edge(graph):
+    """As if the edge were no barrier: nothing documents that it is one."""
+    allowed = all_specs()["paged_attention"].tolerance
+    assert plan_and_attend(0, early=attention_starts_early(*graph)) <= allowed
+    if graph[0] is not graph[1]:
+        with pytest.raises(HostFault, match="data race on global memory"):
+            plan_and_attend(0, early=attention_starts_early(*graph, hear=False))
 
 
 def store_and_attend(seed, change=("", "")):

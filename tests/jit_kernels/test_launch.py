@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -441,3 +442,107 @@ def test_the_current_stream_is_asked_of_torch(monkeypatch):
     assert launch._current_stream.__wrapped__()(0) == 123
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 40 + index)
     assert launch._current_stream.__wrapped__()(2) == 42
+
+
+class Stream:
+    """A stream and a capture stream: which launches reach the device, in which order, and how.
+
+    As if a graph's edge were no barrier: its first kernel could start early behind what was
+    launched before the replay, and an eager kernel behind the graph's last one.
+    """
+
+    def __init__(self, hear):
+        self.launcher, self.hear = CudaPythonLauncher(FakeDriver([])), hear
+        self.functions = {
+            name: self.launcher.load(name, b"cubin", "entry", early_hint=name)
+            for name in (PLAN, READER, NORM)
+        }
+        self.ran = []  # (hint, whether it was launched early)
+
+    def launch(self, name, stream=1):
+        self.ran.append((name, self.functions[name].may_start_early(stream)))
+
+    def capture(self, names):
+        """Launch kernels on the capture stream, as a first run does, and then capture them."""
+        for name in names:
+            self.launch(name, stream=2)
+        before = len(self.ran)
+        self.edge(2)
+        for name in names:
+            self.launch(name, stream=2)
+        self.edge(2)
+        captured, self.ran[before:] = self.ran[before:], []
+        return captured
+
+    def replay(self, captured):
+        self.ran += captured
+        self.edge(1)
+
+    def edge(self, stream):
+        if self.hear:
+            self.launcher.at_graph_edge(stream)
+
+    def is_safe(self):
+        """Whether no reader was launched early directly behind a plan."""
+        return all(
+            pair != ((PLAN, pair[0][1]), (READER, True)) for pair in itertools.pairwise(self.ran)
+        )
+
+
+def safe_programs(hear):
+    """Return for every short program of launches and replays whether it is safe."""
+    kernels = (PLAN, READER, NORM)
+    graphs = [names for count in (1, 2) for names in itertools.product(kernels, repeat=count)]
+    found = {}
+    for program in itertools.product([*kernels, *graphs], repeat=3):
+        stream = Stream(hear)
+        captured = {names: stream.capture(names) for names in graphs if names in program}
+        stream.ran.clear()  # what ran on the other stream has ended
+        for step in program:
+            if step in captured:
+                stream.replay(captured[step])
+            else:
+                stream.launch(step)
+        found[program] = stream.is_safe()
+    return found
+
+
+def test_no_reader_starts_early_behind_a_plan_on_the_other_side_of_a_graphs_edge():
+    assert all(safe_programs(hear=True).values())
+    unheard = safe_programs(hear=False)
+    assert not unheard[NORM, (PLAN,), READER], "a plan in a graph, attention behind it"
+    assert not unheard[NORM, PLAN, (READER,)], "a plan ahead of a graph with attention"
+    assert unheard[PLAN, NORM, (READER,)]
+    assert all(unheard[program] for program in itertools.product((PLAN, READER, NORM), repeat=3))
+
+
+def test_a_capture_uses_up_no_plan_that_was_launched():
+    """A captured kernel does not run: what is launched next is still right behind the plan."""
+    stream = Stream(hear=True)
+    stream.capture([NORM])
+    stream.launch(PLAN, stream=2)
+    stream.capture([NORM])
+    stream.ran.clear()
+    stream.launch(READER, stream=2)
+    assert stream.ran == [(READER, False)]
+
+
+def test_inside_a_graph_kernels_start_early_as_elsewhere():
+    stream = Stream(hear=True)
+    captured = stream.capture([NORM, READER])
+    assert captured == [(NORM, True), (READER, True)]
+    stream.launch(NORM)
+    stream.replay(captured)
+    stream.launch(NORM)
+    assert all(early for _, early in stream.ran)
+
+
+def test_the_launcher_hears_of_edges_on_the_current_stream(cuda, monkeypatch):
+    heard = []
+    monkeypatch.setattr(CudaPythonLauncher, "at_graph_edge", lambda self, at: heard.append(at))
+    monkeypatch.setattr(launch, "_current_stream", lambda: lambda index: 40 + index)
+    launch.at_graph_edge(torch.device("cuda", 0))
+    assert not heard, "before any kernel is loaded there is nothing to tell"
+    launch.load_kernels([find_spec("rms_norm")], torch.device("cuda", 0), needs_of(torch.bfloat16))
+    launch.at_graph_edge(torch.device("cuda", 0))
+    assert heard == [40]

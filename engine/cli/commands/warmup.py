@@ -1,5 +1,7 @@
 """Compile every kernel ahead of time, for any GPU, on any machine.
 
+With --model and KILN_COMPILE also the pieces of the model, for the device of this machine.
+
 Exit codes: 0 success, 3 the cache is sealed and lacks a kernel, 5 a kernel did not compile.
 """
 
@@ -7,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import add_arch_argument, wanted_archs
@@ -27,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_arch_argument(parser)
     parser.add_argument(
-        "--model", help="only kernels of this model: a folder in Hugging Face format, or a hub id"
+        "--model",
+        help="only kernels of this model, and its pieces if KILN_COMPILE is set: a folder in "
+        "Hugging Face format, or a hub id",
     )
     parser.add_argument(
         "--kv-cache-dtype",
@@ -89,7 +94,8 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
     cache = kernel_cache()
     outcomes, seconds = build_with_progress(jobs, cache, args.jobs, quiet=args.json)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    summarise(outcomes, seconds, errors, cache, as_json=args.json)
+    pieces = {} if errors or args.model is None else _build_pieces(args.model, quiet=args.json)
+    summarise(outcomes, seconds, errors, cache, more=pieces, as_json=args.json)
     if any(isinstance(error, SealedMiss) for error in errors):
         return exit_codes.SEALED_MISS
     if errors:
@@ -102,15 +108,58 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
+def _build_pieces(model: str, *, quiet: bool) -> dict[str, Any]:
+    """Build the pieces of a model as KILN_COMPILE says, and return counts for the report.
+
+    Raises ModelError, PieceError and SealedCacheError.
+    """
+    from kiln.jit_kernels.settings import settings
+
+    env = settings()
+    if env.compile == "off":
+        return {}
+    from kiln.engine.cli.progress import LoadingDisplay
+    from kiln.engine.compile.ahead import build_ahead
+    from kiln.engine.models.model_folder import resolve_model_folder
+    from kiln.engine.models.registry import read_model
+    from kiln.engine.process.wire import Progress
+    from kiln.engine.runner.device import resolve_device, resolve_dtype
+
+    family, config = read_model(resolve_model_folder(model))
+    device = resolve_device("auto")
+    dtype = resolve_dtype("auto", config.dtype, device)
+    display = None if quiet else LoadingDisplay()
+
+    def show(stage: str, done: int, total: int) -> None:
+        if display is not None:
+            display(Progress(stage, done, total))
+
+    start = time.perf_counter()
+    try:
+        ahead = build_ahead(family, config, dtype, device, env, show)
+    finally:
+        if display is not None:
+            display.close()
+    return {
+        "pieces": ahead.pieces,
+        "piece_artefacts_built": ahead.built,
+        "piece_seconds": round(time.perf_counter() - start, 3),
+        "piece_compiler": env.compile,
+        "piece_device": str(device),
+    }
+
+
 def _prune(cache: KernelCache) -> None:
     """Prune the user's cache here, where no request waits for it."""
     from kiln.cache.disk.prune import prune
+    from kiln.cache.disk.root import cache_roots
     from kiln.jit_kernels.settings import settings
 
     if cache.store.writes:
-        prune(
-            cache.store.root,
-            max_bytes=settings().kernel_cache_max_mb * 10**6,
-            max_days=settings().kernel_cache_max_days,
-            trust=cache.store.trust,
-        )
+        for root in cache_roots(settings()):
+            prune(
+                root,
+                max_bytes=settings().kernel_cache_max_mb * 10**6,
+                max_days=settings().kernel_cache_max_days,
+                trust=cache.store.trust,
+            )

@@ -1,4 +1,7 @@
-"""Remove entries that are unused for too long, then the least recently used until the rest fits."""
+"""Remove entries that are unused for too long, then the least recently used until the rest fits.
+
+Kernels and compiled pieces of models each have the whole size to themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prune, and print what was removed."""
     from kiln.cache.disk.prune import prune
-    from kiln.cache.disk.root import cache_root, trust_of
+    from kiln.cache.disk.root import cache_roots, trust_of
     from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.settings import settings
 
@@ -27,19 +30,24 @@ def run(args: argparse.Namespace) -> int:
     days = env.kernel_cache_max_days if args.max_days is None else args.max_days
     if not megabytes >= 0 or not days >= 0:
         raise KernelError(f"--max-mb {megabytes} --max-days {days}: want 0 or more")
-    done = prune(
-        cache_root(env),
-        max_bytes=int(megabytes * 10**6),
-        max_days=days,
-        dry_run=args.dry_run,
-        trust=trust_of(env),
-    )
+    done = [
+        prune(
+            root,
+            max_bytes=int(megabytes * 10**6),
+            max_days=days,
+            dry_run=args.dry_run,
+            trust=trust_of(env),
+        )
+        for root in cache_roots(env)
+    ]
+    removed = [one for part in done for one in part.removed]
     if args.dry_run:
-        for one in done.removed:
+        for one in removed:
             print(one.path)
     print(
-        f"{'would remove' if args.dry_run else 'removed'} {len(done.removed)} entries "
-        f"({done.removed_bytes / 1e6:.1f} MB) and {done.leftovers} leftovers; "
-        f"{done.kept} stay ({done.kept_bytes / 1e6:.1f} MB)"
+        f"{'would remove' if args.dry_run else 'removed'} {len(removed)} entries "
+        f"({sum(part.removed_bytes for part in done) / 1e6:.1f} MB) and "
+        f"{sum(part.leftovers for part in done)} leftovers; {sum(part.kept for part in done)} stay "
+        f"({sum(part.kept_bytes for part in done) / 1e6:.1f} MB)"
     )
     return 0
