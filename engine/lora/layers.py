@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,14 +13,14 @@ from kiln.engine.lora.operators import lora_embedding, lora_linear
 
 @dataclass(frozen=True, slots=True)
 class LoRALinear(Linear):
-    """A Linear plus scale * B A x for the tokens of each adapter. ``site``: its index."""
+    """A Linear plus scale * B A x for the tokens of each adapter; ``rows`` as in Site."""
 
-    site: int = -1
+    rows: torch.Tensor = field(kw_only=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, in] to [num_tokens, out]."""
         out = Linear.__call__(self, x)
-        lora_linear(x, out, self.site)
+        lora_linear(x, out, self.rows)
         return out
 
 
@@ -28,10 +28,10 @@ class LoRALinear(Linear):
 class LoRAEmbedding(Embedding):
     """An Embedding plus scale * B A[:, token] for the tokens of each adapter."""
 
-    site: int = -1
+    rows: torch.Tensor = field(kw_only=True)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return [num_tokens, hidden_size]."""
         out = Embedding.__call__(self, token_ids)
-        lora_embedding(token_ids, out, self.site)
+        lora_embedding(token_ids, out, self.rows)
         return out

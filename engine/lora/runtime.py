@@ -27,12 +27,12 @@ class _AdapterStep:
     """A step with adapters, as the operators see it."""
 
     backend: BaseLoRABackend
-    sites: Sequence[Site]
+    sites: Mapping[int, Site]  # by the address of their rows
     info: LoRABatchInfo
 
-    def add_linear(self, site: int, x: torch.Tensor, out: torch.Tensor) -> None:
+    def add_linear(self, rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         """Add the adapters' parts of a projection to ``out``."""
-        own, backend, info = self.sites[site], self.backend, self.info
+        own, backend, info = self.sites[rows.data_ptr()], self.backend, self.info
         match own.kind:
             case Kind.QKV:
                 backend.run_qkv_lora(x, own, out, info)
@@ -43,9 +43,9 @@ class _AdapterStep:
                     info = backend.pruned_batch_info(info)
                 backend.run_lora_b_sgemm(backend.run_lora_a_sgemm(x, own, info), own, out, info)
 
-    def add_embedding(self, site: int, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+    def add_embedding(self, rows: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Add the adapters' parts of the embedding to ``out``."""
-        own, backend, info = self.sites[site], self.backend, self.info
+        own, backend, info = self.sites[rows.data_ptr()], self.backend, self.info
         h = backend.run_lora_a_embedding(token_ids, own, info)
         backend.run_lora_b_sgemm(h, own, out, info)
 
@@ -58,7 +58,7 @@ class Adapters:
     ) -> None:
         self.slots = slots
         self.backend = backend
-        self._sites = sites
+        self._sites = {site.rows.data_ptr(): site for site in sites}
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
+
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.lora.layers import LoRAEmbedding, LoRALinear
@@ -46,17 +48,18 @@ class Part:
     output_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
     """A layer of Kiln's: one part, or several that read the same input.
 
-    For an embedding ``input_size`` is the vocabulary.
+    For an embedding ``input_size`` is the vocabulary. ``rows``: [num_parts] int32 on the model's
+    device, the rows of the parts in the tables of the adapter pool; its address tells the site.
     """
 
-    index: int
     kind: Kind
     input_size: int
     parts: tuple[Part, ...]
+    rows: torch.Tensor
 
 
 class Sites:
@@ -81,21 +84,27 @@ class Sites:
         if kind is None:
             self.refused.update(dict.fromkeys((name for name, _ in projection.parts), "a router"))
             return layer
-        site = self._add(kind, projection.input_size, projection.parts)
-        return LoRALinear(layer.weight, layer.bias, site.index)
+        device = layer.weight.device
+        site = self._add(kind, projection.input_size, projection.parts, device)
+        return LoRALinear(layer.weight, layer.bias, rows=site.rows)
 
     def embedding(self, name: str, layer: Embedding) -> Embedding:
         """Return an embedding that adds the adapters' parts; ``name`` is the checkpoint's."""
         vocab_size, hidden_size = layer.weight.shape
-        site = self._add(Kind.EMBEDDING, vocab_size, ((name, hidden_size),))
-        return LoRAEmbedding(layer.weight, site.index)
+        device = layer.weight.device
+        site = self._add(Kind.EMBEDDING, vocab_size, ((name, hidden_size),), device)
+        return LoRAEmbedding(layer.weight, rows=site.rows)
 
-    def _add(self, kind: Kind, input_size: int, parts: tuple[tuple[str, int], ...]) -> Site:
+    def _add(
+        self, kind: Kind, input_size: int, parts: tuple[tuple[str, int], ...], device: torch.device
+    ) -> Site:
         made, start = [], 0
         for name, size in parts:
             made.append(Part(self._num_parts, name, input_size, start, size))
             self._num_parts += 1
             start += size
-        site = Site(len(self.all), kind, input_size, tuple(made))
+        numbers = [part.row for part in made]
+        rows = torch.tensor(numbers, dtype=torch.int32, device=device)
+        site = Site(kind, input_size, tuple(made), rows)
         self.all.append(site)
         return site
