@@ -53,5 +53,6 @@ class TorchNativeLoRA(BaseLoRABackend):
     def _empty(self, rows: torch.Tensor, site: Site, info: LoRABatchInfo) -> torch.Tensor:
         assert len(rows) == info.num_tokens, "the segments are those of other rows"
         dtype = torch.promote_types(self.pool.values.dtype, torch.float32)
-        width = max(sum(self.pool.site_ranks(site, slot)) for slot, _ in info.adapted())
+        ranks = [sum(self.pool.site_ranks(site, slot)) for slot, _ in info.adapted()]
+        width = max(ranks, default=0)
         return torch.empty(len(rows), width, dtype=dtype, device=rows.device)

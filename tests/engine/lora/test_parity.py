@@ -105,13 +105,26 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_pefts(answers, load, name, way):
+def test_greedy_tokens_are_pefts(answers, load, caplog, name, way):
     prompts, lora, wanted = answers(name)
     if way == "one token a step":
         prompts, lora, wanted = prompts[1::6], lora[1::6], wanted[1::6]
     llm = load(name, **WAYS[way])
     assert tokens(llm, prompts, lora) == wanted
     assert (llm.core.stats().preemptions > 0) == (way == "preempted")
+    assert not caplog.records  # of steps that failed, and of requests that were run again
+
+
+def test_rows_of_the_base_model_sample_while_a_prompt_with_an_adapter_goes_on(
+    answers, load, caplog
+):
+    prompts, lora, wanted = answers("llama")
+    picked = [0, 1, lora.index("head") + 2]
+    llm = load("llama", max_chunk_tokens=3)
+    found = tokens(llm, [prompts[i] for i in picked], [lora[i] for i in picked])
+    assert found == [wanted[i] for i in picked]
+    assert len(prompts[picked[-1]]) > 9
+    assert not caplog.records
 
 
 def test_each_request_alone(answers, load):

@@ -127,6 +127,17 @@ def test_a_router_is_no_site(model_sites):
     assert model_sites.refused == {"gate": "a router"}
 
 
+def test_no_row_of_a_segment_has_an_adapter(model_sites):
+    """As for the LM head, where the requests with adapters are in the middle of their prompts."""
+    pool = AdapterPool.holding(
+        [adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU
+    )
+    base = torch.randn(2, 13)
+    for slots in ([-1, -1], []):
+        x, own = torch.randn(len(slots), 5), base[: len(slots)]
+        assert torch.equal(compute(TorchNativeLoRA(pool), model_sites.all[1], x, slots, own), own)
+
+
 def test_segments_of_other_rows_are_caught(model_sites):
     pool = AdapterPool.holding(
         [adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU
