@@ -136,6 +136,34 @@ class GraphConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoRAModule:
+    """A LoRA adapter that is loaded at start: its name for requests, and its folder."""
+
+    name: str
+    path: str
+
+    def __post_init__(self) -> None:
+        """Check the name. Raises ConfigError."""
+        fine = self.name.isprintable() and not set(self.name) & set(" :=")
+        wanted = "1 to 128 printable characters without spaces, ':' and '='"
+        _require(fine and 0 < len(self.name) <= 128, "lora_modules name", self.name, wanted)
+        _require(bool(self.path), f"lora_modules path of {self.name}", self.path, "a folder")
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAConfig:
+    """The LoRA adapters. Without any, nothing of LoRA is built."""
+
+    modules: tuple[LoRAModule, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that no name occurs twice. Raises ConfigError."""
+        names = [module.name for module in self.modules]
+        for name in names:
+            _require(names.count(name) == 1, "lora_modules name", name, "used for one adapter")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of the engine, grouped by component."""
 
@@ -143,3 +171,4 @@ class EngineConfig:
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)

@@ -48,6 +48,10 @@ class Runner(Protocol):
     def vocab_size(self) -> int:
         """The size of the model's vocabulary."""
 
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        """The slots of the loaded LoRA adapters by name."""
+
     def graph_counts(self) -> GraphCounts:
         """Return how often each CUDA graph was replayed, and why steps ran without one."""
 
@@ -111,6 +115,7 @@ class EngineCore:
             KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,
+            adapter_slots=self.runner.adapter_slots,
             seed=config.model.seed,
         )
         self._overlaps = config.scheduler.overlap

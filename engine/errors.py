@@ -3,10 +3,12 @@
 KilnError
 ├── ConfigError      a flag, a folder or a model's file is invalid or unsupported
 │   ├── ModelError   the model folder is missing, incomplete, corrupt or unsupported
+│   ├── AdapterError the folder of a LoRA adapter is; the message names the adapter
 │   ├── PieceError   torch.compile cannot trace, split, build or load the pieces of a model
 │   └── SealedCacheError   the kernel cache is sealed and lacks a kernel of the model
 ├── RequestError     one request is invalid; it never reaches the engine
 │   ├── ContextLengthError   the prompt does not fit the model's context
+│   ├── AdapterNotFoundError the request names a LoRA adapter that is not loaded
 │   └── QueueFullError   the request is valid, but the queue is full
 ├── SlowReaderError  the reader of a stream fell too far behind; the stream ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
@@ -28,6 +30,10 @@ class ModelError(ConfigError):
     """A model folder is missing, half-downloaded, corrupt, or of an unknown architecture."""
 
 
+class AdapterError(ConfigError):
+    """A LoRA adapter is missing, damaged, does not fit the model, or needs what Kiln lacks."""
+
+
 class PieceError(ConfigError):
     """The pieces of a model cannot be traced, split, built or loaded with torch.compile."""
 
@@ -46,6 +52,10 @@ class RequestError(KilnError):
 
 class ContextLengthError(RequestError):
     """The prompt is longer than the model's context."""
+
+
+class AdapterNotFoundError(RequestError):
+    """The request names a LoRA adapter that is not loaded."""
 
 
 class QueueFullError(RequestError):

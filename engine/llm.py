@@ -16,6 +16,8 @@ from kiln.engine.config import (
     KVCacheDType,
     KVConfig,
     LoadFormat,
+    LoRAConfig,
+    LoRAModule,
     ModelConfig,
     SchedulerConfig,
 )
@@ -26,7 +28,14 @@ from kiln.engine.requests.request import NewRequest, RequestOutput
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.text.chat_template import Message
 from kiln.engine.text.outputs import Answer, begin_answers
-from kiln.engine.text.prompts import Prompt, PromptInput, read_chats, read_prompts, spread_params
+from kiln.engine.text.prompts import (
+    Prompt,
+    PromptInput,
+    read_chats,
+    read_prompts,
+    spread_lora,
+    spread_params,
+)
 from kiln.engine.text.tokenizer import Tokenizer
 from kiln.jit_kernels.ready import ready_guard
 
@@ -37,7 +46,8 @@ class LLM:
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
     token ids, and so it does with ``skip_tokenizer_init``. ``max_model_len`` is in tokens.
     ``num_kv_blocks`` None sizes the KV pool by the available memory. The other settings are those
-    of ``kiln.engine.config``. Raises ConfigError or ModelError if the model cannot be served.
+    of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA adapters to their folders.
+    Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an adapter.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
     >>> outputs = llm.generate(["Hello"], SamplingParams(temperature=0))  # doctest: +SKIP
@@ -66,6 +76,7 @@ class LLM:
         cuda_graph_max_bs: int | None = None,
         cuda_graph_bs: Sequence[int] | None = None,
         enable_cudagraph_gc: bool = False,
+        lora_modules: Mapping[str, str] | None = None,
         seed: int = 0,
         skip_tokenizer_init: bool = False,
         progress: Progress | None = None,
@@ -90,6 +101,7 @@ class LLM:
                 None if cuda_graph_bs is None else tuple(cuda_graph_bs),
                 enable_cudagraph_gc,
             ),
+            LoRAConfig(tuple(LoRAModule(*each) for each in (lora_modules or {}).items())),
         )
         self._load(config, skip_tokenizer_init, progress)
 
@@ -123,32 +135,37 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate ``n`` outputs for each prompt and return them in the order of the prompts.
 
         A prompt is a text, a list of token ids, or vLLM's ``{"prompt": …}`` or
-        ``{"prompt_token_ids": …}``; ``sampling_params`` are one for all or one for each. The
-        whole batch is checked before it runs. Raises RequestError naming the prompt and the field.
+        ``{"prompt_token_ids": …}``; ``sampling_params`` are one for all or one for each, and so
+        is ``lora``, the name of an adapter or None. The whole batch is checked before it runs.
+        Raises RequestError naming the prompt and the field.
 
         >>> greedy = SamplingParams(temperature=0, max_tokens=8)  # doctest: +SKIP
         >>> llm.generate([[1, 2, 3], "Hello"], greedy)[0].outputs[0].token_ids  # doctest: +SKIP
         [17, 4, 4, 2]
         """
         read = read_prompts(prompts, self.tokenizer, self.core.max_model_len)
-        return self._run(read, spread_params(sampling_params, len(read)))
+        return self._run(read, spread_params(sampling_params, len(read)), lora)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
-        ``chat_template_kwargs`` are extra template variables. Raises RequestError.
+        ``lora`` as in ``generate``; ``chat_template_kwargs`` are extra template variables. Raises
+        RequestError.
 
         >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text  # doctest: +SKIP
         'Hi! How can I help?'
@@ -161,15 +178,21 @@ class LLM:
             tools=tools,
             **(chat_template_kwargs or {}),
         )
-        return self._run(read, spread_params(sampling_params, len(read)))
+        return self._run(read, spread_params(sampling_params, len(read)), lora)
 
-    def _run(self, prompts: list[Prompt], params: list[SamplingParams]) -> list[RequestOutput]:
+    def _run(
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        lora: str | Sequence[str | None] | None,
+    ) -> list[RequestOutput]:
         """Check and queue every request, and run steps until all have finished."""
         answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
-        for prompt, each in zip(prompts, params, strict=True):
+        adapters = spread_lora(lora, len(prompts))
+        for prompt, each, adapter in zip(prompts, params, adapters, strict=True):
             request_id = str(next(self._request_ids))
-            made = begin_answers(request_id, prompt, each, self.tokenizer)
+            made = begin_answers(request_id, prompt, each, self.tokenizer, adapter=adapter)
             self._check(made[0].new, len(results))
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]

@@ -22,11 +22,13 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
+from types import MappingProxyType
 
 from kiln.engine.config import SchedulerConfig
-from kiln.engine.errors import QueueFullError, RequestError
+from kiln.engine.errors import AdapterNotFoundError, QueueFullError, RequestError
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.finish import finish_reason, stop_reason, stop_token_ids
@@ -34,6 +36,7 @@ from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 
 SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 _NO_TOKENS: frozenset[int] = frozenset()
+_NO_ADAPTERS: Mapping[str, int] = MappingProxyType({})
 # Like ScheduledRequest(*values), in a third of the time.
 _new_row = partial(tuple.__new__, ScheduledRequest)
 _new_output = partial(tuple.__new__, TokenOutput)
@@ -44,7 +47,8 @@ class Scheduler:
     """The requests in flight, and the choice of each step's batch.
 
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
-    able to finish when it runs alone. ``seed`` generates the seeds of requests without one.
+    able to finish when it runs alone. ``adapter_slots`` maps the names of LoRA adapters to their
+    slots. ``seed`` generates the seeds of requests without one.
     """
 
     def __init__(
@@ -54,11 +58,13 @@ class Scheduler:
         *,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        adapter_slots: Mapping[str, int] = _NO_ADAPTERS,
         seed: int = 0,
     ) -> None:
         self.config = config
         self.kv = kv
         self.eos_token_ids = eos_token_ids
+        self.adapter_slots = adapter_slots
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
@@ -89,6 +95,11 @@ class Scheduler:
         """Reject a request that could never run. Raises RequestError."""
         if new.request_id in self._requests:
             raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
+        if new.adapter is not None and new.adapter not in self.adapter_slots:
+            loaded = ", ".join(self.adapter_slots) or "none"
+            raise AdapterNotFoundError(
+                f"LoRA adapter {new.adapter[:80]!r} is not loaded; loaded: {loaded[:400]}", "lora"
+            )
         prompt, kv = len(new.prompt_token_ids), self.kv
         if prompt > kv.capacity:
             raise RequestError(
@@ -120,6 +131,7 @@ class Scheduler:
             max_total_tokens=total,
             stop_token_ids=stop_token_ids(params, self.eos_token_ids),
             is_plain=params.is_plain,
+            adapter_slot=-1 if new.adapter is None else self.adapter_slots[new.adapter],
         )
         if params.penalizes:
             request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
@@ -276,6 +288,7 @@ class Scheduler:
                 request.stop_token_ids if bans else _NO_TOKENS,
                 request.token_counts,
                 request.is_plain and not bans,
+                request.adapter_slot,
             )
         )
 

@@ -23,6 +23,7 @@ LEVELS = [
     ("kv",),
     ("layers", "attention"),
     ("models",),
+    ("lora",),
     ("graphs", "compile"),
     ("runner", "text"),
     ("scheduler",),

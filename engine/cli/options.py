@@ -11,10 +11,12 @@ from kiln.engine.config import (
     EngineConfig,
     GraphConfig,
     KVConfig,
+    LoRAConfig,
+    LoRAModule,
     ModelConfig,
     SchedulerConfig,
 )
-from kiln.engine.errors import ModelError
+from kiln.engine.errors import ConfigError, ModelError
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 _MODEL_FLAGS = ("dtype", "device", "load_format", "max_model_len", "seed")
@@ -134,7 +136,19 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
             garbage_collection=args.enable_cudagraph_gc,
             **graphs,
         ),
+        LoRAConfig(lora_modules(args)),
     )
+
+
+def lora_modules(args: argparse.Namespace) -> tuple[LoRAModule, ...]:
+    """Return the adapters of ``--lora-modules``, a flag of some commands. Raises ConfigError."""
+    modules = []
+    for given in getattr(args, "lora_modules", None) or ():
+        name, equals, path = given.partition("=")
+        if not equals:
+            raise ConfigError(f"--lora-modules {given[:80]!r}: want NAME=PATH")
+        modules.append(LoRAModule(name, path))
+    return tuple(modules)
 
 
 def served_name(args: argparse.Namespace) -> str:

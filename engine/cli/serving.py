@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kiln
 from kiln.engine.cli.listen import url_of
-from kiln.engine.cli.options import served_name
+from kiln.engine.cli.options import lora_modules, served_name
 from kiln.engine.cli.progress import LoadingDisplay
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
@@ -29,7 +29,8 @@ def run_server(
 ) -> int:
     """Serve until a signal and return 0. Raises KilnError if the engine fails."""
     tokenizer = Tokenizer.load_if_present(folder)
-    settings = ServerSettings(served_name(args), read_defaults(folder), api_key)
+    names = tuple(module.name for module in lora_modules(args))
+    settings = ServerSettings(served_name(args), read_defaults(folder), api_key, names)
     url = url_of(listener)
 
     async def run() -> None:
@@ -61,9 +62,11 @@ def _print_summary(
     info = client.model_info
     blocks = int(client.stats().get("kv_blocks_total", 0))
     pool = f" · {blocks} KV blocks" if blocks else ""
+    count = len(settings.adapters)
+    adapters = f" · {count} LoRA adapter{'s' if count > 1 else ''}" if count else ""
     print(
         f"\nKiln {kiln.__version__} serves {settings.served_model_name}: {info.dtype} on "
-        f"{info.device} · context {info.max_model_len} tokens{pool} · ready in "
+        f"{info.device} · context {info.max_model_len} tokens{pool}{adapters} · ready in "
         f"{time.monotonic() - started:.1f} s"
     )
     print(f"{url}  (a page to chat; /docs, /metrics)")

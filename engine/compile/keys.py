@@ -23,7 +23,13 @@ from kiln.jit_kernels.arch import device_arch
 from kiln.jit_kernels.compile.ingredients import Ingredients
 from kiln.jit_kernels.registry import all_specs
 
-_TRACED = ("attention", "compile", "layers", "models")  # folders whose code a trace depends on
+_TRACED = (
+    "attention",
+    "compile",
+    "layers",
+    "lora",
+    "models",
+)  # folders whose code a trace depends on
 _FLAGS = re.compile(r"^(?:flags|Features)\s*: (.*)$", re.MULTILINE)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import kiln.engine.lora.operators  # noqa: F401 (registers the operators)
 from kiln.engine.compile.aot import load_package
 from kiln.engine.compile.program import Piece
 from kiln.engine.compile.rebuild import empty

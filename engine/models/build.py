@@ -16,7 +16,7 @@ from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
 from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.parameters import Parameters, Projection
+from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.self_attention import SelfAttention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.ops.rotary.table import rotary_table
@@ -32,9 +32,10 @@ class Builder:
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        wrapper: Wrapper | None = None,
     ) -> None:
         self._config = config
-        self._parameters = Parameters(weights, dtype, device)
+        self._parameters = Parameters(weights, dtype, device, wrapper)
         self._shape = config.attention
         rope = config.rope
         table = rotary_table(rope.rotary_dim, max_model_len, rope.theta, rope.scaling)
@@ -43,7 +44,7 @@ class Builder:
     def embedding(self) -> Embedding:
         """Build the token embedding."""
         sizes = (self._config.vocab_size, self._config.hidden_size)
-        return Embedding(self._parameters.tensor("model.embed_tokens.weight", *sizes))
+        return self._parameters.embedding("model.embed_tokens", *sizes)
 
     def head(self, embedding: Embedding) -> Linear:
         """Build the projection to logits, or tie it to the embedding."""

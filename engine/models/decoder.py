@@ -9,6 +9,7 @@ import torch
 from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.build import Builder
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.weights import Weights
 
 
@@ -23,12 +24,13 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         on_layer: Callable[[int], None],
+        wrapper: Wrapper | None = None,
     ) -> None:
         """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers.
 
         Raises ModelError.
         """
-        build = Builder(config, weights, max_model_len, dtype, device)
+        build = Builder(config, weights, max_model_len, dtype, device, wrapper)
         self.embedding = build.embedding()
         self.blocks: list[DecoderBlock] = []
         for layer in range(config.num_layers):

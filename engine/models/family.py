@@ -12,6 +12,7 @@ from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.models.decoder import Decoder
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, Traits
+from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.weights import Weights
 
 
@@ -33,7 +34,22 @@ class Model(Protocol):
 
 
 OnLayer = Callable[[int], None]
-Build = Callable[[HFConfig, Weights, int, torch.dtype, torch.device, OnLayer], Model]
+
+
+class Build(Protocol):
+    """Makes a model; ``wrapper`` may replace its layers. Raises ModelError."""
+
+    def __call__(
+        self,
+        config: HFConfig,
+        weights: Weights,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        on_layer: OnLayer,
+        wrapper: Wrapper | None = None,
+    ) -> Model:
+        """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +64,4 @@ class Family:
     architectures: tuple[str, ...]
     traits: Callable[[Fields], Traits]
     keys: Mapping[str, Any] = field(default_factory=dict)
-    build: Build = Decoder  # (config, weights, max_model_len, dtype, device, on_layer) -> model
+    build: Build = Decoder

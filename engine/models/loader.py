@@ -11,6 +11,7 @@ from kiln.engine.config import LoadFormat
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.weights import Weights
 
@@ -25,8 +26,11 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
+    wrapper: Wrapper | None = None,
 ) -> Model:
     """Build a model that computes in ``dtype``; ``progress`` reports each layer as "weights".
+
+    ``wrapper`` may replace its layers; see Parameters.
 
     Raises ModelError if the weights are missing, corrupt or do not match the config.
     """
@@ -36,7 +40,7 @@ def load_model(
     def on_layer(done: int) -> None:
         progress("weights", done, total)
 
-    model = family.build(config, weights, max_model_len, dtype, device, on_layer)
+    model = family.build(config, weights, max_model_len, dtype, device, on_layer, wrapper)
     weights.finish()
     return model
 

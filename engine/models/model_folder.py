@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # also of numbers and nesting
         raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: contains a {type(content).__name__}, not a JSON object")

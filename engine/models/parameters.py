@@ -7,10 +7,12 @@ quantized weights (by their dtype in the checkpoint), and wrappers of Linear (by
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from kiln.engine.errors import ModelError
+from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.weights import Weights
 
@@ -36,13 +38,33 @@ class Projection:
         return sum(size for _, size in self.parts)
 
 
-class Parameters:
-    """Creates tensors of one dtype on one device from a checkpoint of any dtype."""
+class Wrapper(Protocol):
+    """May replace each layer by one that computes more, such as what a LoRA adapter adds."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+    def linear(self, projection: Projection, layer: Linear) -> Linear:
+        """Return the layer to use for a projection."""
+
+    def embedding(self, name: str, layer: Embedding) -> Embedding:
+        """Return the layer to use for an embedding; ``name`` is the checkpoint's."""
+
+
+class Parameters:
+    """Creates tensors of one dtype on one device from a checkpoint of any dtype.
+
+    ``wrapper`` None leaves the layers as they are.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        wrapper: Wrapper | None = None,
+    ) -> None:
         self._weights = weights
         self._dtype = dtype
         self._device = device
+        self._wrapper = wrapper
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return one tensor of a known shape. Raises ModelError."""
@@ -53,13 +75,19 @@ class Parameters:
     def linear(self, projection: Projection) -> Linear:
         """Return a projection. Raises ModelError."""
         weight = self._stacked(projection, "weight", projection.input_size)
-        return Linear(weight, self._stacked(projection, "bias") if projection.bias else None)
+        bias = self._stacked(projection, "bias") if projection.bias else None
+        return self._wrapped(projection, Linear(weight, bias))
+
+    def embedding(self, name: str, *shape: int) -> Embedding:
+        """Return the embedding of a name without ".weight". Raises ModelError."""
+        layer = Embedding(self.tensor(f"{name}.weight", *shape))
+        return layer if self._wrapper is None else self._wrapper.embedding(name, layer)
 
     def tied(self, projection: Projection, weight: torch.Tensor) -> Linear:
         """Return a projection with the weight [output, input] of another layer."""
         for part, _ in projection.parts:
             self._weights.ignore(f"{part}.weight")
-        return Linear(weight)
+        return self._wrapped(projection, Linear(weight))
 
     def experts(self, projection: Projection, num_experts: int) -> torch.Tensor:
         """Return a projection of every expert, [num_experts, output, input]. Raises ModelError.
@@ -68,6 +96,9 @@ class Parameters:
         """
         weight = self._stacked(projection, "weight", projection.input_size)
         return weight.view(num_experts, -1, projection.input_size)
+
+    def _wrapped(self, projection: Projection, layer: Linear) -> Linear:
+        return layer if self._wrapper is None else self._wrapper.linear(projection, layer)
 
     def _stacked(self, projection: Projection, kind: str, *rest: int) -> torch.Tensor:
         out = self._empty(projection.output_size, *rest)

@@ -31,6 +31,16 @@ STOPPED_LIMIT = 15.0  # seconds for which a stopped (SIGSTOP) engine is tolerate
 _WATCH_EVERY = 0.2  # seconds between checks of the process
 _STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown
 
+_REFUSALS = {
+    "QueueFullError": errors.QueueFullError,
+    "AdapterNotFoundError": errors.AdapterNotFoundError,
+}  # by the name of the class; others are RequestError
+_FAILURES = {
+    "ModelError": errors.ModelError,
+    "AdapterError": errors.AdapterError,
+    "SealedMiss": errors.SealedCacheError,
+}  # others are ConfigError
+
 ShowProgress = Callable[[wire.Progress], None]
 
 
@@ -192,8 +202,7 @@ class EngineClient:
                         self._give(output.request_id, output, output.finish_reason is not None)
                     await asyncio.sleep(0)  # recv of a queued message does not yield to readers
                 case wire.Refused(request_id, kind, text, param):
-                    kinds = {"QueueFullError": errors.QueueFullError}
-                    refusal = kinds.get(kind, RequestError)(text, param)
+                    refusal = _REFUSALS.get(kind, RequestError)(text, param)
                     self._give(request_id, refusal, last=True)
                 case wire.Stats(values):
                     self._stats = values
@@ -241,6 +250,5 @@ class EngineClient:
 def _failure(failed: wire.Failed, loading: bool) -> KilnError:
     """Return the error that ended the engine: a ConfigError, or EngineDeadError."""
     if loading and failed.expected:
-        kinds = {"ModelError": errors.ModelError, "SealedMiss": errors.SealedCacheError}
-        return kinds.get(failed.kind, errors.ConfigError)(failed.message)
+        return _FAILURES.get(failed.kind, errors.ConfigError)(failed.message)
     return EngineDeadError(f"the engine stopped on {failed.kind}: {failed.message}")

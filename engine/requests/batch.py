@@ -24,6 +24,7 @@ class ScheduledRequest(NamedTuple):
     ``max_num_seqs - 1``. The row has the request's first ``num_blocks`` blocks, none at its first
     step; this step appends ``new_block_ids``. ``samples`` is true if the tokens include the last
     one, so that the next one is sampled; ``num_output_tokens`` counts those sampled before.
+    ``adapter_slot`` is the place of the request's LoRA adapter, -1 for the base model.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class ScheduledRequest(NamedTuple):
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
     token_counts: Mapping[int, int] = MappingProxyType({})  # see Request; not a copy
     is_plain: bool = False  # no logit is edited and no log-probability requested
+    adapter_slot: int = -1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class Batch:
     def is_plain(self) -> bool:
         """Whether no request edits a logit or asks for log-probabilities."""
         return all(self.columns.is_plain)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether a request uses a LoRA adapter."""
+        slots: tuple[int, ...] = self.columns.adapter_slot
+        return max(slots) >= 0
 
 
 class SampledTokens(NamedTuple):

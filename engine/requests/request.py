@@ -19,6 +19,7 @@ class NewRequest:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    adapter: str | None = None  # name of a LoRA adapter; None: the base model
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Request:
     max_total_tokens: int
     stop_token_ids: frozenset[int]
     is_plain: bool  # see ScheduledRequest
+    adapter_slot: int = -1  # see ScheduledRequest
     arrival: float = field(default_factory=time.monotonic)
     num_computed_tokens: int = 0
     num_pending: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import peak_bytes, size_pool
+from kiln.engine.lora.runtime import Adapters, load_adapters
+from kiln.engine.lora.sites import Sites
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
@@ -79,8 +82,13 @@ class ModelRunner:
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
-            model = load_model(family, hf, weights, length, self.dtype, self.device, report)
+            sites = Sites() if config.lora.modules else None  # None: layers without adapters
+            model = load_model(family, hf, weights, length, self.dtype, self.device, report, sites)
             self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
+            self._adapters: Adapters | None = None
+            if sites is not None:  # takes memory, as the kernels do
+                self._adapters = load_adapters(config.lora, sites, self.dtype, self.device, report)
+                self.kernels["lora"] = f"{self._adapters.backend.name}: the only implementation"
             self._model = compiled(model, self.device, settings(), report)
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(
@@ -109,6 +117,11 @@ class ModelRunner:
         """The blocks of the KV pool."""
         return self._pool.num_blocks
 
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        """The slots of the loaded LoRA adapters by name."""
+        return {} if self._adapters is None else self._adapters.slots
+
     def launch(self, batch: Batch) -> Any:
         """Start to compute every token of a batch, and to sample one for each request that samples.
 
@@ -132,9 +145,13 @@ class ModelRunner:
         """
         report = progress or _silent
         report("first step", 0, 1)
-        for token in self._try(self._trial(self.num_blocks)):
+        trial = self._trial(self.num_blocks)
+        slots = {request.request_id: request.adapter_slot for request in trial.requests}
+        names = {slot: f"LoRA adapter {name!r}: " for name, slot in self.adapter_slots.items()}
+        for token in self._try(trial):
             if token.error is not None:
-                raise ModelError(f"the model's first step failed: {token.error}")
+                who = names.get(slots[token.request_id], "")
+                raise ModelError(f"{who}the model's first step failed: {token.error}")
         report("first step", 1, 1)
 
     def capture_graphs(self, progress: Progress | None = None) -> None:
@@ -156,6 +173,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             num_blocks=num_blocks,
             block_size=self._pool.block_size,
+            num_adapters=len(self.adapter_slots),
         )
 
     def _try(self, trial: Batch) -> tuple[SampledTokens, ...]:
@@ -192,7 +210,7 @@ class ModelRunner:
         self._graphs = StepGraphs(
             step, self._graph_config, self._graph_keys, settings(), self._graph_device
         )
-        steps = Steps(step, self._graphs, self._copies)
+        steps = Steps(step, self._graphs, self._copies, self._adapters)
         threaded = self.device.type == "cpu" and self._limits.overlap
         self._steps = ThreadedSteps(steps) if threaded else steps
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from kiln.engine.lora.runtime import Adapters
 from kiln.engine.requests.batch import Batch, ScheduledRequest, StepOutput
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
@@ -27,10 +28,17 @@ class PendingStep(NamedTuple):
 class Steps:
     """Runs the steps of a model, as graphs where there are any."""
 
-    def __init__(self, step: ModelStep, graphs: StepGraphs, copies: HostCopies) -> None:
+    def __init__(
+        self,
+        step: ModelStep,
+        graphs: StepGraphs,
+        copies: HostCopies,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._step = step
         self._graphs = graphs
         self._copies = copies
+        self._adapters = adapters
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -61,7 +69,8 @@ class Steps:
         graphs = self._graphs.runner
         if graphs is None or not graphs.is_ready:
             return False
-        reason = graphs.can_run(batch)
+        adapted = self._adapters is not None and batch.has_adapters
+        reason = "a LoRA adapter" if adapted else graphs.can_run(batch)
         if reason:
             graphs.counts.fallbacks[reason] += 1
         return not reason
@@ -79,6 +88,12 @@ class Steps:
         return self._sample(logits[:used], sampling)  # once more, behind the graph
 
     def _run(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
+        if self._adapters is None:
+            return self._run_layers(batch, sampling)
+        with self._adapters.step(batch):
+            return self._run_layers(batch, sampling)
+
+    def _run_layers(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
         inputs = self._step.inputs.make(batch)
         hidden = self._step.hidden(inputs)
         if not sampling:

@@ -17,11 +17,12 @@ def trial_batch(
     max_model_len: int,
     num_blocks: int,
     block_size: int,
+    num_adapters: int = 0,
 ) -> Batch:
     """Return a step of ``num_tokens`` over as many requests as may run, all of which sample.
 
     Each request starts at position 0 and has its own blocks. Requests that exceed the pool or the
-    token limits are left out.
+    token limits are left out. The requests use the LoRA adapters and the base model in turn.
     """
     count = min(config.num_rows, num_tokens)
     longest = min(max_model_len, config.max_chunk_tokens or num_tokens)
@@ -31,7 +32,9 @@ def trial_batch(
         blocks = -(-length // block_size)
         if used + blocks > num_blocks:
             break
-        rows.append(_row(index, length, list(range(used, used + blocks))))
+        turn = index % (num_adapters + 1)
+        slot = turn if turn < num_adapters else -1
+        rows.append(_row(index, length, list(range(used, used + blocks)), slot))
         used += blocks
     return Batch(tuple(rows))
 
@@ -49,7 +52,7 @@ def in_one_block(batch: Batch, max_model_len: int, block_size: int) -> Batch:
     return Batch((first._replace(num_computed_tokens=start, new_block_ids=blocks), *others))
 
 
-def _row(index: int, length: int, block_ids: list[int]) -> ScheduledRequest:
+def _row(index: int, length: int, block_ids: list[int], adapter_slot: int) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=f"trial-{index}",
         row=index,
@@ -63,4 +66,5 @@ def _row(index: int, length: int, block_ids: list[int]) -> ScheduledRequest:
         params=_PARAMS,
         seed=index,
         token_counts={0: 1},
+        adapter_slot=adapter_slot,
     )

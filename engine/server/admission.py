@@ -21,19 +21,19 @@ MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 async def admit(serving: Serving, request: Request, model: type[Body]) -> Generation:
     """Read a body, check it, and tokenize its prompts.
 
-    Raises ApiError for an invalid body, another model's name, or a prompt that is too long; and
-    ClientGoneError.
+    Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
+    too long; and ClientGoneError.
     """
     body = await read_body(request, model, serving.threads)
     context = serving.require_ready().max_model_len
-    serving.require_model(body.model)
+    served = serving.require_model(body.model)
     try:
         params = body.sampling_params(serving.settings.defaults)
         prompts = await unless_gone(request.receive, _read_prompts(serving, request, body, context))
     except RequestError as error:
         raise from_engine(error) from error
     _check(serving, body, prompts, params)
-    return Generation(serving, body, prompts, params)
+    return Generation(serving, served, body, prompts, params)
 
 
 async def _read_prompts(

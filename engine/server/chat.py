@@ -23,7 +23,7 @@ class ChatForm:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._model = generation.serving.settings.served_model_name
+        self._model = generation.served.name
         self._include_usage = generation.body.include_usage
         self._id = f"chatcmpl-{generation.request_id}"
         self._created = int(time.time())

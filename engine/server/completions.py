@@ -21,7 +21,7 @@ class CompletionForm:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._model = generation.serving.settings.served_model_name
+        self._model = generation.served.name
         self._include_usage = generation.body.include_usage
         self._echo = generation.body.echoes
         self._id = f"cmpl-{generation.request_id}"

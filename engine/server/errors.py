@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from kiln.engine.errors import (
+    AdapterNotFoundError,
     ContextLengthError,
     EngineDeadError,
     KilnError,
@@ -82,6 +83,8 @@ def from_engine(error: KilnError) -> ApiError:
             return ApiError(503, str(error), code="queue_full", retry_after=1)
         case ContextLengthError():
             return ApiError(400, str(error), error.param, "context_length_exceeded")
+        case AdapterNotFoundError():
+            return ApiError(404, str(error), "model", "model_not_found")
         case RequestError():
             return ApiError(400, str(error), error.param)
         case SlowReaderError():

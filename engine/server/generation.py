@@ -13,7 +13,7 @@ from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.responses import Usage
-from kiln.engine.server.serving import Serving
+from kiln.engine.server.serving import ServedModel, Serving
 from kiln.engine.text.outputs import Answer, CompletionDelta, begin_answers
 from kiln.engine.text.prompts import Prompt
 
@@ -27,6 +27,7 @@ class Generation:
     """The outputs of one HTTP request. Iterate over ``deltas`` once, then read ``completions``."""
 
     serving: Serving
+    served: ServedModel
     body: GenerationRequest
     prompts: list[Prompt]
     params: SamplingParams
@@ -41,7 +42,9 @@ class Generation:
         params, tokenizer = self.params, self.serving.tokenizer
         for number, prompt in enumerate(self.prompts):
             first = number * params.n
-            for answer in begin_answers(self.request_id, prompt, params, tokenizer, first):
+            for answer in begin_answers(
+                self.request_id, prompt, params, tokenizer, first, self.served.adapter
+            ):
                 self._answers[answer.new.request_id] = answer
 
     @property

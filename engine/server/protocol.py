@@ -85,7 +85,9 @@ class Message(StrictModel):
 class GenerationRequest(StrictModel):
     """The common fields of chat and completions."""
 
-    model: str | None = Field(None, description="The served model's name; may be omitted")
+    model: str | None = Field(
+        None, description="The name of the served model, also if omitted, or of a LoRA adapter"
+    )
     max_tokens: Int | None = Field(
         None, description="Of one output; chat default: up to the context"
     )

@@ -141,13 +141,17 @@ class Completion(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """One entry of GET /v1/models. ``max_model_len`` is null while the model loads."""
+    """One entry of GET /v1/models. ``max_model_len`` is null while the model loads.
+
+    ``parent`` is the model that a LoRA adapter belongs to, null for the model itself.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int | None
+    parent: str | None
 
 
 class ModelList(TypedDict):

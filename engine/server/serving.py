@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import NamedTuple
 
-from kiln.engine.errors import EngineDeadError, ModelError, RequestError
+from kiln.engine.errors import ConfigError, EngineDeadError, ModelError, RequestError
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.wire import ModelInfo
@@ -17,18 +18,38 @@ from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.threads import Threads
 from kiln.engine.text.tokenizer import Tokenizer
 
+_SHOWN_NAMES = 400  # characters
 MAX_BODY_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang."""
+    """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang.
+
+    ``adapters``: the names of the LoRA adapters. Raises ConfigError if one is the model's name.
+    """
 
     served_model_name: str
     defaults: Defaults = field(default_factory=Defaults)
     api_key: str | None = None
+    adapters: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     stall_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        if self.served_model_name in self.adapters:
+            raise ConfigError(
+                f"lora_modules name={self.served_model_name!r}: is the name of the model; "
+                "rename one of them"
+            )
+
+
+class ServedModel(NamedTuple):
+    """What answers a request: the name in its response, and the LoRA adapter if it is one."""
+
+    name: str
+    adapter: str | None = None
 
 
 @dataclass(slots=True)
@@ -54,16 +75,21 @@ class Serving:
         except EngineDeadError as error:
             raise ApiError(503, str(error), code="loading", retry_after=5) from error
 
-    def require_model(self, name: str | None) -> None:
-        """Reject a request for a model that is not served; None means the served one."""
-        served = self.settings.served_model_name
-        if name is not None and name != served:
-            raise ApiError(
-                404,
-                f"model: {name[:80]!r} is not served here; {served!r} is",
-                "model",
-                "model_not_found",
-            )
+    def require_model(self, name: str | None) -> ServedModel:
+        """Return what a model's name stands for; None is the base model.
+
+        An adapter is called by its name, or by the model's and its own: "name", "base:name".
+        Raises ApiError 404 for another name: it never stands for the base model.
+        """
+        served, adapters = self.settings.served_model_name, self.settings.adapters
+        if name is None or name == served:
+            return ServedModel(served)
+        adapter = name.removeprefix(f"{served}:")
+        if adapter in adapters:
+            return ServedModel(adapter, adapter)
+        known = ", ".join(repr(one) for one in (served, *adapters))[:_SHOWN_NAMES]
+        message = f"model: {name[:80]!r} is not served here; these are: {known}"
+        raise ApiError(404, message, "model", "model_not_found")
 
 
 def read_defaults(folder: Path) -> Defaults:

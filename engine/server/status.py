@@ -13,7 +13,7 @@ from kiln.engine.errors import EngineDeadError
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import CONTENT_TYPE
 from kiln.engine.server.responses import ModelCard, ModelList, Status
-from kiln.engine.server.serving import Serving
+from kiln.engine.server.serving import ServedModel, Serving
 
 # The page may load nothing from other hosts and connect only to this server.
 _PAGE_POLICY = (
@@ -59,14 +59,15 @@ def status_router(serving: Serving) -> APIRouter:
 
     @router.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:
-        """List the served model."""
-        return {"object": "list", "data": [_card(serving)]}
+        """List the served model and its LoRA adapters."""
+        names = (None, *serving.settings.adapters)
+        cards = [_card(serving, serving.require_model(name)) for name in names]
+        return {"object": "list", "data": cards}
 
     @router.get("/v1/models/{model:path}", tags=["models"])
     async def get_model(model: str) -> ModelCard:
-        """Describe the served model."""
-        serving.require_model(model)
-        return _card(serving)
+        """Describe the served model or one of its LoRA adapters."""
+        return _card(serving, serving.require_model(model))
 
     for path, name in (("/", "page"), ("/docs", "docs")):
         router.add_api_route(path, _page(pages[name]), include_in_schema=False)
@@ -80,15 +81,16 @@ def _page(text: str) -> Callable[[], Awaitable[Response]]:
     return show
 
 
-def _card(serving: Serving) -> ModelCard:
+def _card(serving: Serving, served: ServedModel) -> ModelCard:
     try:
         context = serving.client.model_info.max_model_len
     except EngineDeadError:
         context = None
     return {
-        "id": serving.settings.served_model_name,
+        "id": served.name,
         "object": "model",
         "created": serving.started,
         "owned_by": "kiln",
         "max_model_len": context,
+        "parent": None if served.adapter is None else serving.settings.served_model_name,
     }

@@ -159,9 +159,14 @@ class Answer:
 
 
 def begin_answers(
-    name: str, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, first: int = 0
+    name: str,
+    prompt: Prompt,
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    first: int = 0,
+    adapter: str | None = None,
 ) -> list[Answer]:
-    """Return the ``n`` outputs for a prompt, with indices from ``first`` on.
+    """Return the ``n`` outputs for a prompt, with indices from ``first`` on, from an adapter.
 
     Each request id is ``name`` plus the index.
     """
@@ -169,5 +174,5 @@ def begin_answers(
     for index in range(first, first + params.n):
         own, ids = params.for_answer(index - first), prompt.token_ids
         stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index)
-        made.append(Answer(NewRequest(f"{name}-{index}", ids, own), stream))
+        made.append(Answer(NewRequest(f"{name}-{index}", ids, own, adapter), stream))
     return made

@@ -64,6 +64,21 @@ def spread_params(
     return listed
 
 
+def spread_lora(lora: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """Return the name of a LoRA adapter, or None, for each of ``count`` prompts.
+
+    Raises RequestError.
+    """
+    if lora is None or isinstance(lora, str):
+        return [lora] * count
+    listed = list(lora)
+    if not all(name is None or isinstance(name, str) for name in listed):
+        raise RequestError("lora must be the name of an adapter, None, or a list of these", "lora")
+    if len(listed) != count:
+        raise RequestError(f"{len(listed)} entries of lora, {count} prompts: give one or {count}")
+    return listed
+
+
 def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: int) -> Prompt:
     if isinstance(prompt, Mapping):
         known = {"prompt", "prompt_token_ids"}

@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--served-model-name", metavar="NAME", help="default: the folder's name or the hub id"
     )
+    server.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="LoRA adapters in PEFT's format; a request names one as its model",
+    )
     key = server.add_mutually_exclusive_group()
     key.add_argument("--api-key", metavar="KEY", help="required of every client")
     key.add_argument("--api-key-file", type=Path, metavar="FILE", help="file that contains the key")

@@ -55,6 +55,16 @@ def test_a_broken_json_file_is_a_model_error_naming_it(tmp_path, content, messag
     assert "config.json" in str(caught.value)
 
 
+TOO_MUCH = {"nesting": "[" * 100_000, "digits": '{"a": ' + "9" * 5000 + "}"}
+
+
+@pytest.mark.parametrize("text", TOO_MUCH)
+def test_json_beyond_the_limits_of_python_is_a_model_error(tmp_path, text):
+    (tmp_path / "config.json").write_text(TOO_MUCH[text])
+    with pytest.raises(ModelError, match="cannot be read as JSON"):
+        read_json(tmp_path / "config.json")
+
+
 def test_the_generation_config_comes_before_the_config(tmp_path):
     assert eos_token_ids(tmp_path) == frozenset()
     write(tmp_path, config={"eos_token_id": 3})

@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, the pool that holds them, and the layers that apply them."""

@@ -1,0 +1,185 @@
+"""Read a LoRA adapter in PEFT's format, and check all of it against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kiln.engine.errors import AdapterError, ModelError
+from kiln.engine.lora.adapter_config import AdapterConfig, read_adapter_config
+from kiln.engine.lora.sites import Kind, Part, Sites
+from kiln.engine.lora.tensor_names import Role, split_name
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_DTYPES = ("F32", "F16", "BF16", "F64")
+_PICKLES = (".bin", ".pt", ".pth")
+_SHOWN = 3  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAPair:
+    """What an adapter adds to one part: ``scale * b @ a @ x``.
+
+    a: [rank, input_size], for an embedding [rank, vocab_size]; b: [output_size, rank].
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """The rank of the product."""
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A checked adapter. ``pairs`` is by row of a part; a part without an entry has rank 0."""
+
+    name: str
+    pairs: Mapping[int, LoRAPair]
+
+
+def read_adapter(name: str, folder: Path, sites: Sites, dtype: torch.dtype) -> Adapter:
+    """Read an adapter for a model, with its tensors in ``dtype`` on the CPU.
+
+    Raises AdapterError, which names the adapter and the key or tensor: a file is missing or
+    damaged, a key or tensor is not supported, or a tensor does not fit config or model.
+    """
+    try:
+        if not folder.is_dir():
+            raise ModelError(f"{folder} is not a folder: give one with {WEIGHTS_FILE}")
+        config = read_adapter_config(folder)
+        with _opened(folder) as file:
+            return Adapter(name, _Reader(folder, file, config, sites, dtype).pairs())
+    except (ModelError, OSError) as error:
+        raise AdapterError(f"LoRA adapter {name!r}: {error}") from error
+
+
+class _Reader:
+    """The checks of one file of tensors."""
+
+    def __init__(
+        self, folder: Path, file: Any, config: AdapterConfig, sites: Sites, dtype: torch.dtype
+    ) -> None:
+        self._path = folder / WEIGHTS_FILE
+        self._file = file
+        self._config = config
+        self._dtype = dtype
+        self._refused = sites.refused
+        self._parts = {part.name: (part, site.kind) for site in sites.all for part in site.parts}
+
+    def pairs(self) -> dict[int, LoRAPair]:
+        """Return the pairs of all modules."""
+        found: dict[str, dict[Role, str]] = {}
+        for name in sorted(self._file.keys()):
+            module, role = split_name(name, self._refused, self._path)
+            found.setdefault(module, {})[role] = name
+        self._check_modules(found)
+        pairs = {}
+        for module, names in found.items():
+            part, kind = self._parts[module]
+            self._check_base(names, part, kind)
+            if not set(names) <= {Role.BASE_WEIGHT, Role.BASE_BIAS}:
+                pairs[part.row] = self._pair(names, part, kind)
+        if not pairs:
+            raise ModelError(f"{self._path}: holds no LoRA tensors")
+        return pairs
+
+    def _check_modules(self, found: Iterable[str]) -> None:
+        unknown = [module for module in found if module not in self._parts]
+        if unknown:
+            raise ModelError(
+                f"{self._path}: the model has no {', '.join(unknown[:_SHOWN])} "
+                f"({len(unknown)} such modules): was the adapter trained on this model?"
+            )
+        strays = [module for module in found if not self._config.modules.has(module)]
+        if strays:
+            raise ModelError(
+                f"{self._path}: holds tensors of {', '.join(strays[:_SHOWN])} ({len(strays)} such "
+                "modules), which target_modules and the keys beside it in adapter_config.json "
+                "leave out"
+            )
+
+    def _check_base(self, names: Mapping[Role, str], part: Part, kind: Kind) -> None:
+        """Check the shapes of copies of base weights, which are not used."""
+        shape = (part.output_size, part.input_size)
+        if Role.BASE_WEIGHT in names:
+            wanted = shape[::-1] if kind is Kind.EMBEDDING else shape
+            self._check(names[Role.BASE_WEIGHT], wanted, "the model's")
+        if Role.BASE_BIAS in names:
+            self._check(names[Role.BASE_BIAS], shape[:1], "the model's")
+
+    def _pair(self, names: Mapping[Role, str], part: Part, kind: Kind) -> LoRAPair:
+        roles = (Role.EMBEDDING_A, Role.EMBEDDING_B) if kind is Kind.EMBEDDING else (Role.A, Role.B)
+        wanted = {*roles, Role.BASE_WEIGHT, Role.BASE_BIAS}
+        odd = [name for role, name in names.items() if role not in wanted]
+        if odd:
+            raise ModelError(
+                f"{self._path}: tensor {odd[0]}: {part.name} needs {' and '.join(map(_end, roles))}"
+            )
+        for role in roles:
+            if role not in names:
+                other = next(name for own, name in names.items() if own in roles)
+                raise ModelError(
+                    f"{self._path}: tensor {other} is there, but {part.name}{role.value} is missing"
+                )
+        rank = self._config.rank(part.name)
+        says = f"the model and rank {rank} of adapter_config.json imply"
+        a, b = (names[role] for role in roles)
+        return LoRAPair(
+            self._tensor(a, (rank, part.input_size), says),
+            self._tensor(b, (part.output_size, rank), says),
+            self._config.scale(part.name),
+        )
+
+    def _tensor(self, name: str, shape: tuple[int, ...], says: str) -> torch.Tensor:
+        """Return a tensor in the model's dtype, all of it finite."""
+        self._check(name, shape, says)
+        tensor: torch.Tensor = self._file.get_tensor(name).to(self._dtype)
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(
+                f"{self._path}: tensor {name} holds NaN or infinities as {self._dtype}"
+            )
+        return tensor
+
+    def _check(self, name: str, shape: tuple[int, ...], says: str) -> None:
+        """Check shape and dtype of a tensor, neither of which needs its data."""
+        part = self._file.get_slice(name)
+        if part.get_dtype() not in _DTYPES:
+            raise ModelError(
+                f"{self._path}: tensor {name} is {part.get_dtype()}, want one of "
+                f"{', '.join(_DTYPES)}"
+            )
+        if tuple(part.get_shape()) != shape:
+            raise ModelError(
+                f"{self._path}: tensor {name} is {list(part.get_shape())}, {says} {list(shape)}"
+            )
+
+
+def _end(role: Role) -> str:
+    return role.value.removeprefix(".")
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Any]:
+    """Open a folder's tensors. Raises ModelError, also for errors while they are read."""
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        others = sorted(other.name for other in folder.glob("*") if other.suffix in _PICKLES)
+        found = f", only {', '.join(others[:_SHOWN])}, which is not read" if others else ""
+        raise ModelError(f"{path} is missing{found}: save the adapter as safetensors")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ModelError(
+            f"{path}: not a complete safetensors file ({error}): download it again"
+        ) from error

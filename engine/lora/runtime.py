@@ -1,0 +1,90 @@
+"""The adapters of an engine: loaded at start, and applied to the steps that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kiln.engine.config import LoRAConfig
+from kiln.engine.lora.adapter import read_adapter
+from kiln.engine.lora.backend import BaseLoRABackend
+from kiln.engine.lora.batch_info import LoRABatchInfo
+from kiln.engine.lora.operators import lora_step
+from kiln.engine.lora.pool import AdapterPool
+from kiln.engine.lora.sites import Kind, Site, Sites
+from kiln.engine.lora.torch_native import TorchNativeLoRA
+from kiln.engine.requests.batch import Batch
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class _AdapterStep:
+    """A step with adapters, as the operators see it."""
+
+    backend: BaseLoRABackend
+    sites: Mapping[int, Site]  # by the address of their rows
+    info: LoRABatchInfo
+
+    def add_linear(self, rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Add the adapters' parts of a projection to ``out``."""
+        own, backend, info = self.sites[rows.data_ptr()], self.backend, self.info
+        match own.kind:
+            case Kind.QKV:
+                backend.run_qkv_lora(x, own, out, info)
+            case Kind.GATE_UP:
+                backend.run_gate_up_lora(x, own, out, info)
+            case kind:
+                if kind is Kind.HEAD:
+                    info = backend.pruned_batch_info(info)
+                backend.run_lora_b_sgemm(backend.run_lora_a_sgemm(x, own, info), own, out, info)
+
+    def add_embedding(self, rows: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Add the adapters' parts of the embedding to ``out``."""
+        own, backend, info = self.sites[rows.data_ptr()], self.backend, self.info
+        h = backend.run_lora_a_embedding(token_ids, own, info)
+        backend.run_lora_b_sgemm(h, own, out, info)
+
+
+class Adapters:
+    """The loaded adapters. ``slots`` maps their names to adapter slots."""
+
+    def __init__(
+        self, slots: Mapping[str, int], backend: BaseLoRABackend, sites: Sequence[Site]
+    ) -> None:
+        self.slots = slots
+        self.backend = backend
+        self._sites = {site.rows.data_ptr(): site for site in sites}
+
+    @contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Apply the adapters of a batch to the layers that run inside a ``with`` block."""
+        if not batch.has_adapters:
+            yield
+            return
+        of = batch.columns
+        info = self.backend.prepare_lora_batch(of.adapter_slot, of.num_tokens, of.samples)
+        with lora_step(_AdapterStep(self.backend, self._sites, info)):
+            yield
+
+
+def load_adapters(
+    config: LoRAConfig, sites: Sites, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> Adapters:
+    """Load every adapter of a config into a pool of their size.
+
+    ``sites``: those of the model that was built. Raises AdapterError.
+    """
+    adapters = []
+    for done, module in enumerate(config.modules):
+        progress("adapters", done, len(config.modules))
+        path = Path(module.path).expanduser()
+        adapters.append(read_adapter(module.name, path, sites, dtype))
+    pool = AdapterPool.holding(adapters, sites.all, dtype, device)
+    progress("adapters", len(adapters), len(adapters))
+    slots = {adapter.name: slot for slot, adapter in enumerate(adapters)}
+    return Adapters(slots, TorchNativeLoRA(pool), sites.all)
