@@ -9,9 +9,9 @@ from kiln.jit_kernels.declare.spec import DTYPES
 from kiln.jit_kernels.ops.lora import cases
 from kiln.jit_kernels.ops.lora.functions import (
     PoolTables,
-    lora_embedding,
     lora_expand,
     lora_shrink,
+    lora_shrink_embedding,
 )
 from kiln.jit_kernels.ops.lora.spec import LORA_EXPAND, LORA_SHRINK
 from kiln.jit_kernels.parity import expected, poisoned_inputs
@@ -101,7 +101,7 @@ def test_the_functions_compute_the_formula_on_strided_tensors():
     lora_expand(h, pool, slots, int32(0), int32(0, 3), out)
     want = base + 0.5 * (x @ a.T @ b) * torch.tensor([1.0, 0.0, 1.0])[:, None]
     torch.testing.assert_close(out, want)
-    lora_embedding(torch.tensor([3, 0, 1]), pool, slots, int32(0), h)  # A as [4, 2]
+    lora_shrink_embedding(torch.tensor([3, 0, 1]), pool, slots, int32(0), h)  # A as [4, 2]
     torch.testing.assert_close(h[[0, 2]], a.view(4, 2)[[3, 1]])
 
 
@@ -133,4 +133,4 @@ def test_what_expand_cannot_write_is_refused():
     with pytest.raises(ValueError, match="dense rows"):
         lora_expand(h, pool, slots, int32(0), int32(0, 3), torch.zeros(3, 3).T)
     with pytest.raises(TypeError, match="int64"):
-        lora_embedding(int32(0, 0, 0), pool, slots, int32(0), h)
+        lora_shrink_embedding(int32(0, 0, 0), pool, slots, int32(0), h)

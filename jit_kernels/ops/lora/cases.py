@@ -45,7 +45,8 @@ def _embedding(tokens: int, vocab_size: int, ranks: int, gap: int = 0) -> Sizes:
 
 def widest(ranks: int) -> int:
     """Return the largest sum of the ranks of an adapter's parts."""
-    return max(sum(of_slot) for of_slot in zip(*RANKS[ranks], strict=True))
+    slots = range(len(RANKS[ranks][0]))
+    return max(sum(of_part[slot] for of_part in RANKS[ranks]) for slot in slots)
 
 
 def all_ranks(ranks: int) -> int:

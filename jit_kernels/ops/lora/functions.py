@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from kiln.jit_kernels.ops.lora.spec import LORA_EMBEDDING, LORA_EXPAND, LORA_SHRINK
+from kiln.jit_kernels.ops.lora.spec import LORA_EXPAND, LORA_SHRINK, LORA_SHRINK_EMBEDDING
 from kiln.jit_kernels.shapes import check_dtype, check_shape
 from kiln.jit_kernels.torch_ops import call
 
@@ -92,7 +92,7 @@ def lora_expand(
     )
 
 
-def lora_embedding(
+def lora_shrink_embedding(
     token_ids: torch.Tensor,
     pool: PoolTables,
     token_slots: torch.Tensor,
@@ -106,11 +106,11 @@ def lora_embedding(
     wrong dtype.
     """
     if token_ids.dtype != torch.int64:
-        raise TypeError(f"lora_embedding: token_ids are {token_ids.dtype}; want torch.int64")
-    check_shape("lora_embedding", "rows", rows, (1,))
-    _check_tokens("lora_embedding", token_slots, token_ids.numel(), h, rows)
+        raise TypeError(f"lora_shrink_embedding: token_ids are {token_ids.dtype}; want torch.int64")
+    check_shape("lora_shrink_embedding", "rows", rows, (1,))
+    _check_tokens("lora_shrink_embedding", token_slots, token_ids.numel(), h, rows)
     call(
-        LORA_EMBEDDING,
+        LORA_SHRINK_EMBEDDING,
         h=h,
         token_ids=token_ids.contiguous(),
         adapter_pool=pool.values,

@@ -15,7 +15,7 @@ from kiln.jit_kernels.parity import largest_error
 class _Part(NamedTuple):
     """One part of a site in a token's adapter."""
 
-    index: int  # among the site's parts
+    place: int  # among the site's parts
     row: int  # of the tables
     slot: int
     rank: int
@@ -36,7 +36,7 @@ def expand_reference(a: Arguments) -> Results:
     """Return out [tokens, outputs]; each sum is rounded once, when it is added."""
     out, starts = a.out.clone(), a.part_starts.tolist()
     for token, part in _parts(a):
-        start, end = starts[part.index], starts[part.index + 1]
+        start, end = starts[part.place], starts[part.place + 1]
         weights = _weights(a, a.b_table, part, part.rank, end - start).to(a.h.dtype)
         own = a.h[token, part.column : part.column + part.rank]
         more = (own @ weights) * a.scale_table[part.row, part.slot]
@@ -65,10 +65,10 @@ def _parts(a: Arguments) -> Iterator[tuple[int, _Part]]:
     ranks, rows = a.rank_table.tolist(), a.rows.tolist()
     for token, slot in enumerate(a.token_slots.tolist()):
         column = 0
-        for index, row in enumerate(rows if slot >= 0 else ()):
+        for place, row in enumerate(rows if slot >= 0 else ()):
             rank = ranks[row][slot]
             if rank:
-                yield token, _Part(index, row, slot, rank, column)
+                yield token, _Part(place, row, slot, rank, column)
             column += rank
 
 
@@ -77,4 +77,5 @@ def _weights(
 ) -> torch.Tensor:
     """Return a part's A or B as [rank, size]."""
     start = int(offsets[part.row, part.slot])
-    return a.adapter_pool[start : start + rank * size].view(rank, size)
+    weights: torch.Tensor = a.adapter_pool[start : start + rank * size]
+    return weights.view(rank, size)

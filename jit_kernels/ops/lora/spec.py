@@ -167,10 +167,10 @@ LORA_EXPAND = KernelSpec(
     tolerance={torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 8e-3},
     paper=_PAPER,
 )
-LORA_EMBEDDING = KernelSpec(
-    name="lora_embedding",
-    source="lora/lora_embedding.cu",
-    entry="lora_embedding",
+LORA_SHRINK_EMBEDDING = KernelSpec(
+    name="lora_shrink_embedding",
+    source="lora/lora_shrink_embedding.cu",
+    entry="lora_shrink_embedding",
     parameters=declare(
         outputs("h"),
         inputs("token_ids", "adapter_pool", "token_slots", "rows", "rank_table", "a_table"),
@@ -189,5 +189,5 @@ LORA_EMBEDDING = KernelSpec(
     error=error_but_for_gaps,
     paper=_PAPER,
 )
-SPECS = [LORA_SHRINK, LORA_EXPAND, LORA_EMBEDDING]
+SPECS = [LORA_SHRINK, LORA_EXPAND, LORA_SHRINK_EMBEDDING]
 define(SPECS)

@@ -110,7 +110,7 @@ def lora_expand(a: Arguments) -> None:
         )  # fmt: skip
 
 
-def lora_embedding(a: Arguments) -> None:
+def lora_shrink_embedding(a: Arguments) -> None:
     """Write the columns of A for the token ids to h."""
     tokens, width = a.h.shape
     if tokens and width:

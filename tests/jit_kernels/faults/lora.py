@@ -193,7 +193,7 @@ FAULTS = [
         },
     ]
 ] + [
-    {"kernel": "lora_embedding", "sizes": _IDS, **fault}
+    {"kernel": "lora_shrink_embedding", "sizes": _IDS, **fault}
     for fault in [
         {
             "name": "tokens without an adapter take the slot ahead of the first",

@@ -14,9 +14,9 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(64)
-lora_embedding(float* h, const int64_t* token_ids, const SCALAR_T* adapter_pool,
-               const int32_t* token_slots, const int32_t* rows, const int32_t* rank_table,
-               const int64_t* a_table, int64_t h_stride, int num_slots) {
+lora_shrink_embedding(float* h, const int64_t* token_ids, const SCALAR_T* adapter_pool,
+                      const int32_t* token_slots, const int32_t* rows, const int32_t* rank_table,
+                      const int64_t* a_table, int64_t h_stride, int num_slots) {
   kiln::pdl_wait_then_trigger();
   const int64_t token = blockIdx.x;
   const int slot = token_slots[token];
