@@ -6,13 +6,14 @@
 // lora_shrink; scale_table has the scales, b_table the offsets of B [rank, outputs of p]. Each sum
 // is rounded once, when it is added. Compile-time parameters (jit_kernels/ops/lora/spec.py):
 // SCALAR_T.
-// Work split: a block adds to a tile of one part's columns of one token; each thread sums over the
-// rank, in its order. A tile moves as 16-byte vectors if all of its rows are aligned. Blocks beyond
-// the last tile, and those whose part has no rank, exit at once.
+// Work split: a block adds to some columns of one part for `tile` tokens, at most kRunTokens;
+// neighbours of one adapter share what is loaded of B. Each thread sums over the rank, in its order.
+// Columns move as 16-byte vectors if all rows are aligned. Blocks behind the last part exit at once.
 // Memory: no thread reads what another writes.
 // Callers: a row of out has one token.
 #include "kiln/ptx/launch.cuh"
 #include "kiln/rows/vec.cuh"
+#include "lora/runs.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
@@ -20,63 +21,94 @@
 
 namespace {
 
-constexpr int kSize = kiln::Vec<SCALAR_T>::kSize;
+constexpr int kSize = kiln::Vec<SCALAR_T>::kSize, kTokens = kiln::kRunTokens;
 
-// Add to the columns from `first` to `end` of a part of `size` columns; N columns a thread.
-template <int N>
-KILN_FN void add_columns(SCALAR_T* out, const float* h, const SCALAR_T* b, float scale, int rank,
-                         int size, int first, int end) {
+// The rows of a run of tokens, and B and its sizes.
+struct Run {
+  SCALAR_T* out;  // the part's first column of the first token
+  const float* h;
+  const SCALAR_T* b;
+  int64_t out_stride, h_stride;
+  float scale;
+  int tokens, rank, size;
+};
+
+// Add to the columns from `first` to `end` of a part, for a run of at most MOST tokens; N columns a
+// thread. One token alone has its own code, without the branches.
+template <int N, int MOST> KILN_FN void add_columns(const Run& run, int first, int end) {
   using Columns = kiln::Vec<SCALAR_T, N>;
   for (int o = first + int(threadIdx.x) * N; o < end; o += int(blockDim.x) * N) {
-    float sum[N] = {};
-#pragma unroll 4
-    for (int k = 0; k < rank; ++k) {
-      const Columns weight = Columns::load(b + int64_t(k) * size + o);
+    float sum[MOST][N] = {};
+#pragma unroll(MOST == 1 ? 4 : 2)
+    for (int k = 0; k < run.rank; ++k) {
+      const Columns weight = Columns::load(run.b + int64_t(k) * run.size + o);
 #pragma unroll
-      for (int j = 0; j < N; ++j) sum[j] = kiln::fma_rn(h[k], kiln::to_float(weight.v[j]), sum[j]);
-    }
-    Columns y = Columns::load(out + o);
+      for (int t = 0; t < MOST; ++t) {
+        if (t && t >= run.tokens) continue;
+        const float own = run.h[t * run.h_stride + k];
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      const float more = kiln::mul_rn(sum[j], scale);
-      kiln::from_float(kiln::add_rn(kiln::to_float(y.v[j]), more), y.v[j]);
+        for (int j = 0; j < N; ++j)
+          sum[t][j] = kiln::fma_rn(own, kiln::to_float(weight.v[j]), sum[t][j]);
+      }
     }
-    y.store(out + o);
+#pragma unroll
+    for (int t = 0; t < MOST; ++t) {
+      if (t && t >= run.tokens) continue;
+      SCALAR_T* row = run.out + t * run.out_stride + o;
+      Columns y = Columns::load(row);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float more = kiln::mul_rn(sum[t][j], run.scale);
+        kiln::from_float(kiln::add_rn(kiln::to_float(y.v[j]), more), y.v[j]);
+      }
+      y.store(row);
+    }
   }
+}
+
+KILN_FN bool is_aligned(const Run& run) {
+  return run.size % kSize == 0 && (run.tokens == 1 || run.out_stride % kSize == 0) &&
+         kiln::is_vector_aligned(run.b) && kiln::is_vector_aligned(run.out);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 lora_expand(SCALAR_T* out, const float* h, const SCALAR_T* adapter_pool, const int32_t* token_slots,
             const int32_t* rows, const int32_t* part_starts, const int32_t* rank_table,
-            const float* scale_table, const int64_t* b_table, int64_t out_stride, int64_t h_stride,
-            int num_parts, int num_slots) {
+            const float* scale_table, const int64_t* b_table, int64_t tokens, int64_t out_stride,
+            int64_t h_stride, int num_parts, int num_slots, int tile) {
   kiln::pdl_wait_then_trigger();
-  const int64_t token = blockIdx.x;
-  const int slot = token_slots[token], columns = int(blockDim.x) * kSize;
-  if (slot < 0) return;
-  int tile = blockIdx.y, part = 0, column = 0;  // the tile of the part; the part's column of h
-  int rank = 0, start = 0, size = 0;
-  int64_t at = 0;
+  const int columns = int(blockDim.x) * kSize;
+  int block = blockIdx.y, part = 0, start = 0, size = 0;  // this block's place in its part
   for (; part < num_parts; ++part) {
-    at = int64_t(rows[part]) * num_slots + slot;
-    rank = rank_table[at];
     start = part_starts[part];
     size = part_starts[part + 1] - start;
-    const int tiles = (size + columns - 1) / columns;
-    if (tile < tiles) break;
-    tile -= tiles;
-    column += rank;
+    const int blocks = (size + columns - 1) / columns;
+    if (block < blocks) break;
+    block -= blocks;
   }
-  if (part == num_parts || rank == 0) return;
-  const SCALAR_T* b = adapter_pool + b_table[at];
-  const float* own = h + token * h_stride + column;
-  SCALAR_T* y = out + token * out_stride + start;
-  const int first = tile * columns, end = min(first + columns, size);
-  const bool aligned =
-      size % kSize == 0 && kiln::is_vector_aligned(b) && kiln::is_vector_aligned(y);
-  const float scale = scale_table[at];
-  if (aligned) add_columns<kSize>(y, own, b, scale, rank, size, first, end);
-  else add_columns<1>(y, own, b, scale, rank, size, first, end);
+  if (part == num_parts) return;
+  const int first = block * columns, last = min(first + columns, size);
+  const int64_t begin = int64_t(blockIdx.x) * tile, end = min(begin + tile, tokens);
+  kiln::for_each_run(token_slots, begin, end, [&](int slot, int64_t token, int count) {
+    int column = 0;  // the part's first column of h
+    for (int ahead = 0; ahead < part; ++ahead)
+      column += rank_table[int64_t(rows[ahead]) * num_slots + slot];
+    const int64_t at = int64_t(rows[part]) * num_slots + slot;
+    const int rank = rank_table[at];
+    if (rank == 0) return;
+    const Run run{out + token * out_stride + start,
+                  h + token * h_stride + column,
+                  adapter_pool + b_table[at],
+                  out_stride,
+                  h_stride,
+                  scale_table[at],
+                  count,
+                  rank,
+                  size};
+    if (!is_aligned(run)) add_columns<1, kTokens>(run, first, last);
+    else if (count == 1) add_columns<kSize, 1>(run, first, last);
+    else add_columns<kSize, kTokens>(run, first, last);
+  });
 }

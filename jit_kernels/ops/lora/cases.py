@@ -57,12 +57,12 @@ def all_ranks(ranks: int) -> int:
 SHRINK_SIZES = [
     _shrink(0, 64, _ONE), _shrink(1, 1, _FEW), _shrink(8, 70, _FEW), _shrink(19, 63, _MIXED, 1),
     _shrink(19, 64, _MIXED_PARTS), _shrink(17, 131, _MIXED_PARTS, 3), _shrink(6, 1032, _FEW, 8),
-    _shrink(4, 4104, _FEW),
+    _shrink(4, 4104, _FEW), _shrink(259, 45, _FEW, 3),
 ]  # fmt: skip
 EXPAND_SIZES = [
     _expand(0, 64, _ONE), _expand(1, 3, _FEW), _expand(8, 64, _FEW, 3), _expand(19, 33, _MIXED, 1),
     _expand(19, 64, _MIXED_PARTS), _expand(17, 93, _MIXED_PARTS, 2), _expand(3, 4416, _FEW, 8),
-    _expand(4, 2051, _FEW),
+    _expand(4, 2051, _FEW), _expand(259, 36, _FEW), _expand(258, 32, _FEW, 4),
 ]  # fmt: skip
 EMBEDDING_SIZES = [
     _embedding(0, 4, _SINGLE), _embedding(1, 1, _SINGLE), _embedding(7, 11, _SINGLE),
@@ -179,7 +179,8 @@ def _of_tokens(sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
     ranks, tokens = RANKS[sizes["ranks"]], sizes["tokens"]
     slots: list[int] = []
     if tokens > 1:
-        lengths, order = cycle((1, 2, 1)), cycle((*range(len(ranks[0])), -1))
+        lengths = cycle((5, 1, 9, 2) if tokens > 256 else (1, 2, 1))
+        order = cycle((*range(len(ranks[0])), -1))
         while len(slots) < tokens - 1:
             slots += [next(order)] * next(lengths)
         slots = [*slots[: tokens - 1], -1]  # the last is padding

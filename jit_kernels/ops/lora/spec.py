@@ -33,6 +33,8 @@ from kiln.jit_kernels.ops.lora.reference import (
 from kiln.jit_kernels.torch_ops import define
 
 COLUMNS = 4  # of h per block: kColumns in lora_shrink.cu
+TILE = 4  # tokens per block, of steps with prompts: kRunTokens in runs.cuh
+_MOST_ROWS = 256  # steps of more tokens have prompts, whose tokens have one adapter
 _MOST_THREADS = 512
 _EXPAND_THREADS, _EMBEDDING_THREADS = 128, 64
 _PAPER = "https://arxiv.org/abs/2310.18547"
@@ -47,7 +49,12 @@ def shrink_threads(input_size: int, itemsize: int) -> int:
     return min(max(-(-vectors // 64) * 32, 32), _MOST_THREADS)
 
 
-def expand_tile(itemsize: int) -> int:
+def tile_of(tokens: int) -> int:
+    """Return the tokens of a block; the bits of none of them depend on it."""
+    return TILE if tokens > _MOST_ROWS else 1
+
+
+def expand_columns(itemsize: int) -> int:
     """Return the columns of out that a block of lora_expand adds to."""
     return _EXPAND_THREADS * (16 // itemsize)
 
@@ -61,13 +68,16 @@ def _shrink_bind(a: Arguments) -> Bound:
         "h_stride": a.h.stride(0),
         "num_parts": a.rows.numel(),
         "num_slots": a.rank_table.shape[1],
+        "tile": tile_of(tokens),
+        "tokens": tokens,
     }
     return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
 
 
 def _shrink_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     threads = shrink_threads(sizes["input_size"], DTYPES[variant["scalar_t"]].itemsize)
-    return LaunchGeometry((sizes["tokens"], -(-sizes["width"] // COLUMNS), 1), (threads, 1, 1))
+    tiles = -(-sizes["tokens"] // tile_of(sizes["tokens"]))
+    return LaunchGeometry((tiles, -(-sizes["width"] // COLUMNS), 1), (threads, 1, 1))
 
 
 def _shrink_cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -86,15 +96,18 @@ def _expand_bind(a: Arguments) -> Bound:
         "h_stride": a.h.stride(0),
         "num_parts": a.rows.numel(),
         "num_slots": a.rank_table.shape[1],
+        "tile": tile_of(tokens),
+        "tokens": tokens,
     }
     return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
 
 
 def _expand_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    """Return a block per token and tile; each part ends a tile, so there may be one more each."""
-    tile = expand_tile(DTYPES[variant["scalar_t"]].itemsize)
-    tiles = -(-sizes["outputs"] // tile) + sizes["parts"] - 1
-    return LaunchGeometry((sizes["tokens"], tiles, 1), (_EXPAND_THREADS, 1, 1))
+    """Return blocks for all columns; a block has one part, so each part may need one more."""
+    columns = expand_columns(DTYPES[variant["scalar_t"]].itemsize)
+    blocks = -(-sizes["outputs"] // columns) + sizes["parts"] - 1
+    tiles = -(-sizes["tokens"] // tile_of(sizes["tokens"]))
+    return LaunchGeometry((tiles, blocks, 1), (_EXPAND_THREADS, 1, 1))
 
 
 def _expand_cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -129,8 +142,8 @@ LORA_SHRINK = KernelSpec(
     parameters=declare(
         outputs("h"),
         inputs("x", "adapter_pool", "token_slots", "rows", "rank_table", "a_table"),
-        derived("int64", "input_size", "x_stride", "h_stride"),
-        derived("int32", "num_parts", "num_slots"),
+        derived("int64", "tokens", "input_size", "x_stride", "h_stride"),
+        derived("int32", "num_parts", "num_slots", "tile"),
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_shrink_bind,
@@ -142,6 +155,7 @@ LORA_SHRINK = KernelSpec(
     bench_sizes=cases.SHRINK_BENCH_SIZES,
     tolerance=1e-5,
     error=error_but_for_gaps,
+    max_cpu_seconds=0.4,
     paper=_PAPER,
 )
 LORA_EXPAND = KernelSpec(
@@ -152,8 +166,8 @@ LORA_EXPAND = KernelSpec(
         in_outs("out"),
         inputs("h", "adapter_pool", "token_slots", "rows", "part_starts"),
         inputs("rank_table", "scale_table", "b_table"),
-        derived("int64", "out_stride", "h_stride"),
-        derived("int32", "num_parts", "num_slots"),
+        derived("int64", "tokens", "out_stride", "h_stride"),
+        derived("int32", "num_parts", "num_slots", "tile"),
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_expand_bind,
@@ -165,6 +179,7 @@ LORA_EXPAND = KernelSpec(
     bench_sizes=cases.EXPAND_BENCH_SIZES,
     # One rounding; Triton's interpreter rounds bf16 down, which doubles the error.
     tolerance={torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 8e-3},
+    max_cpu_seconds=0.3,
     paper=_PAPER,
 )
 LORA_SHRINK_EMBEDDING = KernelSpec(

@@ -2,10 +2,12 @@
 
 from kiln.jit_kernels.ops.lora.cases import EMBEDDING_SIZES, EXPAND_SIZES, SHRINK_SIZES
 
+_RUNS = "lora/runs.cuh"
 _SHRINK = dict(enumerate(SHRINK_SIZES))
 _EXPAND = dict(enumerate(EXPAND_SIZES))
-# Of shrink: one part; three parts; a width that no vectors fill; strided rows; several warps.
-_ONE_PART, _PARTS, _ODD, _STRIDED, _LONG = ([_SHRINK[i]] for i in (3, 4, 5, 6, 7))
+# Of shrink: one part; three parts; a width that no vectors fill; strided rows; several warps;
+# several tokens a block.
+_ONE_PART, _PARTS, _ODD, _STRIDED, _LONG, _TILED = ([_SHRINK[i]] for i in (3, 4, 5, 6, 7, 8))
 # Of expand, in that order, then tiles that vectors fill, and a grid with a spare block.
 _OUT_ONE, _OUT_PARTS, _OUT_ODD, _OUT_TILES, _OUT_SPARE = ([_EXPAND[i]] for i in (3, 4, 5, 6, 7))
 _IDS = [EMBEDDING_SIZES[3]]
@@ -15,8 +17,9 @@ FAULTS = [
     for fault in [
         {
             "name": "tokens without an adapter take the slot ahead of the first",
-            "old": "if (slot < 0) return;",
-            "new": "",
+            "old": "if (slot >= 0) of(",
+            "new": "of(",
+            "header": _RUNS,
             "sizes": _ONE_PART,
         },
         {
@@ -45,9 +48,48 @@ FAULTS = [
         },
         {
             "name": "sums of a column behind the ranks",
-            "old": "column < kColumns && first + column < end",
-            "new": "column < kColumns",
+            "old": "token < tokens && column < columns.count",
+            "new": "token < tokens",
             "sizes": _ONE_PART,
+        },
+        {
+            "name": "sums of a token behind the run",
+            "old": "token < tokens && column < columns.count",
+            "new": "column < columns.count",
+            "sizes": _ONE_PART,
+        },
+        {
+            "name": "the first token's row of x for a whole run",
+            "old": "part_of_row(x + t * x_stride, i",
+            "new": "part_of_row(x, i",
+            "sizes": _TILED,
+        },
+        {
+            "name": "a token behind a run left out",
+            "old": "first += count;",
+            "new": "first += count + (count > 1);",
+            "header": _RUNS,
+            "sizes": _TILED,
+        },
+        {
+            "name": "one adapter for a whole tile",
+            "old": "token_slots[first + count] == slot",
+            "new": "true",
+            "header": _RUNS,
+            "sizes": _TILED,
+        },
+        {
+            "name": "tokens behind the last",
+            "old": "end = min(begin + tile, tokens);",
+            "new": "end = begin + tile;",
+            "sizes": _TILED,
+        },
+        {
+            "name": "dropped barrier before the sums are reused",
+            "old": "  __syncthreads();  // the run before has read its sums\n",
+            "new": "",
+            "sizes": _TILED,
+            "seeds": 3,
         },
         {
             "name": "misaligned vectors",
@@ -57,14 +99,14 @@ FAULTS = [
         },
         {
             "name": "vectors past the end of a row",
-            "old": " && i + Vector::kSize <= size",
-            "new": "",
+            "old": " && i + Vector::kSize <= size) return",
+            "new": ") return",
             "sizes": [_SHRINK[2]],
         },
         {
             "name": "elements past the end of a row",
-            "old": "i + j < size ? row[i + j] : SCALAR_T{}",
-            "new": "row[i + j]",
+            "old": "j < left ? p[j] : SCALAR_T{}",
+            "new": "p[j]",
             "sizes": _ODD,
         },
         {
@@ -81,14 +123,14 @@ FAULTS = [
         },
         {
             "name": "rows of h taken as those of another width",
-            "old": "h[token * h_stride",
-            "new": "h[token * end",
+            "old": "h + token * h_stride + first",
+            "new": "h + token * input_size + first",
             "sizes": _PARTS,
         },
         {
             "name": "dropped barrier before the sums are read",
-            "old": "  __syncthreads();\n  const int column",
-            "new": "  const int column",
+            "old": "  __syncthreads();\n  const int token",
+            "new": "  const int token",
             "sizes": _LONG,
         },
         {
@@ -103,8 +145,9 @@ FAULTS = [
     for fault in [
         {
             "name": "tokens without an adapter take the slot ahead of the first",
-            "old": "if (slot < 0) return;",
-            "new": "",
+            "old": "if (slot >= 0) of(",
+            "new": "of(",
+            "header": _RUNS,
             "sizes": _OUT_ONE,
         },
         {
@@ -115,14 +158,14 @@ FAULTS = [
         },
         {
             "name": "the columns of the first part for all",
-            "old": "    column += rank;\n",
-            "new": "",
+            "old": "column += rank_table",
+            "new": "column = 0 * rank_table",
             "sizes": _OUT_PARTS,
         },
         {
             "name": "tiles of the parts ahead not counted",
-            "old": "    tile -= tiles;\n",
-            "new": "    tile = 0;\n",
+            "old": "    block -= blocks;\n",
+            "new": "    block = 0;\n",
             "sizes": _OUT_TILES,
         },
         {
@@ -133,20 +176,20 @@ FAULTS = [
         },
         {
             "name": "blocks behind the last tile at work",
-            "old": "if (part == num_parts || rank == 0) return;",
-            "new": "if (rank == 0) return;",
+            "old": "if (part == num_parts) return;",
+            "new": "if (part == num_parts) --part;",
             "sizes": _OUT_SPARE,
         },
         {
             "name": "parts without a rank at work",
-            "old": "if (part == num_parts || rank == 0) return;",
-            "new": "if (part == num_parts) return;",
+            "old": "if (rank == 0) return;",
+            "new": "",
             "sizes": _OUT_PARTS,
         },
         {
             "name": "no scale",
-            "old": "kiln::mul_rn(sum[j], scale)",
-            "new": "sum[j]",
+            "old": "kiln::mul_rn(sum[t][j], run.scale)",
+            "new": "sum[t][j]",
             "sizes": _OUT_PARTS,
         },
         {
@@ -157,25 +200,25 @@ FAULTS = [
         },
         {
             "name": "the last of the ranks left out",
-            "old": "k < rank; ++k",
-            "new": "k + 1 < rank; ++k",
+            "old": "k < run.rank; ++k",
+            "new": "k + 1 < run.rank; ++k",
             "sizes": _OUT_PARTS,
         },
         {
             "name": "B by output, then by rank",
-            "old": "b + int64_t(k) * size + o",
-            "new": "b + int64_t(o) * rank + k",
+            "old": "run.b + int64_t(k) * run.size + o",
+            "new": "run.b + int64_t(o) * run.rank + k",
             "sizes": _OUT_PARTS,
         },
         {
             "name": "misaligned vectors",
-            "old": "kiln::is_vector_aligned(b) && kiln::is_vector_aligned(y);",
-            "new": "kiln::is_vector_aligned(b);",
+            "old": "kiln::is_vector_aligned(run.b) && kiln::is_vector_aligned(run.out);",
+            "new": "kiln::is_vector_aligned(run.b);",
             "sizes": [_EXPAND[2]],
         },
         {
             "name": "vectors in a part that they do not fill",
-            "old": "size % kSize == 0 && ",
+            "old": "run.size % kSize == 0 && ",
             "new": "",
             "sizes": _OUT_ODD,
         },
@@ -184,6 +227,24 @@ FAULTS = [
             "old": "min(first + columns, size)",
             "new": "first + columns",
             "sizes": _OUT_ONE,
+        },
+        {
+            "name": "the first token's h for a whole run",
+            "old": "run.h[t * run.h_stride + k]",
+            "new": "run.h[k]",
+            "sizes": [_EXPAND[8]],
+        },
+        {
+            "name": "vectors in rows that are not aligned behind the first",
+            "old": "(run.tokens == 1 || run.out_stride % kSize == 0) &&",
+            "new": "",
+            "sizes": [_EXPAND[9]],
+        },
+        {
+            "name": "tokens behind the last",
+            "old": "end = min(begin + tile, tokens);",
+            "new": "end = begin + tile;",
+            "sizes": [_EXPAND[8]],
         },
         {
             "name": "rows taken as dense",
