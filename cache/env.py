@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -22,8 +22,10 @@ _SERVICE = re.compile(
     r"KILN_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
 )
 KernelChoice = Literal["auto", "jit", "triton", "torch"]
+LORA = "lora"  # the family that KILN_LORA_BACKEND decides for too
 CpuKernels = Literal["torch", "host", "host-check"]
 Compile = Literal["off", "eager", "inductor", "aot"]
+LoRABackend = Literal["auto", "jit", "triton", "torch_native"]
 CacheMode = Literal["rw", "ro", "off", "refresh", "sealed"]
 
 
@@ -88,6 +90,11 @@ class Env:
         "torch.compile of what lies between two attention layers: off; eager, split but not "
         "compiled; inductor; or aot, AOTInductor packages.",
     )
+    lora_backend: LoRABackend = _var(
+        "auto",
+        "What computes LoRA adapters: Kiln's kernels, Triton's, or torch; auto as for a family of "
+        "kernels.",
+    )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(
         "warn", "What to do if a kernel is compiled or loaded after the server is ready."
@@ -105,6 +112,12 @@ class Env:
     def kernel_choice(self, family: str) -> KernelChoice:
         """Return the toggle of a kernel family; "auto" if it is not set."""
         return self.kernels.get(family, "auto")
+
+    def asked(self, family: str) -> str:
+        """Return the variable that decides for a kernel family, with its value: KILN_NORM=jit."""
+        if family == LORA and self.lora_backend != "auto":
+            return f"{PREFIX}LORA_BACKEND={self.lora_backend}"
+        return f"{PREFIX}{family.upper()}={self.kernel_choice(family)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +205,20 @@ def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> E
             near = get_close_matches(name, [*known, *toggles], 1)
             hint = f"; did you mean {near[0]}?" if near else "; `kiln env` lists them"
             raise EnvError(f"{name} is not a Kiln variable{hint}")
-    return Env(**values, kernels=MappingProxyType(choices))
+    env = Env(**values, kernels=MappingProxyType(choices))
+    return env if env.lora_backend == "auto" else _with_lora_backend(env)
+
+
+def _with_lora_backend(env: Env) -> Env:
+    """Return the environment with the toggle of the LoRA kernels that follows from the backend."""
+    wanted: KernelChoice = "torch" if env.lora_backend == "torch_native" else env.lora_backend
+    toggle = env.kernel_choice(LORA)
+    if toggle not in ("auto", wanted):
+        raise EnvError(
+            f"{PREFIX}LORA={toggle} contradicts {env.asked(LORA)}, which needs "
+            f"{PREFIX}LORA={wanted}: unset one of them"
+        )
+    return replace(env, kernels=MappingProxyType({**env.kernels, LORA: wanted}))
 
 
 def describe(families: Iterable[str], env: Env) -> list[Variable]:

@@ -147,8 +147,7 @@ def run_reference(spec: KernelSpec, a: Arguments) -> None:
 
 
 def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decision:
-    name, toggle = f"KILN_{spec.family.upper()}", settings().kernel_choice(spec.family)
-    asked = f"{name}={toggle}"
+    asked, toggle = settings().asked(spec.family), settings().kernel_choice(spec.family)
     if toggle == "auto" and device.type == "cpu" and settings().cpu_kernels == "torch":
         toggle, asked = "torch", "KILN_CPU_KERNELS=torch"
     if toggle != "auto":
@@ -156,7 +155,9 @@ def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisio
         try:
             implementation, _, call = make(spec, variant, device)
         except NoSuchKernel as error:
-            raise NoSuchKernel(f"{asked} cannot be used here: {error}; unset {name}") from error
+            raise NoSuchKernel(
+                f"{asked} cannot be used here: {error}; unset {asked.partition('=')[0]}"
+            ) from error
         return Decision(spec, variant, implementation, asked, call)
     why_not = []
     for whose, make in {"Kiln's": _own, "Triton's": _triton}.items():

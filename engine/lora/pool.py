@@ -39,6 +39,7 @@ class AdapterPool:
     [num_parts, num_slots], by row of a part and by adapter slot: ``ranks`` int32, ``scales``
     float32, ``a_offsets`` and ``b_offsets`` int64, in elements of ``values``. A part that an
     adapter lacks, and each part of an empty slot, has rank 0: nothing there can be read.
+    ``version`` changes with every change of the tables, so that copies of them can follow.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class AdapterPool:
         self.scales = np.zeros(shape, np.float32)
         self.a_offsets = np.zeros(shape, np.int64)
         self.b_offsets = np.zeros(shape, np.int64)
+        self.version = 0
 
     @classmethod
     def holding(
@@ -86,10 +88,12 @@ class AdapterPool:
             self._write(start + b, pair.b.T)
             self.a_offsets[row, slot], self.b_offsets[row, slot] = start + a, start + b
             self.scales[row, slot], self.ranks[row, slot] = pair.scale, pair.rank
+        self.version += 1
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self.ranks[:, slot] = 0
+        self.version += 1
 
     def site_ranks(self, site: Site, slot: int) -> list[int]:
         """Return the ranks of a site's parts in a slot."""

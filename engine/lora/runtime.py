@@ -16,10 +16,10 @@ from kiln.engine.lora.batch_info import LoRABatchInfo
 from kiln.engine.lora.operators import lora_step
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Site, Sites
-from kiln.engine.lora.torch_native import TorchNativeLoRA
 from kiln.engine.requests.batch import Batch
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
+MakeBackend = Callable[[AdapterPool, Sequence[Site]], BaseLoRABackend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,17 @@ class Adapters:
 
 
 def load_adapters(
-    config: LoRAConfig, sites: Sites, dtype: torch.dtype, device: torch.device, progress: Progress
+    config: LoRAConfig,
+    sites: Sites,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    make_backend: MakeBackend,
 ) -> Adapters:
     """Load every adapter of a config into a pool of their size.
 
-    ``sites``: those of the model that was built. Raises AdapterError.
+    ``sites``: those of the model that was built. ``make_backend`` returns what computes the
+    adapters' parts. Raises AdapterError.
     """
     adapters = []
     for done, module in enumerate(config.modules):
@@ -87,4 +93,4 @@ def load_adapters(
     pool = AdapterPool.holding(adapters, sites.all, dtype, device)
     progress("adapters", len(adapters), len(adapters))
     slots = {adapter.name: slot for slot, adapter in enumerate(adapters)}
-    return Adapters(slots, TorchNativeLoRA(pool), sites.all)
+    return Adapters(slots, make_backend(pool, sites.all), sites.all)

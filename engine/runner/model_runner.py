@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kiln.cache.env import EnvError
+from kiln.cache.env import LORA, EnvError
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention, bind_layers
 from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
@@ -32,6 +32,7 @@ from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.inputs import StepInputs
+from kiln.engine.runner.lora_backend import choose_backend, without_unused
 from kiln.engine.runner.memory import MemoryUse, weight_bytes
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.step_graphs import StepGraphs, graph_device, graph_keys
@@ -73,7 +74,8 @@ class ModelRunner:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         # Kernels that are loaded take memory: they come before the pool is sized.
-        decisions = decide(all_specs().values(), self.device, needs, report)
+        specs = without_unused(all_specs().values(), config.lora)
+        decisions = decide(specs, self.device, needs, report)
         self._kernels_attend = can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
         self.kernels = decisions.summary()
         if not can_attend:
@@ -87,8 +89,11 @@ class ModelRunner:
             self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
             self._adapters: Adapters | None = None
             if sites is not None:  # takes memory, as the kernels do
-                self._adapters = load_adapters(config.lora, sites, self.dtype, self.device, report)
-                self.kernels["lora"] = f"{self._adapters.backend.name}: the only implementation"
+                backend = choose_backend(decisions, self._limits.max_num_batched_tokens)
+                self._adapters = load_adapters(
+                    config.lora, sites, self.dtype, self.device, report, backend.make
+                )
+                self.kernels[LORA] = backend.reason
             self._model = compiled(model, self.device, settings(), report)
             self._attention = self._make_attention(config)  # takes memory too
             self._inputs = StepInputs(

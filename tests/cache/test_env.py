@@ -43,6 +43,43 @@ def test_values_are_typed():
     assert read.kernel_bundle == Path("/opt/kernels.kpack")
 
 
+WITH_LORA = [*FAMILIES, "lora"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "toggle", "asked"),
+    [
+        ({}, "auto", "KILN_LORA=auto"),
+        ({"KILN_LORA": "torch"}, "torch", "KILN_LORA=torch"),
+        ({"KILN_LORA_BACKEND": "jit"}, "jit", "KILN_LORA_BACKEND=jit"),
+        ({"KILN_LORA_BACKEND": "torch_native"}, "torch", "KILN_LORA_BACKEND=torch_native"),
+        (
+            {"KILN_LORA_BACKEND": "triton", "KILN_LORA": "triton"},
+            "triton",
+            "KILN_LORA_BACKEND=triton",
+        ),
+        ({"KILN_LORA_BACKEND": "auto", "KILN_LORA": "jit"}, "jit", "KILN_LORA=jit"),
+    ],
+)
+def test_the_lora_backend_sets_the_toggle_of_its_kernels(environ, toggle, asked):
+    read = env.read(WITH_LORA, {**environ, "KILN_NORM": "jit"})
+    assert read.kernel_choice("lora") == toggle
+    assert read.asked("lora") == asked
+    assert read.asked("norm") == "KILN_NORM=jit"
+
+
+@pytest.mark.parametrize(("backend", "toggle"), [("jit", "triton"), ("torch_native", "jit")])
+def test_a_lora_backend_that_contradicts_the_toggle_is_refused(backend, toggle):
+    environ = {"KILN_LORA_BACKEND": backend, "KILN_LORA": toggle}
+    with pytest.raises(env.EnvError, match=f"KILN_LORA={toggle} .*KILN_LORA_BACKEND={backend}"):
+        env.read(WITH_LORA, environ)
+
+
+def test_a_lora_backend_that_does_not_exist_is_refused():
+    with pytest.raises(env.EnvError, match="choose one of auto, jit, triton, torch_native"):
+        env.read(WITH_LORA, {"KILN_LORA_BACKEND": "csgmv"})
+
+
 SERVICE = {  # what Kubernetes injects into each pod for a service named kiln
     "KILN_SERVICE_HOST": "10.96.12.4",
     "KILN_SERVICE_PORT": "8000",

@@ -1,0 +1,228 @@
+"""LoRA by kernels: on the host toolchain, the answers and sums are those of plain torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kiln.engine.layers.embedding import Embedding
+from kiln.engine.layers.linear import Linear
+from kiln.engine.lora.adapter import Adapter, LoRAPair
+from kiln.engine.lora.kernel_backend import KernelLoRA
+from kiln.engine.lora.pool import AdapterPool
+from kiln.engine.lora.sites import Kind, Sites
+from kiln.engine.lora.torch_native import TorchNativeLoRA
+from kiln.engine.models.parameters import Projection
+from kiln.jit_kernels import implementations
+from kiln.jit_kernels.settings import settings
+
+CPU = torch.device("cpu")
+RANKS = ((4, 3, 1, 2, 5), (None, None, 5, None, 16), (2, 1, None, 6, None), (None, 64, 1, 1, 1))
+ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    """Let the operators run on the host toolchain, as under KILN_CPU_KERNELS=host."""
+    monkeypatch.setenv("KILN_CPU_KERNELS", "host")
+    settings.cache_clear()
+    monkeypatch.setattr(implementations, "_decided", {})
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def model_sites():
+    """An embedding, a qkv projection of sizes that no vectors fill, and an LM head."""
+    sites = Sites()
+    sites.embedding("embed", Embedding(torch.zeros(11, 24)))
+    qkv = Projection("layers.0.qkv_proj", (("q", 17), ("k", 8), ("v", 8)), 24)
+    sites.linear(qkv, Linear(torch.zeros(33, 24)))
+    sites.linear(Projection("lm_head", (("lm_head", 16),), 24), Linear(torch.zeros(16, 24)))
+    return sites
+
+
+def adapter(sites, ranks, dtype):
+    """An adapter with a rank a part; None: it lacks the part."""
+    pairs = {}
+    for part, rank in zip(sites.parts, ranks, strict=True):
+        if rank:
+            a = torch.randn(rank, part.input_size).to(dtype)
+            b = torch.randn(part.output_size, rank).to(dtype)
+            pairs[part.row] = LoRAPair(a, b, float(torch.rand(())) + 0.5)
+    return Adapter("a", pairs)
+
+
+def results(backend, sites, step, inputs):
+    """What a backend makes of a step's layers: embedding, qkv, and LM head of the pruned rows."""
+    info = backend.prepare_lora_batch(*step)
+    ids, x, *outs = inputs
+    outs = [out.clone() for out in outs]
+    embedding, qkv, head = sites.all
+    assert [site.kind for site in sites.all] == [Kind.EMBEDDING, Kind.QKV, Kind.HEAD]
+    backend.run_lora_b_sgemm(
+        backend.run_lora_a_embedding(ids, embedding, info), embedding, outs[0], info
+    )
+    backend.run_qkv_lora(x, qkv, outs[1], info)
+    pruned = backend.pruned_batch_info(info)
+    rows = x[: pruned.num_tokens]
+    backend.run_lora_b_sgemm(backend.run_lora_a_sgemm(rows, head, pruned), head, outs[2], pruned)
+    return outs
+
+
+def inputs_of(step, dtype):
+    _, lengths, samples = step
+    tokens, sampled = sum(lengths), sum(samples)
+    outs = [torch.randn(count, size) for count, size in ((tokens, 24), (tokens, 33), (sampled, 16))]
+    return [torch.randint(0, 11, (tokens,)), *(one.to(dtype) for one in
+            (torch.randn(tokens, 24), *outs))]  # fmt: skip
+
+
+STEPS = {
+    "mixed": ([2, -1, 0, 3, 1, 0], [3, 2, 1, 4, 1, 1], [True, True, False, True, False, True]),
+    "decodes": ([0, 1, 2, 3, -1], [1] * 5, [True] * 5),
+    "nothing is sampled": ([1, 0], [2, 3], [False, False]),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_kernels_agree_with_plain_torch(on_host, model_sites, dtype, step):
+    pool = AdapterPool.holding(
+        [adapter(model_sites, ranks, dtype) for ranks in RANKS], model_sites.all, dtype, CPU
+    )
+    inputs = inputs_of(step, dtype)
+    got = results(KernelLoRA(pool, model_sites.all, 16), model_sites, step, inputs)
+    want = results(TorchNativeLoRA(pool), model_sites, step, inputs)
+    for one, other, base in zip(got, want, inputs[2:], strict=True):
+        error = (one.double() - other.double()).abs() / other.double().abs().clamp(min=1)
+        assert float(error.max() if len(error) else 0) <= ROUNDING[dtype]
+        assert not len(base) or not torch.equal(one, base)
+    assert {one.implementation for one in implementations._decided.values()} == {"host"}
+
+
+def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sites):
+    make = [adapter(model_sites, ranks, torch.float32) for ranks in RANKS]
+    pool = AdapterPool(model_sites.all, 2, 20000, torch.float32, CPU)
+    backend, oracle = KernelLoRA(pool, model_sites.all, 16), TorchNativeLoRA(pool)
+    addresses = [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
+    step = ([0, 1, -1, 1], [1] * 4, [True] * 4)
+    inputs = inputs_of(step, torch.float32)
+
+    def both_agree():
+        got = results(backend, model_sites, step, inputs)
+        for one, other in zip(got, results(oracle, model_sites, step, inputs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        return got
+
+    for one, base in zip(both_agree(), inputs[2:], strict=True):
+        assert torch.equal(one, base), "nothing is loaded"
+    pool.place(make[0], 0, 0)
+    pool.place(make[3], 1, 8000)
+    full = both_agree()
+    pool.place(make[1], 0, 4000)  # the slot is taken by another adapter
+    assert not torch.equal(both_agree()[1], full[1])
+    pool.clear(1)
+    for one, base in zip(both_agree(), inputs[2:], strict=True):
+        assert torch.equal(one[1:], base[1:])
+    assert addresses == [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
+
+
+def test_segments_of_other_rows_are_caught(model_sites):
+    pool = AdapterPool.holding(
+        [adapter(model_sites, RANKS[0], torch.float32)], model_sites.all, torch.float32, CPU
+    )
+    backend = KernelLoRA(pool, model_sites.all, 8)
+    info = backend.prepare_lora_batch([0], [3], [True])
+    with pytest.raises(AssertionError, match="other rows"):
+        backend.run_lora_a_sgemm(torch.zeros(2, 24), model_sites.all[1], info)
+
+
+ANSWERS = """
+import json, sys
+from kiln import LLM, SamplingParams
+folder, modules, prompts, lora, settings, params = json.loads(sys.stdin.read())
+llm = LLM(folder, device="cpu", lora_modules=modules, max_model_len=40, num_kv_blocks=512,
+          **settings)
+outputs = llm.generate(prompts, SamplingParams(temperature=0, **params), lora=lora)
+first = [one.outputs[0] for one in outputs]
+likely = [{token: entry.logprob for token, entry in (one.logprobs or [{}])[0].items()}
+          for one in first]
+print(json.dumps([llm.core.runner.kernels.get("lora"), [one.token_ids for one in first], likely]))
+"""
+
+
+def ask(made, prompts, lora, environ, dtype="float32", **params):
+    """Run a model with all its adapters in a process of its own; return its output and errors."""
+    modules = {form: str(folder) for form, folder in made.adapters.items() if form in lora}
+    asked = (str(made.folder), modules, prompts, lora, {"dtype": dtype}, params)
+    root = Path(__file__).resolve().parents[3] / "tools/import_root"
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERS],
+        input=json.dumps(asked),
+        env={**os.environ, "PYTHONPATH": str(root), **environ},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    return done.stdout, done.stderr
+
+
+HOST = {"KILN_CPU_KERNELS": "host"}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-moe"])
+def test_the_engine_answers_as_peft_on_the_kernels(made, answers, name):
+    prompts, lora, wanted = answers(name)
+    out, err = ask(made(name), prompts, lora, HOST, max_tokens=len(wanted[0]))
+    assert out, err
+    reason, found, _ = json.loads(out)
+    assert reason == "host: KILN_CPU_KERNELS=host"
+    assert found == wanted
+
+
+def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(made, answers):
+    prompts, lora, _ = answers("llama")
+    reasons, likely = [], []
+    for backend in ("jit", "torch_native"):
+        environ = {**HOST, "KILN_LORA_BACKEND": backend}
+        out, err = ask(made("llama"), prompts, lora, environ, "float16", max_tokens=1, logprobs=20)
+        assert out, err
+        reason, _, rows = json.loads(out)
+        reasons.append(reason)
+        likely.append(rows)
+    assert reasons == [
+        "host: KILN_LORA_BACKEND=jit",
+        "torch_native: KILN_LORA_BACKEND=torch_native",
+    ]
+    for one, other in zip(*likely, strict=True):
+        both = one.keys() & other.keys()
+        assert len(both) >= 15
+        assert max(abs(one[token] - other[token]) for token in both) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"KILN_LORA_BACKEND": "jit"}, "KILN_LORA_BACKEND=jit cannot be used here"),
+        ({"KILN_LORA_BACKEND": "triton", **HOST}, "KILN_LORA_BACKEND=triton cannot be used here"),
+        ({"KILN_LORA": "jit"}, "KILN_LORA=jit cannot be used here"),
+        ({"KILN_LORA": "jit", "KILN_LORA_BACKEND": "triton"}, "contradicts"),
+    ],
+)
+def test_a_backend_that_cannot_run_here_is_refused_by_name(made, environ, says):
+    """Without any adapter too: no toggle is ignored."""
+    out, err = ask(made("llama"), [[1, 2]], [None], environ, max_tokens=1)
+    assert not out
+    assert says in err.splitlines()[-1]
+
+
+def test_a_model_without_adapters_needs_no_lora_kernels(made):
+    out, err = ask(made("llama"), [[1, 2]], [None], {}, max_tokens=1)
+    assert out, err
+    assert json.loads(out)[0] is None
