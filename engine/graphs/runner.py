@@ -38,7 +38,15 @@ class GraphKey(NamedTuple):
     variant: str = ""
 
     def __str__(self) -> str:
-        return f"{self.rows}" if self.is_decode else f"{self.tokens} tokens, {self.rows} rows"
+        size = f"{self.rows}" if self.is_decode else f"{self.tokens} tokens, {self.rows} rows"
+        return f"{size}, {self.variant}" if self.variant else size
+
+
+LORA = "LoRA"  # the variant of steps with adapters
+
+
+def _variant(batch: Batch) -> str:
+    return LORA if batch.has_adapters else ""
 
 
 def decode_key(rows: int) -> GraphKey:
@@ -133,13 +141,14 @@ class CudaGraphRunner:
         few rows can be the slower ones.
         """
         few = [key for key in self._captured if key.is_decode and key.rows <= _FEW_ROWS]
-        least = math.inf
+        least: dict[str, float] = {}
         for key in sorted(few, reverse=True):
             time = self._device.milliseconds(self._captured[key].graph)
-            if time > least * (1 + _MARGIN):
+            larger = least.get(key.variant, math.inf)
+            if time > larger * (1 + _MARGIN):
                 logger.info("the CUDA graph of %s is slower than a larger one: dropped", key)
                 self._remove(key)
-            least = min(least, time)
+            least[key.variant] = min(larger, time)
 
     def _discard(self) -> None:
         self._captured.clear()
@@ -186,9 +195,13 @@ class CudaGraphRunner:
     @staticmethod
     def _fit(batch: Batch, keys: Iterable[GraphKey]) -> GraphKey | None:
         """Return the first of some graphs, a few dozen, that a batch fits in."""
-        rows, tokens, is_decode = len(batch.requests), batch.num_tokens, batch.is_decode
+        rows, tokens, kind = (
+            len(batch.requests),
+            batch.num_tokens,
+            (batch.is_decode, _variant(batch)),
+        )
         for key in keys:
-            if key.is_decode == is_decode and key.tokens >= tokens and key.rows >= rows:
+            if (key.is_decode, key.variant) == kind and key.tokens >= tokens and key.rows >= rows:
                 return key
         return None
 

@@ -38,9 +38,10 @@ class Verification:
         """
         if self.mode == "off":
             return
-        kinds: dict[tuple[bool, int], list[GraphKey]] = {}
+        kinds: dict[tuple[bool, int, str], list[GraphKey]] = {}
         for key in keys:
-            kinds.setdefault((key.is_decode, 0 if key.is_decode else key.rows), []).append(key)
+            kind = (key.is_decode, 0 if key.is_decode else key.rows, key.variant)
+            kinds.setdefault(kind, []).append(key)
         for own in kinds.values():
             chosen = {own[0], own[len(own) // 2], own[-1]} if self.mode == "fast" else set(own)
             for before, key in zip((0, *(one.tokens for one in own)), own, strict=False):

@@ -24,9 +24,35 @@ class BaseLoRABackend(ABC):
     """
 
     name: str
+    fits_graphs = False  # whether a CUDA graph of a step can be replayed for any adapters
 
     def __init__(self, pool: AdapterPool) -> None:
         self.pool = pool
+
+    @property
+    def layout(self) -> int:
+        """A number that changes if graphs that were captured before must not be replayed."""
+        return 0
+
+    def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
+        """Return a batch of a graph's size, whose adapters ``fill_batch`` sets.
+
+        Raises NotImplementedError unless ``fits_graphs``.
+        """
+        raise NotImplementedError(f"{self.name} reads a step's segments on the host")
+
+    def fill_batch(
+        self,
+        info: LoRABatchInfo,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        samples: Sequence[bool],
+    ) -> None:
+        """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding.
+
+        Raises NotImplementedError unless ``fits_graphs``.
+        """
+        raise NotImplementedError(f"{self.name} reads a step's segments on the host")
 
     def prepare_lora_batch(
         self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kiln.engine.lora.backend import BaseLoRABackend
-from kiln.engine.lora.batch_info import LoRABatchInfo, make_batch_info
+from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo, make_batch_info
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
 from kiln.jit_kernels.ops.lora.functions import (
@@ -30,6 +30,7 @@ class KernelLoRA(BaseLoRABackend):
     """
 
     name = "kernels"
+    fits_graphs = True
 
     def __init__(self, pool: AdapterPool, sites: Sequence[Site], max_tokens: int) -> None:
         super().__init__(pool)
@@ -42,7 +43,33 @@ class KernelLoRA(BaseLoRABackend):
         self._part_starts = {site: _part_starts(site) for site in sites}
         self._widths: dict[Site, int] = {}
         self._version = -1
+        self._layout = 0
         self._follow_pool()
+
+    @property
+    def layout(self) -> int:
+        """A number that changes if graphs that were captured before must not be replayed."""
+        if self._version != self.pool.version:
+            self._follow_pool()
+        return self._layout
+
+    def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
+        """Return a batch of a graph's size, whose adapters ``fill_batch`` sets."""
+        none = torch.empty(0, dtype=torch.int32)
+        pruned = LoRABatchInfo(none, none, (0, num_rows), (NO_ADAPTER,))
+        return LoRABatchInfo(none, none, (0, num_tokens), (NO_ADAPTER,), pruned)
+
+    def fill_batch(
+        self,
+        info: LoRABatchInfo,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        samples: Sequence[bool],
+    ) -> None:
+        """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding."""
+        own = make_batch_info(slots, lengths, samples, _CPU)
+        self._send(own, info)
+        self._send(self.pruned_batch_info(own), self.pruned_batch_info(info))
 
     def prepare_lora_batch(
         self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
@@ -52,11 +79,7 @@ class KernelLoRA(BaseLoRABackend):
             self._follow_pool()
         info = make_batch_info(slots, lengths, samples, _CPU)
         for own in (info, self.pruned_batch_info(info)):
-            numbers = np.repeat(np.array(own.adapters, np.int32), np.diff(own.starts))
-            host = torch.from_numpy(numbers)
-            if self._token_slots.is_cuda:
-                host = host.pin_memory()
-            self._slots_of(own).copy_(host, non_blocking=True)
+            self._send(own, own)
         return info
 
     def run_lora_a_sgemm(self, x: torch.Tensor, site: Site, info: LoRABatchInfo) -> torch.Tensor:
@@ -83,6 +106,15 @@ class KernelLoRA(BaseLoRABackend):
             lora_shrink_embedding(token_ids, self._tables, self._slots_of(info), site.rows, h)
         return h
 
+    def _send(self, own: LoRABatchInfo, place: LoRABatchInfo) -> None:
+        """Write the adapter slots of a batch's tokens to a place for as many tokens or more."""
+        numbers = np.full(place.num_tokens, NO_ADAPTER, np.int32)
+        numbers[: own.num_tokens] = np.repeat(np.array(own.adapters, np.int32), np.diff(own.starts))
+        host = torch.from_numpy(numbers)
+        if self._token_slots.is_cuda:
+            host = host.pin_memory()
+        self._slots_of(place).copy_(host, non_blocking=True)
+
     def _slots_of(self, info: LoRABatchInfo) -> torch.Tensor:
         return self._token_slots[int(info.pruned is None), : info.num_tokens]
 
@@ -99,7 +131,10 @@ class KernelLoRA(BaseLoRABackend):
         for site in self._part_starts:
             first = site.parts[0].row
             ranks = pool.ranks[first : first + len(site.parts)].sum(axis=0)
-            self._widths[site] = int(ranks.max(initial=0))
+            width = int(ranks.max(initial=0))
+            if width > self._widths.get(site, -1):  # it never shrinks: a graph has this width
+                self._widths[site] = width
+                self._layout += 1
         self._version = pool.version
 
 

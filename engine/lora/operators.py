@@ -41,14 +41,14 @@ def lora_step(step: LoRAStep | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def _linear(x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
+def add_linear(x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
     """Add to out [num_tokens, out_size]; x: [num_tokens, in_size]."""
     step = _current.get()
     if step is not None:
         step.add_linear(rows, x, out)
 
 
-def _embedding(token_ids: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
+def add_embedding(token_ids: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
     """Add to out [num_tokens, hidden_size]; token_ids: [num_tokens] int64."""
     step = _current.get()
     if step is not None:
@@ -59,7 +59,10 @@ def _fake(x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
     """Do nothing on fake tensors: the only result is an argument."""
 
 
-for _name, _function in (("kiln::lora_linear", _linear), ("kiln::lora_embedding", _embedding)):
+for _name, _function in (
+    ("kiln::lora_linear", add_linear),
+    ("kiln::lora_embedding", add_embedding),
+):
     torch.library.define(_name, "(Tensor x, Tensor(a!) out, Tensor rows) -> ()")
     for _key in ("CPU", "CUDA"):
         torch.library.impl(_name, _key, _function)
@@ -67,3 +70,6 @@ for _name, _function in (("kiln::lora_linear", _linear), ("kiln::lora_embedding"
 
 lora_linear = torch.ops.kiln.lora_linear.default
 lora_embedding = torch.ops.kiln.lora_embedding.default
+
+OPENED = {lora_linear: add_linear, lora_embedding: add_embedding}
+"""What each operator runs, for those who record a graph on a CPU."""

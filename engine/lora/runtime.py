@@ -71,6 +71,29 @@ class Adapters:
         with lora_step(_AdapterStep(self.backend, self._sites, info)):
             yield
 
+    @property
+    def fit_graphs(self) -> bool:
+        """See BaseLoRABackend."""
+        return self.backend.fits_graphs
+
+    @property
+    def layout(self) -> int:
+        """See BaseLoRABackend."""
+        return self.backend.layout
+
+    @contextmanager
+    def fixed_step(self, num_tokens: int, num_rows: int) -> Iterator[None]:
+        """Apply the adapters that ``fill`` sets, for a graph of this size."""
+        info = self.backend.fixed_batch(num_tokens, num_rows)
+        with lora_step(_AdapterStep(self.backend, self._sites, info)):
+            yield
+
+    def fill(self, batch: Batch, num_tokens: int, num_rows: int) -> None:
+        """Set the adapters of the next step of this size."""
+        of = batch.columns
+        info = self.backend.fixed_batch(num_tokens, num_rows)
+        self.backend.fill_batch(info, of.adapter_slot, of.num_tokens, of.samples)
+
 
 def load_adapters(
     config: LoRAConfig,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
 import torch
 
@@ -24,8 +25,16 @@ class GraphCheck:
     point to it, and no step may write to it.
     """
 
-    def __init__(self, step: ModelStep, pool: KVPool, eager: RunStep, replay: RunStep) -> None:
+    def __init__(
+        self,
+        step: ModelStep,
+        pool: KVPool,
+        eager: RunStep,
+        replay: RunStep,
+        adapter_slots: Sequence[int] = (),
+    ) -> None:
         self._step, self._pool, self._eager, self._replay = step, pool, eager, replay
+        self._slots = adapter_slots  # in turn, for the requests of graphs with adapters
         self._context = min(_CONTEXT, step.inputs.max_model_len - 1, step.inputs.max_tokens)
         self._blocks_each = -(-(self._context + 1) // pool.block_size)
         self._layers = sorted({0, len(step.layers) // 2, len(step.layers) - 1})
@@ -43,6 +52,9 @@ class GraphCheck:
         decoding = sum(request.num_computed_tokens > 0 for request in requests)
         canary = decoding * self._blocks_each + sum(len(one.new_block_ids) for one in requests)
         self._prefill(decoding)
+        if key.variant:
+            turns = zip(requests, cycle(self._slots), strict=False)
+            requests = [request._replace(adapter_slot=slot) for request, slot in turns]
         before = [part[:canary].clone() for part in self._parts()]
 
         def run(step: RunStep) -> tuple[torch.Tensor, ...]:

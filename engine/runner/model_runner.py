@@ -213,7 +213,12 @@ class ModelRunner:
         layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
         step = ModelStep(self._model, self._attention, layers, self._inputs, self.vocab_size)
         self._graphs = StepGraphs(
-            step, self._graph_config, self._graph_keys, settings(), self._graph_device
+            step,
+            self._graph_config,
+            self._graph_keys,
+            settings(),
+            self._graph_device,
+            self._adapters,
         )
         steps = Steps(step, self._graphs, self._copies, self._adapters)
         threaded = self.device.type == "cpu" and self._limits.overlap

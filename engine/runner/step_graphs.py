@@ -16,9 +16,12 @@ from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.graphs.device import Between, CudaGraphs, GraphDevice
 from kiln.engine.graphs.emulator import EmulatedGraphs
 from kiln.engine.graphs.piecewise import LayersBetween
-from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey, Progress, decode_key
+from kiln.engine.graphs.runner import LORA, CudaGraphRunner, GraphKey, Progress, decode_key
 from kiln.engine.graphs.verify import Verification
 from kiln.engine.kv.pool import KVPool
+from kiln.engine.lora.batch_info import NO_ADAPTER
+from kiln.engine.lora.operators import OPENED as LORA_OPERATORS
+from kiln.engine.lora.runtime import Adapters
 from kiln.engine.requests.batch import Batch
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.graph_check import GraphCheck
@@ -34,9 +37,9 @@ def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDe
         return None
     if device.type == "cuda":
         return CudaGraphs(device)
-    return (
-        EmulatedGraphs({operator.attention: operator.run}) if env.cpu_graphs == "emulate" else None
-    )
+    if env.cpu_graphs != "emulate":
+        return None
+    return EmulatedGraphs({operator.attention: operator.run, **LORA_OPERATORS})
 
 
 def graph_keys(config: GraphConfig, rows: int, tokens: int, prefill: str) -> tuple[GraphKey, ...]:
@@ -84,11 +87,13 @@ class StepGraphs:
         keys: Sequence[GraphKey],
         env: Env,
         device: GraphDevice | None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.verification = Verification.parse(env.graph_verify)
         self._step = step
         self._strict = env.graph_strict
         self._shadowed = 0
+        self._layout = 0  # of the adapters, at the capture
         self.runner: CudaGraphRunner | None = None
         if device is None:
             return
@@ -98,6 +103,11 @@ class StepGraphs:
             key for key in keys if (captures_attention if key.is_decode else captures_prefills)
         }
         self._between = LayersBetween(step.layers, device.keep)
+        self._adapters = adapters if adapters is not None and adapters.fit_graphs else None
+        if self._adapters is not None:  # the others keep steps without adapters as fast as before
+            adapted = {key: key._replace(variant=LORA) for key in keys}
+            self._whole |= {adapted[key] for key in self._whole}
+            keys = (*keys, *adapted.values())
         self.runner = CudaGraphRunner(
             self._capture,
             keys,
@@ -130,7 +140,8 @@ class StepGraphs:
         counts.captured = len(self.runner.keys)
         counts.seconds = time.perf_counter() - begun
         counts.num_bytes = free - self._free_bytes()
-        check = GraphCheck(self._step, pool, self._eager, self._replay)
+        slots = () if self._adapters is None else (*self._adapters.slots.values(), NO_ADAPTER)
+        check = GraphCheck(self._step, pool, self._eager, self._replay, slots)
         cases = list(self.verification.cases(self.runner.keys))
         for done, (key, tokens) in enumerate(cases):
             progress("verifying graphs", done, len(cases))
@@ -161,23 +172,44 @@ class StepGraphs:
         self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
 
+    def can_run(self, batch: Batch) -> str:
+        """Return why a batch cannot run in a graph; "" if it can."""
+        assert self.runner is not None
+        if batch.has_adapters:
+            if self._adapters is None:
+                return "a LoRA adapter"
+            if self._adapters.layout != self._layout:
+                return "a LoRA adapter of a larger rank than at the capture"
+        return self.runner.can_run(batch)
+
     def _capture(self, key: GraphKey, between: Between) -> torch.Tensor:
+        if self._adapters is None or not key.variant:
+            return self._run(key, between)
+        self._layout = self._adapters.layout
+        with self._adapters.fixed_step(key.tokens, key.rows):
+            return self._run(key, between)
+
+    def _run(self, key: GraphKey, between: Between) -> torch.Tensor:
         if key in self._whole:
             return self._step.whole(key)
         return self._step.prepared(key, self._between.layers(between))
 
-    def _replay(self, key: GraphKey, batch: Batch) -> torch.Tensor:
-        assert self.runner is not None
+    def _prepare(self, key: GraphKey, batch: Batch) -> None:
+        """Set what a graph needs besides the message."""
+        if self._adapters is not None and key.variant:
+            self._adapters.fill(batch, key.tokens, key.rows)
         if key not in self._whole:
             self._between.begin(self._step.prepare(key, batch))
+
+    def _replay(self, key: GraphKey, batch: Batch) -> torch.Tensor:
+        assert self.runner is not None
+        self._prepare(key, batch)
         return self.runner.replay(key)
 
     def _eager(self, key: GraphKey, batch: Batch) -> torch.Tensor:
         """Do the same without a graph."""
-        if key in self._whole:
-            return self._step.whole(key)
-        self._between.begin(self._step.prepare(key, batch))
-        return self._step.prepared(key, self._between.layers(lambda call: call()))
+        self._prepare(key, batch)
+        return self._capture(key, lambda call: call())
 
     def _free_bytes(self) -> int:
         """Return the free memory of the GPU; 0 on a CPU."""

@@ -69,8 +69,7 @@ class Steps:
         graphs = self._graphs.runner
         if graphs is None or not graphs.is_ready:
             return False
-        adapted = self._adapters is not None and batch.has_adapters
-        reason = "a LoRA adapter" if adapted else graphs.can_run(batch)
+        reason = self._graphs.can_run(batch)
         if reason:
             graphs.counts.fallbacks[reason] += 1
         return not reason

@@ -155,7 +155,9 @@ outputs = llm.generate(prompts, SamplingParams(temperature=0, **params), lora=lo
 first = [one.outputs[0] for one in outputs]
 likely = [{token: entry.logprob for token, entry in (one.logprobs or [{}])[0].items()}
           for one in first]
-print(json.dumps([llm.core.runner.kernels.get("lora"), [one.token_ids for one in first], likely]))
+stats = llm.core.stats()
+print(json.dumps([llm.core.runner.kernels.get("lora"), [one.token_ids for one in first], likely,
+                  dict(stats.graph_replays), dict(stats.graph_fallbacks)]))
 """
 
 
@@ -181,9 +183,25 @@ def test_the_engine_answers_as_peft_on_the_kernels(made, answers, name):
     prompts, lora, wanted = answers(name)
     out, err = ask(made(name), prompts, lora, HOST, max_tokens=len(wanted[0]))
     assert out, err
-    reason, found, _ = json.loads(out)
+    reason, found, *_ = json.loads(out)
     assert reason == "host: KILN_CPU_KERNELS=host"
     assert found == wanted
+
+
+def test_steps_with_adapters_run_in_graphs_of_their_own(made, answers):
+    prompts, lora, wanted = answers("llama")
+    graphs = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "fast"}
+    out, err = ask(made("llama"), prompts, lora, HOST | graphs, max_tokens=len(wanted[0]))
+    assert out, err
+    _, found, _, replays, fallbacks = json.loads(out)
+    assert found == wanted
+    assert sum(replays.values()) >= len(wanted[0]) - 1
+    assert all(size.endswith("LoRA") for size in replays), "each step has an adapter"
+    assert not any("LoRA" in reason for reason in fallbacks)
+    half = HOST | graphs | {"KILN_GRAPH_VERIFY": "full"}  # steps in one piece, attention included
+    out, err = ask(made("llama"), prompts[:4], lora[:4], half, "float16", max_tokens=3)
+    assert out, err
+    assert all(size.endswith("LoRA") for size in json.loads(out)[3])
 
 
 def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(made, answers):
@@ -193,7 +211,7 @@ def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(ma
         environ = {**HOST, "KILN_LORA_BACKEND": backend}
         out, err = ask(made("llama"), prompts, lora, environ, "float16", max_tokens=1, logprobs=20)
         assert out, err
-        reason, _, rows = json.loads(out)
+        reason, _, rows, *_ = json.loads(out)
         reasons.append(reason)
         likely.append(rows)
     assert reasons == [
