@@ -146,8 +146,8 @@ class LoRAModule:
         """Check the name. Raises ConfigError."""
         fine = self.name.isprintable() and not set(self.name) & set(" :=")
         wanted = "1 to 128 printable characters without spaces, ':' and '='"
-        _require(fine and 0 < len(self.name) <= 128, "lora_modules name", self.name, wanted)
-        _require(bool(self.path), f"lora_modules path of {self.name}", self.path, "a folder")
+        _require(fine and 0 < len(self.name) <= 128, "LoRA adapter name", self.name, wanted)
+        _require(bool(self.path), f"path of LoRA adapter {self.name}", self.path, "a folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class LoRAConfig:
         """Check that no name occurs twice, and the ranges. Raises ConfigError."""
         names = [module.name for module in self.modules]
         for name in names:
-            _require(names.count(name) == 1, "lora_modules name", name, "used for one adapter")
+            _require(names.count(name) == 1, "LoRA adapter name", name, "used for one adapter")
         used = self.enabled
         for name, value in (
             ("max_loras", self.max_loras),
