@@ -64,7 +64,7 @@ def read_adapter(
     try:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: give one with {WEIGHTS_FILE}")
-        config = read_adapter_config(folder)
+        config = read_adapter_config(folder, [part.name for part in sites.parts])
         with _opened(folder) as file:
             return Adapter(name, _Reader(folder, file, config, sites, dtype, max_rank).pairs())
     except (ModelError, OSError) as error:
