@@ -137,7 +137,7 @@ class GraphConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoRAModule:
-    """A LoRA adapter that is loaded at start: its name for requests, and its folder."""
+    """A LoRA adapter to load: its name for requests, and its folder."""
 
     name: str
     path: str
@@ -146,21 +146,50 @@ class LoRAModule:
         """Check the name. Raises ConfigError."""
         fine = self.name.isprintable() and not set(self.name) & set(" :=")
         wanted = "1 to 128 printable characters without spaces, ':' and '='"
-        _require(fine and 0 < len(self.name) <= 128, "lora_modules name", self.name, wanted)
-        _require(bool(self.path), f"lora_modules path of {self.name}", self.path, "a folder")
+        _require(fine and 0 < len(self.name) <= 128, "LoRA adapter name", self.name, wanted)
+        _require(bool(self.path), f"path of LoRA adapter {self.name}", self.path, "a folder")
 
 
 @dataclass(frozen=True, slots=True)
 class LoRAConfig:
-    """The LoRA adapters. Without any, nothing of LoRA is built."""
+    """The LoRA adapters. Without modules and root, nothing of LoRA is built.
 
-    modules: tuple[LoRAModule, ...] = ()
+    The adapter pool is device memory. ``memory_gib`` None: room for the ``max_loras`` largest of
+    the modules; with ``root`` at least 1 GiB. All loaded adapters are in host memory as well.
+    """
+
+    modules: tuple[LoRAModule, ...] = ()  # loaded at start
+    max_loras: int | None = None  # that run at once; None: all modules, with ``root`` at least 8
+    max_lora_rank: int | None = None  # a limit: no memory depends on it
+    memory_gib: float | None = None
+    host_memory_gib: float = 16.0  # for all loaded adapters
+    root: str | None = None  # the folder of adapters that may be loaded while serving
 
     def __post_init__(self) -> None:
-        """Check that no name occurs twice. Raises ConfigError."""
+        """Check that no name occurs twice, and the ranges. Raises ConfigError."""
         names = [module.name for module in self.modules]
         for name in names:
-            _require(names.count(name) == 1, "lora_modules name", name, "used for one adapter")
+            _require(names.count(name) == 1, "LoRA adapter name", name, "used for one adapter")
+        used = self.enabled
+        for name, value in (
+            ("max_loras", self.max_loras),
+            ("max_lora_rank", self.max_lora_rank),
+            ("lora_memory_gib", self.memory_gib),
+        ):
+            _require(value is None or used, name, value, "unset without lora_modules and lora_root")
+            _require(value is None or value > 0, name, value, "above 0")
+        _require(self.host_memory_gib > 0, "lora_host_memory_gib", self.host_memory_gib, "above 0")
+        _require(self.root != "", "lora_root", self.root, "a folder")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the model is built for adapters."""
+        return bool(self.modules) or self.root is not None
+
+    @property
+    def num_slots(self) -> int:
+        """How many adapters may run at once."""
+        return self.max_loras or max(len(self.modules), 8 if self.root is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, LoRAModule
 from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
+from kiln.engine.requests.adapter_jobs import AdapterJobs, AdapterStore
+from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import NewRequest, TokenOutput
+from kiln.engine.requests.stats import EngineStats
 from kiln.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -49,8 +52,8 @@ class Runner(Protocol):
         """The size of the model's vocabulary."""
 
     @property
-    def adapter_slots(self) -> Mapping[str, int]:
-        """The slots of the loaded LoRA adapters by name."""
+    def adapter_store(self) -> AdapterStore | None:
+        """The LoRA adapters, if the model is built for any."""
 
     def graph_counts(self) -> GraphCounts:
         """Return how often each CUDA graph was replayed, and why steps ran without one."""
@@ -69,26 +72,6 @@ class InFlight:
     batch: Batch
     launched: Any = None
     error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The current load, and counters since the start."""
-
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    preemptions: int
-    prompt_tokens: int  # of requests whose first token was sampled
-    generated_tokens: int
-    steps: int
-    steps_not_ahead: int  # steps that waited for the tokens of the step before
-    graphs: int  # that were captured
-    graph_bytes: int  # of device memory, of all graphs
-    graph_capture_seconds: float
-    graph_replays: Mapping[str, int]  # by size of the graph
-    graph_fallbacks: Mapping[str, int]  # steps without a graph, by reason
 
 
 class EngineCore:
@@ -110,13 +93,24 @@ class EngineCore:
         self.runner = load_runner(config, progress) if runner is None else runner
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
+        store = self.runner.adapter_store
+        slots = (
+            AdapterSlots() if store is None else AdapterSlots(store.num_slots, store.size, store)
+        )
         self.scheduler = Scheduler(
             config.scheduler.for_device(self.runner.device_type),
             KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,
-            adapter_slots=self.runner.adapter_slots,
+            adapters=slots,
             seed=config.model.seed,
+        )
+        self.adapters = AdapterJobs(
+            slots,
+            store,
+            self.scheduler.slots_in_flight,
+            modules=[(module.name, module.path) for module in config.lora.modules],
+            check_name=None if config.lora.root is None else LoRAModule,
         )
         self._overlaps = config.scheduler.overlap
         self._in_flight: deque[InFlight] = deque()  # oldest first
@@ -182,6 +176,8 @@ class EngineCore:
             self._steps_not_ahead += 1
             outputs = self._finish_step()
         runs = self._launch(self.scheduler.schedule())
+        if not runs and not self._in_flight:
+            self.scheduler.adapters.wait()  # all that wait may do so for a copy to the device
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
         return outputs
@@ -269,6 +265,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
         scheduler, graphs = self.scheduler, self.runner.graph_counts()
+        slots = scheduler.adapters
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -284,6 +281,12 @@ class EngineCore:
             graph_capture_seconds=graphs.seconds,
             graph_replays=dict(graphs.replays),
             graph_fallbacks=dict(graphs.fallbacks),
+            adapter_evictions=slots.num_evictions,
+            adapter_running={one.name: one.running for one in slots.loaded},
+            adapter_waiting={one.name: one.requests - one.running for one in slots.loaded},
+            adapter_on_device={one.name: int(one.ready) for one in slots.loaded},
+            adapter_placements={one.name: one.placements for one in slots.loaded},
+            adapter_tokens={one.name: one.tokens for one in slots.loaded},
         )
 
     def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:

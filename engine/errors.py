@@ -4,12 +4,14 @@ KilnError
 ├── ConfigError      a flag, a folder or a model's file is invalid or unsupported
 │   ├── ModelError   the model folder is missing, incomplete, corrupt or unsupported
 │   ├── AdapterError the folder of a LoRA adapter is; the message names the adapter
+│   │   └── AdapterPathError   a path given while serving is outside of lora_root
 │   ├── PieceError   torch.compile cannot trace, split, build or load the pieces of a model
 │   └── SealedCacheError   the kernel cache is sealed and lacks a kernel of the model
 ├── RequestError     one request is invalid; it never reaches the engine
 │   ├── ContextLengthError   the prompt does not fit the model's context
 │   ├── AdapterNotFoundError the request names a LoRA adapter that is not loaded
 │   └── QueueFullError   the request is valid, but the queue is full
+├── AdapterBusyError a LoRA adapter is in use, or the place that it needs
 ├── SlowReaderError  the reader of a stream fell too far behind; the stream ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
 └── EngineDeadError  the engine process is gone or frozen
@@ -32,6 +34,10 @@ class ModelError(ConfigError):
 
 class AdapterError(ConfigError):
     """A LoRA adapter is missing, damaged, does not fit the model, or needs what Kiln lacks."""
+
+
+class AdapterPathError(AdapterError):
+    """A path that was given while serving is not inside lora_root."""
 
 
 class PieceError(ConfigError):
@@ -60,6 +66,10 @@ class AdapterNotFoundError(RequestError):
 
 class QueueFullError(RequestError):
     """The queue is full; the same request may be accepted later."""
+
+
+class AdapterBusyError(KilnError):
+    """Requests use a LoRA adapter, or the place that it needs; it may be free later."""
 
 
 class DeviceError(KilnError):

@@ -46,7 +46,8 @@ class LLM:
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
     token ids, and so it does with ``skip_tokenizer_init``. ``max_model_len`` is in tokens.
     ``num_kv_blocks`` None sizes the KV pool by the available memory. The other settings are those
-    of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA adapters to their folders.
+    of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA adapters to their folders,
+    of which ``max_loras`` may run at once.
     Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an adapter.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
@@ -77,6 +78,9 @@ class LLM:
         cuda_graph_bs: Sequence[int] | None = None,
         enable_cudagraph_gc: bool = False,
         lora_modules: Mapping[str, str] | None = None,
+        max_loras: int | None = None,
+        max_lora_rank: int | None = None,
+        lora_memory_gib: float | None = None,
         seed: int = 0,
         skip_tokenizer_init: bool = False,
         progress: Progress | None = None,
@@ -101,7 +105,12 @@ class LLM:
                 None if cuda_graph_bs is None else tuple(cuda_graph_bs),
                 enable_cudagraph_gc,
             ),
-            LoRAConfig(tuple(LoRAModule(*each) for each in (lora_modules or {}).items())),
+            LoRAConfig(
+                tuple(LoRAModule(*each) for each in (lora_modules or {}).items()),
+                max_loras,
+                max_lora_rank,
+                lora_memory_gib,
+            ),
         )
         self._load(config, skip_tokenizer_init, progress)
 

@@ -12,9 +12,14 @@ ends by a stop token has a superfluous row in the next step, which ``commit`` di
     running first      every running request computes at least one token in every step
     blocks run out     the newest running request is preempted
     admission          first come, first served, with the rest; never in a step that preempted
+    LoRA adapters      a request whose adapter has no slot is passed over, for a bounded time
 
 The first rule holds because a request is admitted only if the running ones leave some budget, and
-because the number of tokens that a request may take in a step never grows.
+because the number of tokens that a request may take in a step never grows. A running request keeps
+its adapter's slot: no adapter is evicted that a running request or a launched step uses.
+
+Every request is admitted at last: the first that is not passed over waits only for what the running
+ones return. One that is passed over gets its slot in the end, as AdapterSlots shows.
 """
 
 from __future__ import annotations
@@ -22,21 +27,21 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Set
 from functools import partial
 from operator import itemgetter
-from types import MappingProxyType
 
 from kiln.engine.config import SchedulerConfig
-from kiln.engine.errors import AdapterNotFoundError, QueueFullError, RequestError
+from kiln.engine.errors import QueueFullError, RequestError
 from kiln.engine.kv.manager import KVManager
+from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
-from kiln.engine.requests.finish import finish_reason, stop_reason, stop_token_ids
+from kiln.engine.requests.begin import begin_request
+from kiln.engine.requests.finish import finish_reason, stop_reason
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 
 SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 _NO_TOKENS: frozenset[int] = frozenset()
-_NO_ADAPTERS: Mapping[str, int] = MappingProxyType({})
 # Like ScheduledRequest(*values), in a third of the time.
 _new_row = partial(tuple.__new__, ScheduledRequest)
 _new_output = partial(tuple.__new__, TokenOutput)
@@ -47,8 +52,8 @@ class Scheduler:
     """The requests in flight, and the choice of each step's batch.
 
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
-    able to finish when it runs alone. ``adapter_slots`` maps the names of LoRA adapters to their
-    slots. ``seed`` generates the seeds of requests without one.
+    able to finish when it runs alone. ``adapters`` are the LoRA adapters; ``seed`` generates the
+    seeds of requests without one.
     """
 
     def __init__(
@@ -58,13 +63,13 @@ class Scheduler:
         *,
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
-        adapter_slots: Mapping[str, int] = _NO_ADAPTERS,
+        adapters: AdapterSlots | None = None,
         seed: int = 0,
     ) -> None:
         self.config = config
         self.kv = kv
         self.eos_token_ids = eos_token_ids
-        self.adapter_slots = adapter_slots
+        self.adapters = AdapterSlots() if adapters is None else adapters
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
@@ -95,11 +100,8 @@ class Scheduler:
         """Reject a request that could never run. Raises RequestError."""
         if new.request_id in self._requests:
             raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
-        if new.adapter is not None and new.adapter not in self.adapter_slots:
-            loaded = ", ".join(self.adapter_slots) or "none"
-            raise AdapterNotFoundError(
-                f"LoRA adapter {new.adapter[:80]!r} is not loaded; loaded: {loaded[:400]}", "lora"
-            )
+        if new.adapter is not None:
+            self.adapters.get(new.adapter)
         prompt, kv = len(new.prompt_token_ids), self.kv
         if prompt > kv.capacity:
             raise RequestError(
@@ -117,24 +119,11 @@ class Scheduler:
                 f"{len(self.waiting)} requests are waiting, and the queue holds at most "
                 f"{self.config.max_waiting}: try again later"
             )
-        params, prompt = new.params, len(new.prompt_token_ids)
-        total = self.max_total_tokens
-        if params.max_tokens is not None:
-            total = min(total, prompt + params.max_tokens)
-        request = Request(
-            request_id=new.request_id,
-            token_ids=list(new.prompt_token_ids),
-            num_prompt_tokens=prompt,
-            params=params,
-            seed=self._seeds.getrandbits(SEED_BITS) if params.seed is None else params.seed,
-            min_total_tokens=prompt + params.min_tokens,
-            max_total_tokens=total,
-            stop_token_ids=stop_token_ids(params, self.eos_token_ids),
-            is_plain=params.is_plain,
-            adapter_slot=-1 if new.adapter is None else self.adapter_slots[new.adapter],
-        )
-        if params.penalizes:
-            request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
+        seed = self._seeds.getrandbits(SEED_BITS) if new.params.seed is None else new.params.seed
+        request = begin_request(new, seed, self.max_total_tokens, self.eos_token_ids)
+        if new.adapter is not None:
+            self.adapters.hold(new.adapter)
+        if request.token_counts:
             self._counting[new.request_id] = request
         self._requests[new.request_id] = request
         self.waiting.append(request)
@@ -219,6 +208,10 @@ class Scheduler:
                     request.num_computed_tokens = row.num_computed_tokens
                     request.num_table_blocks = row.num_blocks
 
+    def slots_in_flight(self) -> Set[int]:
+        """Return the adapter slots that launched steps read; -1 is no slot."""
+        return {row.adapter_slot for batch, _ in self._in_flight for row in batch.requests}
+
     def _pop(self, batch: Batch) -> list[Request]:
         """Return the requests of a scheduled batch, and drop the batches ahead of it."""
         while self._in_flight:
@@ -241,8 +234,15 @@ class Scheduler:
 
     def _admit(self, budget: int, requests: list[Request], rows: list[ScheduledRequest]) -> None:
         """Start waiting requests in order, as long as budget, rows and blocks last."""
-        while self.waiting and budget > 0 and self._free_rows:
-            request = self.waiting[0]
+        self.adapters.begin_pass(self.slots_in_flight)
+        for request in tuple(self.waiting):
+            if budget <= 0 or not self._free_rows:
+                break
+            if request.adapter is not None:
+                slot = self.adapters.slot_for(request.adapter)
+                if slot is None:
+                    continue
+                request.adapter_slot = slot
             # All of its tokens must fit now, although only a chunk takes blocks, and each running
             # request keeps a spare block. Else it could be preempted before its first output token.
             if self.running and not self.kv.fits(len(request.token_ids), len(self.running)):
@@ -253,7 +253,11 @@ class Scheduler:
             budget -= row.num_tokens
             rows.append(row)
             requests.append(request)
-            self.running.append(self.waiting.popleft())
+            self.waiting.remove(request)
+            self.running.append(request)
+            if request.adapter is not None:
+                self.adapters.start(request.adapter)
+        self.adapters.end_pass()
 
     def _row(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Allocate a request's blocks and return its part of the step; None if no token fits."""
@@ -316,6 +320,8 @@ class Scheduler:
                     stopped_by = stop_reason(request, self.eos_token_ids)
                 self._release(request)
                 break
+        if request.adapter is not None:
+            self.adapters.count(request.adapter, len(tokens))
         logprobs = None if sampled.logprobs is None else sampled.logprobs[: len(tokens)]
         seed = request.seed if before == request.num_prompt_tokens else None
         return _new_output(
@@ -331,6 +337,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self._free(request)
+        if request.adapter is not None:
+            self.adapters.drop(request.adapter)
 
     def _free(self, request: Request) -> None:
         """Free the blocks and the row of a request. Steps in flight end before they are reused."""
@@ -338,6 +346,8 @@ class Scheduler:
         if request.row >= 0:
             self._free_rows.append(request.row)
             request.row, request.num_table_blocks = -1, 0
+            if request.adapter is not None:
+                self.adapters.stop(request.adapter)
 
 
 def _is_ending(request: Request) -> bool:

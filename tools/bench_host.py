@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,7 +125,7 @@ def _new_core(rows: int, context: int) -> Any:
 
     class Runner:
         device_type, max_model_len, num_blocks = "cuda", longest, blocks
-        vocab_size, adapter_slots = VOCABULARY, MappingProxyType({})
+        vocab_size, adapter_store = VOCABULARY, None
 
         def __init__(self) -> None:
             self._rows = Rows(rows)

@@ -23,6 +23,13 @@ _MODEL_FLAGS = ("dtype", "device", "load_format", "max_model_len", "seed")
 _KV_FLAGS = ("block_size", "gpu_memory_utilization", "kv_memory_gib", "kv_cache_dtype")
 _SCHEDULER_FLAGS = ("max_num_seqs", "max_num_batched_tokens", "max_chunk_tokens", "max_waiting")
 _GRAPH_FLAGS = {"cuda_graph_max_bs": "max_bs", "cuda_graph_bs": "bs"}
+_LORA_FLAGS = {
+    "max_loras": "max_loras",
+    "max_lora_rank": "max_lora_rank",
+    "lora_memory_gib": "memory_gib",
+    "lora_host_memory_gib": "host_memory_gib",
+    "lora_root": "root",
+}
 _SWITCHES = ("disable_overlap_schedule", "disable_cuda_graph", "enable_cudagraph_gc")
 ENGINE_FLAGS = (
     *_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS, *_GRAPH_FLAGS, *_SWITCHES
@@ -116,6 +123,45 @@ def _add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of LoRA adapters."""
+    lora = parser.add_argument_group("LoRA adapters")
+    lora.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="adapters in PEFT's format to load at start; a request names one as its model",
+    )
+    lora.add_argument(
+        "--lora-root",
+        metavar="DIR",
+        help="allow clients to load and unload adapters while serving, from folders inside DIR",
+    )
+    lora.add_argument(
+        "--max-loras",
+        type=int,
+        metavar="N",
+        help="adapters that run at once; requests of more wait for their turn. "
+        "Default: all of --lora-modules, with --lora-root at least 8",
+    )
+    lora.add_argument(
+        "--max-lora-rank", type=int, metavar="N", help="refuse larger ranks; takes no memory"
+    )
+    lora.add_argument(
+        "--lora-memory-gib",
+        type=float,
+        metavar="GIB",
+        help="device memory for adapters, each of which takes that of its own ranks. Default: room "
+        "for the N largest of --lora-modules, N as in --max-loras; with --lora-root at least 1",
+    )
+    lora.add_argument(
+        "--lora-host-memory-gib",
+        type=float,
+        metavar="GIB",
+        help="host memory, for all loaded adapters; default 16",
+    )
+
+
 def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     """Return the flags as a configuration of the model in ``folder``. Raises ConfigError.
 
@@ -136,7 +182,7 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
             garbage_collection=args.enable_cudagraph_gc,
             **graphs,
         ),
-        LoRAConfig(lora_modules(args)),
+        LoRAConfig(lora_modules(args), **_given(args, **_LORA_FLAGS)),
     )
 
 

@@ -47,18 +47,26 @@ class Adapter:
     pairs: Mapping[int, LoRAPair]
 
 
-def read_adapter(name: str, folder: Path, sites: Sites, dtype: torch.dtype) -> Adapter:
+def read_adapter(
+    name: str,
+    folder: Path,
+    sites: Sites,
+    dtype: torch.dtype,
+    *,
+    max_rank: int | None = None,
+) -> Adapter:
     """Read an adapter for a model, with its tensors in ``dtype`` on the CPU.
 
+    A larger rank than ``max_rank`` is refused before its tensors are read.
     Raises AdapterError, which names the adapter and the key or tensor: a file is missing or
     damaged, a key or tensor is not supported, or a tensor does not fit config or model.
     """
     try:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: give one with {WEIGHTS_FILE}")
-        config = read_adapter_config(folder)
+        config = read_adapter_config(folder, [part.name for part in sites.parts])
         with _opened(folder) as file:
-            return Adapter(name, _Reader(folder, file, config, sites, dtype).pairs())
+            return Adapter(name, _Reader(folder, file, config, sites, dtype, max_rank).pairs())
     except (ModelError, OSError) as error:
         raise AdapterError(f"LoRA adapter {name!r}: {error}") from error
 
@@ -67,12 +75,19 @@ class _Reader:
     """The checks of one file of tensors."""
 
     def __init__(
-        self, folder: Path, file: Any, config: AdapterConfig, sites: Sites, dtype: torch.dtype
+        self,
+        folder: Path,
+        file: Any,
+        config: AdapterConfig,
+        sites: Sites,
+        dtype: torch.dtype,
+        max_rank: int | None,
     ) -> None:
         self._path = folder / WEIGHTS_FILE
         self._file = file
         self._config = config
         self._dtype = dtype
+        self._max_rank = max_rank
         self._refused = sites.refused
         self._parts = {part.name: (part, site.kind) for site in sites.all for part in site.parts}
 
@@ -132,6 +147,11 @@ class _Reader:
                     f"{self._path}: tensor {other} is there, but {part.name}{role.value} is missing"
                 )
         rank = self._config.rank(part.name)
+        if self._max_rank is not None and rank > self._max_rank:
+            raise ModelError(
+                f"{self._path}: {part.name} has rank {rank}, above max_lora_rank="
+                f"{self._max_rank}: raise it, or use an adapter of lower rank"
+            )
         says = f"the model and rank {rank} of adapter_config.json imply"
         a, b = (names[role] for role in roles)
         return LoRAPair(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kiln.engine.errors import ModelError
+from kiln.engine.lora.expressions import Expression, settle
 from kiln.engine.lora.target_modules import TargetModules
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.model_folder import read_json
@@ -51,7 +51,7 @@ _REFUSED = {
 # The others, such as pissa and olora, train against base weights that they change.
 _INITS = ("gaussian", "eva", "orthogonal")
 
-Pattern = tuple[re.Pattern[str], float]
+Pattern = tuple[Expression, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Read a folder's adapter_config.json.
+def read_adapter_config(folder: Path, names: Sequence[str]) -> AdapterConfig:
+    """Read a folder's adapter_config.json, for a model whose modules have ``names``.
 
     Raises ModelError naming the key if it is missing, malformed or not supported.
     """
@@ -91,7 +91,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     content = read_json(path)
     fields = Fields(content, path)
     _refuse(content, fields)
-    return AdapterConfig(
+    config = AdapterConfig(
         default_rank=_rank(content.get("r", 8), fields, "r"),
         default_alpha=_alpha(content.get("lora_alpha", 8), fields, "lora_alpha"),
         use_rslora=fields.flag("use_rslora", False),
@@ -99,6 +99,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         alphas=_patterns(content, fields, "alpha_pattern", _alpha),
         modules=TargetModules.read(content, fields),
     )
+    patterns = [pattern for pattern, _ in (*config.ranks, *config.alphas)]
+    settle((*patterns, *config.modules.expressions), names, str(path))
+    return config
 
 
 def _refuse(content: Mapping[str, Any], fields: Fields) -> None:
@@ -147,8 +150,8 @@ def _patterns(
     made = []
     for key, value in given.items():
         try:
-            expression = re.compile(rf"(.*\.)?({key})$")
-        except (re.error, OverflowError, RecursionError) as error:
+            expression = Expression(key, r"(.*\.)?(", ")$")
+        except ValueError as error:
             raise fields.error(name, f"{key[:80]!r} is not an expression: {error}") from error
         made.append((expression, check(value, fields, name)))
     return tuple(made)
@@ -156,4 +159,4 @@ def _patterns(
 
 def _first_match(patterns: tuple[Pattern, ...], module: str, default: float) -> float:
     """Return the value of the first expression that matches the end of a name."""
-    return next((value for pattern, value in patterns if pattern.match(module)), default)
+    return next((value for pattern, value in patterns if pattern.matches(module)), default)

@@ -67,6 +67,8 @@ class KernelLoRA(BaseLoRABackend):
         samples: Sequence[bool],
     ) -> None:
         """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding."""
+        if self._version != self.pool.version:
+            self._follow_pool()
         own = make_batch_info(slots, lengths, samples, _CPU)
         self._send(own, info)
         self._send(self.pruned_batch_info(own), self.pruned_batch_info(info))

@@ -1,35 +1,18 @@
-"""The adapter pool: the weights of all loaded adapters in one tensor, and tables of where they are.
+"""The adapter pool: adapters in one tensor, and tables of where their parts are.
 
-    an adapter    A of q | A of k | A of v | B of q | B of k | B of v | the next site …
-
-Each pair takes the memory of its own rank. The A of the parts of a site, such as q, k and v, follow
-each other, so that one product computes all of them. Else each begins at a multiple of 16 bytes.
-
-    A of a projection    [rank, input_size]         A of the embedding    [vocab_size, rank]
-    B                    [rank, output_size]
+Each adapter is in one piece, laid out as ``kiln.engine.lora.packing`` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from kiln.engine.lora.adapter import Adapter
-from kiln.engine.lora.sites import Kind, Part, Site
-
-_ALIGNMENT = 16  # bytes: kernels read so many at once
-
-
-class _Place(NamedTuple):
-    """Where a pair goes, in elements from the start of its adapter."""
-
-    site: Site
-    part: Part
-    a: int
-    b: int
+from kiln.engine.lora.packing import PackedAdapter, pack
+from kiln.engine.lora.sites import Part, Site
 
 
 class AdapterPool:
@@ -50,8 +33,6 @@ class AdapterPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._sites = sites
-        self._align = _ALIGNMENT // dtype.itemsize
         shape = (sum(len(site.parts) for site in sites), num_slots)
         self.values = torch.zeros(num_elements, dtype=dtype, device=device)
         self.ranks = np.zeros(shape, np.int32)
@@ -69,24 +50,31 @@ class AdapterPool:
         device: torch.device,
     ) -> AdapterPool:
         """Return a pool of the size of some adapters, with each in the slot of its index."""
-        align = _ALIGNMENT // dtype.itemsize
-        sizes = [_layout(adapter, sites, align)[1] for adapter in adapters]
+        packed = [pack(adapter, sites, dtype) for adapter in adapters]
+        sizes = [each.values.numel() for each in packed]
         pool = cls(sites, len(adapters), sum(sizes), dtype, device)
         start = 0
-        for slot, (adapter, size) in enumerate(zip(adapters, sizes, strict=True)):
-            pool.place(adapter, slot, start)
+        for slot, (each, size) in enumerate(zip(packed, sizes, strict=True)):
+            pool.write(each, start)
+            pool.place(each, slot, start)
             start += size
         return pool
 
-    def place(self, adapter: Adapter, slot: int, start: int) -> None:
-        """Copy an adapter to the elements from ``start`` on, and make it that of a slot."""
+    @torch.inference_mode()
+    def write(self, adapter: PackedAdapter, start: int) -> None:
+        """Copy an adapter to the elements from ``start`` on. No slot has these elements yet.
+
+        Does not wait for the device if the adapter is in page-locked memory.
+        """
+        values = adapter.values
+        self.values[start : start + values.numel()].copy_(values, non_blocking=True)
+
+    def place(self, adapter: PackedAdapter, slot: int, start: int) -> None:
+        """Make an adapter, which was written from ``start`` on, that of a slot."""
         self.clear(slot)
-        places, _ = _layout(adapter, self._sites, self._align)
-        for site, part, a, b in places:
-            pair, row = adapter.pairs[part.row], part.row
-            self._write(start + a, pair.a.T if site.kind is Kind.EMBEDDING else pair.a)
-            self._write(start + b, pair.b.T)
-            self.a_offsets[row, slot], self.b_offsets[row, slot] = start + a, start + b
+        for pair in adapter.pairs:
+            row = pair.row
+            self.a_offsets[row, slot], self.b_offsets[row, slot] = start + pair.a, start + pair.b
             self.scales[row, slot], self.ranks[row, slot] = pair.scale, pair.rank
         self.version += 1
 
@@ -121,23 +109,3 @@ class AdapterPool:
 
     def _view(self, start: int, rows: int, columns: int) -> torch.Tensor:
         return self.values[start : start + rows * columns].view(rows, columns)
-
-    def _write(self, start: int, tensor: torch.Tensor) -> None:
-        self.values[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-def _layout(adapter: Adapter, sites: Sequence[Site], align: int) -> tuple[list[_Place], int]:
-    """Return the place of each pair of an adapter, and the number of elements of all."""
-    places, end = [], 0
-    for site in sites:
-        own = [(part, adapter.pairs[part.row]) for part in site.parts if part.row in adapter.pairs]
-        starts = []
-        for _, pair in own:
-            starts.append(end)
-            end += pair.a.numel()
-        for (part, pair), start in zip(own, starts, strict=True):
-            end = -(-end // align) * align
-            places.append(_Place(site, part, start, end))
-            end += pair.b.numel()
-        end = -(-end // align) * align
-    return places, end

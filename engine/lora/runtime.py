@@ -1,21 +1,20 @@
-"""The adapters of an engine: loaded at start, and applied to the steps that use them."""
+"""The adapters of an engine, applied to the steps that use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from kiln.engine.config import LoRAConfig
-from kiln.engine.lora.adapter import read_adapter
 from kiln.engine.lora.backend import BaseLoRABackend
 from kiln.engine.lora.batch_info import LoRABatchInfo
 from kiln.engine.lora.operators import lora_step
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Site, Sites
+from kiln.engine.lora.store import AdapterStore
 from kiln.engine.requests.batch import Batch
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -51,12 +50,12 @@ class _AdapterStep:
 
 
 class Adapters:
-    """The loaded adapters. ``slots`` maps their names to adapter slots."""
+    """The adapters of an engine, and the backend that applies them to steps."""
 
     def __init__(
-        self, slots: Mapping[str, int], backend: BaseLoRABackend, sites: Sequence[Site]
+        self, store: AdapterStore, backend: BaseLoRABackend, sites: Sequence[Site]
     ) -> None:
-        self.slots = slots
+        self.store = store
         self.backend = backend
         self._sites = {site.rows.data_ptr(): site for site in sites}
 
@@ -94,6 +93,29 @@ class Adapters:
         info = self.backend.fixed_batch(num_tokens, num_rows)
         self.backend.fill_batch(info, of.adapter_slot, of.num_tokens, of.samples)
 
+    def groups(self, most: int) -> Iterator[dict[int, str]]:
+        """Yield the names of all adapters by slot, in groups of ``most`` that fit in the pool.
+
+        Each group is in the pool while the caller has it, and at the end the pool is empty.
+        Without adapters there is one empty group.
+        """
+        store, left = self.store, list(self.store.sizes.items())
+        most = min(most, store.num_slots)
+        while True:
+            group: dict[int, str] = {}
+            start = 0
+            while left and len(group) < most and start + left[0][1] <= store.size:
+                name, size = left.pop(0)
+                store.begin(name, len(group), start)
+                store.copied(wait=True)
+                group[len(group)] = name
+                start += size
+            yield group
+            for slot in group:
+                store.clear(slot)
+            if not left:
+                return
+
 
 def load_adapters(
     config: LoRAConfig,
@@ -103,17 +125,10 @@ def load_adapters(
     progress: Progress,
     make_backend: MakeBackend,
 ) -> Adapters:
-    """Load every adapter of a config into a pool of their size.
+    """Load the adapters of a config, and take the memory of the pool.
 
     ``sites``: those of the model that was built. ``make_backend`` returns what computes the
-    adapters' parts. Raises AdapterError.
+    adapters' parts. Raises AdapterError, or ConfigError.
     """
-    adapters = []
-    for done, module in enumerate(config.modules):
-        progress("adapters", done, len(config.modules))
-        path = Path(module.path).expanduser()
-        adapters.append(read_adapter(module.name, path, sites, dtype))
-    pool = AdapterPool.holding(adapters, sites.all, dtype, device)
-    progress("adapters", len(adapters), len(adapters))
-    slots = {adapter.name: slot for slot, adapter in enumerate(adapters)}
-    return Adapters(slots, make_backend(pool, sites.all), sites.all)
+    store = AdapterStore(config, sites, dtype, device, progress)
+    return Adapters(store, make_backend(store.pool, sites.all), sites.all)

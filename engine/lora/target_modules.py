@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kiln.engine.lora.expressions import Expression
 from kiln.engine.models.fields import Fields
 
 ALL_LINEAR = "all-linear"
 _NOT_LINEAR = ("embed_tokens", "lm_head")  # what all-linear leaves out
-_Names = re.Pattern[str] | tuple[str, ...] | None
+_Names = Expression | tuple[str, ...] | None
+_BEFORE, _BEHIND = r"(?:^|.*?\.)", r"\.(\d+)\."  # around the name of a list of layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class TargetModules:
     included: _Names
     excluded: _Names
     layers: tuple[int, ...]  # empty: all
-    layer_lists: tuple[str, ...]  # names of the lists of layers; empty: any
+    layer_lists: tuple[Expression, ...]  # the lists of layers, and an index as the first group
     tied: bool  # the adapters of embedding and LM head belong together
 
     @classmethod
@@ -36,20 +37,24 @@ class TargetModules:
         listed = [] if layers is None else layers if isinstance(layers, list) else [layers]
         if not all(type(layer) is int and layer >= 0 for layer in listed):
             raise fields.error("layers_to_transform", "want an index of a layer, or a list of them")
-        pattern = _names(content, fields, "layers_pattern", as_list=True)
         included = _names(content, fields, "target_modules")
-        if listed and isinstance(included, re.Pattern):
+        if listed and isinstance(included, Expression):
             raise fields.error(
                 "layers_to_transform", "want null if target_modules is an expression"
             )
-        assert not isinstance(pattern, re.Pattern)
         return cls(
             included,
             _names(content, fields, "exclude_modules"),
             tuple(listed),
-            pattern or (),
+            _layer_lists(content, fields),
             fields.flag("ensure_weight_tying", False),
         )
+
+    @property
+    def expressions(self) -> list[Expression]:
+        """All expressions."""
+        named = [one for one in (self.included, self.excluded) if isinstance(one, Expression)]
+        return [*named, *self.layer_lists]
 
     def has(self, module: str) -> bool:
         """Whether a module, such as "model.layers.0.mlp.up_proj", is targeted."""
@@ -69,43 +74,47 @@ class TargetModules:
 
     def _layer_of(self, module: str) -> int | None:
         """Return the index of a module's layer: the first number behind a list of layers."""
-        for name in self.layer_lists or (r"[^.]*",):
-            found = re.match(rf"(?:^|.*?\.){name}\.(\d+)\.", module)
-            if found:
-                return int(found[1])
-        return None
+        found = (pattern.first_group(module) for pattern in self.layer_lists)
+        first = next((group for group in found if group is not None), "")
+        return int(first) if first.isdecimal() else None
 
 
-def _matches(names: re.Pattern[str] | tuple[str, ...], module: str) -> bool:
-    if isinstance(names, re.Pattern):
-        return names.fullmatch(module) is not None
+def _matches(names: Expression | tuple[str, ...], module: str) -> bool:
+    if isinstance(names, Expression):
+        return names.matches(module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def _names(content: Mapping[str, Any], fields: Fields, key: str, as_list: bool = False) -> _Names:
-    """Return a list of names, or an expression; a single name with ``as_list``."""
+def _names(content: Mapping[str, Any], fields: Fields, key: str) -> _Names:
+    """Return a list of names, or an expression."""
     value = content.get(key)
     if value is None:
         return None
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return _compiled_names(tuple(value), fields, key) if as_list else tuple(value)
+        return tuple(value)
     if not isinstance(value, str):
         raise fields.error(key, "want a list of names, or an expression")
-    if as_list:
-        return _compiled_names((value,) if value else (), fields, key)
     if key == "target_modules" and value.lower() == ALL_LINEAR:
-        return re.compile(rf"(?!(?:.*\.)?(?:{'|'.join(_NOT_LINEAR)})$).*")
-    return _compiled(value, fields, key)
+        return Expression(rf"(?!(?:.*\.)?(?:{'|'.join(_NOT_LINEAR)})$).*", full=True, trusted=True)
+    return _expression(value, fields, key, full=True)
 
 
-def _compiled_names(names: tuple[str, ...], fields: Fields, key: str) -> tuple[str, ...]:
-    for name in names:
-        _compiled(name, fields, key)
-    return names
+def _layer_lists(content: Mapping[str, Any], fields: Fields) -> tuple[Expression, ...]:
+    """Return the expressions of layers_pattern, of which there may be one or a list."""
+    key = "layers_pattern"
+    value = content.get(key) or []
+    names = [value] if isinstance(value, str) else value
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise fields.error(key, "want a list of names, or an expression")
+    if not names:
+        return (Expression("[^.]*", _BEFORE, _BEHIND, trusted=True),)
+    return tuple(_expression(name, fields, key, _BEFORE, _BEHIND) for name in names)
 
 
-def _compiled(expression: str, fields: Fields, key: str) -> re.Pattern[str]:
+def _expression(
+    text: str, fields: Fields, key: str, prefix: str = "", suffix: str = "", *, full: bool = False
+) -> Expression:
     try:
-        return re.compile(expression)
-    except (re.error, OverflowError, RecursionError) as error:
+        return Expression(text, prefix, suffix, full=full)
+    except ValueError as error:
         raise fields.error(key, f"which is not an expression: {error}") from error

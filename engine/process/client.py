@@ -3,7 +3,8 @@
     starting --Ready--> ready --exit, Failed, close--> over
 
 A stream ends in one of three ways: all its requests finish, the reader closes it (which aborts its
-unfinished requests in the engine), or it raises EngineDeadError.
+unfinished requests in the engine), or it raises EngineDeadError. ``adapters`` loads and
+unloads LoRA adapters.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kiln.engine import errors
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import EngineDeadError, KilnError, RequestError
 from kiln.engine.process import wire
+from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import NewRequest, TokenOutput
@@ -59,6 +61,7 @@ class EngineClient:
         self._stopped_limit = stopped_limit
         self._context = zmq.asyncio.Context(io_threads=1)
         self._streams: dict[str, TokenStream] = {}
+        self.adapters = AdapterCalls(self._send)
         self._encode = msgspec.msgpack.Encoder().encode
         self._info: wire.ModelInfo | None = None
         self._stats: dict[str, Any] = {}
@@ -179,6 +182,7 @@ class EngineClient:
         for stream in {id(stream): stream for stream in self._streams.values()}.values():
             stream.put(error)
         self._streams.clear()
+        self.adapters.fail(error)
 
     def _send(self, message: wire.ToEngine) -> None:
         # The queue is unbounded, so Again means that no peer is connected: the engine has exited,
@@ -204,6 +208,10 @@ class EngineClient:
                 case wire.Refused(request_id, kind, text, param):
                     refusal = _REFUSALS.get(kind, RequestError)(text, param)
                     self._give(request_id, refusal, last=True)
+                case wire.Adapters(infos):
+                    self.adapters.adapters = {info.name: info for info in infos}
+                case wire.JobDone():
+                    self.adapters.end(message)
                 case wire.Stats(values):
                     self._stats = values
                 case wire.Progress():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kiln.engine.config import EngineConfig
+from kiln.engine.requests.adapter_jobs import AdapterInfo, LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
 
@@ -35,6 +36,18 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     """Client to engine: drop this request and free its blocks."""
 
     request_id: str
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: load a LoRA adapter; JobDone is the answer."""
+
+    job: LoadAdapter
+
+
+class Unload(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: unload a LoRA adapter; JobDone is the answer."""
+
+    job: UnloadAdapter
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -71,6 +84,20 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     param: str | None = None
 
 
+class Adapters(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: the loaded LoRA adapters, whenever they have changed."""
+
+    infos: list[AdapterInfo]
+
+
+class JobDone(msgspec.Struct, frozen=True, tag=True):
+    """Engine to client: a load or unload has ended. ``kind`` as in Failed; None: it succeeded."""
+
+    job_id: str
+    kind: str | None = None
+    message: str = ""
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True):
     """Engine to client: the current counts by name; some are maps by label."""
 
@@ -88,8 +115,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     expected: bool
 
 
-ToEngine = Add | Abort | Stop
-ToClient = Progress | Ready | Outputs | Refused | Stats | Failed
+ToEngine = Add | Abort | Load | Unload | Stop
+ToClient = Progress | Ready | Outputs | Refused | Adapters | JobDone | Stats | Failed
 
 
 def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:

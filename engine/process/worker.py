@@ -26,10 +26,12 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address
+from kiln.engine.requests.adapter_jobs import AdapterJobs, LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.jit_kernels.declare.errors import KernelError
 
 _IDLE_POLL = 1000  # milliseconds to wait for a message when idle
+_JOB_POLL = 10  # the same while an adapter is being loaded or unloaded
 _REPORT_EVERY = 0.2  # seconds between reports while there is work
 _LINGER = 1000  # milliseconds to send the last messages at exit
 
@@ -42,6 +44,10 @@ class Core(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
+
+    @property
+    def adapters(self) -> AdapterJobs:
+        """The LoRA adapters, and the jobs that load and unload them."""
 
     def add(self, request: NewRequest, /) -> None:
         """Queue a request. Raises RequestError if it is invalid."""
@@ -89,7 +95,10 @@ class Worker:
         The core handles errors that one request causes; an error that it raises ends the loop.
         """
         while not self._stopping:
-            self._receive(core, 0 if core.has_work else _IDLE_POLL)
+            idle = _JOB_POLL if core.adapters.are_pending else _IDLE_POLL
+            self._receive(core, 0 if core.has_work else idle)
+            if core.adapters.are_pending:
+                self._end_jobs(core)
             if core.has_work:
                 outputs = core.step()
                 self._num_steps += 1
@@ -115,6 +124,8 @@ class Worker:
                     self._add(core, request)
                 case wire.Abort(request_id):
                     core.abort(request_id)
+                case wire.Load(job) | wire.Unload(job):
+                    self._begin_job(core, job)
                 case wire.Stop():
                     self._stopping = True
 
@@ -124,6 +135,21 @@ class Worker:
         except RequestError as error:
             kind = type(error).__name__
             self.send(wire.Refused(request.request_id, kind, str(error), error.param))
+
+    def _begin_job(self, core: Core, job: LoadAdapter | UnloadAdapter) -> None:
+        try:
+            core.adapters.begin(job)
+        except KilnError as error:
+            self.send(wire.JobDone(job.job_id, type(error).__name__, str(error)))
+
+    def _end_jobs(self, core: Core) -> None:
+        """Send the results of jobs, behind the adapters that there are now."""
+        results = core.adapters.end()
+        if results:
+            self.send(wire.Adapters(core.adapters.infos))
+        for job_id, error in results:
+            kind = None if error is None else type(error).__name__
+            self.send(wire.JobDone(job_id, kind, "" if error is None else str(error)))
 
     def report(self, core: Core) -> None:
         """Report the counts if they changed: at once when idle, else a few times a second."""
@@ -171,6 +197,7 @@ def run(load: Load, arguments: list[str]) -> int:
         gc.collect()
         gc.freeze()  # the model's objects live until exit: exclude them from collections
         worker.report(core)
+        worker.send(wire.Adapters(core.adapters.infos))
         worker.send(wire.Ready(info))
         worker.serve(core)
     except Exception as error:

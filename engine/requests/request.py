@@ -92,7 +92,8 @@ class Request:
     max_total_tokens: int
     stop_token_ids: frozenset[int]
     is_plain: bool  # see ScheduledRequest
-    adapter_slot: int = -1  # see ScheduledRequest
+    adapter: str | None = None  # see NewRequest
+    adapter_slot: int = -1  # see ScheduledRequest; valid while it runs
     arrival: float = field(default_factory=time.monotonic)
     num_computed_tokens: int = 0
     num_pending: int = 0

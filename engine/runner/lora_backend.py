@@ -31,7 +31,7 @@ def without_unused(specs: Iterable[KernelSpec], config: LoRAConfig) -> list[Kern
 
     If a toggle chooses among them they stay, so that an impossible choice is always refused.
     """
-    used = bool(config.modules) or settings().kernel_choice(LORA) != "auto"
+    used = config.enabled or settings().kernel_choice(LORA) != "auto"
     return [spec for spec in specs if used or spec.family != LORA]
 
 

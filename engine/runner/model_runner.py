@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import peak_bytes, size_pool
 from kiln.engine.lora.runtime import Adapters, load_adapters
 from kiln.engine.lora.sites import Sites
+from kiln.engine.lora.store import AdapterStore
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
@@ -84,7 +86,7 @@ class ModelRunner:
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
-            sites = Sites() if config.lora.modules else None  # None: layers without adapters
+            sites = Sites() if config.lora.enabled else None  # None: layers without adapters
             model = load_model(family, hf, weights, length, self.dtype, self.device, report, sites)
             self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
             self._adapters: Adapters | None = None
@@ -123,9 +125,9 @@ class ModelRunner:
         return self._pool.num_blocks
 
     @property
-    def adapter_slots(self) -> Mapping[str, int]:
-        """The slots of the loaded LoRA adapters by name."""
-        return {} if self._adapters is None else self._adapters.slots
+    def adapter_store(self) -> AdapterStore | None:
+        """The LoRA adapters, if the model is built for any."""
+        return None if self._adapters is None else self._adapters.store
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute every token of a batch, and to sample one for each request that samples.
@@ -150,13 +152,14 @@ class ModelRunner:
         """
         report = progress or _silent
         report("first step", 0, 1)
-        trial = self._trial(self.num_blocks)
-        slots = {request.request_id: request.adapter_slot for request in trial.requests}
-        names = {slot: f"LoRA adapter {name!r}: " for name, slot in self.adapter_slots.items()}
-        for token in self._try(trial):
-            if token.error is not None:
-                who = names.get(slots[token.request_id], "")
-                raise ModelError(f"{who}the model's first step failed: {token.error}")
+        for names in self._adapter_groups():
+            trial = self._trial(self.num_blocks, len(names))
+            slots = {request.request_id: request.adapter_slot for request in trial.requests}
+            for token in self._try(trial):
+                if token.error is not None:
+                    name = names.get(slots[token.request_id])
+                    who = "" if name is None else f"LoRA adapter {name!r}: "
+                    raise ModelError(f"{who}the model's first step failed: {token.error}")
         report("first step", 1, 1)
 
     def capture_graphs(self, progress: Progress | None = None) -> None:
@@ -169,7 +172,13 @@ class ModelRunner:
         runner = self._graphs.runner
         return GraphCounts() if runner is None else runner.counts
 
-    def _trial(self, num_blocks: int) -> Batch:
+    def _adapter_groups(self) -> Iterable[dict[int, str]]:
+        """Return the names of adapters by slot, so that each has a request of a trial step."""
+        if self._adapters is None:
+            return ({},)
+        return self._adapters.groups(max(1, self._limits.num_rows - 1))
+
+    def _trial(self, num_blocks: int, num_adapters: int = 0) -> Batch:
         # Memory is not measured on a CPU, and the whole budget would take it seconds.
         most = _CPU_TRIAL_TOKENS if self.device.type == "cpu" else sys.maxsize
         return trial_batch(
@@ -178,7 +187,7 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             num_blocks=num_blocks,
             block_size=self._pool.block_size,
-            num_adapters=len(self.adapter_slots),
+            num_adapters=num_adapters,
         )
 
     def _try(self, trial: Batch) -> tuple[SampledTokens, ...]:
@@ -199,9 +208,12 @@ class ModelRunner:
         The trial needs a pool of one block only; what it draws means nothing.
         """
         self._use(self._allocate(1, kv))
-        trial = in_one_block(self._trial(sys.maxsize), self.max_model_len, kv.block_size)
         try:
-            self.memory.step = peak_bytes(lambda: self._try(trial), self.device)
+            for names in self._adapter_groups():
+                trial = self._trial(sys.maxsize, len(names))
+                alike = in_one_block(trial, self.max_model_len, kv.block_size)
+                step = peak_bytes(partial(self._try, alike), self.device)
+                self.memory.step = max(self.memory.step, step)
             self.memory.graphs = self._graphs.measure()
             return self.memory.step + self.memory.graphs
         finally:

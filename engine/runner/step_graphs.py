@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -134,13 +135,16 @@ class StepGraphs:
         if self.runner is None:
             return
         free, begun = self._free_bytes(), time.perf_counter()
+        for _ in self._groups():  # the graphs fit the ranks of every adapter
+            self._layout = 0 if self._adapters is None else self._adapters.layout
         self._step.inputs.clear()
         self.runner.capture(progress)
         counts = self.runner.counts
         counts.captured = len(self.runner.keys)
         counts.seconds = time.perf_counter() - begun
         counts.num_bytes = free - self._free_bytes()
-        slots = () if self._adapters is None else (*self._adapters.slots.values(), NO_ADAPTER)
+        groups = self._groups()
+        slots = (*next(groups), NO_ADAPTER)
         check = GraphCheck(self._step, pool, self._eager, self._replay, slots)
         cases = list(self.verification.cases(self.runner.keys))
         for done, (key, tokens) in enumerate(cases):
@@ -149,6 +153,7 @@ class StepGraphs:
                 self._judge(key, _difference(check, key, tokens))
         if cases:
             progress("verifying graphs", len(cases), len(cases))
+        deque(groups, maxlen=0)  # leave an empty pool
         self.runner.counts.replays.clear()  # nobody asked for these steps
 
     def replay(self, key: GraphKey, batch: Batch, used: int) -> torch.Tensor:
@@ -172,6 +177,12 @@ class StepGraphs:
         self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
 
+    def _groups(self) -> Iterator[Iterable[int]]:
+        """Yield groups of adapter slots; the adapters of each are in the pool meanwhile."""
+        if self._adapters is None:
+            return iter([()])
+        return self._adapters.groups(self._adapters.store.num_slots)
+
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""
         assert self.runner is not None
@@ -185,7 +196,6 @@ class StepGraphs:
     def _capture(self, key: GraphKey, between: Between) -> torch.Tensor:
         if self._adapters is None or not key.variant:
             return self._run(key, between)
-        self._layout = self._adapters.layout
         with self._adapters.fixed_step(key.tokens, key.rows):
             return self._run(key, between)
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.server.body import Body, read_body
+from kiln.engine.server.body import read_body
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.fields import MAX_PROMPTS
@@ -18,7 +18,7 @@ from kiln.engine.text.prompts import Prompt
 MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 
 
-async def admit(serving: Serving, request: Request, model: type[Body]) -> Generation:
+async def admit(serving: Serving, request: Request, model: type[GenerationRequest]) -> Generation:
     """Read a body, check it, and tokenize its prompts.
 
     Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is

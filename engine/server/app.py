@@ -10,14 +10,18 @@ from starlette.responses import Response
 import kiln
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server import openapi
+from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.middleware import ApiKey, Limits, RequestIds, error_response
+from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
 from kiln.engine.server.status import status_router
 from kiln.engine.text.tokenizer import Tokenizer
+
+_BODIES = (ChatCompletionRequest, CompletionRequest, LoadAdapterRequest, UnloadAdapterRequest)
 
 
 def create_app(
@@ -39,6 +43,7 @@ def create_app(
     )
     app.state.serving = serving
     app.include_router(generation_router(serving))
+    app.include_router(adapter_router(serving))
     app.include_router(status_router(serving))
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -48,7 +53,7 @@ def create_app(
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
     app.add_middleware(RequestIds)  # the one added last runs first
-    openapi.install(app)
+    openapi.install(app, _BODIES)
     return app
 
 

@@ -15,14 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 
 from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError, from_validation
-from kiln.engine.server.protocol import GenerationRequest
+from kiln.engine.server.fields import StrictModel
 from kiln.engine.server.threads import LARGE, Threads
 
 MAX_CONTAINERS = 16_384  # objects and lists in one body, such as messages and their parts
 MAX_KEYS = 65_536  # keys of all objects in one body
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=StrictModel)
 
 
 async def read_body(request: Request, model: type[Body], threads: Threads) -> Body:

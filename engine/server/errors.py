@@ -13,7 +13,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from kiln.engine.errors import (
+    AdapterBusyError,
+    AdapterError,
     AdapterNotFoundError,
+    AdapterPathError,
     ContextLengthError,
     EngineDeadError,
     KilnError,
@@ -92,6 +95,20 @@ def from_engine(error: KilnError) -> ApiError:
         case EngineDeadError():
             return ApiError(503, str(error), code="engine_unavailable", retry_after=5)
     return ApiError(500, str(error), code="generation_failed")
+
+
+def from_adapter_job(error: KilnError) -> ApiError:
+    """Translate an error of loading or unloading a LoRA adapter."""
+    match error:
+        case AdapterBusyError():
+            return ApiError(409, str(error), "lora_name", "adapter_busy", retry_after=1)
+        case AdapterNotFoundError():
+            return ApiError(404, str(error), "lora_name", "adapter_not_found")
+        case AdapterPathError():
+            return ApiError(403, str(error), "lora_path", "adapter_forbidden")
+        case AdapterError():
+            return ApiError(400, str(error), code="adapter_refused")
+    return from_engine(error)
 
 
 def from_validation(error: ValidationError, model: type[BaseModel]) -> ApiError:

@@ -22,10 +22,16 @@ _GAUGES = {  # engine count -> (metric, help)
     "graphs": ("num_graphs", "Captured CUDA graphs."),
     "graph_bytes": ("graph_bytes", "Device memory of the CUDA graphs."),
     "graph_capture_seconds": ("graph_capture_seconds", "Time to capture the CUDA graphs."),
+    "adapter_evictions": ("num_lora_evictions", "LoRA adapters evicted from the device."),
     "steps_not_ahead": ("num_steps_not_ahead", "Steps that waited for the tokens of the last one."),
 }
 _BY_LABEL = {  # engine count -> (metric, label, help)
     "graph_replays": ("graph_replays", "size", "Steps replayed from a CUDA graph."),
+    "adapter_running": ("lora_requests_running", "adapter", "Running requests of an adapter."),
+    "adapter_waiting": ("lora_requests_waiting", "adapter", "Its requests in the queue."),
+    "adapter_on_device": ("lora_on_device", "adapter", "1 if it is in the adapter pool."),
+    "adapter_placements": ("lora_placements", "adapter", "Its copies to the device."),
+    "adapter_tokens": ("lora_generation_tokens", "adapter", "Tokens generated with it."),
     "graph_fallbacks": ("graph_fallbacks", "reason", "Steps without a CUDA graph."),
 }
 

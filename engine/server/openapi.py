@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.responses import ErrorEnvelope
 
+_NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 _REF = "#/components/schemas/{model}"
-_BODIES = (ChatCompletionRequest, CompletionRequest)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorEnvelope, "description": "A field is wrong, unknown or out of range"},
     404: {"model": ErrorEnvelope, "description": "The model is not served here"},
@@ -24,19 +26,25 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def describe_body(body: type[Any], answer: Any) -> dict[str, Any]:
-    """Return the keyword arguments that document a route's body and responses."""
+def describe_body(
+    body: type[BaseModel], answer: Any, errors: Mapping[int, str] = _NO_ERRORS
+) -> dict[str, Any]:
+    """Return the keyword arguments that document a route's body and responses.
+
+    ``errors`` describes statuses that only this route has.
+    """
     reference = {"$ref": _REF.format(model=body.__name__)}
     content = {"application/json": {"schema": reference}}
+    own = {code: {"model": ErrorEnvelope, "description": text} for code, text in errors.items()}
     answers = {200: {"model": answer, "description": "The response; with stream, its events"}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {**_ERRORS, **answers},
+        "responses": {**_ERRORS, **answers, **own},
     }
 
 
-def install(app: FastAPI) -> None:
-    """Make the app document the bodies; the document is built on first use."""
+def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
+    """Make the app document the bodies ``models``; the document is built on first use."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -47,7 +55,7 @@ def install(app: FastAPI) -> None:
                 routes=app.routes,
             )
             _, bodies = models_json_schema(
-                [(body, "validation") for body in _BODIES], ref_template=_REF
+                [(body, "validation") for body in models], ref_template=_REF
             )
             schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
             app.openapi_schema = schema

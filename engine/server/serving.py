@@ -11,6 +11,7 @@ from kiln.engine.errors import ConfigError, EngineDeadError, ModelError, Request
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.wire import ModelInfo
+from kiln.engine.requests.adapter_jobs import AdapterInfo
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
@@ -26,7 +27,8 @@ MAX_BODY_BYTES = 4 * 2**20
 class ServerSettings:
     """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang.
 
-    ``adapters``: the names of the LoRA adapters. Raises ConfigError if one is the model's name.
+    ``adapters``: the names of the LoRA adapters of the start. Raises ConfigError if one is the
+    model's name.
     """
 
     served_model_name: str
@@ -75,13 +77,18 @@ class Serving:
         except EngineDeadError as error:
             raise ApiError(503, str(error), code="loading", retry_after=5) from error
 
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """The loaded LoRA adapters by name; none while the model loads."""
+        return self.client.adapters.adapters
+
     def require_model(self, name: str | None) -> ServedModel:
         """Return what a model's name stands for; None is the base model.
 
         An adapter is called by its name, or by the model's and its own: "name", "base:name".
         Raises ApiError 404 for another name: it never stands for the base model.
         """
-        served, adapters = self.settings.served_model_name, self.settings.adapters
+        served, adapters = self.settings.served_model_name, self.adapters
         if name is None or name == served:
             return ServedModel(served)
         adapter = name.removeprefix(f"{served}:")

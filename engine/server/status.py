@@ -60,7 +60,7 @@ def status_router(serving: Serving) -> APIRouter:
     @router.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:
         """List the served model and its LoRA adapters."""
-        names = (None, *serving.settings.adapters)
+        names = (None, *serving.adapters)
         cards = [_card(serving, serving.require_model(name)) for name in names]
         return {"object": "list", "data": cards}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from types import MappingProxyType
 
 import pytest
 
@@ -23,7 +22,7 @@ class FakeRunner:
     """
 
     device_type = "cpu"
-    adapter_slots = MappingProxyType({})
+    adapter_store = None
 
     def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
         self.num_blocks = num_blocks

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from kiln.engine.errors import DeviceError, ModelError, RequestError
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.process.worker import run
+from kiln.engine.requests.adapter_jobs import AdapterJobs
+from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.finish import stop_token_ids
 
 REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
@@ -31,6 +33,7 @@ class FakeCore:
     def __init__(self, step_seconds=0.0):
         self.requests = {}
         self.step_seconds = step_seconds
+        self.adapters = AdapterJobs(AdapterSlots(), None, frozenset)
 
     @property
     def has_work(self):

@@ -13,7 +13,7 @@ import logging
 import sys
 from pathlib import Path
 
-from kiln.engine.cli.options import add_engine_arguments
+from kiln.engine.cli.options import add_engine_arguments, add_lora_arguments
 
 NAME = "serve"
 HELP = "serve a model over OpenAI's API"
@@ -22,17 +22,12 @@ HELP = "serve a model over OpenAI's API"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
+    add_lora_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1")
     server.add_argument("--port", type=int, default=8000, help="0: any free port; default 8000")
     server.add_argument(
         "--served-model-name", metavar="NAME", help="default: the folder's name or the hub id"
-    )
-    server.add_argument(
-        "--lora-modules",
-        nargs="+",
-        metavar="NAME=PATH",
-        help="LoRA adapters in PEFT's format; a request names one as its model",
     )
     key = server.add_mutually_exclusive_group()
     key.add_argument("--api-key", metavar="KEY", help="required of every client")

@@ -189,7 +189,7 @@ def test_the_trial_step_runs_every_adapter_and_the_base_model(load, monkeypatch)
     )
     llm = load("llama")
     (trial,) = seen
-    slots = set(llm.core.runner.adapter_slots.values())
+    slots = set(range(llm.core.runner.adapter_store.num_slots))
     assert set(trial.columns.adapter_slot) == {-1, *slots}
 
 

@@ -7,6 +7,7 @@ import torch
 
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.batch_info import make_batch_info
+from kiln.engine.lora.packing import pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.lora.torch_native import TorchNativeLoRA
@@ -93,7 +94,9 @@ def test_a_slot_reaches_nothing_of_the_adapter_before(model_sites):
     full, few = adapter(model_sites, (9, 9, 9, 9)), adapter(model_sites, (None, None, 2, None))
     pool = AdapterPool.holding([full, full], model_sites.all, torch.float32, CPU)
     pool.values.fill_(float("nan"))  # what a slot holds behind its own adapter
-    pool.place(few, 1, 0)
+    packed = pack(few, model_sites.all, torch.float32)
+    pool.write(packed, 0)
+    pool.place(packed, 1, 0)
     backend, site = TorchNativeLoRA(pool), model_sites.all[1]
     x, base = torch.randn(3, 5), torch.randn(3, 13)
     found = compute(backend, site, x, [1, -1, 1], base)

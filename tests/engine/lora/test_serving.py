@@ -14,9 +14,11 @@ from kiln.engine.cli.local_server import ServerStartError, local_server
 from kiln.engine.cli.main import main
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, LoRAModule, ModelConfig
 from kiln.engine.errors import AdapterError, AdapterNotFoundError, ConfigError
+from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
+from kiln.engine.requests.adapter_jobs import AdapterInfo
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.app import create_app
@@ -134,6 +136,10 @@ class Unloaded:
     seconds_without_progress = 0.0
     model_info = ModelInfo(128, 400, "float32", "cpu")
 
+    def __init__(self):
+        self.adapters = AdapterCalls(lambda message: None)
+        self.adapters.adapters = {"mine": AdapterInfo("mine", "here", False, 8, 64)}
+
     def stats(self):
         return {}
 
@@ -145,7 +151,7 @@ class Unloaded:
 
 
 def test_an_adapter_that_the_engine_does_not_know_is_404():
-    app = create_app(Unloaded(), None, ServerSettings("tiny", adapters=("mine",)))
+    app = create_app(Unloaded(), None, ServerSettings("tiny"))
 
     async def send():
         async with httpx.AsyncClient(
@@ -184,7 +190,7 @@ def test_refusals_and_failures_keep_their_kind_between_processes(folder, made, t
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a=b", "a\n", "x" * 129])
 def test_a_name_that_no_request_could_use_is_refused(name):
-    with pytest.raises(ConfigError, match="lora_modules name"):
+    with pytest.raises(ConfigError, match="LoRA adapter name"):
         LoRAModule(name, "somewhere")
 
 
@@ -199,7 +205,7 @@ def test_names_are_used_once():
 @pytest.mark.parametrize("given", ["mine", "=path", "mine=", "a:b=path"])
 def test_the_flag_wants_names_and_paths(folder, given, capsys):
     assert main(["serve", str(folder), "--lora-modules", given]) == 1
-    assert "lora" in capsys.readouterr().err
+    assert "lora" in capsys.readouterr().err.lower()
 
 
 def test_the_engine_that_cannot_load_an_adapter_says_why(folder, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 import pytest
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
@@ -20,7 +18,7 @@ class Scripted:
     """A model that draws the tokens a test lists, one after the other."""
 
     device_type, num_blocks, max_model_len, vocab_size = "cpu", 16, 64, 50
-    adapter_slots = MappingProxyType({})
+    adapter_store = None
 
     def __init__(self, tokens):
         self.tokens = iter(tokens)

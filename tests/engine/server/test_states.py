@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from kiln.engine.errors import EngineDeadError, ModelError
+from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.requests.request import TokenLogprobs, TokenOutput
@@ -29,6 +30,7 @@ class StandIn:
         self.seconds_without_progress = 0.0
         self.loading = False
         self.aborted = []
+        self.adapters = AdapterCalls(lambda message: None)
 
     @property
     def model_info(self):

@@ -1,0 +1,82 @@
+"""An adapter on the host, in one tensor laid out as in the adapter pool.
+
+    an adapter    A of q | A of k | A of v | B of q | B of k | B of v | the next site …
+
+Each pair takes the memory of its own rank. The A of the parts of a site, such as q, k and v, follow
+each other, so that one product computes all of them. Else each begins at a multiple of 16 bytes.
+
+    A of a projection    [rank, input_size]         A of the embedding    [vocab_size, rank]
+    B                    [rank, output_size]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from kiln.engine.lora.adapter import Adapter, LoRAPair
+from kiln.engine.lora.sites import Kind, Site
+
+ALIGNMENT = 16  # bytes: kernels read so many at once
+
+
+class PackedPair(NamedTuple):
+    """Where the pair of a part is, in elements from the start of its adapter."""
+
+    row: int
+    a: int
+    b: int
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedAdapter:
+    """A checked adapter. ``values``: [num_elements] in the model's dtype, on the host."""
+
+    name: str
+    pairs: tuple[PackedPair, ...]
+    values: torch.Tensor
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank of its pairs."""
+        return max(pair.rank for pair in self.pairs)
+
+
+def pack(
+    adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype, *, page_locked: bool = False
+) -> PackedAdapter:
+    """Return an adapter in one tensor; a GPU copies page-locked memory beside its steps."""
+    align = ALIGNMENT // dtype.itemsize
+    places: list[tuple[Site, LoRAPair]] = []
+    pairs: list[PackedPair] = []
+    end = 0
+    for site in sites:
+        own = [(part, adapter.pairs[part.row]) for part in site.parts if part.row in adapter.pairs]
+        starts = []
+        for _, pair in own:
+            starts.append(end)
+            end += pair.a.numel()
+        for (part, pair), start in zip(own, starts, strict=True):
+            end = _aligned(end, align)
+            places.append((site, pair))
+            pairs.append(PackedPair(part.row, start, end, pair.rank, pair.scale))
+            end += pair.b.numel()
+        end = _aligned(end, align)
+    values = torch.zeros(end, dtype=dtype, pin_memory=page_locked)
+    for (site, pair), at in zip(places, pairs, strict=True):
+        _write(values, at.a, pair.a.T if site.kind is Kind.EMBEDDING else pair.a)
+        _write(values, at.b, pair.b.T)
+    return PackedAdapter(adapter.name, tuple(pairs), values)
+
+
+def _aligned(end: int, align: int) -> int:
+    return -(-end // align) * align
+
+
+def _write(values: torch.Tensor, start: int, tensor: torch.Tensor) -> None:
+    values[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)

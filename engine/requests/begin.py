@@ -1,0 +1,31 @@
+"""From a request as submitted to the scheduler's record of it."""
+
+from __future__ import annotations
+
+from kiln.engine.requests.finish import stop_token_ids
+from kiln.engine.requests.request import NewRequest, Request
+
+
+def begin_request(
+    new: NewRequest, seed: int, max_total_tokens: int, eos_token_ids: frozenset[int]
+) -> Request:
+    """Return the record of a request of at most ``max_total_tokens``, prompt and output."""
+    params, prompt = new.params, len(new.prompt_token_ids)
+    total = max_total_tokens
+    if params.max_tokens is not None:
+        total = min(total, prompt + params.max_tokens)
+    request = Request(
+        request_id=new.request_id,
+        token_ids=list(new.prompt_token_ids),
+        num_prompt_tokens=prompt,
+        params=params,
+        seed=seed,
+        min_total_tokens=prompt + params.min_tokens,
+        max_total_tokens=total,
+        stop_token_ids=stop_token_ids(params, eos_token_ids),
+        is_plain=params.is_plain,
+        adapter=new.adapter,
+    )
+    if params.penalizes:
+        request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
+    return request

@@ -1,0 +1,53 @@
+"""A loaded LoRA adapter, as admission sees it, and what copies it to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kiln.engine.requests.spans import Span
+
+
+class Mover(Protocol):
+    """What copies adapters to the device."""
+
+    def begin(self, name: str, slot: int, start: int) -> None:
+        """Begin to copy an adapter to the elements of the pool from ``start`` on."""
+
+    def copied(self, *, wait: bool = False) -> Sequence[str]:
+        """Return the adapters whose copies have ended, each once; their slots can be used.
+
+        With ``wait``, first wait for the oldest copy, if there is any.
+        """
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedAdapter:
+    """A loaded adapter. ``size``: elements of the pool. ``slot`` and ``start``: -1 on the host."""
+
+    name: str
+    size: int
+    pinned: bool = False
+    slot: int = -1
+    start: int = -1
+    ready: bool = False  # the copy has ended
+    leaving: bool = False  # being unloaded: takes no new requests
+    requests: int = 0  # waiting and running
+    running: int = 0
+    used: int = 0  # the number of the pass that used it last
+    placements: int = 0  # copies to the device since it was loaded
+    tokens: int = 0  # generated since it was loaded
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a request waits for it."""
+        return self.requests > self.running
+
+    @property
+    def span(self) -> Span:
+        """Its part of the pool."""
+        return Span(self.start, self.size)

@@ -1,0 +1,32 @@
+"""What an engine counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The current load, and counters since the start."""
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    preemptions: int
+    prompt_tokens: int  # of requests whose first token was sampled
+    generated_tokens: int
+    steps: int
+    steps_not_ahead: int  # steps that waited for the tokens of the step before
+    graphs: int  # that were captured
+    graph_bytes: int  # of device memory, of all graphs
+    graph_capture_seconds: float
+    graph_replays: Mapping[str, int]  # by size of the graph
+    graph_fallbacks: Mapping[str, int]  # steps without a graph, by reason
+    adapter_evictions: int  # from the device
+    adapter_running: Mapping[str, int]  # requests by LoRA adapter, and so below
+    adapter_waiting: Mapping[str, int]
+    adapter_on_device: Mapping[str, int]  # 0 or 1
+    adapter_placements: Mapping[str, int]  # copies to the device
+    adapter_tokens: Mapping[str, int]  # generated
