@@ -94,7 +94,7 @@ class Scheduler:
         Penalties count every token of the output.
         """
         counting = self._counting.values()
-        return any(request.num_pending and not _is_ending(request) for request in counting)
+        return any(request.num_pending and not request.is_ending for request in counting)
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that could never run. Raises RequestError."""
@@ -348,9 +348,3 @@ class Scheduler:
             request.row, request.num_table_blocks = -1, 0
             if request.adapter is not None:
                 self.adapters.stop(request.adapter)
-
-
-def _is_ending(request: Request) -> bool:
-    """Whether a launched step will sample a request's last token."""
-    pending = request.num_pending
-    return pending > 0 and len(request.token_ids) + pending >= request.max_total_tokens

@@ -55,6 +55,8 @@ class StreamCopier:
     def __init__(self, pool: AdapterPool) -> None:
         self._pool = pool
         self._stream = torch.cuda.Stream(pool.values.device)
+        # The pool's zeros are written on the current stream: a copy must not come before them.
+        self._stream.wait_stream(torch.cuda.current_stream(pool.values.device))
         self._copies: deque[tuple[torch.cuda.Event, tuple[PackedAdapter, int, int]]] = deque()
 
     def begin(self, adapter: PackedAdapter, slot: int, start: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
 
 from kiln.engine import errors
 from kiln.engine.errors import AdapterError, KilnError
@@ -17,7 +16,6 @@ _ERRORS: dict[str, type[KilnError]] = {
     "AdapterNotFoundError": errors.AdapterNotFoundError,
     "AdapterPathError": errors.AdapterPathError,
 }  # by the name of the class; others are AdapterError
-_Job = TypeVar("_Job", LoadAdapter, UnloadAdapter)
 
 
 class AdapterCalls:
@@ -26,13 +24,12 @@ class AdapterCalls:
     def __init__(self, send: Callable[[wire.Load | wire.Unload], None]) -> None:
         self.adapters: dict[str, AdapterInfo] = {}
         self._send = send
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._waiting: dict[str, asyncio.Future[dict[str, AdapterInfo]]] = {}
 
     async def load(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
         """Load an adapter. Raises AdapterError, AdapterPathError, AdapterBusyError."""
         job = LoadAdapter(uuid.uuid4().hex, name, path, pinned)
-        await self._run(job.job_id, wire.Load(job))
-        return self.adapters[name]
+        return (await self._run(job.job_id, wire.Load(job)))[name]
 
     async def unload(self, name: str, timeout_s: float) -> None:
         """Unload an adapter. Raises AdapterNotFoundError, AdapterBusyError, AdapterPathError."""
@@ -45,7 +42,7 @@ class AdapterCalls:
         if future is None or future.done():
             return
         if done.kind is None:
-            future.set_result(None)
+            future.set_result(self.adapters)
         else:
             future.set_exception(_ERRORS.get(done.kind, AdapterError)(done.message))
 
@@ -55,12 +52,16 @@ class AdapterCalls:
             if not future.done():
                 future.set_exception(error)
 
-    async def _run(self, job_id: str, message: wire.Load | wire.Unload) -> None:
-        """Send a job and wait for its end. A caller that is cancelled leaves the job running."""
-        future = asyncio.get_running_loop().create_future()
+    async def _run(self, job_id: str, message: wire.Load | wire.Unload) -> dict[str, AdapterInfo]:
+        """Send a job, wait for its end, and return the adapters of that moment.
+
+        A caller that is cancelled leaves the job running.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[dict[str, AdapterInfo]] = loop.create_future()
         self._waiting[job_id] = future
         try:
             self._send(message)
-            await future
+            return await future
         finally:
             del self._waiting[job_id]

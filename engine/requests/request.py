@@ -108,6 +108,12 @@ class Request:
         """How many tokens have been generated."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a launched step will sample the request's last token."""
+        pending = self.num_pending
+        return pending > 0 and len(self.token_ids) + pending >= self.max_total_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:

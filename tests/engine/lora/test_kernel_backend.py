@@ -15,6 +15,7 @@ from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.kernel_backend import KernelLoRA
+from kiln.engine.lora.packing import pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.lora.torch_native import TorchNativeLoRA
@@ -109,7 +110,8 @@ def test_kernels_agree_with_plain_torch(on_host, model_sites, dtype, step):
 
 
 def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sites):
-    make = [adapter(model_sites, ranks, torch.float32) for ranks in RANKS]
+    loaded = [adapter(model_sites, ranks, torch.float32) for ranks in RANKS]
+    make = [pack(one, model_sites.all, torch.float32) for one in loaded]
     pool = AdapterPool(model_sites.all, 2, 20000, torch.float32, CPU)
     backend, oracle = KernelLoRA(pool, model_sites.all, 16), TorchNativeLoRA(pool)
     addresses = [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
@@ -122,12 +124,16 @@ def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sit
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
         return got
 
+    def place(packed, slot, start):
+        pool.write(packed, start)
+        pool.place(packed, slot, start)
+
     for one, base in zip(both_agree(), inputs[2:], strict=True):
         assert torch.equal(one, base), "nothing is loaded"
-    pool.place(make[0], 0, 0)
-    pool.place(make[3], 1, 8000)
+    place(make[0], 0, 0)
+    place(make[3], 1, 8000)
     full = both_agree()
-    pool.place(make[1], 0, 4000)  # the slot is taken by another adapter
+    place(make[1], 0, 4000)  # the slot is taken by another adapter
     assert not torch.equal(both_agree()[1], full[1])
     pool.clear(1)
     for one, base in zip(both_agree(), inputs[2:], strict=True):
