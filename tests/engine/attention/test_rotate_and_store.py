@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kiln.cache.env import Env
 from kiln.engine.attention import rotate_and_store as module
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.rotate_and_store import OneLaunch, SeparateOperations, choose_store
@@ -13,6 +14,7 @@ from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels import implementations
+from kiln.jit_kernels.declare.families import families
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
@@ -90,13 +92,8 @@ def test_a_pool_that_one_launch_cannot_write_is_refused_at_load(monkeypatch):
 def test_a_cpu_takes_one_launch_only_where_it_runs_kernels(
     monkeypatch, mode, choice, kinds, head_dim, wanted
 ):
-    class Settings:
-        cpu_kernels = mode
-
-        def kernel_choice(self, family):
-            return choice
-
-    monkeypatch.setattr(implementations, "settings", Settings)
+    environment = Env(cpu_kernels=mode, kernels=dict.fromkeys(families(), choice))
+    monkeypatch.setattr(implementations, "settings", lambda: environment)
     monkeypatch.setattr(implementations, "_decided", {})
     pool = torch.empty(1, 1, 16, head_dim, dtype=kinds[1])
     assert module.is_one_launch(pool, kinds[0], head_dim) is wanted
