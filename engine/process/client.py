@@ -31,6 +31,7 @@ from kiln.engine.requests.request import NewRequest, TokenOutput
 
 STOPPED_LIMIT = 15.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
 _WATCH_EVERY = 0.2  # seconds between checks of the process
+_LAST_MESSAGE = 2.0  # seconds to wait for the message of a process that ended by itself
 _STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown
 
 _REFUSALS = {
@@ -249,8 +250,11 @@ class EngineClient:
                     )
                 )
                 return
-        await asyncio.sleep(_WATCH_EVERY)
         code = self._process.exit_code
+        # Its last message, which says more, may still be on the way: a killed process sends none.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), _WATCH_EVERY if code < 0 else _LAST_MESSAGE)
+            return
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         self.fail(EngineDeadError(f"the engine process {how}; requests in flight are lost"))
 
