@@ -123,6 +123,7 @@ class StepGraphs:
         """Return about how many bytes of GPU memory the graphs take."""
         if self.runner is None or self._step.device.type != "cuda":
             return 0
+        self._meet_adapters()
         self._step.inputs.clear()
         return self.runner.measure(self._free_bytes)
 
@@ -135,8 +136,7 @@ class StepGraphs:
         if self.runner is None:
             return
         free, begun = self._free_bytes(), time.perf_counter()
-        for _ in self._groups():  # the graphs fit the ranks of every adapter
-            self._layout = 0 if self._adapters is None else self._adapters.layout
+        self._meet_adapters()
         self._step.inputs.clear()
         self.runner.capture(progress)
         counts = self.runner.counts
@@ -176,6 +176,11 @@ class StepGraphs:
         # While serving only a DeviceError ends the process; others are errors of requests.
         self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
+
+    def _meet_adapters(self) -> None:
+        """Show every adapter to the backend: graphs fit the largest ranks that it has seen."""
+        for _ in self._groups():
+            self._layout = 0 if self._adapters is None else self._adapters.layout
 
     def _groups(self) -> Iterator[Iterable[int]]:
         """Yield groups of adapter slots; the adapters of each are in the pool meanwhile."""
