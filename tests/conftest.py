@@ -48,9 +48,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     from kiln.cache.disk.prune import prune
 
     if not hasattr(config, "workerinput"):  # once, in the process that starts the workers
-        root = config.option.programs / "kernels"
-        for folder in (root, root / "pieces"):
-            prune(folder, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
+        for root in config.option.programs.glob("kernels*"):
+            for folder in (root, root / "pieces"):
+                prune(folder, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ import torch
 
 import kiln
 from kiln import LLM, SamplingParams
+from kiln.cache.keys import digest_of
 from kiln.engine.compile import aot, compiled_model, inductor
 from kiln.engine.compile.code import Call, Value
 from kiln.engine.compile.program import Input, Piece
@@ -35,8 +36,12 @@ PROMPTS = ["What is 123 + 456?", "Reverse the word planet.", "a"]
 
 @pytest.fixture
 def kept(pytestconfig):
-    """The folder of the cache that outlives this run."""
-    return {"kernel_cache_dir": pytestconfig.option.programs / "kernels"}
+    """The folder of the cache that outlives this run, one for each place where torch may lie.
+
+    The place is part of Inductor's own keys: it compiles its C++ again for another one.
+    """
+    place = digest_of(torch.__file__.encode()).hex()[:8]
+    return {"kernel_cache_dir": pytestconfig.option.programs / f"kernels-{place}"}
 
 
 def demo(monkeypatch, mode, kept):
