@@ -187,7 +187,7 @@ class Scheduler:
     def still_valid(self, batch: Batch) -> Batch:
         """Return the rows of a scheduled batch that can be computed now, all tokens known.
 
-        Rows of requests that have ended or were preempted are left out.
+        Requests that have ended or were preempted are left out.
         """
         requests = next(owners for made, owners in self._in_flight if made is batch)
         rows = []

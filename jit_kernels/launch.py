@@ -65,7 +65,7 @@ class Loaded(NamedTuple):
 def launch(spec: KernelSpec, a: Arguments) -> None:
     """Launch a spec's kernel, regardless of the toggles, on the current stream of its arguments.
 
-    Raises LaunchError if the driver fails, and what ``load`` raises.
+    Raises LaunchError if the driver fails, and every error of ``load``.
     """
     bound = spec.bind(a)
     load(spec, bound.variant, a[spec.parameters.first_tensor].device).run(a, bound)

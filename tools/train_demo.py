@@ -137,8 +137,8 @@ def batches(
         learn = torch.zeros((len(chunk), width))
         for row, sample in enumerate(chunk):
             ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-            # With equal weights a one-token answer (counting) would count too little beside long
-            # ones.
+            # Without this weight, long answers would dominate the loss, and answers of one token,
+            # such as counts, would be learned badly.
             weight = sum(sample.learn) ** -0.5
             learn[row, : len(sample.ids)] = weight * torch.tensor(sample.learn)
         result.append((ids, learn))

@@ -1,6 +1,6 @@
 """A model's forward pass as data: its distinct pieces, and the order in which they run.
 
-Between the pieces the attention operator runs, on the values that the pieces before it made.
+The attention operator runs between the pieces. It reads what earlier pieces computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies adapters into the pool while steps run."""
+"""Copy adapters into the pool while steps run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kiln.engine.lora.pool import AdapterPool
 
 
 class Copier(Protocol):
-    """Copies beside the steps; no step may read the elements until a copy has ended."""
+    """Copies while steps run; no step may read the elements until a copy has ended."""
 
     def begin(self, adapter: PackedAdapter, slot: int, start: int) -> None:
         """Begin to copy an adapter to the elements from ``start`` on."""

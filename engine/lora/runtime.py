@@ -97,7 +97,7 @@ class Adapters:
         """Yield the names of all adapters by slot, in groups of ``most`` that fit in the pool.
 
         Each group is in the pool while the caller has it, and at the end the pool is empty.
-        Without adapters there is one empty group.
+        If no adapter is loaded, it yields one empty group.
         """
         store, left = self.store, list(self.store.sizes.items())
         most = min(most, store.num_slots)

@@ -105,7 +105,7 @@ class StepGraphs:
         }
         self._between = LayersBetween(step.layers, device.keep)
         self._adapters = adapters if adapters is not None and adapters.fit_graphs else None
-        if self._adapters is not None:  # the others keep steps without adapters as fast as before
+        if self._adapters is not None:  # graphs of the base model contain nothing of LoRA
             adapted = {key: key._replace(variant=LORA) for key in keys}
             self._whole |= {adapted[key] for key in self._whole}
             keys = (*keys, *adapted.values())
@@ -154,7 +154,7 @@ class StepGraphs:
         if cases:
             progress("verifying graphs", len(cases), len(cases))
         deque(groups, maxlen=0)  # leave an empty pool
-        self.runner.counts.replays.clear()  # nobody asked for these steps
+        self.runner.counts.replays.clear()  # only steps of requests are counted
 
     def replay(self, key: GraphKey, batch: Batch, used: int) -> torch.Tensor:
         """Run the graph of a size for a batch that samples ``used`` tokens; return its logits.
@@ -178,7 +178,7 @@ class StepGraphs:
         return eager
 
     def _meet_adapters(self) -> None:
-        """Show every adapter to the backend: graphs fit the largest ranks that it has seen."""
+        """Put every adapter in the pool once: graphs fit the largest ranks seen so far."""
         for _ in self._groups():
             self._layout = 0 if self._adapters is None else self._adapters.layout
 

@@ -85,7 +85,7 @@ class Serving:
     def require_model(self, name: str | None) -> ServedModel:
         """Return what a model's name stands for; None is the base model.
 
-        An adapter is called by its name, or by the model's and its own: "name", "base:name".
+        An adapter is requested as "name" or as "base:name", where base is the model's name.
         Raises ApiError 404 for another name: it never stands for the base model.
         """
         served, adapters = self.settings.served_model_name, self.adapters

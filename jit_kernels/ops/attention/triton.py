@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.44269504088896)
 def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
     """Return how many tiles of keys and values fit in shared memory besides the queries.
 
-    Returns 8 for the interpreter, which has no shared memory.
+    Under Triton's interpreter, which has no shared memory, it is 8.
     """
     if not query.is_cuda:
         return 8
@@ -28,7 +28,7 @@ def tiles_that_fit(query: torch.Tensor, rows: int, keys: int, dim: int) -> int:
 
 def options_of(a: Arguments) -> dict[str, Any]:
     """Return the compile-time arguments of both kernels."""
-    # Triton's interpreter would multiply the bits of bfloat16 as integers.
+    # Triton's interpreter stores bfloat16 as integers, and would multiply those.
     compute = tl.float32
     if a.query.is_cuda:
         compute = tl.bfloat16 if a.query.dtype == torch.bfloat16 else tl.float16

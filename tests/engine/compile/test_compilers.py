@@ -1,6 +1,6 @@
 """What Inductor and AOTInductor make of pieces; compiled once, and kept between runs of the tests.
 
-An artefact's key covers the code that builds it, so no test passes on what an earlier version made.
+The key of an artefact covers the code that builds it, so an artefact of older code is never used.
 """
 
 from __future__ import annotations
