@@ -160,7 +160,7 @@ class LoRAConfig:
 
     modules: tuple[LoRAModule, ...] = ()  # loaded at start
     max_loras: int | None = None  # that run at once; None: all modules, with ``root`` at least 8
-    max_lora_rank: int | None = None  # a limit: no memory depends on it
+    max_lora_rank: int | None = None  # a limit; graphs fit all adapters up to it
     memory_gib: float | None = None
     host_memory_gib: float = 16.0  # for all loaded adapters
     root: str | None = None  # the folder of adapters that may be loaded while serving

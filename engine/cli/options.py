@@ -145,7 +145,10 @@ def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
         "Default: all of --lora-modules, with --lora-root at least 8",
     )
     lora.add_argument(
-        "--max-lora-rank", type=int, metavar="N", help="refuse larger ranks; takes no memory"
+        "--max-lora-rank",
+        type=int,
+        metavar="N",
+        help="refuse larger ranks; CUDA graphs fit all up to it",
     )
     lora.add_argument(
         "--lora-memory-gib",

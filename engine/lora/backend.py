@@ -34,6 +34,9 @@ class BaseLoRABackend(ABC):
         """A number that changes if graphs that were captured before must not be replayed."""
         return 0
 
+    def reserve_rank(self, rank: int) -> None:  # noqa: B027 (backends without graphs need nothing)
+        """Let graphs fit adapters of up to this rank, also of those that are loaded later."""
+
     def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
         """Return a batch of a graph's size, whose adapters ``fill_batch`` sets.
 

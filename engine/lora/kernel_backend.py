@@ -41,7 +41,7 @@ class KernelLoRA(BaseLoRABackend):
         # Adapter slots of all tokens of a step, and of those that the LM head sees.
         self._token_slots = torch.full((2, max_tokens), -1, dtype=torch.int32, device=device)
         self._part_starts = {site: _part_starts(site) for site in sites}
-        self._widths: dict[Site, int] = {}
+        self._widths = dict.fromkeys(sites, 0)  # of h
         self._version = -1
         self._layout = 0
         self._follow_pool()
@@ -52,6 +52,17 @@ class KernelLoRA(BaseLoRABackend):
         if self._version != self.pool.version:
             self._follow_pool()
         return self._layout
+
+    def reserve_rank(self, rank: int) -> None:
+        """Let graphs fit adapters of up to this rank, also of those that are loaded later."""
+        for site in self._widths:
+            self._widen(site, rank * len(site.parts))
+
+    def _widen(self, site: Site, width: int) -> None:
+        """Make h at least so wide. It never shrinks: a captured graph has its width."""
+        if width > self._widths[site]:
+            self._widths[site] = width
+            self._layout += 1
 
     def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
         """Return a batch of a graph's size, whose adapters ``fill_batch`` sets."""
@@ -133,10 +144,7 @@ class KernelLoRA(BaseLoRABackend):
         for site in self._part_starts:
             first = site.parts[0].row
             ranks = pool.ranks[first : first + len(site.parts)].sum(axis=0)
-            width = int(ranks.max(initial=0))
-            if width > self._widths.get(site, -1):  # it never shrinks: a graph has this width
-                self._widths[site] = width
-                self._layout += 1
+            self._widen(site, int(ranks.max(initial=0)))
         self._version = pool.version
 
 

@@ -131,4 +131,6 @@ def load_adapters(
     adapters' parts. Raises AdapterError, or ConfigError.
     """
     store = AdapterStore(config, sites, dtype, device, progress)
-    return Adapters(store, make_backend(store.pool, sites.all), sites.all)
+    backend = make_backend(store.pool, sites.all)
+    backend.reserve_rank(config.max_lora_rank or 0)
+    return Adapters(store, backend, sites.all)

@@ -105,6 +105,10 @@ class StepGraphs:
         }
         self._between = LayersBetween(step.layers, device.keep)
         self._adapters = adapters if adapters is not None and adapters.fit_graphs else None
+        if self._adapters is not None:
+            self._meet_adapters()
+            if not self._layout:  # no adapter is known, and no rank is given
+                self._adapters = None
         if self._adapters is not None:  # graphs of the base model contain nothing of LoRA
             adapted = {key: key._replace(variant=LORA) for key in keys}
             self._whole |= {adapted[key] for key in self._whole}
@@ -123,7 +127,6 @@ class StepGraphs:
         """Return about how many bytes of GPU memory the graphs take."""
         if self.runner is None or self._step.device.type != "cuda":
             return 0
-        self._meet_adapters()
         self._step.inputs.clear()
         return self.runner.measure(self._free_bytes)
 
@@ -136,7 +139,6 @@ class StepGraphs:
         if self.runner is None:
             return
         free, begun = self._free_bytes(), time.perf_counter()
-        self._meet_adapters()
         self._step.inputs.clear()
         self.runner.capture(progress)
         counts = self.runner.counts

@@ -59,17 +59,24 @@ def expand_columns(itemsize: int) -> int:
     return _EXPAND_THREADS * (16 // itemsize)
 
 
+def _site_numbers(a: Arguments, tokens: int) -> dict[str, int]:
+    """Return the arguments that both products of a site take."""
+    return {
+        "h_stride": a.h.stride(0),
+        "num_parts": a.rows.numel(),
+        "num_slots": a.rank_table.shape[1],
+        "tile": tile_of(tokens),
+        "tokens": tokens,
+    }
+
+
 def _shrink_bind(a: Arguments) -> Bound:
     tokens, input_size = a.x.shape
     sizes = {"tokens": tokens, "input_size": input_size, "width": a.h.shape[1]}
     numbers = {
         "input_size": input_size,
         "x_stride": a.x.stride(0),
-        "h_stride": a.h.stride(0),
-        "num_parts": a.rows.numel(),
-        "num_slots": a.rank_table.shape[1],
-        "tile": tile_of(tokens),
-        "tokens": tokens,
+        **_site_numbers(a, tokens),
     }
     return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
 
@@ -91,14 +98,7 @@ def _shrink_cost(variant: Variant, sizes: Sizes) -> Cost:
 def _expand_bind(a: Arguments) -> Bound:
     tokens, outputs_ = a.out.shape
     sizes = {"tokens": tokens, "outputs": outputs_, "parts": a.rows.numel()}
-    numbers = {
-        "out_stride": a.out.stride(0),
-        "h_stride": a.h.stride(0),
-        "num_parts": a.rows.numel(),
-        "num_slots": a.rank_table.shape[1],
-        "tile": tile_of(tokens),
-        "tokens": tokens,
-    }
+    numbers = {"out_stride": a.out.stride(0), **_site_numbers(a, tokens)}
     return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
 
 

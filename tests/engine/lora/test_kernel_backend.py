@@ -141,6 +141,25 @@ def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sit
     assert addresses == [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
 
 
+def test_graphs_fit_adapters_up_to_a_reserved_rank(on_host, model_sites):
+    pool = AdapterPool(model_sites.all, 2, 40000, torch.float32, CPU)
+    backend = KernelLoRA(pool, model_sites.all, 16)
+    assert backend.layout == 0, "no adapter, no rank: nothing to capture"
+
+    def layout_with(ranks):
+        packed = pack(adapter(model_sites, ranks, torch.float32), model_sites.all, torch.float32)
+        pool.write(packed, 0)
+        pool.place(packed, 0, 0)
+        return backend.layout
+
+    most = max(RANKS[0])
+    backend.reserve_rank(most)
+    reserved = backend.layout
+    assert reserved > 0
+    assert layout_with(RANKS[0]) == reserved
+    assert layout_with([most + 3] * len(RANKS[0])) > reserved
+
+
 def test_segments_of_other_rows_are_caught(model_sites):
     pool = AdapterPool.holding(
         [adapter(model_sites, RANKS[0], torch.float32)], model_sites.all, torch.float32, CPU
