@@ -148,7 +148,7 @@ def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-lora-rank",
         type=int,
         metavar="N",
-        help="refuse larger ranks; CUDA graphs fit all up to it",
+        help="refuse larger ranks; graphs fit all up to it",
     )
     lora.add_argument(
         "--lora-memory-gib",
