@@ -138,6 +138,7 @@ class KernelLoRA(BaseLoRABackend):
     def _follow_pool(self) -> None:
         """Copy the pool's tables; steps that were launched before still see the old ones."""
         pool = self.pool
+        self._version = pool.version  # read first: another thread may change the tables meanwhile
         on_host = (pool.ranks, pool.scales, pool.a_offsets, pool.b_offsets)
         for table, own in zip(self._tables[1:], on_host, strict=True):
             table.copy_(torch.from_numpy(own))
@@ -145,7 +146,6 @@ class KernelLoRA(BaseLoRABackend):
             first = site.parts[0].row
             ranks = pool.ranks[first : first + len(site.parts)].sum(axis=0)
             self._widen(site, int(ranks.max(initial=0)))
-        self._version = pool.version
 
 
 def _dtype(array: np.ndarray) -> torch.dtype:

@@ -141,6 +141,33 @@ def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sit
     assert addresses == [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
 
 
+def test_an_adapter_that_is_placed_while_the_tables_are_copied_is_not_missed(
+    on_host, model_sites, monkeypatch
+):
+    """On a CPU a step runs in a thread, and adapters are placed in another one."""
+    pool = AdapterPool(model_sites.all, 2, 20000, torch.float32, CPU)
+    backend, oracle = KernelLoRA(pool, model_sites.all, 16), TorchNativeLoRA(pool)
+    packed = pack(adapter(model_sites, RANKS[0], torch.float32), model_sites.all, torch.float32)
+    pool.write(packed, 0)
+    pool.version += 1  # something else has changed
+    from_numpy, late = torch.from_numpy, iter([False, True])
+
+    def place_late(array):
+        copied = from_numpy(array.copy())
+        if next(late, False):
+            pool.place(packed, 0, 0)
+        return copied
+
+    monkeypatch.setattr(torch, "from_numpy", place_late)
+    backend.layout  # noqa: B018 (it follows the pool)
+    monkeypatch.setattr(torch, "from_numpy", from_numpy)
+    step = ([0, -1], [1] * 2, [True] * 2)
+    inputs = inputs_of(step, torch.float32)
+    got = results(backend, model_sites, step, inputs)
+    for one, other in zip(got, results(oracle, model_sites, step, inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_graphs_fit_adapters_up_to_a_reserved_rank(on_host, model_sites):
     pool = AdapterPool(model_sites.all, 2, 40000, torch.float32, CPU)
     backend = KernelLoRA(pool, model_sites.all, 16)
