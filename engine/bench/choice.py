@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from kiln.engine.bench.engine import BenchEngine
+from kiln.engine.bench.engine import BenchEngine, LoRABenchEngine, Tell, name_with_lora
+from kiln.engine.bench.kiln_engine import KilnEngine, MustFit
+from kiln.engine.bench.vllm_engine import VLLMEngine
 from kiln.engine.config import EngineConfig
 from kiln.engine.runner.device import resolve_device
 
 MakeEngine = Callable[[], BenchEngine]
+MakeLoRAEngine = Callable[[], LoRABenchEngine]
 
 
 def static_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str, MakeEngine]:
@@ -43,13 +47,35 @@ def continuous_or_vllm(name: str, config: EngineConfig, python: str) -> dict[str
     return _named(name, transformers, config, python)
 
 
+def without_and_with_lora(
+    baseline: str,
+    config: EngineConfig,
+    adapted: EngineConfig,
+    python: str,
+    tell: Tell,
+    room: MustFit,
+) -> dict[str, MakeLoRAEngine]:
+    """Return Kiln, and the engine that ``--baseline`` names, each without adapters and with them.
+
+    ``adapted``: the config with adapters. ``room``: what must fit Kiln's KV pool.
+    """
+    products: dict[str, Callable[[EngineConfig], LoRABenchEngine]] = {
+        "kiln": lambda each: KilnEngine(each, tell, room)
+    }
+    if baseline == "vllm":
+        products["vllm"] = lambda each: VLLMEngine(each, python)
+    return {
+        name_with_lora(product, [module.name for module in each.lora.modules]): partial(make, each)
+        for product, make in products.items()
+        for each in (config, adapted)
+    }
+
+
 def _named(
     name: str, transformers: MakeEngine, config: EngineConfig, python: str
 ) -> dict[str, MakeEngine]:
-    def vllm() -> BenchEngine:
-        from kiln.engine.bench.vllm_engine import VLLMEngine
-
-        return VLLMEngine(config, python)
-
-    makers: dict[str, MakeEngine] = {"transformers": transformers, "vllm": vllm}
+    makers: dict[str, MakeEngine] = {
+        "transformers": transformers,
+        "vllm": lambda: VLLMEngine(config, python),
+    }
     return {name: makers[name]} if name != "none" else {}

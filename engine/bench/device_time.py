@@ -1,4 +1,4 @@
-"""How long the GPU works in a decode step, measured by torch's profiler."""
+"""How much the GPU does in a decode step, measured by torch's profiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from kiln.engine.bench.engine import BenchError
+from kiln.engine.bench.engine import Adapters, BenchError
 from kiln.engine.core import EngineCore
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -16,14 +16,21 @@ from kiln.engine.requests.sampling_params import SamplingParams
 _WARM_UP_STEPS = 2  # their profile is dropped: the first profiler starts slowly
 
 
-def busy_ms_per_step(
-    core: EngineCore, prompts: list[list[int]], skipped: int, steps: int
-) -> float | None:
-    """Return the milliseconds per step in which the GPU runs at least one kernel or copy.
+def device_work(
+    core: EngineCore,
+    prompts: list[list[int]],
+    skipped: int,
+    steps: int,
+    adapters: Adapters = None,
+) -> dict[str, float | None]:
+    """Return what the GPU does per step, both None if the profiler recorded nothing.
 
-    All requests run at once. The profiled steps begin when each request has ``skipped`` output
-    tokens. None if the profiler recorded no kernel. Raises BenchError if a request fails.
+    ``device_ms``: the milliseconds in which it runs at least one kernel or copy.
+    ``device_launches``: the number of kernels and copies. All requests run at once, with these
+    adapters. The profiled steps begin when each request has ``skipped`` output tokens. Raises
+    BenchError if a request fails.
     """
+    names = adapters or [None] * len(prompts)
     # The first requests decode while the other prompts run, and must not finish during the profile.
     prefill_steps = sum(map(len, prompts)) // core.config.scheduler.max_num_batched_tokens + 1
     length = skipped + _WARM_UP_STEPS + steps + 2 * prefill_steps
@@ -31,8 +38,8 @@ def busy_ms_per_step(
     waiting = {f"profiled-{index}": skipped for index in range(len(prompts))}
     requests = list(waiting)
     try:
-        for request_id, prompt in zip(requests, prompts, strict=True):
-            core.add(NewRequest(request_id, prompt, params))
+        for request_id, prompt, adapter in zip(requests, prompts, names, strict=True):
+            core.add(NewRequest(request_id, prompt, params, adapter))
         while waiting:
             for output in core.step():
                 _count(waiting, output)
@@ -43,7 +50,12 @@ def busy_ms_per_step(
             core.abort(request_id)
         while core.has_work:  # a step that was launched ahead
             core.step()
-    return union_length(spans) / 1000 / steps if spans else None
+    if not spans:
+        return {"device_ms": None, "device_launches": None}
+    return {
+        "device_ms": union_length(spans) / 1000 / steps,
+        "device_launches": len(spans) / steps,
+    }
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:

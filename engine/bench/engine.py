@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kiln.engine.errors import KilnError
 
 Tell = Callable[[str], None]  # gets a text that says what is running now
+Adapters = Sequence[str | None] | None  # the name of each request's adapter; None: the base model
 
 
 class BenchError(KilnError):
@@ -39,6 +40,32 @@ class BenchEngine(Protocol):
 
     def close(self) -> None:
         """Free the model's memory."""
+
+
+class LoRABenchEngine(BenchEngine, Protocol):
+    """An engine whose requests may use LoRA adapters.
+
+    ``adapters`` are the names of those that it loaded; without any it is built for none.
+    ``product`` is the same for the engine with and without them, and ``name`` differs.
+    ``lora_backend``: what computes the adapters' parts, if known.
+    """
+
+    product: str
+    adapters: Sequence[str]
+    lora_backend: str | None
+
+    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
+        """Generate as every engine does, with these adapters."""
+
+    def step_details(
+        self, prompts: list[list[int]], skipped: int, steps: int, adapters: Adapters = None
+    ) -> dict[str, Any]:
+        """Return what every engine returns, for a step with these adapters."""
+
+
+def name_with_lora(product: str, adapters: Sequence[str]) -> str:
+    """Return the name of an engine that loaded these adapters."""
+    return f"{product} with LoRA" if adapters else product
 
 
 def check_lengths(name: str, made: list[int], lengths: list[int]) -> None:

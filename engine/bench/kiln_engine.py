@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kiln.engine.bench.device_time import busy_ms_per_step
-from kiln.engine.bench.engine import Tell, check_lengths
+from kiln.engine.bench.device_time import device_work
+from kiln.engine.bench.engine import Adapters, Tell, check_lengths, name_with_lora
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.device import resolve_device
+from kiln.engine.runner.model_runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +34,42 @@ class KilnEngine:
     Raises what ``LLM`` raises, and ConfigError if the KV pool is too small for ``must_fit``.
     """
 
-    name = "kiln"
+    product = "kiln"
 
     def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
+        self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
+        self.name = name_with_lora(self.product, self.adapters)
+
         def progress(stage: str, done: int, total: int) -> None:
-            tell(f"kiln: {stage}")
+            tell(f"{self.name}: {stage}")
 
         begun = time.perf_counter()
         self._llm: LLM | None = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
         self.load_seconds = time.perf_counter() - begun
         self.versions: Mapping[str, str] = {}  # every report names Kiln's packages
+        self.lora_backend = self._find_lora_backend() if self.adapters else None
         self._on_gpu = resolve_device(config.model.device).type == "cuda"
         if must_fit is not None:
             self._check_room(must_fit, config.kv.block_size)
 
-    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
+    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate; return the seconds."""
         params = [
             SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths
         ]
         begun = time.perf_counter()
-        outputs = self._loaded.generate(prompts, params)
+        outputs = self._loaded.generate(prompts, params, lora=adapters)
         seconds = time.perf_counter() - begun
         check_lengths(self.name, [len(one.outputs[0].token_ids) for one in outputs], lengths)
         return seconds
 
-    def step_details(self, prompts: list[list[int]], skipped: int, steps: int) -> dict[str, Any]:
-        """Return ``device_ms``, the time in which the GPU is busy; nothing on a CPU."""
+    def step_details(
+        self, prompts: list[list[int]], skipped: int, steps: int, adapters: Adapters = None
+    ) -> dict[str, Any]:
+        """Return what ``device_work`` measures; nothing on a CPU."""
         if not self._on_gpu:
             return {}
-        return {"device_ms": busy_ms_per_step(self._loaded.core, prompts, skipped, steps)}
+        return device_work(self._loaded.core, prompts, skipped, steps, adapters)
 
     def close(self) -> None:
         """Free the weights and the KV pool."""
@@ -70,6 +77,11 @@ class KilnEngine:
         gc.collect()
         if self._on_gpu:
             torch.cuda.empty_cache()
+
+    def _find_lora_backend(self) -> str | None:
+        """Return what computes the adapters' parts, and why; None without adapters."""
+        runner = self._loaded.core.runner
+        return runner.kernels.get("lora") if isinstance(runner, ModelRunner) else None
 
     @property
     def _loaded(self) -> LLM:

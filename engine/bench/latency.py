@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHORT_RUN = 8  # output tokens of the shorter run
-_REPEATS = 2  # of each run; the fastest counts
+REPEATS = 2  # of each run; the fastest counts
 _PROFILED_STEPS = 16
 _COLUMNS = {
     "engine": "{engine}",
@@ -76,8 +76,8 @@ def _measure_size(engine: BenchEngine, load: LatencyLoad, prompts: list[list[int
         return engine.run(prompts, [length] * size)
 
     run(SHORT_RUN)
-    short = [run(SHORT_RUN) for _ in range(_REPEATS)]
-    long = [run(SHORT_RUN + load.output_tokens) for _ in range(_REPEATS)]
+    short = [run(SHORT_RUN) for _ in range(REPEATS)]
+    long = [run(SHORT_RUN + load.output_tokens) for _ in range(REPEATS)]
     seconds = min(long) - min(short)
     timed = seconds > 0
     # The profiled steps have the same mean context as the timed ones.
@@ -109,7 +109,7 @@ def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> li
             **_of_the_step(row["step_ms"], row.get("device_ms"), floor_ms(row["batch_size"])),
             "ratio": None
             if row["engine"] == name
-            else _over(first.get(row["batch_size"]), row["output_tokens_per_s"]),
+            else over(first.get(row["batch_size"]), row["output_tokens_per_s"]),
         }
         for row in sorted(rows, key=lambda row: int(row["batch_size"]))
     ]
@@ -117,10 +117,11 @@ def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> li
 
 def _of_the_step(step: float | None, device: float | None, floor: float | None) -> Row:
     idle = None if step is None or device is None else step - device
-    return {"device_ms": device, "idle_ms": idle, "floor_ms": floor, "share": _over(floor, step)}
+    return {"device_ms": device, "idle_ms": idle, "floor_ms": floor, "share": over(floor, step)}
 
 
-def _over(above: float | None, below: float | None) -> float | None:
+def over(above: float | None, below: float | None) -> float | None:
+    """Return a quotient, if both numbers are known."""
     return None if above is None or below is None else above / below
 
 
@@ -130,7 +131,7 @@ def markdown(report: Report) -> str:
     text = (
         f"Requests of {load['prompt_tokens']} random tokens, greedy, all in every step. A step is "
         f"the difference between runs of {SHORT_RUN + load['output_tokens']} and {SHORT_RUN} new "
-        f"tokens over {load['output_tokens']}, each the best of {_REPEATS}; the mean context is "
+        f"tokens over {load['output_tokens']}, each the best of {REPEATS}; the mean context is "
         f"{load['context']} tokens."
     )
     copied = report.details.get("copy_bytes_s")

@@ -10,9 +10,9 @@ from kiln.engine.bench.report import Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_KILN_COLOUR = "#c2410c"
-_LINE_COLOURS = (_KILN_COLOUR, "#2563eb", "#059669")
-_OTHER_COLOUR = "#a99e91"
+KILN_COLOUR = "#c2410c"
+_LINE_COLOURS = (KILN_COLOUR, "#2563eb", "#059669")
+OTHER_COLOUR = "#a99e91"
 
 
 def draw_throughput(rows: Sequence[Row], name: str, title: str, figure: Figure) -> None:
@@ -22,7 +22,7 @@ def draw_throughput(rows: Sequence[Row], name: str, title: str, figure: Figure) 
     """
     figure.set_size_inches(8, 1.2 + 0.6 * len(rows))
     axes = figure.subplots()
-    colours = [_OTHER_COLOUR] * (len(rows) - 1) + [_KILN_COLOUR]
+    colours = [OTHER_COLOUR] * (len(rows) - 1) + [KILN_COLOUR]
     upwards = rows[::-1]
     bars = axes.barh(
         [row[name] for row in upwards],

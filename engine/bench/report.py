@@ -117,7 +117,9 @@ def grid(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     if not lines:
         return ""
     rules = [
-        "---:" if all(cell[:1].isdigit() or cell in ("–", "") for cell in column) else "---"
+        "---:"
+        if all(cell.lstrip("+-")[:1].isdigit() or cell in ("–", "") for cell in column)
+        else "---"
         for column in zip(*lines, strict=True)
     ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (titles, rules, *lines))

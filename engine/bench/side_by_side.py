@@ -9,11 +9,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from kiln.engine.bench.choice import MakeEngine
 from kiln.engine.bench.engine import BenchEngine, BenchError, Tell
 from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.machine import versions
@@ -28,7 +27,7 @@ from kiln.jit_kernels.bench.ceilings import measure_ceilings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Measure = Callable[[BenchEngine], Iterable[Row]]
+Engine = TypeVar("Engine", bound=BenchEngine)
 Draw = Callable[[Report, str, "Figure"], None]
 
 
@@ -57,10 +56,12 @@ class Subject:
 
         It is the time of a copy that moves as many bytes as the step must read.
         """
-        if self.copy_bytes_s is None:
-            return None
         read = decode_bytes(self.model, self.dtype, self.kv_dtype, num_requests, context)
-        return 1000 * read / self.copy_bytes_s
+        return self.copy_ms(read)
+
+    def copy_ms(self, num_bytes: int) -> float | None:
+        """Return the milliseconds of a copy that moves this many bytes; None on a CPU."""
+        return None if self.copy_bytes_s is None else 1000 * num_bytes / self.copy_bytes_s
 
     def details(self) -> dict[str, Any]:
         """Return the facts about the subject that a report needs."""
@@ -89,7 +90,7 @@ class Measured:
     versions: dict[str, str] = field(default_factory=dict)
     failure: KilnError | None = None
 
-    def add(self, make: MakeEngine, measure: Measure) -> None:
+    def add(self, make: Callable[[], Engine], measure: Callable[[Engine], Iterable[Row]]) -> None:
         """Load an engine, measure it, and free it. Rows before an error are kept."""
         with closing(make()) as engine:
             self.load_seconds[engine.name] = engine.load_seconds
@@ -98,7 +99,11 @@ class Measured:
                 self.rows.append(row)
 
 
-def measure_all(makers: Mapping[str, MakeEngine], measure: Measure, tell: Tell) -> Measured:
+def measure_all(
+    makers: Mapping[str, Callable[[], Engine]],
+    measure: Callable[[Engine], Iterable[Row]],
+    tell: Tell,
+) -> Measured:
     """Measure one engine after the other; each is freed before the next one is loaded.
 
     An error before the first row is raised. A later one ends the run and is returned with the rows

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kiln.engine.bench import vllm_worker
-from kiln.engine.bench.engine import BenchError, check_lengths
-from kiln.engine.config import EngineConfig
+from kiln.engine.bench.engine import Adapters, BenchError, check_lengths, name_with_lora
+from kiln.engine.config import EngineConfig, LoRAConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
@@ -20,6 +20,7 @@ _FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') i
 _FIND_SECONDS = 60
 _CLOSE_SECONDS = 60
 _SHOWN_LINES = 15  # of vLLM's log, if it fails
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VLLMEngine:
@@ -29,9 +30,13 @@ class VLLMEngine:
     defaults, except for prefix caching, which is off: a benchmark repeats its prompts.
     """
 
-    name = "vllm"
+    product = "vllm"
+    lora_backend: str | None = None  # vLLM does not say
 
     def __init__(self, config: EngineConfig, python: str) -> None:
+        self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
+        self.name = name_with_lora(self.product, self.adapters)
+        self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the engine)
         # -P: the worker's folder must not be searched for the modules that vLLM imports.
         self._process = subprocess.Popen(
@@ -49,13 +54,18 @@ class VLLMEngine:
         self.load_seconds = float(loaded["seconds"])
         self.versions: Mapping[str, str] = loaded["versions"]
 
-    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
+    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate; return the seconds."""
-        done = self._ask({"prompts": prompts, "lengths": lengths})
+        asked: dict[str, Any] = {"prompts": prompts, "lengths": lengths}
+        if adapters is not None:
+            asked["adapters"] = [self._adapter(name) for name in adapters]
+        done = self._ask(asked)
         check_lengths(self.name, done["made"], lengths)
         return float(done["seconds"])
 
-    def step_details(self, prompts: list[list[int]], skipped: int, steps: int) -> dict[str, Any]:
+    def step_details(
+        self, prompts: list[list[int]], skipped: int, steps: int, adapters: Adapters = None
+    ) -> dict[str, Any]:
         """Return nothing."""
         return {}
 
@@ -69,6 +79,13 @@ class VLLMEngine:
             self._process.kill()
             self._process.wait()
         self._log.close()
+
+    def _adapter(self, name: str | None) -> tuple[str, int, str] | None:
+        """Return the arguments of vLLM's LoRARequest; its id, from 1 on, tells adapters apart."""
+        if name is None:
+            return None
+        index = self.adapters.index(name)
+        return name, index + 1, self._folders[index]
 
     def _ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Send a line and return the answer. Raises BenchError."""
@@ -108,7 +125,20 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
         "gpu_memory_utilization": config.kv.pool_memory("cuda"),
         "enable_prefix_caching": False,
         "seed": model.seed,
+        **_lora_keywords(config.lora),
     }
+
+
+def _lora_keywords(lora: LoRAConfig) -> dict[str, Any]:
+    """Return room for all adapters at once; nothing without adapters."""
+    if not lora.modules:
+        return {}
+    count, rank = lora.num_slots, lora.max_lora_rank
+    keywords: dict[str, Any] = {"enable_lora": True, "max_loras": count, "max_cpu_loras": count}
+    if rank is not None:
+        # vLLM accepts only these; it refuses a larger one itself.
+        keywords["max_lora_rank"] = next((size for size in _RANKS if size >= rank), rank)
+    return keywords
 
 
 def require_vllm(python: str, device: str) -> None:

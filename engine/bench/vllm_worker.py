@@ -1,8 +1,9 @@
 """Run vLLM for a benchmark: one JSON object per line in and out. It imports nothing from Kiln.
 
 Its interpreter may differ from Kiln's, in an environment where Kiln is not installed. In: ``{"llm":
-keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. Out: ``{"seconds": …}``
-with the time of loading or of the run, and once ``versions``; or ``{"error": text}``.
+keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run, with LoRA also
+``"adapters"``: null or the arguments of a LoRARequest for each prompt. Out: ``{"seconds": …}`` with
+the time of loading or of the run, and once ``versions``; or ``{"error": text}``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main() -> None:
             if llm is None:
                 llm, reply = _load(asked["llm"])
             else:
-                reply = _run(llm, asked["prompts"], asked["lengths"])
+                reply = _run(llm, asked["prompts"], asked["lengths"], asked.get("adapters"))
         except Exception as error:  # vLLM may raise anything; Kiln's side reports it
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
@@ -43,7 +44,12 @@ def _load(keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return llm, {"seconds": seconds, "versions": versions}
 
 
-def _run(llm: Any, prompts: list[list[int]], lengths: list[int]) -> dict[str, Any]:
+def _run(
+    llm: Any,
+    prompts: list[list[int]],
+    lengths: list[int],
+    adapters: list[tuple[str, int, str] | None] | None,
+) -> dict[str, Any]:
     from vllm import SamplingParams
 
     params = [
@@ -51,10 +57,17 @@ def _run(llm: Any, prompts: list[list[int]], lengths: list[int]) -> dict[str, An
         for length in lengths
     ]
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    lora = {} if adapters is None else {"lora_request": _lora_requests(adapters)}
     begun = time.perf_counter()
-    outputs = llm.generate(inputs, params, use_tqdm=False)
+    outputs = llm.generate(inputs, params, use_tqdm=False, **lora)
     seconds = time.perf_counter() - begun
     return {"seconds": seconds, "made": [len(one.outputs[0].token_ids) for one in outputs]}
+
+
+def _lora_requests(adapters: list[tuple[str, int, str] | None]) -> list[Any]:
+    from vllm.lora.request import LoRARequest
+
+    return [None if adapter is None else LoRARequest(*adapter) for adapter in adapters]
 
 
 if __name__ == "__main__":

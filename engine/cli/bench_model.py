@@ -1,11 +1,11 @@
-"""The flags that ``kiln bench latency`` and ``offline`` share: model, limits, baseline, files."""
+"""The flags that several kinds of ``kiln bench`` share: model, limits, baseline, files."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from kiln.engine.bench.report import Report
     from kiln.engine.bench.side_by_side import Draw
 
-_BASELINES = ("none", "transformers", "vllm")
+_BASELINES = {
+    "transformers": "transformers in the same dtype",
+    "vllm": "vllm, in a process of its own, with the same dtypes, limits, memory share and seed",
+}
 # Unless a flag says otherwise, Kiln and vLLM get these limits, so that their reports are
 # comparable.
 _MAX_NUM_SEQS = 256
@@ -29,7 +32,9 @@ _MAX_NUM_BATCHED_TOKENS = 16384
 _MAX_MODEL_LEN = 4096
 
 
-def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bench_arguments(
+    parser: argparse.ArgumentParser, baselines: Sequence[str] = tuple(_BASELINES)
+) -> None:
     """Add the engine's flags, the baseline and the files."""
     add_engine_arguments(parser)
     parser.epilog = (
@@ -41,10 +46,10 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     bench = parser.add_argument_group("comparison and files")
     bench.add_argument(
         "--baseline",
-        choices=_BASELINES,
+        choices=("none", *baselines),
         default="none",
-        help="then measure this engine in the same way: transformers in the same dtype; vllm, in a "
-        "process of its own, with the same dtypes, limits, memory share and seed",
+        help="then measure this engine in the same way: "
+        + "; ".join(_BASELINES[name] for name in baselines),
     )
     bench.add_argument(
         "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 
 
-def count(text: str) -> int:
-    """Return a whole number of 1 or more. Raises ArgumentTypeError."""
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r}: must be a whole number of 1 or more")
+def count(text: str, least: int = 1) -> int:
+    """Return a whole number of ``least`` or more. Raises ArgumentTypeError."""
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise ArgumentTypeError(f"{text!r}: must be a whole number of {least} or more")
     return int(text)
 
 
-def counts(text: str) -> tuple[int, ...]:
+def counts(text: str, least: int = 1) -> tuple[int, ...]:
     """Return the numbers of a list such as "1,16,64", without duplicates. Raises the same."""
-    return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
+    return tuple(dict.fromkeys(count(part.strip(), least) for part in text.split(",")))
 
 
 def count_range(text: str) -> tuple[int, int]:

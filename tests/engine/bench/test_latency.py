@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kiln.engine.bench import device_time, latency, offline
-from kiln.engine.bench.device_time import busy_ms_per_step, device_spans, union_length
+from kiln.engine.bench.device_time import device_spans, device_work, union_length
 from kiln.engine.bench.engine import BenchError, check_lengths
 from kiln.engine.bench.report import Report
 from kiln.engine.bench.side_by_side import measure_all, write
@@ -200,14 +200,16 @@ def test_every_profiled_step_has_one_token_of_every_request(fake_runner, monkeyp
 
     monkeypatch.setattr(device_time, "_profiled", record)
     prompts = [[1, 2, 3, 4, 5]] * 5
-    assert busy_ms_per_step(core, prompts, skipped=6, steps=4) == pytest.approx(3 / 4)
+    work = device_work(core, prompts, skipped=6, steps=4)
+    assert work == pytest.approx({"device_ms": 3 / 4, "device_launches": 2 / 4})
     assert [len(batches) for batches in profiled] == [2, 4]
     for batch in profiled[0] + profiled[1]:
         assert [row.num_tokens for row in batch.requests] == [1] * 5
         assert all(row.num_output_tokens >= 6 for row in batch.requests)
     assert not core.has_work
     monkeypatch.setattr(device_time, "_profiled", lambda core, steps: [])
-    assert busy_ms_per_step(core, prompts, skipped=1, steps=1) is None
+    work = device_work(core, prompts, skipped=1, steps=1)
+    assert work == {"device_ms": None, "device_launches": None}
 
 
 def test_a_request_that_fails_ends_the_measurement(fake_runner):
@@ -216,5 +218,5 @@ def test_a_request_that_fails_ends_the_measurement(fake_runner):
     config = EngineConfig(ModelConfig("none"), KVConfig(block_size=4))
     core = EngineCore(config, runner=runner, eos=frozenset())
     with pytest.raises(BenchError, match="no finite value"):
-        busy_ms_per_step(core, [[1, 2]] * 3, skipped=3, steps=2)
+        device_work(core, [[1, 2]] * 3, skipped=3, steps=2)
     assert not core.has_work

@@ -1,0 +1,94 @@
+"""Random LoRA adapters for a measurement: on disk once, and loaded under several names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from kiln.engine.config import EngineConfig, LoRAConfig, LoRAModule
+from kiln.engine.models.projections import list_projections
+from kiln.engine.models.registry import read_model
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_STD = 0.02
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A layer of the checkpoint that an adapter changes, such as "model.layers.0.mlp.up_proj"."""
+
+    name: str
+    input_size: int
+    output_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RandomAdapter:
+    """An adapter of one rank on every projection of attention and MLP, experts left out.
+
+    ``dtype``: that of its tensors.
+    """
+
+    targets: tuple[Target, ...]
+    rank: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of_model(cls, folder: Path, rank: int, dtype: torch.dtype) -> RandomAdapter:
+        """Return the adapter of the model in a folder. Raises ModelError."""
+        targets = (
+            Target(name, projection.input_size, size)
+            for projection in list_projections(*read_model(folder))
+            for name, size in projection.parts
+            if name.rpartition(".")[2] in TARGETS
+        )
+        return cls(tuple(targets), rank, dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of A and B of all targets."""
+        width = sum(each.input_size + each.output_size for each in self.targets)
+        return width * self.rank * self.dtype.itemsize
+
+    def save(self, folder: Path) -> None:
+        """Write it in PEFT's format, with weights that are equal in every run."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(dict(self._tensors()), folder / "adapter_model.safetensors")
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": None,
+            "r": self.rank,
+            "lora_alpha": self.rank,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "target_modules": sorted({each.name.rpartition(".")[2] for each in self.targets}),
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+    def configure(self, config: EngineConfig, folder: Path, count: int) -> EngineConfig:
+        """Return a config that loads it from a folder ``count`` times, under as many names.
+
+        An engine keeps what is loaded under one name apart from the others, so that each has
+        memory of its own on the device.
+        """
+        modules = tuple(LoRAModule(f"adapter-{number + 1}", str(folder)) for number in range(count))
+        needed = 1 + count * self.num_bytes / _GIB
+        memory = max(LoRAConfig().host_memory_gib, needed)
+        lora = LoRAConfig(modules, max_lora_rank=self.rank, host_memory_gib=memory)
+        return replace(config, lora=lora)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        for each in self.targets:
+            shapes = {"A": (self.rank, each.input_size), "B": (each.output_size, self.rank)}
+            for letter, shape in shapes.items():
+                values = torch.randn(shape, generator=generator) * _STD
+                yield f"base_model.model.{each.name}.lora_{letter}.weight", values.to(self.dtype)

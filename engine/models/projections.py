@@ -1,0 +1,61 @@
+"""The projections of a model, found by building it without memory for its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kiln.engine.layers.embedding import Embedding
+from kiln.engine.layers.linear import Linear
+from kiln.engine.models.family import Family
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameters import Projection
+from kiln.engine.models.weights import Index, Weights
+
+
+def list_projections(family: Family, config: HFConfig) -> list[Projection]:
+    """Return every projection that a wrapper of layers gets, in the order of their building.
+
+    Those of experts are not among them. Raises ModelError.
+    """
+    found = _Found()
+    place, dtype = torch.device("meta"), config.dtype
+    family.build(config, _NoWeights(dtype), 1, dtype, place, lambda done: None, found)
+    return found.projections
+
+
+class _Found:
+    """Keeps the projections, and leaves the layers as they are."""
+
+    def __init__(self) -> None:
+        self.projections: list[Projection] = []
+
+    def linear(self, projection: Projection, layer: Linear) -> Linear:
+        """Keep a projection."""
+        self.projections.append(projection)
+        return layer
+
+    def embedding(self, name: str, layer: Embedding) -> Embedding:
+        """Return the layer."""
+        return layer
+
+
+class _NoWeights(Weights):
+    """Has every tensor, and fills none."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype, the same for all tensors."""
+        return self._dtype
+
+    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
+        """Do nothing."""
+
+    def ignore(self, name: str) -> None:
+        """Do nothing."""
+
+    def finish(self) -> None:
+        """Do nothing."""
