@@ -60,7 +60,7 @@ class _Using:
     """An engine, seen as one whose requests use the first ``number`` adapters in turn."""
 
     def __init__(self, engine: LoRABenchEngine, number: int) -> None:
-        in_use = f", {number} adapters in use" if engine.adapters else ""
+        in_use = f" ({number} in use)" if engine.adapters else ""
         self.name = engine.name + in_use
         self.load_seconds = engine.load_seconds
         self.versions = engine.versions
@@ -158,11 +158,13 @@ def markdown(report: Report) -> str:
         text += (
             " Floor of the growth: the bytes of the adapters in use, at the "
             f"{copied / 1e12:.2f} TB/s that copies reach on this GPU. GPU busy: the union of its "
-            "kernels and copies under torch's profiler."
+            "kernels and copies under torch's profiler. Kernels a step: those and the copies."
         )
-    backends = {row["engine"]: row.get("lora_backend") for row in report.rows}
+    backends = {row["engine"]: row["lora_backend"] for row in report.rows if "lora_backend" in row}
     text += "".join(
-        f" LoRA in {engine}: {backend}." for engine, backend in backends.items() if backend
+        f" What computes the adapters in {engine}: {backend}."
+        for engine, backend in backends.items()
+        if backend
     )
     shown = [
         {**row, "shown": "without" if row["adapters"] is None else row["adapters"]}

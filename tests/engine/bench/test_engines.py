@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kiln.engine.bench import choice
 from kiln.engine.bench.engine import BenchError
 from kiln.engine.bench.kiln_engine import KilnEngine, MustFit
+from kiln.engine.bench.lora_adapters import RandomAdapter
 from kiln.engine.bench.vllm_engine import VLLMEngine, llm_keywords, require_vllm
-from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.config import (
+    EngineConfig,
+    KVConfig,
+    LoRAConfig,
+    LoRAModule,
+    ModelConfig,
+    SchedulerConfig,
+)
 from kiln.engine.errors import ConfigError
 
 DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"
 PROMPTS, LENGTHS = [[5] * 10, [6] * 4, [7] * 3], [4, 6, 3]
 FAKE_VLLM = """
-import os, sys
+import json, os, pathlib, sys
 from types import SimpleNamespace
 __version__ = "0.0"
 print("a line of the log")  # vLLM writes to stdout, too
@@ -33,8 +44,11 @@ class LLM:
         assert "kernels" not in sys.modules and sys.path[0] != os.path.dirname(sys.argv[0])
         if seed == 13:
             raise RuntimeError("no such luck")
+        self.lora = {name: value for name, value in others.items() if "lora" in name}
 
-    def generate(self, prompts, params, use_tqdm):
+    def generate(self, prompts, params, use_tqdm, **lora):
+        asked = {name: [one and vars(one) for one in each] for name, each in lora.items()}
+        (pathlib.Path(__file__).parent / "asked.json").write_text(json.dumps([self.lora, asked]))
         print("generating", flush=True)
         if prompts[0]["prompt_token_ids"] == [13]:
             os._exit(7)
@@ -45,6 +59,13 @@ class LLM:
 """
 
 
+FAKE_LORA_REQUEST = """
+class LoRARequest:
+    def __init__(self, lora_name, lora_int_id, lora_path):
+        self.name, self.id, self.path = lora_name, lora_int_id, lora_path
+"""
+
+
 def config(**model):
     return EngineConfig(ModelConfig(str(DEMO), **{"device": "cpu", "max_model_len": 64, **model}))
 
@@ -52,7 +73,9 @@ def config(**model):
 @pytest.fixture
 def python(tmp_path):
     """An interpreter that has something called vllm, and Kiln's folder of modules nowhere."""
-    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    (tmp_path / "vllm" / "lora").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text(FAKE_VLLM)
+    (tmp_path / "vllm" / "lora" / "request.py").write_text(FAKE_LORA_REQUEST)
     (tmp_path / "torch.py").write_text('__version__ = "9"')
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
@@ -150,6 +173,60 @@ def test_vllm_gets_the_limits_and_dtypes_of_kiln():
         "enable_prefix_caching": False,
         "seed": 5,
     }
+
+
+def test_vllm_loads_as_many_adapters_as_kiln_and_gets_the_same_for_each_request(python, tmp_path):
+    modules = tuple(LoRAModule(name, str(DEMO / "adapters")) for name in ("a", "b", "c"))
+    adapted = replace(config(), lora=LoRAConfig(modules, max_lora_rank=17))
+    engine = VLLMEngine(adapted, python)
+    assert (engine.name, engine.product, engine.adapters) == (
+        "vllm with LoRA",
+        "vllm",
+        ("a", "b", "c"),
+    )
+    wanted = {"enable_lora": True, "max_loras": 3, "max_cpu_loras": 3, "max_lora_rank": 32}
+    for adapters, numbers in ((["c", "a", None], [3, 1, None]), (None, None)):
+        assert engine.run(PROMPTS, LENGTHS, adapters) >= 0
+        keywords, asked = json.loads((tmp_path / "vllm" / "asked.json").read_text())
+        assert keywords == wanted
+        if numbers is None:
+            assert asked == {}
+            continue
+        assert [one and one["id"] for one in asked["lora_request"]] == numbers
+        assert [one and one["name"] for one in asked["lora_request"]] == adapters
+        assert {one["path"] for one in asked["lora_request"] if one} == {str(DEMO / "adapters")}
+    engine.close()
+    largest = replace(config(), lora=LoRAConfig(modules, max_lora_rank=1000))
+    assert llm_keywords(largest)["max_lora_rank"] == 1000  # vLLM's own error says what it takes
+
+
+def test_kiln_runs_the_adapters_that_it_is_asked_for_and_frees_them(tmp_path):
+    plain = config(load_format="dummy")
+    adapter = RandomAdapter.of_model(DEMO, 4, torch.float32)
+    adapter.save(tmp_path)
+    engine = KilnEngine(adapter.configure(plain, tmp_path, 3), lambda text: None, MustFit(3, 16))
+    assert (engine.name, engine.product) == ("kiln with LoRA", "kiln")
+    assert "torch_native" in engine.lora_backend
+    names = engine.adapters
+    assert names == ("adapter-1", "adapter-2", "adapter-3")
+
+    def tokens():
+        return engine._llm.core.stats().adapter_tokens
+
+    engine.run(PROMPTS, LENGTHS)
+    assert tokens() == dict.fromkeys(names, 0)
+    engine.run(PROMPTS, LENGTHS, [names[0], None, names[2]])
+    # Every adapter has room of its own on the device, although one folder holds them all.
+    store = engine._llm.core.runner.adapter_store
+    assert store.size >= 3 * adapter.num_bytes // 4
+    runner = weakref.ref(engine._llm.core.runner)
+    assert [count > 0 for count in tokens().values()] == [True, False, True]
+    del store
+    engine.close()
+    assert runner() is None
+    without = KilnEngine(plain, lambda text: None)
+    assert (without.name, without.adapters, without.lora_backend) == ("kiln", (), None)
+    without.close()
 
 
 def test_without_vllm_or_its_gpu_the_error_says_so(python, tmp_path):

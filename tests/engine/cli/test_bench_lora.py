@@ -1,0 +1,99 @@
+"""``kiln bench lora``: its rows and files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kiln.engine.bench.kiln_engine import KilnEngine
+from kiln.engine.cli.main import main
+
+DUMMY = ("--load-format", "dummy", "--device", "cpu")
+ROW = {
+    "engine", "adapters", "batch_size", "step_ms", "output_tokens_per_s", "device_ms", "growth",
+    "growth_floor", "ratio", "short_seconds", "long_seconds",
+}  # fmt: skip
+
+
+def bench(*arguments):
+    return main(["bench", "lora", *map(str, arguments)])
+
+
+def test_a_report_has_every_number_of_adapters_and_the_engine_without(
+    folder, tmp_path, capsys, monkeypatch
+):
+    used = []
+    run = KilnEngine.run
+
+    def record(self, prompts, lengths, adapters=None):
+        before = dict(self._llm.core.stats().adapter_tokens)
+        seconds = run(self, prompts, lengths, adapters)
+        after = self._llm.core.stats().adapter_tokens
+        grown = {name for name in after if after[name] > before[name]}
+        used.append((self.name, len(prompts), len(grown)))
+        return seconds
+
+    monkeypatch.setattr(KilnEngine, "run", record)
+    load = ("--adapters", "0,1,3", "--batch-sizes", "1,4", "--rank", 2)
+    lengths = ("--prompt-tokens", 5, "--output-tokens", 30)
+    assert bench(folder(), *DUMMY, *load, *lengths, "--output", tmp_path / "out") == 0
+    assert set(used) == {
+        ("kiln", 2, 0), ("kiln", 1, 0), ("kiln", 4, 0),  # with 2 requests: the warm-up
+        ("kiln with LoRA", 2, 0), ("kiln with LoRA", 1, 0), ("kiln with LoRA", 4, 0),
+        ("kiln with LoRA", 2, 1), ("kiln with LoRA", 1, 1), ("kiln with LoRA", 4, 1),
+        ("kiln with LoRA", 2, 2), ("kiln with LoRA", 4, 3),
+    }  # fmt: skip
+
+    names = [f"lora-model-cpu.{end}" for end in ("json", "md", "png")]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    report = json.loads((tmp_path / "out" / names[0]).read_text())
+    assert [(row["batch_size"], row["adapters"]) for row in report["rows"]] == [
+        (1, None), (1, 0), (1, 1), (4, None), (4, 0), (4, 1), (4, 3),
+    ]  # fmt: skip
+    alone = {row["batch_size"]: row["step_ms"] for row in report["rows"] if row["adapters"] is None}
+    for row in report["rows"]:
+        assert set(row) == ROW | ({"lora_backend"} if row["adapters"] is not None else set())
+        assert row["engine"] == "kiln"
+        assert row["device_ms"] is row["growth_floor"] is row["ratio"] is None
+        steps = row["step_ms"], alone[row["batch_size"]]
+        if row["adapters"] is None or None in steps:  # no difference between the runs was seen
+            assert row["growth"] is None
+        else:
+            assert row["growth"] == pytest.approx(steps[0] / steps[1] - 1)
+    assert set(report["load_seconds"]) == {"kiln", "kiln with LoRA"}
+    # 2 layers of a hidden size of 32, 48 in the MLP, 4 and 2 heads of 8: inputs plus outputs.
+    of_layer = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)
+    assert report["load"] == {
+        "adapters": [0, 1, 3], "rank": 2, "batch_sizes": [1, 4], "prompt_tokens": 5,
+        "output_tokens": 30, "context": 28, "num_adapters": 3,
+        "adapter_bytes": 2 * of_layer * 2 * 4,
+    }  # fmt: skip
+    printed = capsys.readouterr()
+    assert printed.out == (tmp_path / "out" / names[1]).read_text()
+    assert "kiln with LoRA (3 in use): batch size 4" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--rank", "0"], 2, ["--rank", "'0'", "1 or more"]),
+        (["--adapters", "0,-1"], 2, ["--adapters", "'-1'", "0 or more"]),
+        (["--adapters", ""], 2, ["--adapters", "''"]),
+        (["--adapters", "4,9", "--batch-sizes", "1,3"], 1, ["--adapters 4", "at most 3 requests"]),
+        (["--batch-sizes", "9", "--max-num-seqs", "8"], 1, ["--max-num-seqs 8", "9 requests"]),
+        (["--baseline", "transformers"], 2, ["--baseline", "'transformers'", "'vllm'"]),
+        (["--baseline-python", "python"], 1, ["only with --baseline vllm"]),
+        (["--baseline", "vllm"], 1, ["no package vllm"]),
+        (["--prompt-tokens", "400"], 1, ["536 tokens", "512"]),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments, code, says, capsys, folder):
+    try:
+        got = bench(folder(max_position_embeddings=512), *DUMMY, *arguments)
+    except SystemExit as end:  # argparse's
+        got = end.code
+    printed = capsys.readouterr()
+    assert (got, printed.out) == (code, "")
+    assert all(word in printed.err for word in says), printed.err
+    assert "weights" not in printed.err
