@@ -18,27 +18,43 @@ _GROUP = 0.8  # the width of all bars of one number of adapters
 
 def draw(report: Report, processor: str, figure: Figure) -> None:
     """Draw a panel per batch size, in it a group of bars per number of adapters, one an engine."""
-    rows = [row for row in report.rows if row["growth"] is not None]
-    sizes = sorted({row["batch_size"] for row in rows})
-    engines = list(dict.fromkeys(row["engine"] for row in rows))
-    figure.set_size_inches(1.2 + 3.4 * max(1, len(sizes)), 4.4)
+    panels: dict[int, list[Row]] = {}
+    for row in report.rows:
+        if row["growth"] is not None:
+            panels.setdefault(row["batch_size"], []).append(row)
+    engines = list(dict.fromkeys(row["engine"] for rows in panels.values() for row in rows))
+    groups = [len({row["adapters"] for row in rows}) for rows in panels.values()]
+    figure.set_size_inches(max(6.5, 1.2 + 0.55 * sum(groups) * max(2, len(engines))), 4.4)
     figure.suptitle(
-        f"What adapters of rank {report.load['rank']} add to a decode step\n"
+        f"What LoRA adapters of rank {report.load['rank']} add to a decode step\n"
         f"{report.details['model']} on {processor}",
         fontsize=11,
     )
-    panels = figure.subplots(1, max(1, len(sizes)), sharey=True, squeeze=False)[0]
-    for axes, size in zip(panels, sizes, strict=False):
-        _draw_panel(axes, [row for row in rows if row["batch_size"] == size], engines)
+    if not panels:  # the run ended before there was anything to compare
+        return
+    # Every bar has the same width, whatever the number of groups in its panel.
+    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=groups)[0]
+    for axes, (size, rows) in zip(drawn, panels.items(), strict=True):
+        _draw_panel(axes, rows, engines)
         axes.set_title(f"{size} {'request' if size == 1 else 'requests'}", fontsize=10)
-    panels[0].set_ylabel("growth of a step, % of it without LoRA")
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    drawn[0].set_ylabel("growth of a step over the same\nengine without LoRA, %")
+    _draw_legend(figure, drawn, engines)
+
+
+def _draw_legend(figure: Figure, panels: Sequence[Any], engines: Sequence[str]) -> None:
+    """Draw one legend for all panels, the engines first."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        found, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    labels = sorted(handles, key=lambda label: label not in engines)
     figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9
+        [handles[label] for label in labels],
+        labels,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
     )
 
 
@@ -67,7 +83,7 @@ def _draw_panel(axes: Any, rows: Sequence[Row], engines: Sequence[str]) -> None:
             )
     axes.axhline(0, color="#374151", linewidth=0.8)
     axes.set_xticks(range(len(numbers)), [str(number) for number in numbers])
-    axes.set_xlabel("distinct adapters in a step")
+    axes.set_xlabel("adapters in a step")
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     axes.margins(y=0.15)

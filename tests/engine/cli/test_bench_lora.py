@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from kiln.engine.bench import choice, vllm_engine
 from kiln.engine.bench.kiln_engine import KilnEngine
 from kiln.engine.cli.main import main
 
@@ -72,6 +74,64 @@ def test_a_report_has_every_number_of_adapters_and_the_engine_without(
     printed = capsys.readouterr()
     assert printed.out == (tmp_path / "out" / names[1]).read_text()
     assert "kiln with LoRA (3 in use): batch size 4" in printed.err
+
+
+class PretendedVLLM:
+    """Takes no time worth mention; ``made`` has the configs of all."""
+
+    product = "vllm"
+    lora_backend = None
+    load_seconds = 1.0
+    made = []  # noqa: RUF012 (emptied by the test)
+
+    def __init__(self, config, python):
+        self.adapters = tuple(one.name for one in config.lora.modules)
+        self.name = "vllm with LoRA" if self.adapters else "vllm"
+        self.versions = {"vllm": python}
+        self.made.append(config)
+
+    def run(self, prompts, lengths, adapters=None):
+        assert set(adapters or ()) <= set(self.adapters)
+        if self.adapters and len(prompts) == 4:
+            raise MemoryError("no room")
+        return max(lengths) * (1 + len(set(adapters or ())))
+
+    def step_details(self, prompts, skipped, steps, adapters=None):
+        return {}
+
+    def close(self):
+        """Free nothing."""
+
+
+def test_vllm_gets_the_same_adapters_and_what_was_measured_outlives_its_failure(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(choice, "VLLMEngine", PretendedVLLM)
+    monkeypatch.setattr(vllm_engine, "require_vllm", lambda python, device: None)
+    PretendedVLLM.made.clear()
+    load = ("--adapters", "1,2", "--batch-sizes", "2,4", "--prompt-tokens", 5)
+    others = ("--output-tokens", 20, "--baseline", "vllm", "--baseline-python", "some")
+    file = tmp_path / "numbers.json"
+    assert bench(folder(), *DUMMY, *load, *others, "--json", file) == 1
+    alone, adapted = PretendedVLLM.made
+    assert (alone.lora.modules, len(adapted.lora.modules)) == ((), 2)
+    assert not Path(adapted.lora.modules[0].path).exists()  # removed at the end
+    report = json.loads(file.read_text())
+    assert report["versions"]["vllm"] == "some"
+    assert report["remark"] == "INCOMPLETE, vllm with LoRA: MemoryError: no room"
+    rows = [row for row in report["rows"] if row["engine"] == "vllm"]
+    assert [(row["batch_size"], row["adapters"]) for row in rows] == [(2, None), (2, 1), (4, None)]
+    assert rows[1]["growth"] == pytest.approx(1)
+    for row in rows:
+        own = [
+            one["output_tokens_per_s"] for one in report["rows"]
+            if one["engine"] == "kiln"
+            and (one["batch_size"], one["adapters"]) == (row["batch_size"], row["adapters"])
+        ]  # fmt: skip
+        assert len(own) == 1
+        ratio = None if own[0] is None else pytest.approx(own[0] / row["output_tokens_per_s"])
+        assert row["ratio"] == ratio
+    assert "error: vllm with LoRA: MemoryError: no room" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
