@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.engine.bench import choice
+from kiln.engine.bench import choice, device_time
 from kiln.engine.bench.engine import BenchError
 from kiln.engine.bench.kiln_engine import KilnEngine, MustFit
 from kiln.engine.bench.lora_adapters import RandomAdapter
@@ -227,6 +227,30 @@ def test_kiln_runs_the_adapters_that_it_is_asked_for_and_frees_them(tmp_path):
     without = KilnEngine(plain, lambda text: None)
     assert (without.name, without.adapters, without.lora_backend) == ("kiln", (), None)
     without.close()
+
+
+def test_the_profiled_steps_have_the_adapters_of_the_timed_ones(tmp_path, monkeypatch):
+    adapter = RandomAdapter.of_model(DEMO, 2, torch.float32)
+    adapter.save(tmp_path)
+    base = config(load_format="dummy")
+    engine = KilnEngine(adapter.configure(base, tmp_path, 2), lambda text: None)
+    grown = []
+
+    def profiled(core, steps):
+        before = core.stats().adapter_tokens
+        for _ in range(steps):
+            core.step()
+        after = core.stats().adapter_tokens
+        grown.append({name: after[name] - before[name] for name in after})
+        return [(0, 1000)] * 3
+
+    monkeypatch.setattr(device_time, "_profiled", profiled)
+    monkeypatch.setattr(engine, "_on_gpu", True)
+    work = engine.step_details(PROMPTS, 2, 4, ["adapter-1", None, "adapter-1"])
+    assert work == pytest.approx({"device_ms": 1 / 4, "device_launches": 3 / 4})
+    assert grown == [{"adapter-1": 2 * steps, "adapter-2": 0} for steps in (2, 4)]
+    monkeypatch.undo()
+    engine.close()
 
 
 def test_without_vllm_or_its_gpu_the_error_says_so(python, tmp_path):
