@@ -22,10 +22,10 @@ _SERVICE = re.compile(
     r"KILN_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
 )
 KernelChoice = Literal["auto", "jit", "triton", "torch"]
-LORA = "lora"  # the family that KILN_LORA_BACKEND decides for too
+LORA, LORA_CHUNKED = "lora", "lora_chunked"  # families that KILN_LORA_BACKEND decides for too
 CpuKernels = Literal["torch", "host", "host-check"]
 Compile = Literal["off", "eager", "inductor", "aot"]
-LoRABackend = Literal["auto", "jit", "triton", "torch_native"]
+LoRABackend = Literal["auto", "jit", "csgmv", "triton", "torch_native"]
 CacheMode = Literal["rw", "ro", "off", "refresh", "sealed"]
 
 
@@ -92,8 +92,12 @@ class Env:
     )
     lora_backend: LoRABackend = _var(
         "auto",
-        "What computes LoRA adapters: Kiln's kernels, Triton's, or torch; auto as for a family of "
-        "kernels.",
+        "What computes LoRA adapters: Kiln's kernels, by tiles of one adapter that the host makes "
+        "(jit) or by chunks of sorted tokens, whose table the GPU makes (csgmv); Triton's; or "
+        "torch. auto as for a family of kernels.",
+    )
+    lora_overlap: bool = _var(
+        True, "0: in CUDA graphs, adapters run behind a layer only, and not beside it."
     )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(
@@ -115,8 +119,10 @@ class Env:
 
     def asked(self, family: str) -> str:
         """Return the variable that decides for a kernel family, with its value: KILN_NORM=jit."""
-        if family == LORA and self.lora_backend != "auto":
-            return f"{PREFIX}LORA_BACKEND={self.lora_backend}"
+        if family in (LORA, LORA_CHUNKED) and self.lora_backend != "auto":
+            if self.lora_backend != "csgmv" or self.kernel_choice(LORA_CHUNKED) != "triton":
+                return f"{PREFIX}LORA_BACKEND={self.lora_backend}"
+            family = LORA_CHUNKED  # its toggle was set: see _with_lora_backend
         return f"{PREFIX}{family.upper()}={self.kernel_choice(family)}"
 
 
@@ -210,15 +216,28 @@ def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> E
 
 
 def _with_lora_backend(env: Env) -> Env:
-    """Return the environment with the toggle of the LoRA kernels that follows from the backend."""
-    wanted: KernelChoice = "torch" if env.lora_backend == "torch_native" else env.lora_backend
-    toggle = env.kernel_choice(LORA)
-    if toggle not in ("auto", wanted):
-        raise EnvError(
-            f"{PREFIX}LORA={toggle} contradicts {env.asked(LORA)}, which needs "
-            f"{PREFIX}LORA={wanted}: unset one of them"
-        )
-    return replace(env, kernels=MappingProxyType({**env.kernels, LORA: wanted}))
+    """Return the environment with the toggles of the LoRA kernels that follow from the backend.
+
+    csgmv uses both families: chunks for the projections, and the embedding's A. Triton's forms
+    take part in it only if KILN_LORA_CHUNKED says so.
+    """
+    wanted: dict[str, KernelChoice] = {LORA: "jit", LORA_CHUNKED: "auto"}  # auto: not used
+    match env.lora_backend:
+        case "csgmv":
+            own = env.kernel_choice(LORA_CHUNKED)
+            wanted[LORA] = wanted[LORA_CHUNKED] = "triton" if own == "triton" else "jit"
+        case "triton":
+            wanted[LORA] = "triton"
+        case "torch_native":
+            wanted[LORA] = "torch"
+    for family, choice in wanted.items():
+        toggle = env.kernel_choice(family)
+        if toggle in ("auto", choice):
+            continue
+        name, backend = f"{PREFIX}{family.upper()}", f"{PREFIX}LORA_BACKEND={env.lora_backend}"
+        needs = "does not use it" if choice == "auto" else f"needs {name}={choice}"
+        raise EnvError(f"{name}={toggle} contradicts {backend}, which {needs}: unset one of them")
+    return replace(env, kernels=MappingProxyType({**env.kernels, **wanted}))
 
 
 def describe(families: Iterable[str], env: Env) -> list[Variable]:

@@ -87,7 +87,8 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        # A branch that runs beside a layer has another stream, and what the layer leaves it.
+        self._stream = torch.cuda.Stream(device, priority=-1)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Callable[[Between], None]) -> Graph:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kiln.engine.lora.batch_info import LoRABatchInfo, make_batch_info
 from kiln.engine.lora.pool import AdapterPool
-from kiln.engine.lora.sites import Site
+from kiln.engine.lora.sites import Kind, Site
 
 
 class BaseLoRABackend(ABC):
@@ -39,6 +39,13 @@ class BaseLoRABackend(ABC):
 
     def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
         """Return a batch of a graph's size, whose adapters ``fill_batch`` sets.
+
+        Raises NotImplementedError unless ``fits_graphs``.
+        """
+        raise NotImplementedError(f"{self.name} reads a step's segments on the host")
+
+    def clear_batches(self) -> None:
+        """Let fixed batches of every size be padding, until ``fill_batch``.
 
         Raises NotImplementedError unless ``fits_graphs``.
         """
@@ -83,6 +90,27 @@ class BaseLoRABackend(ABC):
         self, token_ids: torch.Tensor, site: Site, info: LoRABatchInfo
     ) -> torch.Tensor:
         """Return h, the columns of A for token_ids [num_tokens] int64."""
+
+    def run_linear(
+        self,
+        base: Callable[[], None],
+        x: torch.Tensor,
+        site: Site,
+        out: torch.Tensor,
+        info: LoRABatchInfo,
+    ) -> None:
+        """Call ``base``, which writes the layer without adapters to out, and add their parts.
+
+        x: [num_tokens, input_size]; out: [num_tokens, output size].
+        """
+        base()
+        match site.kind:
+            case Kind.QKV:
+                self.run_qkv_lora(x, site, out, info)
+            case Kind.GATE_UP:
+                self.run_gate_up_lora(x, site, out, info)
+            case _:
+                self.run_lora_b_sgemm(self.run_lora_a_sgemm(x, site, info), site, out, info)
 
     def run_qkv_lora(
         self, x: torch.Tensor, site: Site, out: torch.Tensor, info: LoRABatchInfo

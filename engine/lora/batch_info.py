@@ -8,6 +8,8 @@ from itertools import compress
 
 import torch
 
+from kiln.jit_kernels.ops.lora.tiles import Tiles
+
 NO_ADAPTER = -1
 
 
@@ -18,7 +20,8 @@ class LoRABatchInfo:
     segment_starts: [num_segments + 1] int32, the first token of each, and the number of tokens;
     segment_adapter: [num_segments] int32, adapter slots, -1 for none. ``starts`` and ``adapters``
     are the same on the host. ``pruned``: the segments of the tokens that need logits, which are the
-    rows that the LM head sees; None in such an info itself.
+    rows that the LM head sees; None in such an info itself. ``tiles``: the same tokens as kernels
+    read them, if the backend has kernels.
     """
 
     segment_starts: torch.Tensor
@@ -26,6 +29,7 @@ class LoRABatchInfo:
     starts: tuple[int, ...]
     adapters: tuple[int, ...]
     pruned: LoRABatchInfo | None = None
+    tiles: Tiles | None = None
 
     @property
     def num_tokens(self) -> int:

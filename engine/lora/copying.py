@@ -3,75 +3,83 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 
 from kiln.engine.lora.packing import PackedAdapter
 from kiln.engine.lora.pool import AdapterPool
 
+STAGING_BYTES = 8 * 2**20  # of each of two buffers
 
-class Copier(Protocol):
-    """Copies while steps run; no step may read the elements until a copy has ended."""
-
-    def begin(self, adapter: PackedAdapter, slot: int, start: int) -> None:
-        """Begin to copy an adapter to the elements from ``start`` on."""
-
-    def ended(self, *, wait: bool) -> list[tuple[PackedAdapter, int, int]]:
-        """Return adapter, slot and start of each copy that has ended, each once.
-
-        With ``wait``, first wait for the oldest copy.
-        """
+Write = Callable[[torch.Tensor, torch.Tensor], None]  # from, to
 
 
-class ThreadCopier:
-    """Copies on a CPU, in a thread."""
+class Copier:
+    """Copies in a thread; no step may read the elements until a copy has ended."""
 
     def __init__(self, pool: AdapterPool) -> None:
         self._pool = pool
+        self._write: Write = StagedWrite(pool) if pool.values.is_cuda else copy
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-lora-copy")
         self._copies: deque[tuple[Future[None], tuple[PackedAdapter, int, int]]] = deque()
 
     def begin(self, adapter: PackedAdapter, slot: int, start: int) -> None:
-        """Queue a copy."""
-        future = self._thread.submit(self._pool.write, adapter, start)
+        """Begin to copy an adapter to the elements from ``start`` on.
+
+        All steps that could read these elements have been collected.
+        """
+        place = self._pool.values[start : start + adapter.values.numel()]
+        future = self._thread.submit(self._write, adapter.values, place)
         self._copies.append((future, (adapter, slot, start)))
 
     def ended(self, *, wait: bool) -> list[tuple[PackedAdapter, int, int]]:
-        """Return the copies that have ended."""
+        """Return adapter, slot and start of each copy that has ended, each once.
+
+        A step that is launched from now on sees them. With ``wait``, first wait for the oldest.
+        """
         found = []
         while self._copies and (wait or self._copies[0][0].done()):
-            future, copy = self._copies.popleft()
+            future, copied = self._copies.popleft()
             future.result()
-            found.append(copy)
+            found.append(copied)
             wait = False
         return found
 
 
-class StreamCopier:
-    """Copies to a GPU, on a stream of its own."""
+@torch.inference_mode()
+def copy(source: torch.Tensor, place: torch.Tensor) -> None:
+    """Copy on a CPU."""
+    place.copy_(source)
+
+
+class StagedWrite:
+    """Copies to a GPU on a stream of its own, through two small page-locked buffers in turn.
+
+    Adapters are in ordinary memory: to lock the pages of a whole adapter takes tens of
+    milliseconds, in which no kernel can be launched.
+    """
 
     def __init__(self, pool: AdapterPool) -> None:
-        self._pool = pool
-        self._stream = torch.cuda.Stream(pool.values.device)
+        values = pool.values
+        self._stream = torch.cuda.Stream(values.device)
         # The pool's zeros are written on the current stream: a copy must not come before them.
-        self._stream.wait_stream(torch.cuda.current_stream(pool.values.device))
-        self._copies: deque[tuple[torch.cuda.Event, tuple[PackedAdapter, int, int]]] = deque()
+        self._stream.wait_stream(torch.cuda.current_stream(values.device))
+        size = STAGING_BYTES // values.dtype.itemsize
+        self._buffers = [torch.empty(size, dtype=values.dtype, pin_memory=True) for _ in range(2)]
+        self._sent = [torch.cuda.Event(blocking=True) for _ in self._buffers]
 
-    def begin(self, adapter: PackedAdapter, slot: int, start: int) -> None:
-        """Queue a copy. All steps that could read these elements have been collected."""
-        with torch.cuda.stream(self._stream):
-            self._pool.write(adapter, start)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        self._copies.append((event, (adapter, slot, start)))
-
-    def ended(self, *, wait: bool) -> list[tuple[PackedAdapter, int, int]]:
-        """Return the copies that have ended: a step that is launched from now on sees them."""
-        if wait and self._copies:
-            self._copies[0][0].synchronize()
-        found = []
-        while self._copies and self._copies[0][0].query():
-            found.append(self._copies.popleft()[1])
-        return found
+    @torch.inference_mode()
+    def __call__(self, source: torch.Tensor, place: torch.Tensor) -> None:
+        """Copy, and wait until the copy has ended."""
+        size = len(self._buffers[0])
+        for index, (part, to) in enumerate(zip(source.split(size), place.split(size), strict=True)):
+            buffer, sent = self._buffers[index % 2][: len(part)], self._sent[index % 2]
+            sent.synchronize()  # what the buffer held before has been sent
+            buffer.copy_(part)
+            with torch.cuda.stream(self._stream):
+                to.copy_(buffer, non_blocking=True)
+                sent.record(self._stream)
+        for sent in self._sent:
+            sent.synchronize()

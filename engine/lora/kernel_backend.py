@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from kiln.engine.lora.backend import BaseLoRABackend
-from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo, make_batch_info
+from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
 from kiln.jit_kernels.ops.lora.functions import (
@@ -17,33 +18,51 @@ from kiln.jit_kernels.ops.lora.functions import (
     lora_shrink,
     lora_shrink_embedding,
 )
-
-_CPU = torch.device("cpu")
+from kiln.jit_kernels.ops.lora.split import make_workspace
+from kiln.jit_kernels.ops.lora.tiles import (
+    MOST_SMALL,
+    Tiles,
+    fill_tiles,
+    num_elements,
+    num_tiles,
+    tiles_in,
+)
 
 
 class KernelLoRA(BaseLoRABackend):
     """Runs the operators of the family ``lora``, with float32 between A and B.
 
-    The kernels find a token's adapter, its ranks, scales and weights in tables on the device. The
-    tables, and the adapter slots of a step's tokens, keep their addresses. ``max_tokens``: of a
-    step.
+    The kernels find the ranks, scales and weights of a tile's adapter in tables on the device. The
+    tables, and the tiles of a step's tokens, keep their addresses. ``max_tokens``: of a step.
+    ``overlap``: in a CUDA graph, A runs beside the layer.
     """
 
     name = "kernels"
     fits_graphs = True
 
-    def __init__(self, pool: AdapterPool, sites: Sequence[Site], max_tokens: int) -> None:
+    def __init__(
+        self, pool: AdapterPool, sites: Sequence[Site], max_tokens: int, *, overlap: bool = True
+    ) -> None:
         super().__init__(pool)
         device = pool.values.device
+        self._num_slots = pool.ranks.shape[1]
         on_host = (pool.ranks, pool.scales, pool.a_offsets, pool.b_offsets)
-        tables = (torch.empty(one.shape, dtype=_dtype(one), device=device) for one in on_host)
-        self._tables = PoolTables(pool.values, *tables)
-        # Adapter slots of all tokens of a step, and of those that the LM head sees.
-        self._token_slots = torch.full((2, max_tokens), -1, dtype=torch.int32, device=device)
-        self._part_starts = {site: _part_starts(site) for site in sites}
+        tables = [torch.empty(one.shape, dtype=_dtype(one), device=device) for one in on_host]
+        self._tables = tables
+        self._of_site = {site: _tables_of(site, pool, tables) for site in sites}
+        # Tiles of all tokens of a step, and behind them of those that the LM head sees.
+        most = max(num_elements(tokens, self._num_slots) for tokens in range(max_tokens + 1))
+        self._numbers = torch.full((2 * most,), -1, dtype=torch.int32, device=device)
+        self._part_ends = {
+            site: [part.output_start + part.output_size for part in site.parts] for site in sites
+        }
         self._widths = dict.fromkeys(sites, 0)  # of h
+        self._most_tiles = num_tiles(min(max_tokens, MOST_SMALL), self._num_slots)
+        self._workspace = make_workspace(0, 0, device)
         self._version = -1
         self._layout = 0
+        overlaps = overlap and device.type == "cuda"
+        self._beside = torch.cuda.Stream(device) if overlaps else None  # of low priority
         self._follow_pool()
 
     @property
@@ -63,12 +82,18 @@ class KernelLoRA(BaseLoRABackend):
         if width > self._widths[site]:
             self._widths[site] = width
             self._layout += 1
+            most, device = max(self._widths.values()), self._numbers.device
+            self._workspace = make_workspace(self._most_tiles, most, device)
 
     def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
         """Return a batch of a graph's size, whose adapters ``fill_batch`` sets."""
-        none = torch.empty(0, dtype=torch.int32)
-        pruned = LoRABatchInfo(none, none, (0, num_rows), (NO_ADAPTER,))
-        return LoRABatchInfo(none, none, (0, num_tokens), (NO_ADAPTER,), pruned)
+        own = num_elements(num_tokens, self._num_slots)
+        pruned = self._info(self._numbers[own:], num_rows)
+        return replace(self._info(self._numbers, num_tokens), pruned=pruned)
+
+    def clear_batches(self) -> None:
+        """Let fixed batches of every size be padding, until ``fill_batch``."""
+        self._numbers.fill_(NO_ADAPTER)
 
     def fill_batch(
         self,
@@ -80,26 +105,48 @@ class KernelLoRA(BaseLoRABackend):
         """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding."""
         if self._version != self.pool.version:
             self._follow_pool()
-        own = make_batch_info(slots, lengths, samples, _CPU)
-        self._send(own, info)
-        self._send(self.pruned_batch_info(own), self.pruned_batch_info(info))
+        of_tokens, sampling = slots_of_tokens(slots, lengths, samples)
+        sizes = [info.num_tokens, self.pruned_batch_info(info).num_tokens]
+        ends = np.cumsum([num_elements(size, self._num_slots) for size in sizes])
+        host = torch.empty(int(ends[1]), dtype=torch.int32, pin_memory=self._numbers.is_cuda)
+        numbers = host.numpy()
+        fill_tiles(numbers[: ends[0]], of_tokens, sizes[0], self._num_slots)
+        fill_tiles(numbers[ends[0] :], sampling, sizes[1], self._num_slots)
+        self._numbers[: len(host)].copy_(host, non_blocking=True)
 
     def prepare_lora_batch(
         self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
     ) -> LoRABatchInfo:
-        """Return the segments of a step, and send the adapter slots of its tokens."""
-        if self._version != self.pool.version:
-            self._follow_pool()
-        info = make_batch_info(slots, lengths, samples, _CPU)
-        for own in (info, self.pruned_batch_info(info)):
-            self._send(own, own)
+        """Return the batch of a step, and send its tiles."""
+        info = self.fixed_batch(sum(lengths), sum(samples))
+        self.fill_batch(info, slots, lengths, samples)
         return info
+
+    def run_linear(
+        self,
+        base: Callable[[], None],
+        x: torch.Tensor,
+        site: Site,
+        out: torch.Tensor,
+        info: LoRABatchInfo,
+    ) -> None:
+        """Do the same; in a CUDA graph A is a branch beside the layer, which has priority."""
+        if self._beside is None or not torch.cuda.is_current_stream_capturing():
+            super().run_linear(base, x, site, out, info)
+            return
+        current = torch.cuda.current_stream()
+        self._beside.wait_stream(current)
+        with torch.cuda.stream(self._beside):
+            h = self.run_lora_a_sgemm(x, site, info)
+        base()
+        current.wait_stream(self._beside)
+        self.run_lora_b_sgemm(h, site, out, info)
 
     def run_lora_a_sgemm(self, x: torch.Tensor, site: Site, info: LoRABatchInfo) -> torch.Tensor:
         """Return h = A x of all parts of a projection; x: [num_tokens, input_size]."""
         h = self._empty(x, site, info)
         if h.shape[1]:
-            lora_shrink(x, self._tables, self._slots_of(info), site.rows, h)
+            lora_shrink(x, self._of_site[site], _tiles(info), h, self._workspace)
         return h
 
     def run_lora_b_sgemm(
@@ -107,8 +154,7 @@ class KernelLoRA(BaseLoRABackend):
     ) -> None:
         """Add scale * B h of each part to its columns of out [num_tokens, output size]."""
         if h.shape[1]:
-            starts = self._part_starts[site]
-            lora_expand(h, self._tables, self._slots_of(info), site.rows, starts, out)
+            lora_expand(h, self._of_site[site], _tiles(info), self._part_ends[site], out)
 
     def run_lora_a_embedding(
         self, token_ids: torch.Tensor, site: Site, info: LoRABatchInfo
@@ -116,20 +162,14 @@ class KernelLoRA(BaseLoRABackend):
         """Return h, the columns of A for token_ids [num_tokens] int64."""
         h = self._empty(token_ids, site, info)
         if h.shape[1]:
-            lora_shrink_embedding(token_ids, self._tables, self._slots_of(info), site.rows, h)
+            lora_shrink_embedding(token_ids, self._of_site[site], _tiles(info), h)
         return h
 
-    def _send(self, own: LoRABatchInfo, place: LoRABatchInfo) -> None:
-        """Write the adapter slots of a batch's tokens to a place for as many tokens or more."""
-        numbers = np.full(place.num_tokens, NO_ADAPTER, np.int32)
-        numbers[: own.num_tokens] = np.repeat(np.array(own.adapters, np.int32), np.diff(own.starts))
-        host = torch.from_numpy(numbers)
-        if self._token_slots.is_cuda:
-            host = host.pin_memory()
-        self._slots_of(place).copy_(host, non_blocking=True)
-
-    def _slots_of(self, info: LoRABatchInfo) -> torch.Tensor:
-        return self._token_slots[int(info.pruned is None), : info.num_tokens]
+    def _info(self, numbers: torch.Tensor, num_tokens: int) -> LoRABatchInfo:
+        none = torch.empty(0, dtype=torch.int32)
+        own = numbers[: num_elements(num_tokens, self._num_slots)]
+        tiles = tiles_in(own, num_tokens, self._num_slots)
+        return LoRABatchInfo(none, none, (0, num_tokens), (NO_ADAPTER,), tiles=tiles)
 
     def _empty(self, rows: torch.Tensor, site: Site, info: LoRABatchInfo) -> torch.Tensor:
         assert len(rows) == info.num_tokens, "the segments are those of other rows"
@@ -140,20 +180,37 @@ class KernelLoRA(BaseLoRABackend):
         pool = self.pool
         self._version = pool.version  # read first: another thread may change the tables meanwhile
         on_host = (pool.ranks, pool.scales, pool.a_offsets, pool.b_offsets)
-        for table, own in zip(self._tables[1:], on_host, strict=True):
-            table.copy_(torch.from_numpy(own))
-        for site in self._part_starts:
+        for table, own in zip(self._tables, on_host, strict=True):
+            host = torch.from_numpy(own)
+            # From page-locked memory the copy does not wait for the step that runs.
+            table.copy_(host.pin_memory() if table.is_cuda else host, non_blocking=True)
+        for site in self._part_ends:
             first = site.parts[0].row
             ranks = pool.ranks[first : first + len(site.parts)].sum(axis=0)
             self._widen(site, int(ranks.max(initial=0)))
+
+
+def slots_of_tokens(
+    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the adapter slots of a step's tokens, and of those that need logits; both int32.
+
+    By request, as in ``prepare_lora_batch``.
+    """
+    of_requests = np.array(slots, np.int32)
+    return np.repeat(of_requests, np.array(lengths)), of_requests[np.array(samples, np.bool_)]
 
 
 def _dtype(array: np.ndarray) -> torch.dtype:
     return torch.from_numpy(array).dtype
 
 
-def _part_starts(site: Site) -> torch.Tensor:
-    """Return the first output of each part, and the number of outputs, on the site's device."""
-    last = site.parts[-1]
-    starts = [*(part.output_start for part in site.parts), last.output_start + last.output_size]
-    return torch.tensor(starts, dtype=torch.int32, device=site.rows.device)
+def _tiles(info: LoRABatchInfo) -> Tiles:
+    assert info.tiles is not None, "the batch is another backend's"
+    return info.tiles
+
+
+def _tables_of(site: Site, pool: AdapterPool, tables: Sequence[torch.Tensor]) -> PoolTables:
+    """Return the rows of a site's parts, which follow each other."""
+    first, count = site.parts[0].row, len(site.parts)
+    return PoolTables(pool.values, *(table[first : first + count] for table in tables))

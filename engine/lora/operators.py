@@ -1,8 +1,9 @@
-"""torch.ops.kiln.lora_linear and lora_embedding: what the adapters of a step add to a layer.
+"""torch.ops.kiln.lora_linear and lora_embedding: layers with what the adapters of a step add.
 
 For ``torch.compile`` each is one opaque operator. Like attention, it reads the step from a context
-and not from arguments. Outside of a step with adapters it does nothing, so that a CUDA graph
-captured there contains nothing of it.
+and not from arguments. Outside of a step with adapters it is the layer alone, so that a CUDA graph
+captured there contains nothing else. A projection is part of its operator because A can run beside
+it: both read x alone.
 
 The layer is told by a tensor, ``rows`` of its Site, and not by a number: tensors are inputs of a
 compiled piece, so that equal layers share one. The host knows it by its address.
@@ -10,10 +11,10 @@ compiled piece, so that equal layers share one. The host knows it by its address
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,8 +22,10 @@ import torch
 class LoRAStep(Protocol):
     """The adapters of a running step, as the operators use them."""
 
-    def add_linear(self, rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add the adapters' parts of a projection to ``out``."""
+    def run_linear(
+        self, base: Callable[[], None], x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Run a projection: ``base``, which writes to ``out``, and the adapters' parts."""
 
     def add_embedding(self, rows: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Add the adapters' parts of the embedding to ``out``."""
@@ -41,11 +44,26 @@ def lora_step(step: LoRAStep | None) -> Iterator[None]:
         _current.reset(token)
 
 
-def add_linear(x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
-    """Add to out [num_tokens, out_size]; x: [num_tokens, in_size]."""
+def run_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write to out [num_tokens, out_size]; x: [num_tokens, in_size]; weight, bias: as in Linear."""
+
+    def base() -> None:
+        if bias is None:
+            torch.mm(x, weight.T, out=out)
+        else:
+            torch.addmm(bias, x, weight.T, out=out)
+
     step = _current.get()
-    if step is not None:
-        step.add_linear(rows, x, out)
+    if step is None:
+        base()
+    else:
+        step.run_linear(base, x, rows, out)
 
 
 def add_embedding(token_ids: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
@@ -55,21 +73,22 @@ def add_embedding(token_ids: torch.Tensor, out: torch.Tensor, rows: torch.Tensor
         step.add_embedding(rows, token_ids, out)
 
 
-def _fake(x: torch.Tensor, out: torch.Tensor, rows: torch.Tensor) -> None:
+def _fake(*arguments: torch.Tensor | None) -> None:
     """Do nothing on fake tensors: the only result is an argument."""
 
 
-for _name, _function in (
-    ("kiln::lora_linear", add_linear),
-    ("kiln::lora_embedding", add_embedding),
+for _schema, _function in (
+    ("lora_linear(Tensor x, Tensor weight, Tensor? bias, Tensor rows, Tensor(a!) out)", run_linear),
+    ("lora_embedding(Tensor token_ids, Tensor(a!) out, Tensor rows)", add_embedding),
 ):
-    torch.library.define(_name, "(Tensor x, Tensor(a!) out, Tensor rows) -> ()")
+    _name, _, _arguments = _schema.partition("(")
+    torch.library.define(f"kiln::{_name}", f"({_arguments} -> ()")
     for _key in ("CPU", "CUDA"):
-        torch.library.impl(_name, _key, _function)
-    torch.library.register_fake(_name, _fake)
+        torch.library.impl(f"kiln::{_name}", _key, _function)
+    torch.library.register_fake(f"kiln::{_name}", _fake)
 
 lora_linear = torch.ops.kiln.lora_linear.default
 lora_embedding = torch.ops.kiln.lora_embedding.default
 
-OPENED = {lora_linear: add_linear, lora_embedding: add_embedding}
+OPENED: dict[Any, Callable[..., None]] = {lora_linear: run_linear, lora_embedding: add_embedding}
 """What each operator runs, for those who record a graph on a CPU."""

@@ -47,10 +47,8 @@ class PackedAdapter:
         return max(pair.rank for pair in self.pairs)
 
 
-def pack(
-    adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype, *, page_locked: bool = False
-) -> PackedAdapter:
-    """Return an adapter in one tensor; a GPU copies page-locked memory beside its steps."""
+def pack(adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype) -> PackedAdapter:
+    """Return an adapter in one tensor."""
     align = ALIGNMENT // dtype.itemsize
     places: list[tuple[Site, LoRAPair]] = []
     pairs: list[PackedPair] = []
@@ -67,7 +65,7 @@ def pack(
             pairs.append(PackedPair(part.row, start, end, pair.rank, pair.scale))
             end += pair.b.numel()
         end = _aligned(end, align)
-    values = torch.zeros(end, dtype=dtype, pin_memory=page_locked)
+    values = torch.zeros(end, dtype=dtype)
     for (site, pair), at in zip(places, pairs, strict=True):
         _write(values, at.a, pair.a.T if site.kind is Kind.EMBEDDING else pair.a)
         _write(values, at.b, pair.b.T)

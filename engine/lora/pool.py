@@ -62,12 +62,9 @@ class AdapterPool:
 
     @torch.inference_mode()
     def write(self, adapter: PackedAdapter, start: int) -> None:
-        """Copy an adapter to the elements from ``start`` on. No slot has these elements yet.
-
-        Does not wait for the device if the adapter is in page-locked memory.
-        """
+        """Copy an adapter to the elements from ``start`` on. No slot has these elements yet."""
         values = adapter.values
-        self.values[start : start + values.numel()].copy_(values, non_blocking=True)
+        self.values[start : start + values.numel()].copy_(values)
 
     def place(self, adapter: PackedAdapter, slot: int, start: int) -> None:
         """Make an adapter, which was written from ``start`` on, that of a slot."""

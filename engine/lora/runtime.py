@@ -29,18 +29,14 @@ class _AdapterStep:
     sites: Mapping[int, Site]  # by the address of their rows
     info: LoRABatchInfo
 
-    def add_linear(self, rows: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add the adapters' parts of a projection to ``out``."""
+    def run_linear(
+        self, base: Callable[[], None], x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Run a projection: ``base``, and the adapters' parts."""
         own, backend, info = self.sites[rows.data_ptr()], self.backend, self.info
-        match own.kind:
-            case Kind.QKV:
-                backend.run_qkv_lora(x, own, out, info)
-            case Kind.GATE_UP:
-                backend.run_gate_up_lora(x, own, out, info)
-            case kind:
-                if kind is Kind.HEAD:
-                    info = backend.pruned_batch_info(info)
-                backend.run_lora_b_sgemm(backend.run_lora_a_sgemm(x, own, info), own, out, info)
+        if own.kind is Kind.HEAD:
+            info = backend.pruned_batch_info(info)
+        backend.run_linear(base, x, own, out, info)
 
     def add_embedding(self, rows: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
         """Add the adapters' parts of the embedding to ``out``."""
@@ -86,6 +82,10 @@ class Adapters:
         info = self.backend.fixed_batch(num_tokens, num_rows)
         with lora_step(_AdapterStep(self.backend, self._sites, info)):
             yield
+
+    def clear(self) -> None:
+        """Make every fixed step one of padding, until ``fill``."""
+        self.backend.clear_batches()
 
     def fill(self, batch: Batch, num_tokens: int, num_rows: int) -> None:
         """Set the adapters of the next step of this size."""

@@ -11,7 +11,7 @@ from kiln.engine.config import LoRAConfig
 from kiln.engine.errors import AdapterError, AdapterPathError, ConfigError
 from kiln.engine.lora.adapter import WEIGHTS_FILE, read_adapter
 from kiln.engine.lora.adapter_config import CONFIG_FILE
-from kiln.engine.lora.copying import Copier, StreamCopier, ThreadCopier
+from kiln.engine.lora.copying import Copier
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Sites
@@ -40,7 +40,6 @@ class AdapterStore:
         self._config = config
         self._sites = sites
         self._dtype = dtype
-        self._page_locked = device.type == "cuda"
         self._root = None if config.root is None else _folder(config.root)
         self._host: dict[str, PackedAdapter] = {}
         for done, module in enumerate(config.modules):
@@ -49,8 +48,7 @@ class AdapterStore:
         self.num_slots = config.num_slots
         self.size = self._pool_size()
         self.pool = AdapterPool(sites.all, self.num_slots, self.size, dtype, device)
-        copier = StreamCopier if device.type == "cuda" else ThreadCopier
-        self._copier: Copier = copier(self.pool)
+        self._copier = Copier(self.pool)
         progress("adapters", len(config.modules), len(config.modules))
 
     @property
@@ -104,7 +102,7 @@ class AdapterStore:
     def _read(self, name: str, folder: Path) -> PackedAdapter:
         most = self._config.max_lora_rank
         adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
-        return pack(adapter, self._sites.all, self._dtype, page_locked=self._page_locked)
+        return pack(adapter, self._sites.all, self._dtype)
 
     def _inside_root(self, name: str, path: str) -> Path:
         """Return a folder with all links followed. Raises AdapterPathError."""

@@ -1,4 +1,4 @@
-"""Choose what computes the adapters' parts; KILN_LORA_BACKEND and KILN_LORA decide."""
+"""Choose what computes the adapters' parts; KILN_LORA_BACKEND and the families' toggles decide."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kiln.cache.env import LORA
+from kiln.cache.env import LORA, LORA_CHUNKED, EnvError
 from kiln.engine.config import LoRAConfig
 from kiln.engine.lora.backend import BaseLoRABackend
+from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
 from kiln.engine.lora.torch_native import TorchNativeLoRA
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.implementations import Decisions
+from kiln.jit_kernels.ops.lora.spec import LORA_SHRINK_EMBEDDING
 from kiln.jit_kernels.settings import settings
 
 
@@ -27,12 +29,27 @@ class Choice:
 
 
 def without_unused(specs: Iterable[KernelSpec], config: LoRAConfig) -> list[KernelSpec]:
-    """Return the specs without those of LoRA, if a model has no adapters.
+    """Return the specs without those of LoRA that the backend does not run.
 
-    If a toggle chooses among them they stay, so that an impossible choice is always refused.
+    Without adapters it runs none. If a toggle chooses among them they stay, so that an impossible
+    choice is always refused. Raises EnvError if a toggle would have no effect.
     """
-    used = config.enabled or settings().kernel_choice(LORA) != "auto"
-    return [spec for spec in specs if used or spec.family != LORA]
+    env = settings()
+    chunked = env.lora_backend == ChunkedLoRA.name
+    toggle = env.kernel_choice(LORA_CHUNKED)
+    if toggle != "auto" and not chunked:
+        raise EnvError(
+            f"KILN_LORA_CHUNKED={toggle} has no effect without KILN_LORA_BACKEND=csgmv: set that "
+            "too, or unset it"
+        )
+    used = config.enabled or env.kernel_choice(LORA) != "auto"
+
+    def runs(spec: KernelSpec) -> bool:
+        if spec.family == LORA:
+            return used and (not chunked or spec is LORA_SHRINK_EMBEDDING)
+        return spec.family != LORA_CHUNKED or chunked
+
+    return [spec for spec in specs if runs(spec)]
 
 
 def choose_backend(decisions: Decisions, max_tokens: int) -> Choice:
@@ -41,9 +58,12 @@ def choose_backend(decisions: Decisions, max_tokens: int) -> Choice:
     Plain torch works by segments and not through the operators, whose references go token by token.
     ``max_tokens``: of a step.
     """
-    own = [one for one in decisions.made if one.spec.family == LORA]
-    reason = decisions.summary()[LORA]
+    own = [one for one in decisions.made if one.spec.family in (LORA, LORA_CHUNKED)]
+    chunked = any(one.spec.family == LORA_CHUNKED for one in own)
+    reason = decisions.summary()[LORA_CHUNKED if chunked else LORA]
     if all(one.implementation != "torch" for one in own):
-        return Choice(partial(KernelLoRA, max_tokens=max_tokens), reason)
+        backend = ChunkedLoRA if chunked else KernelLoRA
+        overlap = settings().lora_overlap
+        return Choice(partial(backend, max_tokens=max_tokens, overlap=overlap), reason)
     reason = f"{TorchNativeLoRA.name}: {reason.removeprefix('torch: ')}"
     return Choice(lambda pool, sites: TorchNativeLoRA(pool), reason)

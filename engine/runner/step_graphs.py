@@ -127,7 +127,7 @@ class StepGraphs:
         """Return about how many bytes of GPU memory the graphs take."""
         if self.runner is None or self._step.device.type != "cuda":
             return 0
-        self._step.inputs.clear()
+        self._clear_inputs()
         return self.runner.measure(self._free_bytes)
 
     @torch.inference_mode()
@@ -139,7 +139,7 @@ class StepGraphs:
         if self.runner is None:
             return
         free, begun = self._free_bytes(), time.perf_counter()
-        self._step.inputs.clear()
+        self._clear_inputs()
         self.runner.capture(progress)
         counts = self.runner.counts
         counts.captured = len(self.runner.keys)
@@ -178,6 +178,12 @@ class StepGraphs:
         # While serving only a DeviceError ends the process; others are errors of requests.
         self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
+
+    def _clear_inputs(self) -> None:
+        """Let a capture see padding alone: a smaller size reads other places than the last step."""
+        self._step.inputs.clear()
+        if self._adapters is not None:
+            self._adapters.clear()
 
     def _meet_adapters(self) -> None:
         """Put every adapter in the pool once: graphs fit the largest ranks seen so far."""

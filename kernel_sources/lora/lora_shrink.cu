@@ -2,136 +2,80 @@
 // x: [tokens, input_size], any row stride; h: [tokens, width] float32, width >= that sum
 //
 // A site's parts, such as q, k and v, have their own ranks; their columns of h follow each other.
-// token_slots: [tokens], the adapter slot of each token, -1 for none. rows: [num_parts], the rows
-// of the site's parts in the tables. rank_table, a_table: [.., num_slots]; an offset in a_table
-// counts elements of adapter_pool, where A [rank, input_size] begins. Compile-time parameters
-// (jit_kernels/ops/lora/spec.py): SCALAR_T.
-// Work split: a block computes kColumns columns of `tile` tokens, at most kRunTokens; neighbours of
-// one adapter share what is loaded of A. Its threads split input_size, in an order that only
-// input_size and SCALAR_T decide. Blocks without a column exit at once.
-// Memory: one block barrier between the sums of the warps and their sum, one before their reuse.
+// tile_tokens: [tiles, tile], tokens of one adapter each, -1 behind the last; tile: 16 or 32.
+// tile_slots: [tiles], their adapter slots, -1 for an empty tile. rank_table, a_table:
+// [num_parts, num_slots]; an offset in a_table counts elements of adapter_pool, where A
+// [rank, input_size] begins. Compile-time parameters (jit_kernels/ops/lora/spec.py): SCALAR_T.
+// Work split: a row is cut into 8 slices, and each into groups of 32 elements that `warps` warps take
+// in turn: only input_size sets the order of the additions. 16 columns of a tile are one block's, or
+// with spread = 8 those of a block for each slice, of which the last adds the slices up. Blocks
+// without a token or a column exit at once.
+// Memory: block barriers separate the sums of the warps from their sum. With spread = 8 the sums of
+// slices are in partials [tiles, gridDim.x, tile, 16]; arrivals [tiles, gridDim.x / 8], 0 before and
+// after, orders them.
 // Callers: columns of h without a rank keep their values, as do rows without an adapter.
-#include "kiln/math/reduce.cuh"
 #include "kiln/ptx/launch.cuh"
-#include "kiln/rows/vec.cuh"
-#include "lora/runs.cuh"
+#include "kiln/ptx/memory.cuh"
 
 #ifndef SCALAR_T  // defaults, so that an editor can parse this file on its own
 #define SCALAR_T kiln::bf16
 #endif
 
-namespace {
+#include "lora/shrink_fma.cuh"
+#include "lora/shrink_mma.cuh"
 
-constexpr int kColumns = 4, kMostWarps = 16, kTokens = kiln::kRunTokens;
-using Vector = kiln::Vec<SCALAR_T>;
+constexpr int kSlices = 8;  // of a row: SLICES in jit_kernels/ops/lora/spec.py
 
-// The first `left` elements from p on, then zeros. Not inlined: it is rare, and code takes time.
-KILN_NOINLINE Vector elements_of(const SCALAR_T* p, int left) {
-  Vector part;
-#pragma unroll
-  for (int j = 0; j < Vector::kSize; ++j) part.v[j] = j < left ? p[j] : SCALAR_T{};
-  return part;
-}
-
-// 16 bytes of a row from element i on; zeros behind its end. The alignment changes no bits.
-KILN_FN Vector part_of_row(const SCALAR_T* row, int64_t i, int64_t size) {
-  if (kiln::is_vector_aligned(row) && i + Vector::kSize <= size) return Vector::load(row + i);
-  return elements_of(row + i, int(min(size - i, int64_t(Vector::kSize))));
-}
-
-using Partial = float[kTokens][kColumns][kMostWarps];
-
-// The rows of A for `count` columns from `first` on, for one adapter.
-struct Columns {
-  const SCALAR_T* a[kColumns];
-  int count;
-
-  KILN_FN Columns(const SCALAR_T* adapter_pool, const int32_t* rows, const int32_t* rank_table,
-                  const int64_t* a_table, int64_t input_size, int num_parts, int num_slots,
-                  int slot, int first) {
-    int end = 0;
-    for (int part = 0; part < num_parts; ++part) {
-      const int64_t at = int64_t(rows[part]) * num_slots + slot;
-      const int rank = rank_table[at];
-      if (end < first + kColumns && first < end + rank) {
-        const SCALAR_T* own = adapter_pool + a_table[at];
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const int row = first + c - end;
-          if (row >= 0 && row < rank) a[c] = own + row * input_size;
-        }
-      }
-      end += rank;
-    }
-    count = min(end - first, kColumns);
-  }
-};
-
-// Write the columns of `tokens` <= MOST rows of x, for tokens of one adapter. One token alone has its
-// own code, without the branches.
-template <int MOST>
-KILN_FN void shrink_run(float* h, const SCALAR_T* x, const Columns& columns, int64_t input_size,
-                        int64_t x_stride, int64_t h_stride, int tokens, Partial& partial) {
-  float sum[MOST][kColumns] = {};
-  const int step = int(blockDim.x) * Vector::kSize;
-  for (int64_t i = int(threadIdx.x) * Vector::kSize; i < input_size; i += step) {
-    Vector as[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      if (c < columns.count) as[c] = part_of_row(columns.a[c], i, input_size);
-#pragma unroll
-    for (int t = 0; t < MOST; ++t) {
-      if (t && t >= tokens) continue;
-      const Vector xs = part_of_row(x + t * x_stride, i, input_size);
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        if (c >= columns.count) continue;
-#pragma unroll
-        for (int j = 0; j < Vector::kSize; ++j)
-          sum[t][c] = kiln::fma_rn(kiln::to_float(xs.v[j]), kiln::to_float(as[c].v[j]), sum[t][c]);
-      }
-    }
-  }
-  const int warps = blockDim.x / 32, warp = threadIdx.x / 32;
-  __syncthreads();  // the run before has read its sums
-#pragma unroll
-  for (int t = 0; t < MOST; ++t) {
-    if (t && t >= tokens) continue;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const float of_warp = kiln::warp_sum(sum[t][c]);
-      if (threadIdx.x % 32 == 0) partial[t][c][warp] = of_warp;
-    }
-  }
+// Return whether this block is the last of a tile's slices, which `arrivals` counts. All its threads
+// make the call, after a block barrier. shared: of the block.
+KILN_FN bool is_last(uint32_t* arrivals, uint32_t* shared) {
+  if (threadIdx.x == 0) *shared = kiln::arrive(arrivals, kSlices - 1);
   __syncthreads();
-  const int token = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  if (token < tokens && column < columns.count) {
-    float total = partial[token][column][0];
-    for (int w = 1; w < warps; ++w) total = kiln::add_rn(total, partial[token][column][w]);
-    h[token * h_stride + column] = total;
-  }
+  return *shared == kSlices - 1;
 }
-
-}  // namespace
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-lora_shrink(float* h, const SCALAR_T* x, const SCALAR_T* adapter_pool, const int32_t* token_slots,
-            const int32_t* rows, const int32_t* rank_table, const int64_t* a_table, int64_t tokens,
-            int64_t input_size, int64_t x_stride, int64_t h_stride, int num_parts, int num_slots,
-            int tile) {
-  kiln::pdl_wait_then_trigger();
-  __shared__ Partial partial;
-  const int first = int(blockIdx.y) * kColumns;
-  const int64_t begin = int64_t(blockIdx.x) * tile, end = min(begin + tile, tokens);
-  kiln::for_each_run(token_slots, begin, end, [&](int slot, int64_t token, int count) {
-    const Columns columns(adapter_pool, rows, rank_table, a_table, input_size, num_parts,
-                          num_slots, slot, first);
-    float* of_run = h + token * h_stride + first;
-    const SCALAR_T* own = x + token * x_stride;
-    if (columns.count <= 0) return;
-    if (count == 1)
-      shrink_run<1>(of_run, own, columns, input_size, x_stride, h_stride, count, partial);
-    else
-      shrink_run<kTokens>(of_run, own, columns, input_size, x_stride, h_stride, count, partial);
-  });
+lora_shrink(float* h, const SCALAR_T* x, const SCALAR_T* adapter_pool, const int32_t* tile_slots,
+            const int32_t* tile_tokens, const int32_t* rank_table, const int64_t* a_table,
+            float* partials, uint32_t* arrivals, int64_t input_size, int64_t x_stride,
+            int64_t h_stride, int num_parts, int num_slots, int tile, int warps, int spread) {
+  kiln::pdl_reads_plan();
+  const int place = int(blockIdx.x) / spread, column = place * kiln::kColumns;
+  const int slot = kiln::load_early(tile_slots + blockIdx.y);
+  const kiln::StackedRows<SCALAR_T> a(adapter_pool, rank_table, a_table, input_size, num_parts,
+                                      num_slots, max(slot, 0));
+  if (slot < 0 || !a.row(column)) return kiln::pdl_wait();
+  const int elements = tile * kiln::kColumns, group_threads = 32 * warps;
+  const int groups = int(blockDim.x) / group_threads, group = int(threadIdx.x) / group_threads;
+  const auto shared = reinterpret_cast<float*>(kiln::dynamic_shared());
+  const auto sums = shared + (group * warps) * elements;  // of each warp
+  const int64_t first = (int64_t(blockIdx.y) * gridDim.x + place * spread) * elements;
+  float* const slices = spread > 1 ? partials + first : shared + groups * warps * elements;
+  const int32_t* tokens = tile_tokens + int64_t(blockIdx.y) * tile;
+  const int size = (int(input_size) + 32 * kSlices - 1) / (32 * kSlices) * 32;
+  for (int s = int(blockIdx.x) % spread + group; s < kSlices; s += spread * groups) {
+    const kiln::Slice slice{min(s * size, int(input_size)), min((s + 1) * size, int(input_size)),
+                            int(threadIdx.x) / 32 % warps, warps};
+    const auto of_warp = reinterpret_cast<kiln::Sums>(sums + slice.warp * elements);
+    kiln::tile_sums(of_warp, a, slice, column, x, x_stride, tokens, tile);
+    __syncthreads();
+    for (int i = int(threadIdx.x) % group_threads; i < elements; i += group_threads) {
+      if (!a.row(column + i % kiln::kColumns)) continue;
+      float total = sums[i];
+      for (int w = 1; w < warps; ++w) total = kiln::add_rn(total, sums[w * elements + i]);
+      slices[s * elements + i] = total;
+    }
+    __syncthreads();  // the next slice reuses the sums
+  }
+  kiln::pdl_launch_dependents();
+  uint32_t* const arrived = arrivals + blockIdx.y * (gridDim.x / spread) + place;
+  if (spread > 1 && !is_last(arrived, reinterpret_cast<uint32_t*>(shared))) return;
+  for (int i = threadIdx.x; i < elements; i += blockDim.x) {
+    const int c = i % kiln::kColumns, token = kiln::load_early(tokens + i / kiln::kColumns);
+    if (token < 0 || !a.row(column + c)) continue;
+    float total = slices[i];
+#pragma unroll
+    for (int s = 1; s < kSlices; ++s) total = kiln::add_rn(total, slices[s * elements + i]);
+    h[token * h_stride + column + c] = total;
+  }
 }

@@ -43,7 +43,7 @@ def test_values_are_typed():
     assert read.kernel_bundle == Path("/opt/kernels.kpack")
 
 
-WITH_LORA = [*FAMILIES, "lora"]
+WITH_LORA = [*FAMILIES, "lora", "lora_chunked"]
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,42 @@ def test_the_lora_backend_sets_the_toggle_of_its_kernels(environ, toggle, asked)
     assert read.asked("norm") == "KILN_NORM=jit"
 
 
-@pytest.mark.parametrize(("backend", "toggle"), [("jit", "triton"), ("torch_native", "jit")])
-def test_a_lora_backend_that_contradicts_the_toggle_is_refused(backend, toggle):
-    environ = {"KILN_LORA_BACKEND": backend, "KILN_LORA": toggle}
-    with pytest.raises(env.EnvError, match=f"KILN_LORA={toggle} .*KILN_LORA_BACKEND={backend}"):
+@pytest.mark.parametrize(
+    ("environ", "toggles", "asked"),
+    [
+        ({}, ("jit", "jit"), "KILN_LORA_BACKEND=csgmv"),
+        ({"KILN_LORA": "jit"}, ("jit", "jit"), "KILN_LORA_BACKEND=csgmv"),
+        ({"KILN_LORA_CHUNKED": "jit"}, ("jit", "jit"), "KILN_LORA_BACKEND=csgmv"),
+        ({"KILN_LORA_CHUNKED": "triton"}, ("triton", "triton"), "KILN_LORA_CHUNKED=triton"),
+    ],
+)
+def test_chunks_use_both_families_of_lora_kernels(environ, toggles, asked):
+    read = env.read(WITH_LORA, {**environ, "KILN_LORA_BACKEND": "csgmv"})
+    assert (read.kernel_choice("lora"), read.kernel_choice("lora_chunked")) == toggles
+    assert read.asked("lora") == read.asked("lora_chunked") == asked
+
+
+@pytest.mark.parametrize(
+    ("backend", "family", "toggle", "needs"),
+    [
+        ("jit", "LORA", "triton", "needs KILN_LORA=jit"),
+        ("torch_native", "LORA", "jit", "needs KILN_LORA=torch"),
+        ("csgmv", "LORA", "torch", "needs KILN_LORA=jit"),
+        ("csgmv", "LORA_CHUNKED", "torch", "needs KILN_LORA_CHUNKED=jit"),
+        ("jit", "LORA_CHUNKED", "jit", "does not use it"),
+        ("triton", "LORA_CHUNKED", "triton", "does not use it"),
+    ],
+)
+def test_a_lora_backend_that_contradicts_the_toggle_is_refused(backend, family, toggle, needs):
+    environ = {"KILN_LORA_BACKEND": backend, f"KILN_{family}": toggle}
+    says = f"KILN_{family}={toggle} .*KILN_LORA_BACKEND={backend}, which {needs}"
+    with pytest.raises(env.EnvError, match=says):
         env.read(WITH_LORA, environ)
 
 
 def test_a_lora_backend_that_does_not_exist_is_refused():
-    with pytest.raises(env.EnvError, match="choose one of auto, jit, triton, torch_native"):
-        env.read(WITH_LORA, {"KILN_LORA_BACKEND": "csgmv"})
+    with pytest.raises(env.EnvError, match="choose one of auto, jit, csgmv, triton"):
+        env.read(WITH_LORA, {"KILN_LORA_BACKEND": "sgmv"})
 
 
 SERVICE = {  # what Kubernetes injects into each pod for a service named kiln

@@ -1,16 +1,29 @@
 """The cases on which the LoRA kernels are tested and timed.
 
-"ranks" of a case is an index into RANKS, and "gap" is added to the rows' strides.
+"ranks" of a case is an index into RANKS, and "gap" is added to the rows' strides. "lift" is the
+power of two by which h of lora_expand is larger than usual, and the scales smaller. "cancels": its
+sums are large and out is near minus their value, so that lost digits of h show.
 """
 
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import accumulate, cycle
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
+from kiln.jit_kernels.ops.lora.reference import expand_reference
+from kiln.jit_kernels.ops.lora.split import make_workspace
+from kiln.jit_kernels.ops.lora.tiles import (
+    fill_tiles,
+    num_elements,
+    num_tiles,
+    tile_of,
+    tiles_in,
+)
 
 # By part of a site, then by adapter slot.
 RANKS: tuple[tuple[tuple[int, ...], ...], ...] = (
@@ -22,8 +35,10 @@ RANKS: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((16,) * 64,) * 3,
     ((8,),),
     ((64,) * 8,),
+    ((20, 70, 33), (6, 0, 81)),
+    ((0, 1), (3, 16), (2, 0)),
 )
-_MIXED, _MIXED_PARTS, _FEW, _ONE, _EIGHT, _MANY, _SINGLE, _LARGE = range(len(RANKS))
+_MIXED, _MIXED_PARTS, _FEW, _ONE, _EIGHT, _MANY, _SINGLE, _LARGE, UNEVEN, _TWO = range(len(RANKS))
 _FAR = 2**40  # an offset that nothing may use
 
 
@@ -31,16 +46,26 @@ def _shrink(tokens: int, input_size: int, ranks: int, gap: int = 0) -> Sizes:
     width = widest(ranks) + (5 if gap else 0)
     return {
         "tokens": tokens, "input_size": input_size, "width": width, "ranks": ranks, "gap": gap,
+        **_tiling(tokens, ranks),
     }  # fmt: skip
 
 
-def _expand(tokens: int, outputs: int, ranks: int, gap: int = 0) -> Sizes:
-    parts = len(RANKS[ranks])
-    return {"tokens": tokens, "outputs": outputs, "parts": parts, "ranks": ranks, "gap": gap}
+def _expand(tokens: int, outputs: int, ranks: int, gap: int = 0, **more: int) -> Sizes:
+    return {
+        "tokens": tokens, "outputs": outputs, "parts": len(RANKS[ranks]), "ranks": ranks,
+        "gap": gap, **_tiling(tokens, ranks), **more,
+    }  # fmt: skip
 
 
 def _embedding(tokens: int, vocab_size: int, ranks: int, gap: int = 0) -> Sizes:
-    return {"tokens": tokens, "vocab_size": vocab_size, "ranks": ranks, "gap": gap}
+    return {
+        "tokens": tokens, "vocab_size": vocab_size, "ranks": ranks, "gap": gap,
+        **_tiling(tokens, ranks),
+    }  # fmt: skip
+
+
+def _tiling(tokens: int, ranks: int) -> Sizes:
+    return {"tiles": num_tiles(tokens, len(RANKS[ranks][0])), "tile": tile_of(tokens)}
 
 
 def widest(ranks: int) -> int:
@@ -64,6 +89,17 @@ EXPAND_SIZES = [
     _expand(19, 64, _MIXED_PARTS), _expand(17, 93, _MIXED_PARTS, 2), _expand(3, 4416, _FEW, 8),
     _expand(4, 2051, _FEW), _expand(259, 36, _FEW), _expand(258, 32, _FEW, 4),
 ]  # fmt: skip
+# All cases; the family lora_chunked runs only those above. A step of 68 tokens has an adapter with
+# 17 tokens, one with 16 and one with 33.
+TILED_SHRINK_SIZES = [
+    *SHRINK_SIZES, _shrink(68, 40, _FEW), _shrink(3, 24, _MIXED), _shrink(2, 14336, _FEW),
+    _shrink(257, 2056, _TWO), _shrink(5, 40, _FEW, 3),
+]  # fmt: skip
+TILED_EXPAND_SIZES = [
+    *EXPAND_SIZES, _expand(68, 40, _FEW), _expand(258, 64, UNEVEN), _expand(9, 49, UNEVEN, 1),
+    _expand(19, 64, _MIXED_PARTS, lift=20), _expand(19, 64, _MIXED_PARTS, lift=-20),
+    _expand(19, 64, _MIXED_PARTS, cancels=1),
+]  # fmt: skip
 EMBEDDING_SIZES = [
     _embedding(0, 4, _SINGLE), _embedding(1, 1, _SINGLE), _embedding(7, 11, _SINGLE),
     _embedding(23, 37, _MIXED), _embedding(19, 5, _MIXED, 3),
@@ -84,14 +120,17 @@ def shrink_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]
     dtype, tokens, size = DTYPES[variant["scalar_t"]], sizes["tokens"], sizes["input_size"]
     pool = _pool(sizes, [size] * len(RANKS[sizes["ranks"]]), dtype, device, stacked=True)
     pool.values.mul_(size**-0.5)
+    workspace = make_workspace(num_tiles(tokens, slots_of(sizes)), sizes["width"], device)
     x = torch.randn(tokens, size + sizes["gap"], device=device).to(dtype)[:, :size]
     return {
         "h": torch.zeros(tokens, sizes["width"], device=device),
         "x": x,
         "adapter_pool": pool.values,
-        **_of_tokens(sizes, device),
+        **tiles_of(token_slots(sizes), slots_of(sizes), device),
         "rank_table": pool.ranks,
         "a_table": pool.offsets,
+        "partials": workspace.partials,
+        "arrivals": workspace.arrivals,
     }
 
 
@@ -102,24 +141,40 @@ def expand_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]
     smaller = outputs // 4  # k and v
     part_sizes = [outputs - (parts - 1) * smaller, *[smaller] * (parts - 1)]
     pool = _pool(sizes, part_sizes, dtype, device, stacked=False)
-    of_tokens = _of_tokens(sizes, device)
+    slots = token_slots(sizes)
     h = torch.full((tokens, widest(ranks) + sizes["gap"]), float("nan"), device=device)
-    for row, slot in zip(h, of_tokens["token_slots"].tolist(), strict=True):
+    for row, slot in zip(h, slots, strict=True):
         if slot >= 0:
             used = sum(of_part[slot] for of_part in RANKS[ranks])
             row[:used] = torch.randn(used, device=device) * max(used, 1) ** -0.5
-    starts = [sum(part_sizes[:part]) for part in range(parts + 1)]
+    end0, end1, *_ = (*accumulate(part_sizes), outputs)
     out = torch.randn(tokens, outputs + sizes["gap"], device=device).to(dtype)[:, :outputs]
-    return {
+    made = {
         "out": out,
         "h": h,
         "adapter_pool": pool.values,
-        **of_tokens,
-        "part_starts": torch.tensor(starts, dtype=torch.int32, device=device),
+        **tiles_of(slots, slots_of(sizes), device),
+        "end0": end0,
+        "end1": end1,
         "rank_table": pool.ranks,
         "scale_table": pool.scales,
         "b_table": pool.offsets,
     }
+    lift = 2.0 ** sizes.get("lift", 0)
+    h *= lift
+    pool.scales.div_(lift)
+    if sizes.get("cancels", 0):
+        _cancel(made)
+    return made
+
+
+def _cancel(made: dict[str, Any]) -> None:
+    """Set out to minus what is added, rounded; sums of 16-bit dtypes are up to about 100."""
+    out = made["out"]
+    made["scale_table"].mul_(16.0 if out.dtype.itemsize == 2 else 1.0)
+    zeros = torch.zeros_like(out, dtype=torch.float32)
+    more = expand_reference(SimpleNamespace(**{**made, "out": zeros}))["out"]
+    out.copy_(-more)
 
 
 def embedding_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
@@ -130,14 +185,14 @@ def embedding_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, A
         "h": torch.zeros(tokens, widest(ranks) + sizes["gap"], device=device),
         "token_ids": torch.randint(sizes["vocab_size"], (tokens,), device=device),
         "adapter_pool": pool.values,
-        **_of_tokens(sizes, device),
+        **tiles_of(token_slots(sizes), slots_of(sizes), device),
         "rank_table": pool.ranks,
         "a_table": pool.offsets,
     }
 
 
 class _Pool(NamedTuple):
-    """Weights between NaNs, and tables with more rows than the site has parts."""
+    """Weights between NaNs, and where they are."""
 
     values: torch.Tensor
     ranks: torch.Tensor
@@ -150,17 +205,17 @@ def _pool(
 ) -> _Pool:
     """Lay out a weight [rank, size] for each adapter and part; ``stacked``: without gaps."""
     ranks = RANKS[sizes["ranks"]]
-    align, slots, table_rows = 16 // dtype.itemsize, len(ranks[0]), 2 * len(ranks) + 1
+    align, slots = 16 // dtype.itemsize, len(ranks[0])
     values, end = [torch.full((align,), float("nan"))], align
-    rank_table = torch.full((table_rows, slots), 2**20, dtype=torch.int32)
-    scale_table = torch.full((table_rows, slots), float("nan"))
-    offsets = torch.full((table_rows, slots), _FAR)
+    rank_table = torch.tensor(ranks, dtype=torch.int32)
+    scale_table = torch.full(rank_table.shape, float("nan"))
+    offsets = torch.full(rank_table.shape, _FAR)
     for slot in range(slots):
-        for part, row in enumerate(_rows(len(ranks))):
-            rank = rank_table[row, slot] = ranks[part][slot]
+        for part, of_part in enumerate(ranks):
+            rank = of_part[slot]
             if rank:
-                offsets[row, slot], scale_table[row, slot] = end, 0.5 + float(torch.rand(()))
-                values.append(torch.randn(int(rank) * part_sizes[part]))
+                offsets[part, slot], scale_table[part, slot] = end, 0.5 + float(torch.rand(()))
+                values.append(torch.randn(rank * part_sizes[part]))
                 end += len(values[-1])
             if not stacked or part + 1 == len(ranks):
                 values.append(torch.full((-end % align + align,), float("nan")))
@@ -169,24 +224,28 @@ def _pool(
     return _Pool(*(tensor.to(device) for tensor in tensors))
 
 
-def _rows(parts: int) -> list[int]:
-    """Return the rows of the site's parts in the tables."""
-    return list(range(parts + 1, 2 * parts + 1))
+def slots_of(sizes: Sizes) -> int:
+    """Return the adapter slots of a case."""
+    return len(RANKS[sizes["ranks"]][0])
 
 
-def _of_tokens(sizes: Sizes, device: str) -> dict[str, torch.Tensor]:
-    """Return ragged segments of adapters, with tokens without one between and behind them."""
-    ranks, tokens = RANKS[sizes["ranks"]], sizes["tokens"]
+def token_slots(sizes: Sizes) -> list[int]:
+    """Return adapter slots in ragged segments, with tokens without one between and behind them."""
+    tokens = sizes["tokens"]
+    if tokens <= 1:
+        return [0] * tokens
     slots: list[int] = []
-    if tokens > 1:
-        lengths = cycle((5, 1, 9, 2) if tokens > 256 else (1, 2, 1))
-        order = cycle((*range(len(ranks[0])), -1))
-        while len(slots) < tokens - 1:
-            slots += [next(order)] * next(lengths)
-        slots = [*slots[: tokens - 1], -1]  # the last is padding
-    else:
-        slots = [0] * tokens
-    return {
-        "token_slots": torch.tensor(slots, dtype=torch.int32, device=device),
-        "rows": torch.tensor(_rows(len(ranks)), dtype=torch.int32, device=device),
-    }
+    runs = (5, 1, 9, 2, 40) if tokens > 256 else (17, 16, 33, 1) if tokens > 64 else (1, 2, 1)
+    lengths = cycle(runs)
+    order = cycle((*range(slots_of(sizes)), -1))
+    while len(slots) < tokens - 1:
+        slots += [next(order)] * next(lengths)
+    return [*slots[: tokens - 1], -1]  # the last is padding
+
+
+def tiles_of(slots: list[int], num_slots: int, device: str) -> dict[str, torch.Tensor]:
+    """Return the tiles of tokens with these adapter slots, as arguments of a kernel."""
+    numbers = np.empty(num_elements(len(slots), num_slots), np.int32)
+    fill_tiles(numbers, np.array(slots, np.int32), len(slots), num_slots)
+    tiles = tiles_in(torch.from_numpy(numbers).to(device), len(slots), num_slots)
+    return {"tile_slots": tiles.slots, "tile_tokens": tiles.tokens}

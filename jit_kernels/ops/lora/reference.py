@@ -15,8 +15,7 @@ from kiln.jit_kernels.parity import largest_error
 class _Part(NamedTuple):
     """One part of a site in a token's adapter."""
 
-    place: int  # among the site's parts
-    row: int  # of the tables
+    row: int  # of the tables: its place among the site's parts
     slot: int
     rank: int
     column: int  # of h
@@ -34,9 +33,9 @@ def shrink_reference(a: Arguments) -> Results:
 
 def expand_reference(a: Arguments) -> Results:
     """Return out [tokens, outputs]; each sum is rounded once, when it is added."""
-    out, starts = a.out.clone(), a.part_starts.tolist()
+    out, starts = a.out.clone(), (0, a.end0, a.end1, a.out.shape[1])
     for token, part in _parts(a):
-        start, end = starts[part.place], starts[part.place + 1]
+        start, end = starts[part.row], starts[part.row + 1]
         weights = _weights(a, a.b_table, part, part.rank, end - start).to(a.h.dtype)
         own = a.h[token, part.column : part.column + part.rank]
         more = (own @ weights) * a.scale_table[part.row, part.slot]
@@ -60,16 +59,21 @@ def error_but_for_gaps(a: Arguments, wanted: Results) -> float:
     return largest_error(got.masked_fill(kept, 0.0), want.masked_fill(kept, 0.0))
 
 
+def shrink_error(a: Arguments, wanted: Results) -> float:
+    """Return the largest error of h; infinite if a counter was not reset."""
+    return float("inf") if a.arrivals.any() else error_but_for_gaps(a, wanted)
+
+
 def _parts(a: Arguments) -> Iterator[tuple[int, _Part]]:
     """Yield each token that has an adapter, with each part that has a rank."""
-    ranks, rows = a.rank_table.tolist(), a.rows.tolist()
-    for token, slot in enumerate(a.token_slots.tolist()):
+    ranks = a.rank_table.tolist()
+    for slot, tokens in zip(a.tile_slots.tolist(), a.tile_tokens.tolist(), strict=True):
         column = 0
-        for place, row in enumerate(rows if slot >= 0 else ()):
-            rank = ranks[row][slot]
-            if rank:
-                yield token, _Part(place, row, slot, rank, column)
-            column += rank
+        for part, of_part in enumerate(ranks if slot >= 0 else ()):
+            if of_part[slot]:
+                own = _Part(part, slot, of_part[slot], column)
+                yield from ((token, own) for token in tokens if token >= 0)
+            column += of_part[slot]
 
 
 def _weights(

@@ -11,6 +11,8 @@ from kiln.jit_kernels.declare.parameters import (
     in_outs,
     inputs,
     outputs,
+    scratch,
+    values,
 )
 from kiln.jit_kernels.declare.spec import (
     DTYPES,
@@ -28,86 +30,84 @@ from kiln.jit_kernels.ops.lora.reference import (
     embedding_reference,
     error_but_for_gaps,
     expand_reference,
+    shrink_error,
     shrink_reference,
 )
+from kiln.jit_kernels.ops.lora.split import (
+    COLUMNS,
+    SLICES,
+    slices_at_once,
+    spread_of,
+    warps_of_slice,
+)
+from kiln.jit_kernels.ops.lora.tiles import num_elements
 from kiln.jit_kernels.torch_ops import define
 
-COLUMNS = 4  # of h per block: kColumns in lora_shrink.cu
-TILE = 4  # tokens per block, of steps with prompts: kRunTokens in runs.cuh
-_MOST_ROWS = 256  # steps of more tokens have prompts, whose tokens have one adapter
-_MOST_THREADS = 512
-_EXPAND_THREADS, _EMBEDDING_THREADS = 128, 64
+MOST_PARTS = 3  # of a site: kMostParts in parts.cuh
+WARP_COLUMNS = 32  # of out in a warp of lora_expand: kWarpColumns in expand_fma.cuh
+_EXPAND_WARPS = 8
 _PAPER = "https://arxiv.org/abs/2310.18547"
 
 
-def shrink_threads(input_size: int, itemsize: int) -> int:
-    """Return the threads that share a sum; only this sets the order of its additions.
-
-    About two vectors of 16 bytes for each thread.
-    """
-    vectors = -(-input_size * itemsize // 16)
-    return min(max(-(-vectors // 64) * 32, 32), _MOST_THREADS)
-
-
-def tile_of(tokens: int) -> int:
-    """Return the tokens of a block; the bits of none of them depend on it."""
-    return TILE if tokens > _MOST_ROWS else 1
-
-
-def expand_columns(itemsize: int) -> int:
-    """Return the columns of out that a block of lora_expand adds to."""
-    return _EXPAND_THREADS * (16 // itemsize)
-
-
-def _site_numbers(a: Arguments, tokens: int) -> dict[str, int]:
+def _site_numbers(a: Arguments) -> dict[str, int]:
     """Return the arguments that both products of a site take."""
+    parts, slots = a.rank_table.shape
+    if parts > MOST_PARTS:
+        raise ValueError(f"a LoRA site has at most {MOST_PARTS} parts; rank_table has {parts} rows")
     return {
         "h_stride": a.h.stride(0),
-        "num_parts": a.rows.numel(),
-        "num_slots": a.rank_table.shape[1],
-        "tile": tile_of(tokens),
-        "tokens": tokens,
+        "num_parts": parts,
+        "num_slots": slots,
+        "tile": a.tile_tokens.shape[1],
     }
 
 
+def _tile_sizes(a: Arguments) -> Sizes:
+    tiles, tile = a.tile_tokens.shape
+    return {"tiles": tiles, "tile": tile}
+
+
 def _shrink_bind(a: Arguments) -> Bound:
-    tokens, input_size = a.x.shape
-    sizes = {"tokens": tokens, "input_size": input_size, "width": a.h.shape[1]}
+    input_size = a.x.shape[1]
+    sizes = {"input_size": input_size, "width": a.h.shape[1], **_tile_sizes(a)}
     numbers = {
         "input_size": input_size,
         "x_stride": a.x.stride(0),
-        **_site_numbers(a, tokens),
+        "warps": warps_of_slice(input_size),
+        "spread": spread_of(sizes["tile"]),
+        **_site_numbers(a),
     }
     return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
 
 
 def _shrink_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    threads = shrink_threads(sizes["input_size"], DTYPES[variant["scalar_t"]].itemsize)
-    tiles = -(-sizes["tokens"] // tile_of(sizes["tokens"]))
-    return LaunchGeometry((tiles, -(-sizes["width"] // COLUMNS), 1), (threads, 1, 1))
+    size, tile = sizes["input_size"], sizes["tile"]
+    spread, warps = spread_of(tile), warps_of_slice(size) * slices_at_once(size, tile)
+    of_slices = SLICES if spread == 1 else 0
+    shared = (warps + of_slices) * tile * COLUMNS * 4
+    grid = (-(-sizes["width"] // COLUMNS) * spread, sizes["tiles"], 1)
+    return LaunchGeometry(grid, (32 * warps, 1, 1), shared)
 
 
 def _shrink_cost(variant: Variant, sizes: Sizes) -> Cost:
     tokens, size, columns = sizes["tokens"], sizes["input_size"], cases.all_ranks(sizes["ranks"])
     weights = (tokens + columns) * size * DTYPES[variant["scalar_t"]].itemsize
+    tiles = num_elements(tokens, cases.slots_of(sizes))
     return Cost(
-        weights + 4 * tokens * (sizes["width"] + 1) + 12, 2 * tokens * size * sizes["width"]
+        weights + 4 * tokens * sizes["width"] + 4 * tiles, 2 * tokens * size * sizes["width"]
     )
 
 
 def _expand_bind(a: Arguments) -> Bound:
-    tokens, outputs_ = a.out.shape
-    sizes = {"tokens": tokens, "outputs": outputs_, "parts": a.rows.numel()}
-    numbers = {"out_stride": a.out.stride(0), **_site_numbers(a, tokens)}
+    sizes = {"outputs": a.out.shape[1], "parts": a.rank_table.shape[0], **_tile_sizes(a)}
+    numbers = {"out_stride": a.out.stride(0), "outputs": a.out.shape[1], **_site_numbers(a)}
     return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
 
 
 def _expand_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     """Return blocks for all columns; a block has one part, so each part may need one more."""
-    columns = expand_columns(DTYPES[variant["scalar_t"]].itemsize)
-    blocks = -(-sizes["outputs"] // columns) + sizes["parts"] - 1
-    tiles = -(-sizes["tokens"] // tile_of(sizes["tokens"]))
-    return LaunchGeometry((tiles, blocks, 1), (_EXPAND_THREADS, 1, 1))
+    blocks = -(-sizes["outputs"] // (_EXPAND_WARPS * WARP_COLUMNS)) + sizes["parts"] - 1
+    return LaunchGeometry((blocks, sizes["tiles"], 1), (32 * _EXPAND_WARPS, 1, 1))
 
 
 def _expand_cost(variant: Variant, sizes: Sizes) -> Cost:
@@ -115,24 +115,25 @@ def _expand_cost(variant: Variant, sizes: Sizes) -> Cost:
     columns = cases.all_ranks(ranks) // sizes["parts"]
     moved = (2 * tokens + columns) * outputs_ * DTYPES[variant["scalar_t"]].itemsize
     h = tokens * (cases.widest(ranks) + sizes["gap"])
-    small = tokens + 2 * sizes["parts"] + 1
+    small = num_elements(tokens, cases.slots_of(sizes)) + 2 * sizes["parts"]
     return Cost(moved + 4 * (h + small), 2 * h * outputs_ // sizes["parts"])
 
 
 def _embedding_bind(a: Arguments) -> Bound:
-    numbers = {"h_stride": a.h.stride(0), "num_slots": a.rank_table.shape[1]}
-    sizes = {"tokens": a.token_ids.numel()}
-    return Bound({"scalar_t": SCALARS[a.adapter_pool.dtype]}, sizes, numbers)
+    variant = {"scalar_t": SCALARS[a.adapter_pool.dtype]}
+    return Bound(variant, _tile_sizes(a), {"h_stride": a.h.stride(0)})
 
 
 def _embedding_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    return LaunchGeometry((sizes["tokens"], 1, 1), (_EMBEDDING_THREADS, 1, 1))
+    return LaunchGeometry((sizes["tiles"], 1, 1), (32 * sizes["tile"], 1, 1))
 
 
 def _embedding_cost(variant: Variant, sizes: Sizes) -> Cost:
-    elements = sizes["tokens"] * (cases.widest(sizes["ranks"]) + sizes["gap"])
+    tokens = sizes["tokens"]
+    elements = tokens * (cases.widest(sizes["ranks"]) + sizes["gap"])
     itemsize = DTYPES[variant["scalar_t"]].itemsize
-    return Cost((itemsize + 4) * elements + 12 * sizes["tokens"] + 4, 0)
+    tiles = num_elements(tokens, cases.slots_of(sizes))
+    return Cost((itemsize + 4) * elements + 8 * tokens + 4 * tiles, 0)
 
 
 LORA_SHRINK = KernelSpec(
@@ -141,9 +142,10 @@ LORA_SHRINK = KernelSpec(
     entry="lora_shrink",
     parameters=declare(
         outputs("h"),
-        inputs("x", "adapter_pool", "token_slots", "rows", "rank_table", "a_table"),
-        derived("int64", "tokens", "input_size", "x_stride", "h_stride"),
-        derived("int32", "num_parts", "num_slots", "tile"),
+        inputs("x", "adapter_pool", "tile_slots", "tile_tokens", "rank_table", "a_table"),
+        scratch("partials", "arrivals"),
+        derived("int64", "input_size", "x_stride", "h_stride"),
+        derived("int32", "num_parts", "num_slots", "tile", "warps", "spread"),
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_shrink_bind,
@@ -151,10 +153,11 @@ LORA_SHRINK = KernelSpec(
     cost=_shrink_cost,
     reference=shrink_reference,
     make_inputs=cases.shrink_inputs,
-    sizes=cases.SHRINK_SIZES,
+    sizes=cases.TILED_SHRINK_SIZES,
     bench_sizes=cases.SHRINK_BENCH_SIZES,
     tolerance=1e-5,
-    error=error_but_for_gaps,
+    error=shrink_error,
+    min_arch=80,
     max_cpu_seconds=0.4,
     paper=_PAPER,
 )
@@ -164,10 +167,11 @@ LORA_EXPAND = KernelSpec(
     entry="lora_expand",
     parameters=declare(
         in_outs("out"),
-        inputs("h", "adapter_pool", "token_slots", "rows", "part_starts"),
+        inputs("h", "adapter_pool", "tile_slots", "tile_tokens"),
         inputs("rank_table", "scale_table", "b_table"),
-        derived("int64", "tokens", "out_stride", "h_stride"),
-        derived("int32", "num_parts", "num_slots", "tile"),
+        derived("int64", "out_stride", "h_stride"),
+        values("int32", "end0", "end1"),
+        derived("int32", "outputs", "num_parts", "num_slots", "tile"),
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_expand_bind,
@@ -175,10 +179,11 @@ LORA_EXPAND = KernelSpec(
     cost=_expand_cost,
     reference=expand_reference,
     make_inputs=cases.expand_inputs,
-    sizes=cases.EXPAND_SIZES,
+    sizes=cases.TILED_EXPAND_SIZES,
     bench_sizes=cases.EXPAND_BENCH_SIZES,
     # One rounding; Triton's interpreter rounds bf16 down, which doubles the error.
     tolerance={torch.float32: 1e-5, torch.float16: 6e-4, torch.bfloat16: 8e-3},
+    min_arch=80,
     max_cpu_seconds=0.3,
     paper=_PAPER,
 )
@@ -188,9 +193,8 @@ LORA_SHRINK_EMBEDDING = KernelSpec(
     entry="lora_shrink_embedding",
     parameters=declare(
         outputs("h"),
-        inputs("token_ids", "adapter_pool", "token_slots", "rows", "rank_table", "a_table"),
+        inputs("token_ids", "adapter_pool", "tile_slots", "tile_tokens", "rank_table", "a_table"),
         derived("int64", "h_stride"),
-        derived("int32", "num_slots"),
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_embedding_bind,

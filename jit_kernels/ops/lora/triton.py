@@ -1,4 +1,4 @@
-"""Triton forms of the LoRA kernels."""
+"""Triton forms of the LoRA kernels: a program for each place in the tiles."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import triton.language as tl
 from kiln.jit_kernels.declare.parameters import Arguments
 
 _COLUMNS, _BLOCK = 4, 256  # of shrink: columns of h, and elements of their sums at once
-_TILE = 512  # of expand: columns of out
+_WIDTH = 512  # of expand: columns of out
 
 
 @triton.jit
 def _shrink(  # noqa: PLR0913
-    h, x, adapter_pool, token_slots, rows, rank_table, a_table,
+    h, x, adapter_pool, tile_slots, tile_tokens, rank_table, a_table,
     input_size, x_stride, h_stride, num_slots,
-    PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(token_slots + token)
-    if slot >= 0:
+    token = tl.load(tile_tokens + tl.program_id(0)).to(tl.int64)
+    slot = tl.load(tile_slots + tl.program_id(0) // TILE)
+    if token >= 0:
         columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         begin = tl.zeros((COLUMNS,), tl.int64)
         end = 0
         for part in tl.static_range(PARTS):
-            at = tl.load(rows + part).to(tl.int64) * num_slots + slot
+            at = part * num_slots + slot
             rank = tl.load(rank_table + at)
             row = columns - end
             here = tl.load(a_table + at) + row.to(tl.int64) * input_size
@@ -44,22 +44,24 @@ def _shrink(  # noqa: PLR0913
 
 @triton.jit
 def _expand(  # noqa: PLR0913
-    out, h, adapter_pool, token_slots, rows, part_starts, rank_table, scale_table, b_table,
-    out_stride, h_stride, num_slots, PARTS: tl.constexpr, TILE: tl.constexpr,
+    out, h, adapter_pool, tile_slots, tile_tokens, rank_table, scale_table, b_table,
+    out_stride, h_stride, end0, end1, outputs, num_slots,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(token_slots + token)
-    if slot >= 0:
-        columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    token = tl.load(tile_tokens + tl.program_id(0)).to(tl.int64)
+    slot = tl.load(tile_slots + tl.program_id(0) // TILE)
+    if token >= 0:
+        columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
         own = h + token * h_stride
         for part in tl.static_range(PARTS):
-            at = tl.load(rows + part).to(tl.int64) * num_slots + slot
+            at = part * num_slots + slot
             rank = tl.load(rank_table + at)
-            start, end = tl.load(part_starts + part), tl.load(part_starts + part + 1)
+            start = 0 if part == 0 else (end0 if part == 1 else end1)
+            end = end0 if part == 0 else (end1 if part == 1 else outputs)
             inside = (columns >= start) & (columns < end)
-            overlap = (start < (tl.program_id(1) + 1) * TILE) & (end > tl.program_id(1) * TILE)
+            overlap = (start < (tl.program_id(1) + 1) * WIDTH) & (end > tl.program_id(1) * WIDTH)
             if (rank > 0) & overlap:
-                sums = tl.zeros((TILE,), tl.float32)
+                sums = tl.zeros((WIDTH,), tl.float32)
                 b = adapter_pool + tl.load(b_table + at) + (columns - start)
                 for k in range(rank):
                     weight = tl.load(b, mask=inside, other=0.0)
@@ -74,47 +76,47 @@ def _expand(  # noqa: PLR0913
 
 @triton.jit
 def _embedding(  # noqa: PLR0913
-    h, token_ids, adapter_pool, token_slots, rows, rank_table, a_table, h_stride, num_slots,
-    BLOCK: tl.constexpr,
+    h, token_ids, adapter_pool, tile_slots, tile_tokens, rank_table, a_table, h_stride,
+    BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(token_slots + token)
-    if slot >= 0:
-        at = tl.load(rows).to(tl.int64) * num_slots + slot
-        rank = tl.load(rank_table + at)
+    token = tl.load(tile_tokens + tl.program_id(0)).to(tl.int64)
+    slot = tl.load(tile_slots + tl.program_id(0) // TILE)
+    if token >= 0:
+        rank = tl.load(rank_table + slot)
         if rank > 0:
             columns = tl.arange(0, BLOCK)
-            a = adapter_pool + tl.load(a_table + at) + tl.load(token_ids + token) * rank
+            a = adapter_pool + tl.load(a_table + slot) + tl.load(token_ids + token) * rank
             own = tl.load(a + columns, mask=columns < rank, other=0.0).to(tl.float32)
             tl.store(h + token * h_stride + columns, own, mask=columns < rank)
 
 
 def lora_shrink(a: Arguments) -> None:
     """Write A x of each token's adapter to h."""
-    (tokens, input_size), width = a.x.shape, a.h.shape[1]
-    if tokens and width:
-        _shrink[(tokens, triton.cdiv(width, _COLUMNS))](
-            a.h, a.x, a.adapter_pool, a.token_slots, a.rows, a.rank_table, a.a_table, input_size,
-            a.x.stride(0), a.h.stride(0), a.rank_table.shape[1], a.rows.numel(), _COLUMNS, _BLOCK,
+    places, width = a.tile_tokens.numel(), a.h.shape[1]
+    if places and width:
+        _shrink[(places, triton.cdiv(width, _COLUMNS))](
+            a.h, a.x, a.adapter_pool, a.tile_slots, a.tile_tokens, a.rank_table, a.a_table,
+            a.x.shape[1], a.x.stride(0), a.h.stride(0), a.rank_table.shape[1],
+            len(a.rank_table), _COLUMNS, _BLOCK, a.tile_tokens.shape[1],
         )  # fmt: skip
 
 
 def lora_expand(a: Arguments) -> None:
     """Add scale * B h of each token's adapter to out."""
-    tokens, outputs = a.out.shape
-    if tokens and outputs:
-        _expand[(tokens, triton.cdiv(outputs, _TILE))](
-            a.out, a.h, a.adapter_pool, a.token_slots, a.rows, a.part_starts, a.rank_table,
-            a.scale_table, a.b_table, a.out.stride(0), a.h.stride(0), a.rank_table.shape[1],
-            a.rows.numel(), _TILE,
+    places, outputs = a.tile_tokens.numel(), a.out.shape[1]
+    if places and outputs:
+        _expand[(places, triton.cdiv(outputs, _WIDTH))](
+            a.out, a.h, a.adapter_pool, a.tile_slots, a.tile_tokens, a.rank_table,
+            a.scale_table, a.b_table, a.out.stride(0), a.h.stride(0), a.end0, a.end1,
+            outputs, a.rank_table.shape[1], len(a.rank_table), _WIDTH, a.tile_tokens.shape[1],
         )  # fmt: skip
 
 
 def lora_shrink_embedding(a: Arguments) -> None:
     """Write the columns of A for the token ids to h."""
-    tokens, width = a.h.shape
-    if tokens and width:
-        _embedding[(tokens,)](
-            a.h, a.token_ids, a.adapter_pool, a.token_slots, a.rows, a.rank_table, a.a_table,
-            a.h.stride(0), a.rank_table.shape[1], triton.next_power_of_2(width),
+    places, width = a.tile_tokens.numel(), a.h.shape[1]
+    if places and width:
+        _embedding[(places,)](
+            a.h, a.token_ids, a.adapter_pool, a.tile_slots, a.tile_tokens, a.rank_table, a.a_table,
+            a.h.stride(0), triton.next_power_of_2(width), a.tile_tokens.shape[1],
         )  # fmt: skip

@@ -44,9 +44,13 @@ def events(monkeypatch):
         def synchronize(self):
             seen.append("synchronize")
 
+    def capture_stream(device, priority):
+        assert priority < 0, "branches beside layers get what these leave"
+        return Stream("capture")
+
     names = {
         "CUDAGraph": Graph,
-        "Stream": lambda device: Stream("capture"),
+        "Stream": capture_stream,
         "current_stream": lambda device: Stream("current"),
         "graph_pool_handle": lambda: "pool",
         "stream": lambda stream: contextlib.nullcontext(),

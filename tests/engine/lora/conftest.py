@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from kiln.engine.layers.embedding import Embedding
+from kiln.engine.layers.linear import Linear
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.loader import load_model, open_weights
+from kiln.engine.models.parameters import Projection
 from kiln.engine.models.registry import read_model
+from kiln.jit_kernels import implementations
+from kiln.jit_kernels.settings import settings
 
 COMMON = {
     "vocab_size": 400,
@@ -201,3 +206,25 @@ def small_moe(tmp_path_factory):
     }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    """Let the operators run on the host toolchain, as under KILN_CPU_KERNELS=host."""
+    monkeypatch.setenv("KILN_CPU_KERNELS", "host")
+    settings.cache_clear()
+    monkeypatch.setattr(implementations, "_decided", {})
+    yield
+    monkeypatch.undo()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def model_sites():
+    """An embedding, a qkv projection of sizes that no vectors fill, and an LM head."""
+    sites = Sites()
+    sites.embedding("embed", Embedding(torch.zeros(11, 24)))
+    qkv = Projection("layers.0.qkv_proj", (("q", 17), ("k", 8), ("v", 8)), 24)
+    sites.linear(qkv, Linear(torch.zeros(33, 24)))
+    sites.linear(Projection("lm_head", (("lm_head", 16),), 24), Linear(torch.zeros(16, 24)))
+    return sites

@@ -11,16 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.engine.layers.embedding import Embedding
-from kiln.engine.layers.linear import Linear
+from kiln.engine.config import LoRAConfig
+from kiln.engine.errors import ConfigError
+from kiln.engine.lora import chunked_backend
 from kiln.engine.lora.adapter import Adapter, LoRAPair
+from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.lora.packing import pack
 from kiln.engine.lora.pool import AdapterPool
-from kiln.engine.lora.sites import Kind, Sites
+from kiln.engine.lora.sites import Kind
 from kiln.engine.lora.torch_native import TorchNativeLoRA
-from kiln.engine.models.parameters import Projection
+from kiln.engine.runner.lora_backend import without_unused
 from kiln.jit_kernels import implementations
+from kiln.jit_kernels.ops.lora_chunked.functions import make_chunks
+from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 
 CPU = torch.device("cpu")
@@ -28,26 +32,7 @@ RANKS = ((4, 3, 1, 2, 5), (None, None, 5, None, 16), (2, 1, None, 6, None), (Non
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-@pytest.fixture
-def on_host(monkeypatch):
-    """Let the operators run on the host toolchain, as under KILN_CPU_KERNELS=host."""
-    monkeypatch.setenv("KILN_CPU_KERNELS", "host")
-    settings.cache_clear()
-    monkeypatch.setattr(implementations, "_decided", {})
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
-
-
-@pytest.fixture
-def model_sites():
-    """An embedding, a qkv projection of sizes that no vectors fill, and an LM head."""
-    sites = Sites()
-    sites.embedding("embed", Embedding(torch.zeros(11, 24)))
-    qkv = Projection("layers.0.qkv_proj", (("q", 17), ("k", 8), ("v", 8)), 24)
-    sites.linear(qkv, Linear(torch.zeros(33, 24)))
-    sites.linear(Projection("lm_head", (("lm_head", 16),), 24), Linear(torch.zeros(16, 24)))
-    return sites
+KERNELS = pytest.mark.parametrize("kernels", [KernelLoRA, ChunkedLoRA], ids=lambda one: one.name)
 
 
 def adapter(sites, ranks, dtype):
@@ -90,17 +75,19 @@ STEPS = {
     "mixed": ([2, -1, 0, 3, 1, 0], [3, 2, 1, 4, 1, 1], [True, True, False, True, False, True]),
     "decodes": ([0, 1, 2, 3, -1], [1] * 5, [True] * 5),
     "nothing is sampled": ([1, 0], [2, 3], [False, False]),
+    "a prompt": ([0, 2, -1, 0], [270, 2, 1, 1], [True, True, True, False]),
 }
 
 
+@KERNELS
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("dtype", ROUNDING)
-def test_kernels_agree_with_plain_torch(on_host, model_sites, dtype, step):
+def test_kernels_agree_with_plain_torch(on_host, model_sites, dtype, step, kernels):
     pool = AdapterPool.holding(
         [adapter(model_sites, ranks, dtype) for ranks in RANKS], model_sites.all, dtype, CPU
     )
     inputs = inputs_of(step, dtype)
-    got = results(KernelLoRA(pool, model_sites.all, 16), model_sites, step, inputs)
+    got = results(kernels(pool, model_sites.all, 300), model_sites, step, inputs)
     want = results(TorchNativeLoRA(pool), model_sites, step, inputs)
     for one, other, base in zip(got, want, inputs[2:], strict=True):
         error = (one.double() - other.double()).abs() / other.double().abs().clamp(min=1)
@@ -109,12 +96,22 @@ def test_kernels_agree_with_plain_torch(on_host, model_sites, dtype, step):
     assert {one.implementation for one in implementations._decided.values()} == {"host"}
 
 
-def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sites):
+def addresses_of(backend):
+    """Where the graphs of a backend find what changes between their replays."""
+    own = [*backend._tables, backend._numbers]
+    if isinstance(backend, ChunkedLoRA):
+        own.append(backend._token_slots)
+        own += [tensor for table in backend._memory for tensor in table]
+    return [tensor.data_ptr() for tensor in own]
+
+
+@KERNELS
+def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sites, kernels):
     loaded = [adapter(model_sites, ranks, torch.float32) for ranks in RANKS]
     make = [pack(one, model_sites.all, torch.float32) for one in loaded]
     pool = AdapterPool(model_sites.all, 2, 20000, torch.float32, CPU)
-    backend, oracle = KernelLoRA(pool, model_sites.all, 16), TorchNativeLoRA(pool)
-    addresses = [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
+    backend, oracle = kernels(pool, model_sites.all, 16), TorchNativeLoRA(pool)
+    addresses = addresses_of(backend)
     step = ([0, 1, -1, 1], [1] * 4, [True] * 4)
     inputs = inputs_of(step, torch.float32)
 
@@ -138,7 +135,7 @@ def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sit
     pool.clear(1)
     for one, base in zip(both_agree(), inputs[2:], strict=True):
         assert torch.equal(one[1:], base[1:])
-    assert addresses == [table.data_ptr() for table in (*backend._tables, backend._token_slots)]
+    assert addresses == addresses_of(backend)
 
 
 def test_an_adapter_that_is_placed_while_the_tables_are_copied_is_not_missed(
@@ -166,6 +163,33 @@ def test_an_adapter_that_is_placed_while_the_tables_are_copied_is_not_missed(
     got = results(backend, model_sites, step, inputs)
     for one, other in zip(got, results(oracle, model_sites, step, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_chunks_of_a_step_are_made_once(on_host, model_sites, monkeypatch):
+    """One table for all tokens and one for the rows of the LM head, not one for each layer."""
+    pool = AdapterPool.holding(
+        [adapter(model_sites, ranks, torch.float32) for ranks in RANKS],
+        model_sites.all, torch.float32, CPU,
+    )  # fmt: skip
+    calls = []
+
+    def counted(token_slots, table):
+        calls.append(len(token_slots))
+        make_chunks(token_slots, table)
+
+    monkeypatch.setattr(chunked_backend, "make_chunks", counted)
+    backend = ChunkedLoRA(pool, model_sites.all, 16)
+    for _ in range(2):
+        step = STEPS["mixed"]
+        results(backend, model_sites, step, inputs_of(step, torch.float32))
+    assert calls == [12, 4] * 2
+
+
+def test_chunks_of_more_adapters_than_align_tokens_can_tell_apart_are_refused(model_sites):
+    pool = AdapterPool(model_sites.all, 513, 16, torch.float32, CPU)
+    KernelLoRA(pool, model_sites.all, 16)
+    with pytest.raises(ConfigError, match="513 adapters at once"):
+        ChunkedLoRA(pool, model_sites.all, 16)
 
 
 def test_graphs_fit_adapters_up_to_a_reserved_rank(on_host, model_sites):
@@ -213,10 +237,10 @@ print(json.dumps([llm.core.runner.kernels.get("lora"), [one.token_ids for one in
 """
 
 
-def ask(made, prompts, lora, environ, dtype="float32", **params):
+def ask(made, prompts, lora, environ, dtype="float32", settings=None, **params):
     """Run a model with all its adapters in a process of its own; return its output and errors."""
     modules = {form: str(folder) for form, folder in made.adapters.items() if form in lora}
-    asked = (str(made.folder), modules, prompts, lora, {"dtype": dtype}, params)
+    asked = (str(made.folder), modules, prompts, lora, {"dtype": dtype, **(settings or {})}, params)
     root = Path(__file__).resolve().parents[3] / "tools/import_root"
     done = subprocess.run(
         [sys.executable, "-c", ANSWERS],
@@ -228,30 +252,35 @@ def ask(made, prompts, lora, environ, dtype="float32", **params):
 
 
 HOST = {"KILN_CPU_KERNELS": "host"}
+CHUNKS = HOST | {"KILN_LORA_BACKEND": "csgmv"}
+BACKENDS = pytest.mark.parametrize("host", [HOST, CHUNKS], ids=["auto", "csgmv"])
 
 
+@BACKENDS
 @pytest.mark.parametrize("name", ["llama", "qwen2-moe"])
-def test_the_engine_answers_as_peft_on_the_kernels(made, answers, name):
+def test_the_engine_answers_as_peft_on_the_kernels(made, answers, name, host):
     prompts, lora, wanted = answers(name)
-    out, err = ask(made(name), prompts, lora, HOST, max_tokens=len(wanted[0]))
+    out, err = ask(made(name), prompts, lora, host, max_tokens=len(wanted[0]))
     assert out, err
     reason, found, *_ = json.loads(out)
-    assert reason == "host: KILN_CPU_KERNELS=host"
+    assert reason == "host: " + "=".join([*host.items()][-1])
     assert found == wanted
 
 
-def test_steps_with_adapters_run_in_graphs_of_their_own(made, answers):
-    prompts, lora, wanted = answers("llama")
+@BACKENDS
+def test_steps_with_adapters_run_in_graphs_of_their_own(made, answers, host):
+    prompts, lora, wanted = (part[::2] for part in answers("llama"))
     graphs = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "fast"}
-    out, err = ask(made("llama"), prompts, lora, HOST | graphs, max_tokens=len(wanted[0]))
+    few = {"cuda_graph_bs": [4, 16], "max_num_batched_tokens": 64}  # graphs to capture
+    out, err = ask(made("llama"), prompts, lora, host | graphs, settings=few, max_tokens=4)
     assert out, err
     _, found, _, replays, fallbacks = json.loads(out)
-    assert found == wanted
-    assert sum(replays.values()) >= len(wanted[0]) - 1
+    assert found == [tokens[:4] for tokens in wanted]
+    assert sum(replays.values()) >= 3
     assert all(size.endswith("LoRA") for size in replays), "each step has an adapter"
     assert not any("LoRA" in reason for reason in fallbacks)
-    half = HOST | graphs | {"KILN_GRAPH_VERIFY": "full"}  # steps in one piece, attention included
-    out, err = ask(made("llama"), prompts[:4], lora[:4], half, "float16", max_tokens=3)
+    half = host | graphs | {"KILN_GRAPH_VERIFY": "full"}  # steps in one piece, attention included
+    out, err = ask(made("llama"), prompts[:4], lora[:4], half, "float16", few, max_tokens=3)
     assert out, err
     assert all(size.endswith("LoRA") for size in json.loads(out)[3])
 
@@ -259,7 +288,7 @@ def test_steps_with_adapters_run_in_graphs_of_their_own(made, answers):
 def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(made, answers):
     prompts, lora, _ = answers("llama")
     reasons, likely = [], []
-    for backend in ("jit", "torch_native"):
+    for backend in ("jit", "csgmv", "torch_native"):
         environ = {**HOST, "KILN_LORA_BACKEND": backend}
         out, err = ask(made("llama"), prompts, lora, environ, "float16", max_tokens=1, logprobs=20)
         assert out, err
@@ -268,9 +297,11 @@ def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(ma
         likely.append(rows)
     assert reasons == [
         "host: KILN_LORA_BACKEND=jit",
+        "host: KILN_LORA_BACKEND=csgmv",
         "torch_native: KILN_LORA_BACKEND=torch_native",
     ]
-    for one, other in zip(*likely, strict=True):
+    own, chunked, plain = likely
+    for one, other in zip(own + chunked, plain + plain, strict=True):
         both = one.keys() & other.keys()
         assert len(both) >= 15
         assert max(abs(one[token] - other[token]) for token in both) < 0.05
@@ -281,6 +312,10 @@ def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(ma
     [
         ({"KILN_LORA_BACKEND": "jit"}, "KILN_LORA_BACKEND=jit cannot be used here"),
         ({"KILN_LORA_BACKEND": "triton", **HOST}, "KILN_LORA_BACKEND=triton cannot be used here"),
+        ({"KILN_LORA_BACKEND": "csgmv"}, "KILN_LORA_BACKEND=csgmv cannot be used here"),
+        ({"KILN_LORA_CHUNKED": "triton", **CHUNKS}, "KILN_LORA_CHUNKED=triton cannot be used here"),
+        ({"KILN_LORA_CHUNKED": "jit", **HOST}, "has no effect without KILN_LORA_BACKEND=csgmv"),
+        ({"KILN_LORA_CHUNKED": "torch", **CHUNKS}, "contradicts"),
         ({"KILN_LORA": "jit"}, "KILN_LORA=jit cannot be used here"),
         ({"KILN_LORA": "jit", "KILN_LORA_BACKEND": "triton"}, "contradicts"),
     ],
@@ -290,6 +325,31 @@ def test_a_backend_that_cannot_run_here_is_refused_by_name(made, environ, says):
     out, err = ask(made("llama"), [[1, 2]], [None], environ, max_tokens=1)
     assert not out
     assert says in err.splitlines()[-1]
+
+
+BY_TOKEN = {"lora_shrink", "lora_expand", "lora_shrink_embedding"}
+BY_CHUNK = {"lora_chunked_shrink", "lora_chunked_expand", "lora_shrink_embedding"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "with_adapters", "built"),
+    [
+        ("auto", False, set()),
+        ("auto", True, BY_TOKEN),
+        ("jit", True, BY_TOKEN),
+        ("csgmv", True, BY_CHUNK),
+        ("csgmv", False, BY_CHUNK),  # so that an impossible choice is refused
+    ],
+)
+def test_only_the_kernels_of_the_backend_are_built(
+    on_host, monkeypatch, backend, with_adapters, built
+):
+    monkeypatch.setenv("KILN_LORA_BACKEND", backend)
+    settings.cache_clear()
+    config = LoRAConfig(root="adapters" if with_adapters else None)
+    specs = without_unused(all_specs().values(), config)
+    assert {spec.name for spec in specs if spec.name.startswith("lora")} == built
+    assert {"align_tokens", "rms_norm"} <= {spec.name for spec in specs}
 
 
 def test_a_model_without_adapters_needs_no_lora_kernels(made):

@@ -1,285 +1,220 @@
 """Faults planted in the LoRA kernels; see test_faults.py."""
 
-from kiln.jit_kernels.ops.lora.cases import EMBEDDING_SIZES, EXPAND_SIZES, SHRINK_SIZES
+from kiln.jit_kernels.ops.lora.cases import (
+    EMBEDDING_SIZES,
+    TILED_EXPAND_SIZES,
+    TILED_SHRINK_SIZES,
+)
 
-_RUNS = "lora/runs.cuh"
-_SHRINK = dict(enumerate(SHRINK_SIZES))
-_EXPAND = dict(enumerate(EXPAND_SIZES))
-# Of shrink: one part; three parts; a width that no vectors fill; strided rows; several warps;
-# several tokens a block.
-_ONE_PART, _PARTS, _ODD, _STRIDED, _LONG, _TILED = ([_SHRINK[i]] for i in (3, 4, 5, 6, 7, 8))
-# Of expand, in that order, then tiles that vectors fill, and a grid with a spare block.
-_OUT_ONE, _OUT_PARTS, _OUT_ODD, _OUT_TILES, _OUT_SPARE = ([_EXPAND[i]] for i in (3, 4, 5, 6, 7))
+_SEEDS = {"seeds": 3}
+_FLOAT, _HALF = {"needs": {"scalar_t": "float"}}, {"needs": {"scalar_t": "kiln::fp16"}}
+_TABLES = {"header": "lora/parts.cuh"}
+_SUMS, _SUMS_FLOAT = {"header": "lora/shrink_mma.cuh"}, {"header": "lora/shrink_fma.cuh", **_FLOAT}
+_ADD, _ADD_FLOAT = {"header": "lora/expand_mma.cuh"}, {"header": "lora/expand_fma.cuh", **_FLOAT}
+_ADD_HALF = {**_ADD, **_HALF}
+_ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
+_SIZE = "(int(input_size) + 32 * kSlices - 1) / (32 * kSlices) * 32"
+_TOKENS = "tile_tokens + int64_t(blockIdx.y) * tile"
+_VALID = "start + k < tile.rank && first + o < tile.size"
+
+# Of shrink: rows of odd size; three parts; rows of which no vectors are aligned; strided rows;
+# several warps a slice; large tiles of such rows; tiles of which some are full; batches of loads;
+# large tiles whose blocks have several slices in turn; rows of x alone not aligned.
+_ODD, _PARTS, _UNALIGNED, _STRIDED, _LONG, _LARGE, _FULL, _BATCHES, _TURNS, _ROWS = (
+    [TILED_SHRINK_SIZES[i]] for i in (3, 4, 5, 6, 7, 8, 9, 11, 12, 13)
+)
+SHRINK = [
+    ("empty tiles at work", "if (slot < 0 || !a.row(column))", "if (!a.row(column))", _FULL),
+    ("blocks without a column at work", "slot < 0 || !a.row(column)", "slot < 0", _PARTS),
+    ("the first adapter for all tiles", "max(slot, 0));", "0);", _PARTS),
+    ("the slot of the first tile", "tile_slots + blockIdx.y", "tile_slots", _PARTS),
+    ("the tokens of the first tile", _TOKENS, "tile_tokens", _PARTS),
+    ("columns without a rank", "token < 0 || !a.row(column + c)", "token < 0", _ODD),
+    ("tokens of -1 written", "token < 0 || !a.row(column + c)", "!a.row(column + c)", _PARTS),
+    ("the end of a row in no slice", _SIZE, "int(input_size) / (32 * kSlices) * 32", _LONG),
+    ("slices overlap", "min((s + 1) * size", "min((s + 2) * size", _LONG),
+    ("a slice for each group alone", "s < kSlices; s += spread * groups", "s < groups; s += 8",
+     _TURNS),
+    ("no barrier before the sums are read", "of_warp, a, slice, column, x, x_stride, tokens, tile);"
+     "\n    __syncthreads();", "of_warp, a, slice, column, x, x_stride, tokens, tile);", _LONG,
+     _SEEDS),
+    ("no barrier before the sums are reused", "    __syncthreads();  // the next slice", "    //",
+     _TURNS, _SEEDS),
+    ("a plain counter", "kiln::arrive(arrivals, kSlices - 1)", "(*arrivals)++", _LONG),
+    ("a counter that is not reset", "kiln::arrive(arrivals, kSlices - 1)",
+     "kiln::add_acq_rel(arrivals, 1)", _LONG),
+    ("arrival without an order", _ACQ_REL, _ACQ_REL.replace("acq_rel", "relaxed"), _LONG,
+     {"header": "kiln/ptx/memory.cuh", **_SEEDS}),
+    ("the first takes itself for the last", "return *shared == kSlices - 1", "return *shared == 0",
+     _LONG),
+    ("the last but one reads the sums too", "return *shared == kSlices - 1",
+     "return *shared >= kSlices - 2", _LONG, _SEEDS),
+    ("no barrier before the count is read", "  __syncthreads();\n  return", "  return", _LONG,
+     _SEEDS),
+    ("one counter for all columns", "(gridDim.x / spread) + place;", "(gridDim.x / spread);", _ODD,
+     _SEEDS),
+    ("one counter for all tiles", "arrivals + blockIdx.y * ", "arrivals + 0 * ", _PARTS, _SEEDS),
+    ("one place for the sums of all columns", "gridDim.x + place * spread)", "gridDim.x)", _ODD),
+    ("one place for the sums of all tiles", "(int64_t(blockIdx.y) * gridDim.x + ", "(", _PARTS),
+    ("sums of slices over those of warps", "shared + groups * warps * elements", "shared", _TURNS,
+     _SEEDS),
+    ("groups of warps share their sums", "shared + (group * warps) * elements", "shared", _TURNS,
+     _SEEDS),
+    ("the last warp left out", "w < warps;", "w + 1 < warps;", _LONG),
+    ("the last slice left out", "s < kSlices; ++s)", "s < kSlices - 1; ++s)", _LONG),
+    ("rows of h of another width", "h[token * h_stride", "h[token * input_size", _PARTS),
+    ("all columns in the first ones", "h_stride + column + c]", "h_stride + c]", _PARTS),
+    ("each part in the first columns", "      c -= ranks[part];\n", "", _PARTS, _TABLES),
+    ("rows ahead of the part", "c >= 0 && c < ranks[part]", "c < ranks[part]", _PARTS, _TABLES),
+    ("tables of the first part", "part * num_slots + slot", "slot", _PARTS, _TABLES),
+    ("elements behind the end of a row", "    if (j < left) words", "    words", _UNALIGNED, _SUMS),
+    ("vectors in rows that they do not fill", "a.size % 8 == 0 && ", "", _ODD, _SUMS),
+    ("misaligned vectors of x", "x_stride % 8 == 0 && ", "", _ROWS, _SUMS),
+    ("rows of x taken as dense", "load_early(tokens) : token) * x_stride",
+     "load_early(tokens) : token) * a.size", _STRIDED, _SUMS),
+    ("the last group of 32 left out", "for (; begin < slice.end;",
+     "for (; begin + 32 <= slice.end;", _FULL, _SUMS),
+    ("the last group of 32 taken as whole", "slice.end & ~31", "slice.end", _FULL, _SUMS),
+    ("whole groups twice", "  if (begin < full) begin += (full", "  if (false) begin += (full",
+     _PARTS, _SUMS),
+    ("the last whole group twice", "(full - begin + step - 1) / step", "(full - begin) / step",
+     _LONG, _SUMS),
+    ("every other batch", "begin += kBatch * step", "begin += 2 * kBatch * step", _BATCHES, _SUMS),
+    ("a batch of one group", "if (begin + j * step < full) multiply", "if (j == 0) multiply",
+     _BATCHES, _SUMS),
+    ("a batch behind the whole groups", "if (begin + j * step < full) multiply", "multiply",
+     _LONG, _SUMS),
+    ("the second half of the rows is the first", "group + j / 2 * 8]", "group]", _ODD, _SUMS),
+    ("columns of the first half in the second", "*row1 = a.row(column + group + 8)",
+     "*row1 = a.row(column + group)", _ODD, _SUMS),
+    ("rows without a column", "  if (!row1) row1 = row0;\n", "", _ODD, _SUMS),
+    ("tokens of another lane", "lane % 4 * 2 + j % 2]", "lane % 4 * 2]", _PARTS, _SUMS),
+    ("other elements of x than of A", "x.w[0], x.w[1]", "x.w[1], x.w[0]", _PARTS, _SUMS),
+    ("half of a group", "{u.w[2], v.w[2], u.w[3], v.w[3]}", "{}", _PARTS, _SUMS),
+    ("the first eight tokens for all", "tokens + (first + n) * 8", "tokens + n * 8", _LARGE, _SUMS),
+    ("sums of all in the first eight tokens", "sums[(first + n) * 8", "sums[n * 8", _LARGE, _SUMS),
+    ("the first half of a large tile", "group_sums<4, 1, true>", "group_sums<2, 1, true>", _TURNS,
+     _SUMS),
+    ("rows of x of padding", "token < 0 ? load_early(tokens) : token", "token", _PARTS, _SUMS),
+    ("float32: the last element left out", "i < slice.end;", "i + 1 < slice.end;", _UNALIGNED,
+     _SUMS_FLOAT),
+    ("float32: rows without a column", "if (rows[j]) sum", "sum", _ODD, _SUMS_FLOAT),
+    ("float32: padding taken for tokens", "if (token < 0) continue;", "", _ODD, _SUMS_FLOAT),
+    ("float32: the last tokens left out", "t < tile &&", "t < tile - kFew &&", _FULL, _SUMS_FLOAT),
+    ("float32: each warp at all groups", "i += 32 * slice.warps", "i += 32", _LONG, _SUMS_FLOAT),
+    ("float32: all columns in the first ones", "sums[t + n][c + j]", "sums[t + n][j]", _ODD,
+     _SUMS_FLOAT),
+]  # fmt: skip
+
+# Of expand: one pair of columns; rows not aligned behind the first; one part; three parts; a grid
+# with a spare block; large tiles; full tiles; large tiles of several chunks of ranks; a part that
+# begins at an odd column; h that is large, h that is small, and sums that cancel.
+(_OUT_PAIR, _OUT_ROWS, _OUT_ONE, _OUT_PARTS, _OUT_SPARE, _OUT_LARGE, _OUT_FULL, _OUT_RANKS,
+ _OUT_BEGIN, _OUT_LIFT, _OUT_SMALL, _OUT_CANCELS) = (
+    [TILED_EXPAND_SIZES[i]] for i in (1, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15)
+)  # fmt: skip
+EXPAND = [
+    ("empty tiles at work", "slot < 0 || part < 0", "part < 0", _OUT_FULL),
+    ("blocks behind the last part at work", "slot < 0 || part < 0", "slot < 0", _OUT_SPARE),
+    ("blocks of the parts ahead not counted", "else block -= blocks;", "else block = 0;",
+     _OUT_SPARE),
+    ("the last block of a part left out", "(of_part + width - 1) / width",
+     "max(of_part / width, 1)", _OUT_SPARE),
+    ("columns of h of the first part", "if (p < part) column", "if (false) column", _OUT_PARTS),
+    ("columns of h behind the part's own", "if (p < part) column", "column", _OUT_PARTS),
+    ("parts without a rank at work", "  if (own.rank == 0) return kiln::pdl_wait();\n", "",
+     _OUT_PARTS),
+    ("all parts in the first columns", "{out + start,", "{out,", _OUT_PARTS),
+    ("the third part at the second", "{0, end0, end1, outputs}", "{0, end0, end0, outputs}",
+     _OUT_PARTS),
+    ("the tokens of the first tile", _TOKENS, "tile_tokens", _OUT_PARTS),
+    ("the slot of the first tile", "tile_slots + blockIdx.y", "tile_slots", _OUT_PARTS),
+    ("the scale of the first part", "scale_table + at", "scale_table + slot", _OUT_PARTS),
+    ("B of the first part", "b_table + at", "b_table + slot", _OUT_PARTS),
+    ("the columns of the first block", "own, block * width + ", "own, ", _OUT_SPARE),
+    ("the columns of the first warp", "int(threadIdx.x) / 32 * kiln::kWarpColumns);", "0);",
+     _OUT_SPARE),
+    ("the low part of h left out", "mma_m16n8k16<T>(sum[n + i], low, b[2 * i], b[2 * i + 1]);", "",
+     _OUT_CANCELS, _ADD),
+    ("the low part of a neighbour", "b - high_half<T>(high)", "b - low_half<T>(high)", _OUT_CANCELS,
+     _ADD),
+    ("h behind the rank", "start + 1 < tile.rank ?", "true ?", _OUT_PARTS, _ADD),
+    ("rows of B behind the rank", f"{_VALID};\n      const T* from",
+     "first + o < tile.size;\n      const T* from", _OUT_PARTS, _ADD),
+    ("rows of B behind the rank, not aligned", f"{_VALID};\n      staged",
+     "first + o < tile.size;\n      staged", _OUT_ONE, _ADD),
+    ("columns of B behind the part", f"{_VALID};\n      staged",
+     "start + k < tile.rank;\n      staged", _OUT_PAIR, _ADD),
+    ("misaligned copies", "tile.size % 8 == 0 && ", "", _OUT_BEGIN, _ADD),
+    ("ranks staged before the last were read", "__syncwarp();  // the ranks ahead", "//", _OUT_ONE,
+     {**_ADD, **_SEEDS}),
+    ("ranks read before all are staged", "copy_wait<0>();\n      __syncwarp();", "copy_wait<0>();",
+     _OUT_ONE, {**_ADD, **_SEEDS}),
+    ("no wait for the copies", "      copy_wait<0>();\n", "", _OUT_PARTS, _ADD),
+    ("the first 16 ranks for all", "if (start != ready)", "if (false)", _OUT_PARTS, _ADD),
+    ("the last ranks for the next tokens", "if (start != ready)", "if (start)", _OUT_RANKS, _ADD),
+    ("the first 16 ranks of B for all", "int64_t(start + k) * tile.size", "int64_t(k) * tile.size",
+     _OUT_PARTS, _ADD),
+    ("the first eight tokens for all", "tokens[i % 2], start", "tokens[0], start", _OUT_FULL, _ADD),
+    ("the first eight ranks for all", "start + pair + i / 2 * 8", "start + pair", _OUT_PARTS, _ADD),
+    ("columns of the first eight", "(n + lane / 16) * 8]", "n * 8]", _OUT_PARTS, _ADD),
+    ("B of the first eight columns", "high, b[2 * i], b[2 * i + 1]", "high, b[0], b[1]",
+     _OUT_PARTS, _ADD),
+    ("no scale", "mul_rn(sum[n][2 * j], tile.scale)", "sum[n][2 * j]", _OUT_PARTS, _ADD),
+    ("written instead of added", "add_rn(low_half<T>(y[j][n]), ", "add_rn(0.0f, ", _OUT_PARTS,
+     _ADD),
+    ("rows of out taken as dense", "T* row = tile.out + tokens[j] * tile.out_stride",
+     "T* row = tile.out + tokens[j] * tile.size", _OUT_PARTS, _ADD),
+    ("tokens of -1 written", "if (tokens[j] < 0 || o >= tile.size)", "if (o >= tile.size)",
+     _OUT_PARTS, _ADD),
+    ("columns behind the part", "if (tokens[j] < 0 || o >= tile.size)", "if (tokens[j] < 0)",
+     _OUT_PARTS, _ADD),
+    ("pairs in a part of odd size", "tile.size % 2 == 0 && ", "", _OUT_LARGE, _ADD),
+    ("misaligned pairs in the rows", "tile.out_stride % 2 == 0 &&", "true &&", _OUT_ROWS, _ADD),
+    ("misaligned pairs in a part", "reinterpret_cast<uint64_t>(tile.out) % 4 == 0", "true",
+     _OUT_BEGIN, _ADD),
+    ("a column behind an odd part", "if (o + 1 < tile.size) row[1]", "row[1]", _OUT_ONE, _ADD),
+    ("a column read behind an odd part", "left > 1 ?", "true ?", _OUT_PAIR, _ADD),
+    ("the first 16 tokens of a tile", "place += kRows", "place += tile.count", _OUT_LARGE, _ADD),
+    ("the first 16 tokens of a tile twice", "load_early(tile.tokens + place + group)",
+     "load_early(tile.tokens + group)", _OUT_LARGE, _ADD),
+    ("tiles of less than eight tokens left out", "tokens[0] >= 0) == 0", "tokens[0] >= 0) != ~0u",
+     _OUT_PARTS, _ADD),
+    ("h beyond the numbers of fp16", "kNarrow<fp16> = true", "kNarrow<fp16> = false", _OUT_LIFT,
+     _ADD_HALF),
+    ("h below the numbers of fp16", "kNarrow<fp16> = true", "kNarrow<fp16> = false", _OUT_SMALL,
+     _ADD_HALF),
+    ("the power of two not undone", "mul_rn(sum[n][i], scale[j].back)", "sum[n][i]", _OUT_PARTS,
+     _ADD_HALF),
+    ("one power of two for all tokens", "/ 2 * 8, scale[i % 2],", "/ 2 * 8, scale[0],", _OUT_FULL,
+     _ADD_HALF),
+    ("float32: padding taken for tokens", "if (token < 0) return;", "", _OUT_PARTS, _ADD_FLOAT),
+    ("float32: h behind the rank", "k < tile.rank;", "k <= tile.rank;", _OUT_PARTS, _ADD_FLOAT),
+    ("float32: columns behind the part", "min(first + kWarpColumns, tile.size)",
+     "first + kWarpColumns", _OUT_PARTS, _ADD_FLOAT),
+    ("float32: h of the first token", "tile.h + token * tile.h_stride", "tile.h", _OUT_FULL,
+     _ADD_FLOAT),
+    ("float32: the first tokens alone", "place < tile.count", "place < 8", _OUT_FULL, _ADD_FLOAT),
+]  # fmt: skip
+
 _IDS = [EMBEDDING_SIZES[3]]
+EMBEDDING = [
+    ("padding taken for tokens", "if (token < 0) return;", "", _IDS),
+    ("the tokens of the first tile", "int64_t(blockIdx.x) * warps", "0", _IDS),
+    ("the slot of the first tile", "tile_slots[blockIdx.x]", "tile_slots[0]", _IDS),
+    ("the rank of the first slot", "rank_table[slot]", "rank_table[1]", _IDS),
+    ("columns of the token's place", "token_ids[token] * rank", "token * rank", _IDS),
+    ("the first columns alone", "k < rank; k += 32", "k < rank && k < 32; k += 32", _IDS),
+    ("columns behind the rank", "k < rank; k += 32", "k <= rank; k += 32", _IDS),
+    ("rows of h of another width", "token * h_stride + k", "token * rank + k", _IDS),
+]  # fmt: skip
 
 FAULTS = [
-    {"kernel": "lora_shrink", **fault}
-    for fault in [
-        {
-            "name": "tokens without an adapter take the slot ahead of the first",
-            "old": "if (slot >= 0) of(",
-            "new": "of(",
-            "header": _RUNS,
-            "sizes": _ONE_PART,
-        },
-        {
-            "name": "parts of another site",
-            "old": "int64_t(rows[part]) * num_slots",
-            "new": "int64_t(part) * num_slots",
-            "sizes": _PARTS,
-        },
-        {
-            "name": "the first adapter for all tokens",
-            "old": "* num_slots + slot",
-            "new": "* num_slots",
-            "sizes": _PARTS,
-        },
-        {
-            "name": "each part in the first columns",
-            "old": "end += rank;",
-            "new": "end = rank;",
-            "sizes": _PARTS,
-        },
-        {
-            "name": "a block with columns of one part only",
-            "old": "end < first + kColumns && first < end + rank",
-            "new": "end <= first && first < end + rank",
-            "sizes": _PARTS,
-        },
-        {
-            "name": "sums of a column behind the ranks",
-            "old": "token < tokens && column < columns.count",
-            "new": "token < tokens",
-            "sizes": _ONE_PART,
-        },
-        {
-            "name": "sums of a token behind the run",
-            "old": "token < tokens && column < columns.count",
-            "new": "column < columns.count",
-            "sizes": _ONE_PART,
-        },
-        {
-            "name": "the first token's row of x for a whole run",
-            "old": "part_of_row(x + t * x_stride, i",
-            "new": "part_of_row(x, i",
-            "sizes": _TILED,
-        },
-        {
-            "name": "a token behind a run left out",
-            "old": "first += count;",
-            "new": "first += count + (count > 1);",
-            "header": _RUNS,
-            "sizes": _TILED,
-        },
-        {
-            "name": "one adapter for a whole tile",
-            "old": "token_slots[first + count] == slot",
-            "new": "true",
-            "header": _RUNS,
-            "sizes": _TILED,
-        },
-        {
-            "name": "tokens behind the last",
-            "old": "end = min(begin + tile, tokens);",
-            "new": "end = begin + tile;",
-            "sizes": _TILED,
-        },
-        {
-            "name": "dropped barrier before the sums are reused",
-            "old": "  __syncthreads();  // the run before has read its sums\n",
-            "new": "",
-            "sizes": _TILED,
-            "seeds": 3,
-        },
-        {
-            "name": "misaligned vectors",
-            "old": "kiln::is_vector_aligned(row) && ",
-            "new": "",
-            "sizes": _ODD,
-        },
-        {
-            "name": "vectors past the end of a row",
-            "old": " && i + Vector::kSize <= size) return",
-            "new": ") return",
-            "sizes": [_SHRINK[2]],
-        },
-        {
-            "name": "elements past the end of a row",
-            "old": "j < left ? p[j] : SCALAR_T{}",
-            "new": "p[j]",
-            "sizes": _ODD,
-        },
-        {
-            "name": "dropped tail of a row",
-            "old": "i < input_size; i += step",
-            "new": "i + Vector::kSize <= input_size; i += step",
-            "sizes": _ODD,
-        },
-        {
-            "name": "rows taken as dense",
-            "old": "x + token * x_stride",
-            "new": "x + token * input_size",
-            "sizes": _STRIDED,
-        },
-        {
-            "name": "rows of h taken as those of another width",
-            "old": "h + token * h_stride + first",
-            "new": "h + token * input_size + first",
-            "sizes": _PARTS,
-        },
-        {
-            "name": "dropped barrier before the sums are read",
-            "old": "  __syncthreads();\n  const int token",
-            "new": "  const int token",
-            "sizes": _LONG,
-        },
-        {
-            "name": "the last warp left out of the sum",
-            "old": "w < warps;",
-            "new": "w + 1 < warps;",
-            "sizes": _LONG,
-        },
-    ]
-] + [
-    {"kernel": "lora_expand", **fault}
-    for fault in [
-        {
-            "name": "tokens without an adapter take the slot ahead of the first",
-            "old": "if (slot >= 0) of(",
-            "new": "of(",
-            "header": _RUNS,
-            "sizes": _OUT_ONE,
-        },
-        {
-            "name": "parts of another site",
-            "old": "int64_t(rows[part]) * num_slots",
-            "new": "int64_t(part) * num_slots",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "the columns of the first part for all",
-            "old": "column += rank_table",
-            "new": "column = 0 * rank_table",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "tiles of the parts ahead not counted",
-            "old": "    block -= blocks;\n",
-            "new": "    block = 0;\n",
-            "sizes": _OUT_TILES,
-        },
-        {
-            "name": "the last tile of each part left out",
-            "old": "(size + columns - 1) / columns",
-            "new": "max(size / columns, 1)",
-            "sizes": _OUT_TILES,
-        },
-        {
-            "name": "blocks behind the last tile at work",
-            "old": "if (part == num_parts) return;",
-            "new": "if (part == num_parts) --part;",
-            "sizes": _OUT_SPARE,
-        },
-        {
-            "name": "parts without a rank at work",
-            "old": "if (rank == 0) return;",
-            "new": "",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "no scale",
-            "old": "kiln::mul_rn(sum[t][j], run.scale)",
-            "new": "sum[t][j]",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "written instead of added",
-            "old": "kiln::add_rn(kiln::to_float(y.v[j]), more)",
-            "new": "more",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "the last of the ranks left out",
-            "old": "k < run.rank; ++k",
-            "new": "k + 1 < run.rank; ++k",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "B by output, then by rank",
-            "old": "run.b + int64_t(k) * run.size + o",
-            "new": "run.b + int64_t(o) * run.rank + k",
-            "sizes": _OUT_PARTS,
-        },
-        {
-            "name": "misaligned vectors",
-            "old": "kiln::is_vector_aligned(run.b) && kiln::is_vector_aligned(run.out);",
-            "new": "kiln::is_vector_aligned(run.b);",
-            "sizes": [_EXPAND[2]],
-        },
-        {
-            "name": "vectors in a part that they do not fill",
-            "old": "run.size % kSize == 0 && ",
-            "new": "",
-            "sizes": _OUT_ODD,
-        },
-        {
-            "name": "columns past the end of a part",
-            "old": "min(first + columns, size)",
-            "new": "first + columns",
-            "sizes": _OUT_ONE,
-        },
-        {
-            "name": "the first token's h for a whole run",
-            "old": "run.h[t * run.h_stride + k]",
-            "new": "run.h[k]",
-            "sizes": [_EXPAND[8]],
-        },
-        {
-            "name": "vectors in rows that are not aligned behind the first",
-            "old": "(run.tokens == 1 || run.out_stride % kSize == 0) &&",
-            "new": "",
-            "sizes": [_EXPAND[9]],
-        },
-        {
-            "name": "tokens behind the last",
-            "old": "end = min(begin + tile, tokens);",
-            "new": "end = begin + tile;",
-            "sizes": [_EXPAND[8]],
-        },
-        {
-            "name": "rows taken as dense",
-            "old": "out + token * out_stride",
-            "new": "out + token * part_starts[num_parts]",
-            "sizes": _OUT_TILES,
-        },
-    ]
-] + [
-    {"kernel": "lora_shrink_embedding", "sizes": _IDS, **fault}
-    for fault in [
-        {
-            "name": "tokens without an adapter take the slot ahead of the first",
-            "old": "if (slot < 0) return;",
-            "new": "",
-        },
-        {
-            "name": "columns of the token's place, not of its id",
-            "old": "token_ids[token] * rank",
-            "new": "token * rank",
-        },
-        {
-            "name": "the first columns alone",
-            "old": "k < rank; k += blockDim.x",
-            "new": "k < rank && k < int(blockDim.x); k += blockDim.x",
-        },
-        {
-            "name": "columns behind the rank",
-            "old": "k < rank; k += blockDim.x",
-            "new": "k <= rank; k += blockDim.x",
-        },
-        {
-            "name": "the embedding of another model",
-            "old": "int64_t(rows[0]) * num_slots",
-            "new": "0 * num_slots",
-        },
-    ]
-]  # fmt: skip
+    {"kernel": kernel, "name": name, "old": old, "new": new, "sizes": sizes, **dict(*more)}
+    for kernel, faults in (
+        ("lora_shrink", SHRINK),
+        ("lora_expand", EXPAND),
+        ("lora_shrink_embedding", EMBEDDING),
+    )
+    for name, old, new, sizes, *more in faults
+]

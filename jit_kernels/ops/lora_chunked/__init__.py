@@ -1,0 +1,1 @@
+"""LoRA by chunks: fixed numbers of sorted tokens, each of one adapter."""

@@ -1,0 +1,41 @@
+// Loads before pdl_wait, of what no kernel between the plan and this one writes (pdl_reads_plan in
+// launch.cuh). They go through L2: L1 may hold what an earlier step had at the same address.
+#pragma once
+#include "kiln/ptx/ptx.cuh"
+
+namespace kiln {
+#ifdef KILN_ON_GPU  // ---- device ---------------------------------------------------------------
+// How L2 treats a line: keep it longer than others.
+KILN_FN uint64_t stays_in_l2() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+#define KILN_LOAD_EARLY(T, type, in)                                                             \
+  KILN_FN T load_early(const T* p) {                                                             \
+    T x;                                                                                         \
+    asm volatile("ld.global.cg.L2::cache_hint." type " %0, [%1], %2;"                            \
+                 : in(x) : "l"(p), "l"(stays_in_l2()));                                          \
+    return x;                                                                                    \
+  }
+KILN_LOAD_EARLY(int32_t, "b32", "=r")
+KILN_LOAD_EARLY(int64_t, "b64", "=l")
+KILN_LOAD_EARLY(float, "f32", "=f")
+#undef KILN_LOAD_EARLY
+KILN_FN void load_early_words(uint32_t (&w)[4], const void* p) {
+  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
+}
+KILN_FN void load_early_words(uint32_t (&w)[2], const void* p) {
+  asm volatile("ld.global.cg.v2.b32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
+}
+template <class V> KILN_FN V load_early_vector(const void* p) {  // of 8 or 16 bytes
+  V v;
+  load_early_words(reinterpret_cast<uint32_t (&)[sizeof(V) / 4]>(v), p);
+  return v;
+}
+#else  // ---- host ------------------------------------------------------------------------------
+template <class T> KILN_FN T load_early(const T* p) { return *p; }
+template <class V> KILN_FN V load_early_vector(const void* p) { return load_vector<V>(p); }
+#endif
+}  // namespace kiln

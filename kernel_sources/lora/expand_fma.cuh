@@ -1,0 +1,40 @@
+// What lora_expand adds in float32, which tensor cores do not have.
+#pragma once
+#include "kiln/ptx/early.cuh"
+#include "kiln/ptx/launch.cuh"
+
+namespace kiln {
+
+constexpr int kWarpColumns = 32;  // of out: WARP_COLUMNS in jit_kernels/ops/lora/spec.py
+
+// A tile, with B and its sizes. The columns of out and h are those of the part.
+template <class T> struct Tile {
+  T* out;
+  const float* h;
+  const T* b;
+  const int32_t* tokens;
+  int64_t out_stride, h_stride;
+  float scale;
+  int rank, size, count;  // size: of the part; count: of tokens, -1 behind the last
+};
+
+// Add to this warp's columns, from `first` on, for all tokens, after pdl_wait.
+KILN_FN void add_tile(const Tile<float>& tile, int first) {
+  pdl_wait();
+  pdl_launch_dependents();
+  const int end = min(first + kWarpColumns, tile.size);
+  for (int place = 0; place < tile.count; ++place) {
+    const int token = load_early(tile.tokens + place);
+    if (token < 0) return;
+    const float* h = tile.h + token * tile.h_stride;
+    for (int o = first + int(threadIdx.x) % 32; o < end; o += 32) {
+      float sum = 0;
+      for (int k = 0; k < tile.rank; ++k)
+        sum = fma_rn(h[k], tile.b[int64_t(k) * tile.size + o], sum);
+      float& y = tile.out[token * tile.out_stride + o];
+      y = add_rn(y, mul_rn(sum, tile.scale));
+    }
+  }
+}
+
+}  // namespace kiln

@@ -1,0 +1,110 @@
+// The sums of lora_shrink on tensor cores: columns of h are the rows of an mma, tokens its columns.
+#pragma once
+#include "kiln/ptx/early.cuh"
+#include "kiln/ptx/launch.cuh"
+#include "kiln/ptx/mma.cuh"
+#include "kiln/rows/vec.cuh"
+#include "lora/parts.cuh"
+
+namespace kiln {
+
+struct alignas(16) Words { uint32_t w[4]; };  // 8 neighbours of a row
+
+// The first `left` elements from p on, then zeros. Not inlined: it is rare, and code takes time.
+template <class T> KILN_NOINLINE Words words_of(const T* p, int left) {
+  Words words{};
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+    if (j < left) words.w[j / 2] |= uint32_t(p[j].bits) << j % 2 * 16;
+  return words;
+}
+
+// Elements i to i + 7 of a row, zeros from its size on. kAligned, which changes no bits: the row is
+// aligned, and its size is a multiple of 8.
+template <bool kAligned, class T> KILN_FN Words part_of_row(const T* row, int i, int size) {
+  if (i >= size) return Words{};
+  if constexpr (kAligned) return load_early_vector<Words>(row + i);
+  else return words_of(row + i, min(size - i, 8));
+}
+
+template <class T>
+KILN_FN void multiply(float (&sum)[4], const Words& u, const Words& v, const Words& x) {
+  mma_m16n8k16<T>(sum, {u.w[0], v.w[0], u.w[1], v.w[1]}, x.w[0], x.w[1]);
+  mma_m16n8k16<T>(sum, {u.w[2], v.w[2], u.w[3], v.w[3]}, x.w[2], x.w[3]);
+}
+
+// Write this warp's sums for N groups of 8 tokens, from the group `first` on. The warps share the
+// slice in groups of 32 elements, in turn. A lane has 8 neighbours of its rows, the elements of two
+// mma: the same ones in A and x. A row of A or a token that is not there stands for another one, and
+// its sums are not read.
+template <int N, int kBatch, bool kAligned, class T>
+KILN_FN void group_sums(Sums sums, const StackedRows<T>& a, Slice slice, int column, const T* x,
+                        int64_t x_stride, const int32_t* tokens, int first) {
+  const int lane = threadIdx.x % 32, group = lane / 4, own = lane % 4 * 8;
+  const int step = 32 * slice.warps;
+  const T *row0 = a.row(column + group), *row1 = a.row(column + group + 8), *xs[N];
+  if (!row0) row0 = a.row(column);
+  if (!row1) row1 = row0;
+  float sum[N][4] = {};
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const int token = load_early(tokens + (first + n) * 8 + group);
+    xs[n] = x + (token < 0 ? load_early(tokens) : token) * x_stride;
+  }
+  const int full = kAligned ? slice.end & ~31 : 0;  // where the last whole group ends
+  int begin = slice.begin + 32 * slice.warp;
+  bool waited = false;
+  for (; begin < full; begin += kBatch * step) {
+    Words u[kBatch], v[kBatch], w[kBatch][N];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+      if (begin + j * step < full) {
+        u[j] = load_early_vector<Words>(row0 + begin + j * step + own);
+        v[j] = load_early_vector<Words>(row1 + begin + j * step + own);
+      }
+    if (!waited) pdl_wait();
+    waited = true;
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        if (begin + j * step < full)
+          w[j][n] = load_vector<Words>(xs[n] + begin + j * step + own);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+        if (begin + j * step < full) multiply<T>(sum[n], u[j], v[j], w[j][n]);
+  }
+  if (!waited) pdl_wait();
+  // The last elements, fewer than 32; all elements if rows are not aligned.
+  begin = slice.begin + 32 * slice.warp;
+  if (begin < full) begin += (full - begin + step - 1) / step * step;
+  for (; begin < slice.end; begin += step) {
+    const Words u = part_of_row<kAligned>(row0, begin + own, slice.end);
+    const Words v = part_of_row<kAligned>(row1, begin + own, slice.end);
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      multiply<T>(sum[n], u, v, part_of_row<kAligned>(xs[n], begin + own, slice.end));
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      sums[(first + n) * 8 + lane % 4 * 2 + j % 2][group + j / 2 * 8] = sum[n][j];
+}
+
+// Write this warp's sums for a tile of 16 or 32 tokens, after pdl_wait.
+template <class T>
+KILN_FN void tile_sums(Sums sums, const StackedRows<T>& a, Slice slice, int column, const T* x,
+                       int64_t x_stride, const int32_t* tokens, int tile) {
+  const bool aligned =
+      a.size % 8 == 0 && x_stride % 8 == 0 && is_vector_aligned(x) && a.is_aligned();
+  if (!aligned)
+    for (int first = 0; first < tile / 8; ++first)
+      group_sums<1, 1, false>(sums, a, slice, column, x, x_stride, tokens, first);
+  else if (tile == 16) group_sums<2, 2, true>(sums, a, slice, column, x, x_stride, tokens, 0);
+  else group_sums<4, 1, true>(sums, a, slice, column, x, x_stride, tokens, 0);
+}
+
+}  // namespace kiln
