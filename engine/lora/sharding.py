@@ -5,7 +5,7 @@
     o, down, embedding             the rank's inputs    whole
     others                         whole                whole
 
-Where A is split, what a rank adds is a part of the sum, as is its part of the layer.
+Where A is split, each rank adds a partial sum. The all-reduce of the layer adds these up too.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def without_unused(specs: Iterable[KernelSpec], config: LoRAConfig) -> list[Kern
 def choose_backend(decisions: Decisions, max_tokens: int) -> Choice:
     """Return the backend for what was decided for the operators of LoRA.
 
-    Plain torch works by segments and not through the operators, whose references go token by token.
-    ``max_tokens``: of a step.
+    For plain torch it is TorchNativeLoRA, which computes a segment at a time. The operators'
+    references compute a token at a time, which is too slow to serve. ``max_tokens``: of a step.
     """
     own = [one for one in decisions.made if one.spec.family in (LORA, LORA_CHUNKED)]
     chunked = any(one.spec.family == LORA_CHUNKED for one in own)

@@ -1,4 +1,4 @@
-// What lora_expand adds in float32, which tensor cores do not have.
+// lora_expand for float32, with FMA: tensor cores have no float32.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/launch.cuh"
@@ -7,7 +7,8 @@ namespace kiln {
 
 constexpr int kWarpColumns = 32;  // of out: WARP_COLUMNS in jit_kernels/ops/lora/spec.py
 
-// A tile, with B and its sizes. The columns of out and h are those of the part.
+// What a block works on: one tile, and one part of the site. out, h and b point to the part's first
+// column.
 template <class T> struct Tile {
   T* out;
   const float* h;
@@ -15,10 +16,11 @@ template <class T> struct Tile {
   const int32_t* tokens;
   int64_t out_stride, h_stride;
   float scale;
-  int rank, size, count;  // size: of the part; count: of tokens, -1 behind the last
+  int rank, size, count;  // size: columns of the part; count: length of tokens
 };
 
-// Add to this warp's columns, from `first` on, for all tokens, after pdl_wait.
+// Add the adapter's part to this warp's columns, from `first` on, for all tokens of a tile. It
+// calls pdl_wait before it reads h and out.
 KILN_FN void add_tile(const Tile<float>& tile, int first) {
   pdl_wait();
   pdl_launch_dependents();

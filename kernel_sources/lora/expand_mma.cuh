@@ -1,5 +1,6 @@
-// What lora_expand adds, on tensor cores: tokens are the rows of an mma, columns of out its columns.
-// h is the sum of two numbers of T: the products keep 16 bits of it, or more.
+// lora_expand for bf16 and fp16, on tensor cores. The rows of an mma are tokens, and its columns
+// are columns of out. h is float32, and an mma takes numbers of T: each element of h is split into
+// the sum of two numbers of T, which keeps at least 16 bits of it.
 #pragma once
 #include "kiln/math/reduce.cuh"
 #include "kiln/ptx/async.cuh"
@@ -12,10 +13,10 @@ constexpr int kRanks = 16, kRows = 16;  // of an mma: ranks, and tokens
 constexpr int kPitch = kWarpColumns + 8;  // odd in 16-byte chunks: ldmatrix reads distinct banks
 constexpr int kEights = kWarpColumns / 8;
 
-// 16 ranks of B, and the columns of a warp.
+// A warp's copy of B in shared memory: 16 ranks of its columns.
 template <class T> struct alignas(16) Staged { T rows[kRanks][kPitch]; };
 
-template <class T> constexpr bool kNarrow = false;  // has fewer exponents than float32
+template <class T> constexpr bool kNarrow = false;  // whether its range is smaller than float32's
 template <> constexpr bool kNarrow<fp16> = true;
 
 template <class T> KILN_FN float low_half(uint32_t pair) { return to_float(T{uint16_t(pair)}); }
@@ -23,7 +24,8 @@ template <class T> KILN_FN float high_half(uint32_t pair) {
   return to_float(T{uint16_t(pair >> 16)});
 }
 
-// Stage 16 ranks of B from `start` on, and this warp's columns; zeros where there is none.
+// Copy 16 ranks of B, from rank `start` on, to shared memory, for this warp's columns. Ranks and
+// columns that do not exist become zeros.
 template <class T>
 KILN_FN void stage_ranks(Staged<T>& staged, const Tile<T>& tile, int start, int first) {
   const int lane = threadIdx.x % 32;
@@ -46,8 +48,9 @@ KILN_FN void stage_ranks(Staged<T>& staged, const Tile<T>& tile, int start, int 
   copy_commit();
 }
 
-// The power of two that brings the largest number of a token's h to 1 .. 2, so that a narrow T
-// neither overflows nor loses digits. `back` undoes it.
+// The range of fp16 is smaller than float32's. So before a token's h is split it is multiplied by
+// `by`, the power of two that brings its largest element between 1 and 2. The sums are multiplied
+// by `back`, which is 1 / by.
 struct RowScale { float by, back; };
 template <class T> KILN_FN RowScale scale_of_row(const Tile<T>& tile, int token) {
   const float* h = tile.h + max(token, 0) * tile.h_stride;
@@ -61,7 +64,8 @@ template <class T> KILN_FN RowScale scale_of_row(const Tile<T>& tile, int token)
   return {as_float((254 - exponent) << 23), as_float(exponent << 23)};
 }
 
-// h of a token for the ranks `start` and `start` + 1, as two pairs of T whose sum it is.
+// Load the elements `start` and `start` + 1 of a token's h. Split each into two numbers of T, whose
+// sum it is: one goes to `high`, the other to `low`.
 template <class T>
 KILN_FN void pairs_of_h(const Tile<T>& tile, int token, int start, RowScale scale, uint32_t& high,
                         uint32_t& low) {
@@ -73,21 +77,23 @@ KILN_FN void pairs_of_h(const Tile<T>& tile, int token, int start, RowScale scal
   low = pack<T>(a - low_half<T>(high), b - high_half<T>(high));
 }
 
-// The two columns from o on of a token's row, or what of them is there.
+// Load two neighbouring columns of a row of out. If only one column is left in the part, the other
+// one is 0.
 template <class T>
 KILN_FN uint32_t load_pair(const T* row, int left, bool aligned) {
   if (aligned) return load_vector<uint32_t>(row);
   return (left > 0 ? row[0].bits : 0u) | (left > 1 ? uint32_t(row[1].bits) << 16 : 0u);
 }
 
-// Add to this warp's columns, from `first` on, for all tokens, after pdl_wait.
+// Add the adapter's part to this warp's columns, from `first` on, for all tokens of a tile. It
+// calls pdl_wait before it reads h and out.
 template <class T> KILN_FN void add_tile(const Tile<T>& tile, int first) {
   __shared__ Staged<T> all[8];  // by warp
   auto& staged = all[threadIdx.x / 32];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
   const bool even = tile.size % 2 == 0 && tile.out_stride % 2 == 0 &&
                     reinterpret_cast<uint64_t>(tile.out) % 4 == 0;
-  int ready = 0;  // the first rank that is staged
+  int ready = 0;  // the first of the ranks in shared memory
   stage_ranks(staged, tile, 0, first);
   int tokens[2] = {load_early(tile.tokens + group), -1};
   if (tile.count > 8) tokens[1] = load_early(tile.tokens + group + 8);
@@ -119,7 +125,7 @@ template <class T> KILN_FN void add_tile(const Tile<T>& tile, int first) {
       for (int i = 0; i < 4; ++i)
         pairs_of_h(tile, tokens[i % 2], start + pair + i / 2 * 8, scale[i % 2], high[i], low[i]);
       if (start != ready) {
-        __syncwarp();  // the ranks ahead have been read
+        __syncwarp();  // all lanes have read the previous ranks
         stage_ranks(staged, tile, start, first);
         ready = start;
       }

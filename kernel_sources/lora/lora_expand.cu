@@ -1,12 +1,13 @@
 // out[t, start_p + o] += scale_p * sum_k h[t, first_p + k] * B_p[k, o] for each part p of a site
 // out: [tokens, outputs], in place, any row stride; h: [tokens, width] float32, from lora_shrink
 //
-// Part p's outputs begin at start_p, where those of the part ahead end: end0, end1, and outputs.
-// first_p: the sum of the ranks of the parts ahead. The tiles and tables are those of lora_shrink;
-// scale_table has the scales, b_table the offsets of B [rank, outputs of p]. Each sum is rounded
-// once, when it is added. Compile-time parameters (jit_kernels/ops/lora/spec.py): SCALAR_T.
-// Work split: a warp adds to 32 columns of one part for a tile of tokens. Blocks without a token, and
-// those behind the last part, exit at once. Each sum goes over the rank in its order.
+// start_p, the first output of part p, is where the part before it ends: 0, end0 or end1.
+// first_p is the sum of the ranks of the parts before p. The tiles and tables are those of
+// lora_shrink; scale_table has the scales, b_table the offsets of B [rank, outputs of p]. Each sum
+// is rounded once, when it is added. Compile-time parameters (jit_kernels/ops/lora/spec.py):
+// SCALAR_T.
+// Work split: a warp adds to 32 columns of one part for a tile of tokens. Blocks without a token,
+// and those behind the last part, exit at once. A sum adds the ranks in their order.
 // Memory: a warp stages 16 ranks of B in shared memory, between two warp barriers.
 // Callers: a row of out has one token.
 #include "kiln/ptx/launch.cuh"

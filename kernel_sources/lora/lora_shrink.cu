@@ -6,13 +6,13 @@
 // tile_slots: [tiles], their adapter slots, -1 for an empty tile. rank_table, a_table:
 // [num_parts, num_slots]; an offset in a_table counts elements of adapter_pool, where A
 // [rank, input_size] begins. Compile-time parameters (jit_kernels/ops/lora/spec.py): SCALAR_T.
-// Work split: a row is cut into 8 slices, and each into groups of 32 elements that `warps` warps take
-// in turn: only input_size sets the order of the additions. 16 columns of a tile are one block's, or
-// with spread = 8 those of a block for each slice, of which the last adds the slices up. Blocks
-// without a token or a column exit at once.
-// Memory: block barriers separate the sums of the warps from their sum. With spread = 8 the sums of
-// slices are in partials [tiles, gridDim.x, tile, 16]; arrivals [tiles, gridDim.x / 8], 0 before and
-// after, orders them.
+// Work split: an input row is cut into 8 slices. The warps of a slice take its groups of 32
+// elements in turn. So only input_size sets the order of the additions. With spread = 1, one block
+// computes 16 columns of a tile. With spread = 8, 8 blocks do: one slice each, and the last block
+// to arrive adds the slices. Blocks without a token or a column exit at once.
+// Memory: a block barrier separates the sums of the warps from the block that adds them. With
+// spread = 8 the sums of the slices are in partials [tiles, gridDim.x, tile, 16]. arrivals
+// [tiles, gridDim.x / 8] counts the slices that are done; it is 0 before and after the launch.
 // Callers: columns of h without a rank keep their values, as do rows without an adapter.
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/memory.cuh"
@@ -26,8 +26,8 @@
 
 constexpr int kSlices = 8;  // of a row: SLICES in jit_kernels/ops/lora/spec.py
 
-// Return whether this block is the last of a tile's slices, which `arrivals` counts. All its threads
-// make the call, after a block barrier. shared: of the block.
+// Count this block in `arrivals`, and return whether the other slices are done. All threads of the
+// block must call it, after a block barrier. shared: a word of shared memory.
 KILN_FN bool is_last(uint32_t* arrivals, uint32_t* shared) {
   if (threadIdx.x == 0) *shared = kiln::arrive(arrivals, kSlices - 1);
   __syncthreads();

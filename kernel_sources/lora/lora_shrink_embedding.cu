@@ -4,7 +4,7 @@
 // The tiles and tables are those of lora_shrink, with one part. Compile-time parameters
 // (jit_kernels/ops/lora/spec.py): SCALAR_T.
 // Work split: one warp per token of a tile. Blocks without a token exit at once.
-// Memory: no thread reads what another writes.
+// Memory: no thread reads what another thread writes.
 // Callers: token ids are within the vocabulary. Columns of h without a rank keep their values, as
 // do rows without an adapter.
 #include "kiln/ptx/launch.cuh"

@@ -1,5 +1,5 @@
-// A site's parts, such as q, k and v, in the tables of the adapter pool. No kernel writes the tiles,
-// the tables and the pool, so that they are read before pdl_wait.
+// The parts of a site, such as q, k and v, as the tables of the adapter pool describe them. No
+// kernel writes the tiles, the tables and the pool. So they can be read before pdl_wait.
 #pragma once
 #include "kiln/ptx/early.cuh"
 
@@ -8,13 +8,14 @@ namespace kiln {
 constexpr int kMostParts = 3;  // MOST_PARTS in jit_kernels/ops/lora/spec.py
 constexpr int kColumns = 16;   // of h in a block of lora_shrink: COLUMNS there
 
-// A row of 16 sums for each token of a tile.
+// Partial sums of a tile: for each token, those of 16 columns of h.
 using Sums = float (*)[kColumns];
 
-// A part of a row from `begin`, a multiple of 32, on, and the warps that share it.
+// A slice of an input row: the elements from `begin`, a multiple of 32, to `end`. `warps` warps
+// share it, and this one is number `warp`.
 struct Slice { int begin, end, warp, warps; };
 
-// The rows of A of one adapter: those of all parts, one part behind the other.
+// The rows of A of one adapter: first those of part 0, then those of part 1, and so on.
 template <class T> struct StackedRows {
   const T* starts[kMostParts];
   int ranks[kMostParts];
@@ -31,7 +32,8 @@ template <class T> struct StackedRows {
     }
   }
 
-  // Whether each part begins at a multiple of 16 bytes. A part without a rank may say no.
+  // Whether each part begins at a multiple of 16 bytes. The offset of a part of rank 0 has no
+  // meaning, and may make this false. That costs time and changes no result.
   KILN_FN bool is_aligned() const {
     uint64_t bits = 0;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The sums of lora_shrink in float32, which tensor cores do not have.
+// lora_shrink for float32, with FMA: tensor cores have no float32.
 #pragma once
 #include "kiln/math/reduce.cuh"
 #include "kiln/ptx/launch.cuh"
@@ -6,7 +6,8 @@
 
 namespace kiln {
 
-// Write this warp's sums for a tile. The warps share the slice in groups of 32 elements, in turn.
+// Write this warp's partial sums of a tile. The warps of a slice take its groups of 32 elements in
+// turn.
 KILN_FN void tile_sums(Sums sums, const StackedRows<float>& a, Slice slice, int column,
                        const float* x, int64_t x_stride, const int32_t* tokens, int tile) {
   pdl_wait();

@@ -1,4 +1,5 @@
-// The sums of lora_shrink on tensor cores: columns of h are the rows of an mma, tokens its columns.
+// lora_shrink for bf16 and fp16, on tensor cores. The rows of an mma are columns of h, and its
+// columns are tokens.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/launch.cuh"
@@ -10,7 +11,8 @@ namespace kiln {
 
 struct alignas(16) Words { uint32_t w[4]; };  // 8 neighbours of a row
 
-// The first `left` elements from p on, then zeros. Not inlined: it is rare, and code takes time.
+// Load the first `left` of 8 elements from p on; the others are zeros. It is rarely called, and so
+// not inlined: less code compiles faster.
 template <class T> KILN_NOINLINE Words words_of(const T* p, int left) {
   Words words{};
 #pragma unroll
@@ -19,8 +21,8 @@ template <class T> KILN_NOINLINE Words words_of(const T* p, int left) {
   return words;
 }
 
-// Elements i to i + 7 of a row, zeros from its size on. kAligned, which changes no bits: the row is
-// aligned, and its size is a multiple of 8.
+// Load the elements i to i + 7 of a row; those behind its end are zeros. kAligned: the row begins
+// at a multiple of 16 bytes, and its size is a multiple of 8. It does not change the result.
 template <bool kAligned, class T> KILN_FN Words part_of_row(const T* row, int i, int size) {
   if (i >= size) return Words{};
   if constexpr (kAligned) return load_early_vector<Words>(row + i);
@@ -33,10 +35,10 @@ KILN_FN void multiply(float (&sum)[4], const Words& u, const Words& v, const Wor
   mma_m16n8k16<T>(sum, {u.w[2], v.w[2], u.w[3], v.w[3]}, x.w[2], x.w[3]);
 }
 
-// Write this warp's sums for N groups of 8 tokens, from the group `first` on. The warps share the
-// slice in groups of 32 elements, in turn. A lane has 8 neighbours of its rows, the elements of two
-// mma: the same ones in A and x. A row of A or a token that is not there stands for another one, and
-// its sums are not read.
+// Write this warp's partial sums for N groups of 8 tokens, from the group `first` on. The warps of
+// a slice take its groups of 32 elements in turn. A lane loads 8 neighbouring elements of each of
+// its rows, which are its operands of two mma. Lanes without a token, or without a row of A, load
+// another one, and nobody reads their sums.
 template <int N, int kBatch, bool kAligned, class T>
 KILN_FN void group_sums(Sums sums, const StackedRows<T>& a, Slice slice, int column, const T* x,
                         int64_t x_stride, const int32_t* tokens, int first) {
@@ -77,7 +79,8 @@ KILN_FN void group_sums(Sums sums, const StackedRows<T>& a, Slice slice, int col
         if (begin + j * step < full) multiply<T>(sum[n], u[j], v[j], w[j][n]);
   }
   if (!waited) pdl_wait();
-  // The last elements, fewer than 32; all elements if rows are not aligned.
+  // The elements behind the last whole group of 32. If rows are not aligned, these are all
+  // elements.
   begin = slice.begin + 32 * slice.warp;
   if (begin < full) begin += (full - begin + step - 1) / step * step;
   for (; begin < slice.end; begin += step) {
@@ -94,7 +97,7 @@ KILN_FN void group_sums(Sums sums, const StackedRows<T>& a, Slice slice, int col
       sums[(first + n) * 8 + lane % 4 * 2 + j % 2][group + j / 2 * 8] = sum[n][j];
 }
 
-// Write this warp's sums for a tile of 16 or 32 tokens, after pdl_wait.
+// Write this warp's partial sums of a tile of 16 or 32 tokens. It calls pdl_wait before it reads x.
 template <class T>
 KILN_FN void tile_sums(Sums sums, const StackedRows<T>& a, Slice slice, int column, const T* x,
                        int64_t x_stride, const int32_t* tokens, int tile) {

@@ -1,4 +1,4 @@
-// A chunk: CHUNK tokens of one adapter, and 16 bytes of a row at once.
+// What the kernels share: a chunk, which is CHUNK tokens of one adapter, and 16-byte loads of rows.
 //
 // A warp multiplies 16 tokens at a time. With g = lane / 4 and t = lane % 4, its lanes hold sums in
 // the layout of mma.cuh: of 8 columns, lane's sum[0], sum[1] belong to token g and columns 2t,
@@ -9,7 +9,7 @@
 
 namespace kiln {
 
-// The places of a chunk in sorted_token_ids. A place holds a token, or padding: `tokens` or above.
+// The part of sorted_token_ids that is one chunk. Numbers of `tokens` or more are padding.
 struct Chunk {
   const int32_t* ids;
   int64_t tokens;
@@ -30,7 +30,8 @@ KILN_FN uint32_t bits_of(float x) { return as_uint(x); }
 KILN_FN uint32_t bits_of(bf16 x) { return x.bits; }
 KILN_FN uint32_t bits_of(fp16 x) { return x.bits; }
 
-// The first `left` elements from p on, then zeros. Not inlined: it is rare, and code takes time.
+// Load the first `left` elements of a vector from p on; the others are zeros. It is rarely called,
+// and so not inlined: less code compiles faster.
 template <class T> KILN_NOINLINE Words elements_of(const T* p, int left) {
   constexpr int kOfWord = 4 / int(sizeof(T));
   Words words{};
@@ -40,8 +41,8 @@ template <class T> KILN_NOINLINE Words elements_of(const T* p, int left) {
   return words;
 }
 
-// 16 bytes of a row from element i on; zeros behind its end, and for no row. The alignment changes
-// no bits.
+// Load 16 bytes of a row from element i on. Elements behind its end are zeros, and so are all if
+// row is null. The alignment of the row does not change the result.
 template <class T> KILN_FN Words part_of_row(const T* row, int i, int size) {
   constexpr int kSize = Vec<T>::kSize;
   if (row == nullptr || i >= size) return Words{};

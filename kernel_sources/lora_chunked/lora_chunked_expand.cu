@@ -1,14 +1,15 @@
 // out[t, start_p + o] += scale_p * sum_k h[t, first_p + k] * B_p[k, o] for each part p of a site
 // out: [tokens, outputs], in place, any row stride; h: [tokens, width] float32, from the shrink
 //
-// Part p's outputs begin at start_p, where those of the part ahead end: end0, end1, and outputs.
-// first_p: the sum of the ranks of the parts ahead. sorted_token_ids, chunk_slots and the tables are
-// those of lora_chunked_shrink; scale_table has the scales, b_table the offsets of B [rank, outputs
-// of p]. Each sum is rounded once, when it is added. Compile-time parameters
+// start_p, the first output of part p, is where the part before it ends: 0, end0 or end1.
+// first_p is the sum of the ranks of the parts before p. sorted_token_ids, chunk_slots and the
+// tables are those of lora_chunked_shrink; scale_table has the scales, b_table the offsets of B
+// [rank, outputs of p]. Each sum is rounded once, when it is added. Compile-time parameters
 // (jit_kernels/ops/lora_chunked/spec.py): SCALAR_T, CHUNK.
 // Work split: a block adds to kBlockColumns columns of one part for one chunk, each warp to some of
-// them for 16 tokens. Tensor cores multiply B with h as the sum of two numbers of B's dtype, which
-// have 16 bits of h and more; float32 by fma. Blocks behind the last part exit at once.
+// them for 16 tokens. For tensor cores each element of h is split into the sum of two numbers of
+// B's dtype, which keeps at least 16 bits of it. float32 uses FMA. Blocks behind the last part exit
+// at once.
 // Memory: cp.async brings kDepth rows of B to shared memory at a time, between two block barriers.
 // Callers: a row of out has one token.
 #include "kiln/math/reduce.cuh"
@@ -33,10 +34,10 @@ constexpr int kGroups = kColumns / 8, kDepth = 64;
 // ldmatrix reads at once fall in different banks.
 constexpr int kChunks = kBlockColumns / kSize, kPitch = kChunks + 1;
 
-template <class T> constexpr bool kNarrow = false;  // has fewer exponents than float32
+template <class T> constexpr bool kNarrow = false;  // whether its range is smaller than float32's
 template <> constexpr bool kNarrow<kiln::fp16> = true;
 
-// What a warp multiplies: its two rows of h a lane, and the block's columns of B.
+// What a warp multiplies: two rows of h for each lane, and the block's columns of B.
 struct Work {
   const float* h[2];  // of tokens g and g + 8 of the warp; null for padding
   const SCALAR_T* b;  // the block's first column
@@ -47,8 +48,9 @@ struct Work {
   KILN_FN float own(int half, int k) const { return h[half] && k < rank ? h[half][k] : 0.0f; }
 };
 
-// h as numbers of a smaller dtype: a row times the power of two that brings its largest number to
-// 1 .. 2, so that fp16 neither overflows nor loses digits; `back` undoes it.
+// The range of fp16 is smaller than float32's. So before a row of h is split it is multiplied by
+// `by`, the power of two that brings its largest element between 1 and 2. The sums are multiplied
+// by `back`, which is 1 / by.
 struct RowScale {
   float by = 1.0f, back = 1.0f;
 
@@ -64,7 +66,7 @@ struct RowScale {
   }
 };
 
-// 16 ranks of h as mma takes them, before they are split.
+// 16 ranks of h as the operands of an mma, before they are split.
 struct Ranks {
   float v[4][2];
 
@@ -75,7 +77,7 @@ struct Ranks {
       for (int j = 0; j < 2; ++j)
         v[r][j] = kiln::mul_rn(work.own(r % 2, k + 2 * t + r / 2 * 8 + j), scale[r % 2].by);
   }
-  // v = high + low, but for the last digits.
+  // Split v into high + low. What the sum lacks of v is smaller than the last bit of low.
   template <class T> KILN_FN void split(uint32_t (&high)[4], uint32_t (&low)[4]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -87,7 +89,8 @@ struct Ranks {
   }
 };
 
-// Copy the rows k0 .. k0 + depth - 1 of B to shared memory; what B lacks becomes zeros.
+// Copy the rows k0 .. k0 + depth - 1 of B to shared memory; rows and columns that B does not have
+// become zeros.
 KILN_FN void copy_b(Words (&tile)[kDepth][kPitch], const Work& work, int k0, int depth) {
   for (int i = threadIdx.x; i < depth * kChunks; i += 32 * kWarps) {
     const int row = i / kChunks, chunk = i % kChunks, left = work.left - chunk * kSize;

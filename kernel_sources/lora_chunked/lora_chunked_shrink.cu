@@ -1,16 +1,17 @@
 // h[t, c] = sum_i x[t, i] * A[c, i] for each column c below the sum of the ranks of t's adapter
 // x: [tokens, input_size], any row stride; h: [tokens, width] float32, width >= that sum
 //
-// sorted_token_ids: [chunks * CHUNK], the tokens of each chunk, which have one adapter; padding, at
-// a chunk's end, is `tokens` or above. chunk_slots: [chunks], the adapter slot of each chunk, below 0
-// for none. rank_table, a_table: [num_parts, num_slots]; an offset in a_table counts elements of
-// adapter_pool, where A [rank, input_size] begins. Compile-time parameters
-// (jit_kernels/ops/lora_chunked/spec.py): SCALAR_T, CHUNK.
+// sorted_token_ids: [chunks * CHUNK]. The tokens of a chunk have one adapter. A chunk that is not
+// full ends with padding, which is `tokens` or more. chunk_slots: [chunks], the adapter slot of
+// each chunk, negative for a chunk without tokens. rank_table, a_table: [num_parts, num_slots]; an
+// offset in a_table counts elements of adapter_pool, where A [rank, input_size] begins.
+// Compile-time parameters (jit_kernels/ops/lora_chunked/spec.py): SCALAR_T, CHUNK.
 // Work split: a block computes kColumns columns of h for one chunk, on tensor cores, or for float32
-// by fma. Its warps take turns at the steps of input_size, which alone decides the order of the
-// additions. Blocks without a chunk or a column exit at once.
-// Memory: rows of x and A go straight to registers: a lane has the same 8 elements of each, in the
-// order in which it loads them. Block barriers are around the sum over the warps.
+// with FMA. Its warps take the steps of an input row in turn. So only input_size sets the order of
+// the additions. Blocks without a chunk or a column exit at once.
+// Memory: rows of x and A are loaded into registers. A lane loads the same 8 elements of each, so
+// that no shuffle is needed. Block barriers separate the sums of the warps from the one that adds
+// them.
 // Callers: columns of h without a rank keep their values, as do rows without an adapter.
 #include "kiln/ptx/launch.cuh"
 #include "lora_chunked/chunk.cuh"
@@ -38,7 +39,7 @@ template <class T>
 KILN_FN void add_step(float (&sum)[4], const Words& low, const Words& high,
                       const Words (&a)[kOwn]) {
   if constexpr (kMma) {
-    // Which elements of a step mma calls 2t.. and 2t + 8.. is the same for x and A.
+    // The lane gives the same elements of x and A to each mma, so their order does not matter.
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const uint32_t x[4] = {low.v[j], high.v[j], low.v[j + 1], high.v[j + 1]};

@@ -146,7 +146,7 @@ EXPAND = [
     ("columns of B behind the part", f"{_VALID};\n      staged",
      "start + k < tile.rank;\n      staged", _OUT_PAIR, _ADD),
     ("misaligned copies", "tile.size % 8 == 0 && ", "", _OUT_BEGIN, _ADD),
-    ("ranks staged before the last were read", "__syncwarp();  // the ranks ahead", "//", _OUT_ONE,
+    ("ranks staged before the last were read", "__syncwarp();  // all lanes", "//", _OUT_ONE,
      {**_ADD, **_SEEDS}),
     ("ranks read before all are staged", "copy_wait<0>();\n      __syncwarp();", "copy_wait<0>();",
      _OUT_ONE, {**_ADD, **_SEEDS}),
