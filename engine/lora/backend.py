@@ -68,7 +68,7 @@ class BaseLoRABackend(ABC):
         self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
     ) -> LoRABatchInfo:
         """Return the segments of a step; see make_batch_info."""
-        return make_batch_info(slots, lengths, samples, self.pool.values.device)
+        return make_batch_info(slots, lengths, samples)
 
     def pruned_batch_info(self, info: LoRABatchInfo) -> LoRABatchInfo:
         """Return the segments of the rows that the LM head sees."""

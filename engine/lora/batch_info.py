@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-import torch
-
 from kiln.jit_kernels.ops.lora.tiles import Tiles
 
 NO_ADAPTER = -1
@@ -17,15 +15,12 @@ NO_ADAPTER = -1
 class LoRABatchInfo:
     """The segments of a step: runs of tokens with one adapter, or with none.
 
-    segment_starts: [num_segments + 1] int32, the first token of each, and the number of tokens;
-    segment_adapter: [num_segments] int32, adapter slots, -1 for none. ``starts`` and ``adapters``
-    are the same on the host. ``pruned``: the segments of the tokens that need logits, which are the
-    rows that the LM head sees; None in such an info itself. ``tiles``: the same tokens as kernels
-    read them, if the backend has kernels.
+    ``starts``: the first token of each segment, and the number of tokens. ``adapters``: their
+    adapter slots, -1 for none. ``pruned``: the segments of the tokens that need logits, which are
+    the rows that the LM head sees; None in such an info itself. ``tiles``: the tokens as kernels
+    read them, on the device, if the backend has kernels.
     """
 
-    segment_starts: torch.Tensor
-    segment_adapter: torch.Tensor
     starts: tuple[int, ...]
     adapters: tuple[int, ...]
     pruned: LoRABatchInfo | None = None
@@ -44,25 +39,16 @@ class LoRABatchInfo:
 
 
 def make_batch_info(
-    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool], device: torch.device
+    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
 ) -> LoRABatchInfo:
-    """Return the segments of a step, sent to the device in one copy.
+    """Return the segments of a step.
 
     By request, in the order of their tokens: adapter slot or -1, number of tokens, and whether its
     last token needs logits.
     """
-    host = [_segments(slots, lengths)]
-    if set(lengths) != {1} or not all(samples):
-        sampling = list(compress(slots, samples))
-        host.append(_segments(sampling, [1] * len(sampling)))
-    numbers = [number for starts, adapters in host for number in (*starts, *adapters)]
-    packed = torch.tensor(numbers, dtype=torch.int32)
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    sizes = [len(part) for starts, adapters in host for part in (starts, adapters)]
-    tensors = packed.split(sizes)
-    pruned = LoRABatchInfo(tensors[-2], tensors[-1], *host[-1])
-    return LoRABatchInfo(tensors[0], tensors[1], *host[0], pruned)
+    sampling = list(compress(slots, samples))
+    pruned = LoRABatchInfo(*_segments(sampling, [1] * len(sampling)))
+    return LoRABatchInfo(*_segments(slots, lengths), pruned)
 
 
 def _segments(

@@ -166,10 +166,9 @@ class KernelLoRA(BaseLoRABackend):
         return h
 
     def _info(self, numbers: torch.Tensor, num_tokens: int) -> LoRABatchInfo:
-        none = torch.empty(0, dtype=torch.int32)
         own = numbers[: num_elements(num_tokens, self._num_slots)]
         tiles = tiles_in(own, num_tokens, self._num_slots)
-        return LoRABatchInfo(none, none, (0, num_tokens), (NO_ADAPTER,), tiles=tiles)
+        return LoRABatchInfo((0, num_tokens), (NO_ADAPTER,), tiles=tiles)
 
     def _empty(self, rows: torch.Tensor, site: Site, info: LoRABatchInfo) -> torch.Tensor:
         assert len(rows) == info.num_tokens, "the segments are those of other rows"

@@ -8,13 +8,11 @@ from kiln.engine.lora.batch_info import make_batch_info
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 
-CPU = torch.device("cpu")
-
 
 def expanded(info):
-    """The adapter slot of each token, read from the tensors."""
-    lengths = info.segment_starts.diff()
-    return torch.repeat_interleave(info.segment_adapter, lengths).tolist()
+    """The adapter slot of each token."""
+    ends = zip(info.starts, info.starts[1:], strict=False)
+    return [slot for slot, (a, b) in zip(info.adapters, ends, strict=True) for _ in range(a, b)]
 
 
 def test_every_token_has_the_adapter_of_its_request():
@@ -23,16 +21,13 @@ def test_every_token_has_the_adapter_of_its_request():
         slots = torch.randint(-1, 3, (count,)).tolist()
         lengths = torch.randint(1, 4, (count,)).tolist()
         samples = torch.randint(0, 2, (count,)).bool().tolist()
-        info = make_batch_info(slots, lengths, samples, CPU)
+        info = make_batch_info(slots, lengths, samples)
         tokens = [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)]
         assert expanded(info) == tokens
         assert expanded(info.pruned) == [
             s for s, sampled in zip(slots, samples, strict=True) if sampled
         ]
         for own in (info, info.pruned):
-            assert own.segment_starts.dtype == own.segment_adapter.dtype == torch.int32
-            assert own.segment_starts.tolist() == list(own.starts)
-            assert own.segment_adapter.tolist() == list(own.adapters)
             assert all(a != b for a, b in zip(own.adapters, own.adapters[1:], strict=False))
         covered = [-1] * info.num_tokens
         for slot, part in info.adapted():
@@ -40,14 +35,14 @@ def test_every_token_has_the_adapter_of_its_request():
         assert covered == tokens
 
 
-def test_a_decode_step_sends_its_segments_once():
-    info = make_batch_info([0, 0, -1, 2], [1] * 4, [True] * 4, CPU)
-    assert info.pruned.segment_starts.data_ptr() == info.segment_starts.data_ptr()
+def test_in_a_decode_step_the_lm_head_sees_every_row():
+    info = make_batch_info([0, 0, -1, 2], [1] * 4, [True] * 4)
+    assert info.pruned.adapters == info.adapters == (0, -1, 2)
     assert info.starts == info.pruned.starts == (0, 2, 3, 4)
 
 
 def test_no_row_needs_logits():
-    info = make_batch_info([1], [5], [False], CPU)
+    info = make_batch_info([1], [5], [False])
     assert info.pruned.num_tokens == 0
     assert list(info.pruned.adapted()) == []
 

@@ -88,7 +88,7 @@ DAMAGES = [
 def apply(adapter, sites):
     """Run an adapter that loaded at every site."""
     backend = TorchNativeLoRA(AdapterPool.holding([adapter], sites.all, torch.float32, CPU))
-    info = make_batch_info([0, -1], [1, 1], [True, True], CPU)
+    info = make_batch_info([0, -1], [1, 1], [True, True])
     for site in sites.all:
         last = site.parts[-1]
         out = torch.zeros(2, last.output_start + last.output_size)

@@ -146,6 +146,6 @@ def test_segments_of_other_rows_are_caught(model_sites):
         [adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU
     )
     backend = TorchNativeLoRA(pool)
-    info = make_batch_info([0], [3], [True], CPU)
+    info = make_batch_info([0], [3], [True])
     with pytest.raises(AssertionError, match="other rows"):
         backend.run_lora_a_sgemm(torch.zeros(2, 5), model_sites.all[1], info)
