@@ -15,7 +15,6 @@ from kiln.engine.models.projections import list_projections
 from kiln.engine.models.registry import read_model
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_STD = 0.02
 _GIB = 2**30
 
 
@@ -32,15 +31,19 @@ class Target:
 class RandomAdapter:
     """An adapter of one rank on every projection of attention and MLP, experts left out.
 
-    ``dtype``: that of its tensors.
+    ``dtype``: that of its tensors. ``std``: the standard deviation of their numbers.
     """
 
     targets: tuple[Target, ...]
     rank: int
     dtype: torch.dtype
+    std: float = 0.02
+    seed: int = 0
 
     @classmethod
-    def of_model(cls, folder: Path, rank: int, dtype: torch.dtype) -> RandomAdapter:
+    def of_model(
+        cls, folder: Path, rank: int, dtype: torch.dtype, *, std: float = 0.02, seed: int = 0
+    ) -> RandomAdapter:
         """Return the adapter of the model in a folder. Raises ModelError."""
         targets = (
             Target(name, projection.input_size, size)
@@ -48,7 +51,7 @@ class RandomAdapter:
             for name, size in projection.parts
             if name.rpartition(".")[2] in TARGETS
         )
-        return cls(tuple(targets), rank, dtype)
+        return cls(tuple(targets), rank, dtype, std, seed)
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +62,7 @@ class RandomAdapter:
     def save(self, folder: Path) -> None:
         """Write it in PEFT's format, with weights that are equal in every run."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(dict(self._tensors()), folder / "adapter_model.safetensors")
+        save_file(dict(self.tensors()), folder / "adapter_model.safetensors")
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -85,10 +88,11 @@ class RandomAdapter:
         lora = LoRAConfig(modules, max_lora_rank=self.rank, host_memory_gib=memory)
         return replace(config, lora=lora)
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(0)
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield A and B of each target by their names in a file, equal in every run."""
+        generator = torch.Generator().manual_seed(self.seed)
         for each in self.targets:
             shapes = {"A": (self.rank, each.input_size), "B": (each.output_size, self.rank)}
             for letter, shape in shapes.items():
-                values = torch.randn(shape, generator=generator) * _STD
+                values = torch.randn(shape, generator=generator) * self.std
                 yield f"base_model.model.{each.name}.lora_{letter}.weight", values.to(self.dtype)

@@ -28,6 +28,8 @@ from kiln.jit_kernels.ops.lora.tiles import (
     tiles_in,
 )
 
+_VECTOR = 4  # elements of h that lora_expand loads at once; rows of h begin at a multiple
+
 
 class KernelLoRA(BaseLoRABackend):
     """Runs the operators of the family ``lora``, with float32 between A and B.
@@ -79,6 +81,7 @@ class KernelLoRA(BaseLoRABackend):
 
     def _widen(self, site: Site, width: int) -> None:
         """Make h at least so wide. It never shrinks: a captured graph has its width."""
+        width = -(-width // _VECTOR) * _VECTOR
         if width > self._widths[site]:
             self._widths[site] = width
             self._layout += 1

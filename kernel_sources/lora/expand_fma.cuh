@@ -1,11 +1,12 @@
-// lora_expand for float32, with FMA: tensor cores have no float32.
+// lora_expand with FMA: for float32, which tensor cores do not have, and for rows that cannot be
+// loaded in vectors.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/launch.cuh"
 
 namespace kiln {
 
-constexpr int kWarpColumns = 32;  // of out: WARP_COLUMNS in jit_kernels/ops/lora/spec.py
+constexpr int kWarpColumns = 64;  // of out: WARP_COLUMNS in jit_kernels/ops/lora/spec.py
 
 // What a block works on: one tile, and one part of the site. out, h and b point to the part's first
 // column.
@@ -20,23 +21,27 @@ template <class T> struct Tile {
 };
 
 // Add the adapter's part to this warp's columns, from `first` on, for all tokens of a tile. It
-// calls pdl_wait before it reads h and out.
-KILN_FN void add_tile(const Tile<float>& tile, int first) {
+// calls pdl_wait before it reads h, B and out.
+template <class T> KILN_FN void add_by_fma(const Tile<T>& tile, int first) {
   pdl_wait();
   pdl_launch_dependents();
   const int end = min(first + kWarpColumns, tile.size);
+#pragma unroll 1
   for (int place = 0; place < tile.count; ++place) {
     const int token = load_early(tile.tokens + place);
     if (token < 0) return;
     const float* h = tile.h + token * tile.h_stride;
+#pragma unroll 1
     for (int o = first + int(threadIdx.x) % 32; o < end; o += 32) {
       float sum = 0;
+#pragma unroll 4
       for (int k = 0; k < tile.rank; ++k)
-        sum = fma_rn(h[k], tile.b[int64_t(k) * tile.size + o], sum);
-      float& y = tile.out[token * tile.out_stride + o];
-      y = add_rn(y, mul_rn(sum, tile.scale));
+        sum = fma_rn(h[k], to_float(tile.b[int64_t(k) * tile.size + o]), sum);
+      T& y = tile.out[token * tile.out_stride + o];
+      from_float(add_rn(to_float(y), mul_rn(sum, tile.scale)), y);
     }
   }
 }
+KILN_FN void add_tile(const Tile<float>& tile, int first) { add_by_fma(tile, first); }
 
 }  // namespace kiln

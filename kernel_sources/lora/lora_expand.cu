@@ -6,9 +6,11 @@
 // lora_shrink; scale_table has the scales, b_table the offsets of B [rank, outputs of p]. Each sum
 // is rounded once, when it is added. Compile-time parameters (jit_kernels/ops/lora/spec.py):
 // SCALAR_T.
-// Work split: a warp adds to 32 columns of one part for a tile of tokens. Blocks without a token,
+// Work split: a warp adds to 64 columns of one part for a tile of tokens. Blocks without a token,
 // and those behind the last part, exit at once. A sum adds the ranks in their order.
-// Memory: a warp stages 16 ranks of B in shared memory, between two warp barriers.
+// Tensor cores take rows in vectors, and ranks that are multiples of 4. FMA takes all others, and
+// its sums differ in the last bit. So a row's bits depend on its adapter and on the strides of out
+// and h, and not on the other rows.
 // Callers: a row of out has one token.
 #include "kiln/ptx/launch.cuh"
 
@@ -20,7 +22,7 @@
 #include "lora/expand_mma.cuh"
 #include "lora/parts.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(128, 4)
 lora_expand(SCALAR_T* out, const float* h, const SCALAR_T* adapter_pool, const int32_t* tile_slots,
             const int32_t* tile_tokens, const int32_t* rank_table, const float* scale_table,
             const int64_t* b_table, int64_t out_stride, int64_t h_stride, int end0, int end1,

@@ -34,7 +34,7 @@ KILN_FN bool is_last(uint32_t* arrivals, uint32_t* shared) {
   return *shared == kSlices - 1;
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(256, 2)
 lora_shrink(float* h, const SCALAR_T* x, const SCALAR_T* adapter_pool, const int32_t* tile_slots,
             const int32_t* tile_tokens, const int32_t* rank_table, const int64_t* a_table,
             float* partials, uint32_t* arrivals, int64_t input_size, int64_t x_stride,
@@ -53,19 +53,30 @@ lora_shrink(float* h, const SCALAR_T* x, const SCALAR_T* adapter_pool, const int
   float* const slices = spread > 1 ? partials + first : shared + groups * warps * elements;
   const int32_t* tokens = tile_tokens + int64_t(blockIdx.y) * tile;
   const int size = (int(input_size) + 32 * kSlices - 1) / (32 * kSlices) * 32;
-  for (int s = int(blockIdx.x) % spread + group; s < kSlices; s += spread * groups) {
-    const kiln::Slice slice{min(s * size, int(input_size)), min((s + 1) * size, int(input_size)),
-                            int(threadIdx.x) / 32 % warps, warps};
-    const auto of_warp = reinterpret_cast<kiln::Sums>(sums + slice.warp * elements);
-    kiln::tile_sums(of_warp, a, slice, column, x, x_stride, tokens, tile);
+  const auto slice_of = [&](int s, int warp) {
+    return kiln::Slice{min(s * size, int(input_size)), min((s + 1) * size, int(input_size)), warp,
+                       warps};
+  };
+  const int own = int(threadIdx.x) / 32;
+  if (spread == 1 && kiln::whole_slice(reinterpret_cast<kiln::Sums>(slices + own * elements), a,
+                                       slice_of(own, 0), column, x, x_stride, tokens)) {
     __syncthreads();
-    for (int i = int(threadIdx.x) % group_threads; i < elements; i += group_threads) {
-      if (!a.row(column + i % kiln::kColumns)) continue;
-      float total = sums[i];
-      for (int w = 1; w < warps; ++w) total = kiln::add_rn(total, sums[w * elements + i]);
-      slices[s * elements + i] = total;
+  } else {
+    for (int begin = int(blockIdx.x) % spread; begin < kSlices; begin += spread * groups) {
+      const bool works = group < groups;  // the last warps may be too few for a slice
+      const auto of_warp = reinterpret_cast<kiln::Sums>(sums + own % warps * elements);
+      if (works)
+        kiln::tile_sums(of_warp, a, slice_of(begin + group, own % warps), column, x, x_stride,
+                        tokens, tile);
+      __syncthreads();
+      for (int i = int(threadIdx.x) % group_threads; works && i < elements; i += group_threads) {
+        if (!a.row(column + i % kiln::kColumns)) continue;
+        float total = sums[i];
+        for (int w = 1; w < warps; ++w) total = kiln::add_rn(total, sums[w * elements + i]);
+        slices[(begin + group) * elements + i] = total;
+      }
+      __syncthreads();  // the next slices reuse the sums
     }
-    __syncthreads();  // the next slice reuses the sums
   }
   kiln::pdl_launch_dependents();
   uint32_t* const arrived = arrivals + blockIdx.y * (gridDim.x / spread) + place;

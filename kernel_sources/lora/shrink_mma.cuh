@@ -97,17 +97,80 @@ KILN_FN void group_sums(Sums sums, const StackedRows<T>& a, Slice slice, int col
       sums[(first + n) * 8 + lane % 4 * 2 + j % 2][group + j / 2 * 8] = sum[n][j];
 }
 
+template <class T>
+KILN_FN bool is_aligned(const StackedRows<T>& a, const T* x, int64_t x_stride) {
+  return a.size % 8 == 0 && x_stride % 8 == 0 && is_vector_aligned(x) && a.is_aligned();
+}
+
 // Write this warp's partial sums of a tile of 16 or 32 tokens. It calls pdl_wait before it reads x.
 template <class T>
 KILN_FN void tile_sums(Sums sums, const StackedRows<T>& a, Slice slice, int column, const T* x,
                        int64_t x_stride, const int32_t* tokens, int tile) {
-  const bool aligned =
-      a.size % 8 == 0 && x_stride % 8 == 0 && is_vector_aligned(x) && a.is_aligned();
-  if (!aligned)
+  if (tile == 16 && is_aligned(a, x, x_stride))
+    group_sums<2, 2, true>(sums, a, slice, column, x, x_stride, tokens, 0);
+  else
     for (int first = 0; first < tile / 8; ++first)
       group_sums<1, 1, false>(sums, a, slice, column, x, x_stride, tokens, first);
-  else if (tile == 16) group_sums<2, 2, true>(sums, a, slice, column, x, x_stride, tokens, 0);
-  else group_sums<4, 1, true>(sums, a, slice, column, x, x_stride, tokens, 0);
+}
+
+// A lane's operands for 32 elements of the rows: of two rows of A, and of N tokens.
+template <int N> struct Operands { Words u, v, x[N]; };
+
+// Write the sums of a whole slice for a tile of 32 tokens, with one warp. It computes the partial
+// sums of all warps of the slice one after the other, and adds them in the order of the warps. It
+// calls pdl_wait before it reads x. Return false, and do nothing, if the rows are not aligned.
+template <class T>
+KILN_FN bool whole_slice(Sums sums, const StackedRows<T>& a, Slice slice, int column, const T* x,
+                         int64_t x_stride, const int32_t* tokens) {
+  if (!is_aligned(a, x, x_stride)) return false;
+  constexpr int N = 4;
+  const int lane = threadIdx.x % 32, own = slice.begin + lane % 4 * 8;
+  const T *row0 = a.row(column + lane / 4), *row1 = a.row(column + lane / 4 + 8), *xs[N];
+  if (!row0) row0 = a.row(column);
+  if (!row1) row1 = row0;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const int token = load_early(tokens + n * 8 + lane / 4);
+    xs[n] = x + (token < 0 ? load_early(tokens) : token) * x_stride;
+  }
+  const auto load = [&](int group) {
+    Operands<N> next{};
+    const int i = own + 32 * group;
+    if (i >= slice.end) return next;
+    next.u = load_early_vector<Words>(row0 + i);
+    next.v = load_early_vector<Words>(row1 + i);
+#pragma unroll
+    for (int n = 0; n < N; ++n) next.x[n] = load_vector<Words>(xs[n] + i);
+    return next;
+  };
+  pdl_wait();
+  const int groups = (slice.end - slice.begin + 31) / 32;
+  float total[N][4] = {}, sum[N][4] = {};
+  Operands<N> now = load(0);
+  for (int warp = 0, group = 0; warp < slice.warps;) {
+    const bool ends = group + slice.warps >= groups;  // the partial sums of this warp
+    const int next = ends ? warp + 1 : group + slice.warps;
+    const Operands<N> later = load(next);
+#pragma unroll
+    for (int n = 0; n < N; ++n) multiply<T>(sum[n], now.u, now.v, now.x[n]);
+    now = later;
+    group = next;
+    if (!ends) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        total[n][j] = warp ? add_rn(total[n][j], sum[n][j]) : sum[n][j];
+        sum[n][j] = 0;
+      }
+    ++warp;
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      sums[n * 8 + lane % 4 * 2 + j % 2][lane / 4 + j / 2 * 8] = total[n][j];
+  return true;
 }
 
 }  // namespace kiln

@@ -28,7 +28,7 @@ from kiln.jit_kernels.ops.lora.tiles import (
     tile_of,
     tiles_in,
 )
-from kiln.jit_kernels.parity import expected, poisoned_inputs
+from kiln.jit_kernels.parity import error_of, expected, poisoned_inputs
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
@@ -101,7 +101,7 @@ def test_shrink_and_expand_are_within_the_rounding_of_their_dtype(scalar_t):
 @pytest.mark.parametrize("scalar_t", ["kiln::fp16", "kiln::bf16"])
 def test_h_keeps_sixteen_bits_of_what_it_has_in_float32(scalar_t, lift):
     """The sums before they are rounded: those of fp16 neither overflow nor lose small numbers."""
-    sizes = {**LORA_EXPAND.sizes[3], "lift": lift}
+    sizes = {**LORA_EXPAND.sizes[16], "lift": lift}
     a = poisoned_inputs(LORA_EXPAND, {"scalar_t": scalar_t}, sizes, "cpu")
     a.out.zero_()
     a.scale_table.mul_(2.0**-10)
@@ -126,18 +126,25 @@ def orders_of(kernel, scalar_t, sizes):
     return orders
 
 
+def with_rows(tensor, order):
+    """Those rows of a tensor, with its stride between them."""
+    rows = tensor.new_empty(len(order), tensor.stride(0))[:, : tensor.shape[1]]
+    return rows.copy_(tensor[list(order)])
+
+
 @pytest.mark.parametrize("scalar_t", DTYPE_NAMES)
 @pytest.mark.parametrize("kernel", [LORA_SHRINK, LORA_EXPAND], ids=lambda kernel: kernel.name)
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(kernel, scalar_t):
     """Steps of up to 256 tokens use small tiles, with a block for each slice; others large ones."""
     for sizes in kernel.sizes[2:]:
         a = poisoned_inputs(kernel, {"scalar_t": scalar_t}, sizes, "cpu")
-        before = {name: getattr(a, name).clone() for name in ("out", "h", "x") if hasattr(a, name)}
+        every = range(sizes["tokens"])
+        before = {n: with_rows(getattr(a, n), every) for n in ("out", "h", "x") if hasattr(a, n)}
         slots, num_slots = slots_by_token(a, sizes["tokens"]), cases.slots_of(sizes)
         run(kernel, a)
         together = result_of(kernel, a)
         for order in orders_of(kernel, scalar_t, sizes):
-            own = {name: tensor[order] for name, tensor in before.items()}
+            own = {name: with_rows(tensor, order) for name, tensor in before.items()}
             own |= cases.tiles_of(slots[order].tolist(), num_slots, "cpu")
             if kernel is LORA_SHRINK:
                 tiles = len(own["tile_slots"])
@@ -188,15 +195,16 @@ def test_alignment_changes_no_bits(index, scalar_t):
 
 
 @pytest.mark.parametrize("scalar_t", ["kiln::fp16", "kiln::bf16"])
-def test_alignment_changes_no_bits_of_out(scalar_t):
+def test_expand_adds_to_rows_at_any_address(scalar_t):
+    """Rows that cannot be loaded in vectors take another path, with other sums."""
+    variant = {"scalar_t": scalar_t}
     for sizes in (LORA_EXPAND.sizes[4], LORA_EXPAND.sizes[11]):
-        a = poisoned_inputs(LORA_EXPAND, {"scalar_t": scalar_t}, sizes, "cpu")
-        before = a.out.clone()
-        run(LORA_EXPAND, a)
-        for change in ({"out": shifted(before)}, {"adapter_pool": shifted(a.adapter_pool)}):
-            other = a._replace(**{"out": before.clone(), **change})
+        a = poisoned_inputs(LORA_EXPAND, variant, sizes, "cpu")
+        for change in ({}, {"out": shifted(a.out)}, {"adapter_pool": shifted(a.adapter_pool)}):
+            other = a._replace(**{"out": a.out.clone(), **change})
+            want = expected(LORA_EXPAND, other)
             run(LORA_EXPAND, other, checked=True)
-            assert torch.equal(bits_of(other.out), bits_of(a.out)), list(change)
+            assert error_of(LORA_EXPAND, variant, other, want).holds, list(change)
 
 
 def test_a_workspace_serves_launch_after_launch():
@@ -217,7 +225,6 @@ def test_the_spec_knows_the_constants_of_the_sources():
     sizes = {"outputs": 1, "parts": 1, "tiles": 1}
     threads = LORA_EXPAND.geometry({}, sizes, HOST_GPU).block[0]
     assert f"__launch_bounds__({threads}, " in text["lora_expand.cu"]
-    assert f"all[{threads // 32}];" in text["expand_mma.cuh"]
 
 
 def test_a_block_of_shrink_keeps_to_its_threads_and_shared_memory():

@@ -35,11 +35,11 @@ def setup(tmp_path_factory):
 
 
 def test_every_kind_of_step_is_measured(setup):
-    *decodes, prompt, loading = lora_steps.rows_of(setup, copy_bytes_s=1e9)
-    assert [(row["rows"], row["adapters"]) for row in decodes] == [
-        (1, 0), (1, 1), (64, 0), (64, 1), (64, 8),
+    *decodes, prompt, loading, many = lora_steps.rows_of(setup, copy_bytes_s=1e9)
+    assert [(row["rows"], row["adapters"]) for row in (*decodes, many)] == [
+        (1, 0), (1, 1), (64, 0), (64, 1), (64, 8), (64, 64),
     ]  # fmt: skip
-    assert all(row["ms"] > 0 for row in (*decodes, prompt, loading))
+    assert all(row["ms"] > 0 for row in (*decodes, prompt, loading, many))
     assert [row.get("ok") for row in decodes] == [True, None, True, None, None]
     of_one, of_eight = decodes[3]["floor_ms"], decodes[4]["floor_ms"]
     assert of_eight == pytest.approx(8 * of_one)

@@ -1,8 +1,12 @@
-"""Compare greedy tokens of tiny models on the GPU with transformers, in float32."""
+"""Compare greedy tokens of tiny models on the GPU with transformers, in float32.
+
+Some have LoRA adapters, which transformers gets merged into its weights.
+"""
 
 from __future__ import annotations
 
 import argparse
+import copy
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import torch
 import transformers
 
 from kiln import LLM, SamplingParams
+from kiln.engine.bench.lora_adapters import RandomAdapter
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 320,
@@ -31,6 +36,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3,
                  "moe_intermediate_size": 48, "mlp_only_layers": [0]},
 }  # fmt: skip
+_WITH_LORA = ("Llama", "Qwen3")
+_RANKS = {"a3": 3, "a16": 16, "a64": 64}  # of the adapters; their names
 _CHUNKS = (1, 7, 64, None)
 
 
@@ -48,19 +55,70 @@ def parity(args: argparse.Namespace, device: str = "cuda") -> list[dict[str, Any
             model.save_pretrained(folder)
             prompts = [torch.randint(3, 320, (n,)).tolist() for n in range(3, 37, 2)]
             wanted = [_generate(model.to(device), prompt, device) for prompt in prompts]
-            for chunk in _CHUNKS[: 2 if args.quick else None]:
+            chunks = _CHUNKS[: 2 if args.quick else None]
+            for chunk in chunks:
                 got = _kiln(Path(folder), prompts, chunk, device)
-                wrong = sum(a != b for a, b in zip(got, wanted, strict=True))
-                rows.append(
-                    {
-                        "model": family,
-                        "chunk": chunk or "whole",
-                        "prompts": len(prompts),
-                        "wrong": wrong,
-                        "ok": wrong == 0,
-                    }
-                )
+                rows.append(_row(family, chunk, got, wanted))
+            if family in _WITH_LORA:
+                rows += _with_lora(family, model, Path(folder), prompts, wanted, chunks, device)
     return rows
+
+
+def _row(
+    model: str, chunk: int | None, got: list[list[int]], wanted: list[list[int]]
+) -> dict[str, Any]:
+    wrong = sum(a != b for a, b in zip(got, wanted, strict=True))
+    return {
+        "model": model,
+        "chunk": chunk or "whole",
+        "prompts": len(wanted),
+        "wrong": wrong,
+        "ok": wrong == 0,
+    }
+
+
+def _with_lora(
+    family: str,
+    model: Any,
+    folder: Path,
+    prompts: list[list[int]],
+    base: list[list[int]],
+    chunks: tuple[int | None, ...],
+    device: str,
+) -> list[dict[str, Any]]:
+    """Compare prompts of several adapters and of the base model in one batch."""
+    names = [[None, *_RANKS][index % 4] for index in range(len(prompts))]
+    merged, paths = {}, {}
+    for seed, (name, rank) in enumerate(_RANKS.items()):
+        adapter = RandomAdapter.of_model(
+            folder, rank, torch.float32, std=rank**-0.25 / 3, seed=seed
+        )
+        paths[name] = str(folder / name)
+        adapter.save(Path(paths[name]))
+        merged[name] = _merge(copy.deepcopy(model), adapter)
+    wanted = [
+        _generate(merged[name], prompt, device) if name else own
+        for name, prompt, own in zip(names, prompts, base, strict=True)
+    ]
+    changed = sum(a != b for a, b in zip(wanted, base, strict=True))
+    rows = []
+    for chunk in chunks:
+        got = _kiln(folder, prompts, chunk, device, paths, names)
+        row = _row(f"{family} with LoRA", chunk, got, wanted) | {"changed": changed}
+        rows.append(row | {"ok": row["ok"] and changed > 0})
+    return rows
+
+
+@torch.no_grad()
+def _merge(model: Any, adapter: RandomAdapter) -> Any:
+    """Add B A to the weights; an adapter's alpha is its rank."""
+    tensors = dict(adapter.tensors())
+    for target in adapter.targets:
+        prefix = f"base_model.model.{target.name}.lora_"
+        weight = model.get_submodule(target.name).weight
+        product = tensors[prefix + "B.weight"].double() @ tensors[prefix + "A.weight"].double()
+        weight.copy_(weight.double() + product.to(weight.device))
+    return model
 
 
 def _generate(model: Any, prompt: list[int], device: str) -> list[int]:
@@ -73,10 +131,16 @@ def _generate(model: Any, prompt: list[int], device: str) -> list[int]:
 
 
 def _kiln(
-    folder: Path, prompts: list[list[int]], chunk: int | None, device: str
+    folder: Path,
+    prompts: list[list[int]],
+    chunk: int | None,
+    device: str,
+    adapters: dict[str, str] | None = None,
+    names: list[str | None] | None = None,
 ) -> list[list[int]]:
     llm = LLM(
-        str(folder), device=device, dtype="float32", max_chunk_tokens=chunk, num_kv_blocks=256
-    )
+        str(folder), device=device, dtype="float32", max_chunk_tokens=chunk, num_kv_blocks=256,
+        lora_modules=adapters,
+    )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, lora=names)]

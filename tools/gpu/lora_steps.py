@@ -38,11 +38,10 @@ from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
 
-LAYERS = 8  # of the model: a step of all 32 has no other parts
-_ADAPTERS, _RANK = 8, 16
+_ADAPTERS, _MANY, _RANK = 8, 64, 16
+_FOLDER = "adapter"
 _PROMPT, _LONG_PROMPT = 128, 4096  # tokens
 _STEPS = 96
-_LOADED_RANK = 64  # of the adapter that is loaded meanwhile: 84 MB
 _LOADS = 3
 _LONG_RUN = 1600  # tokens of the requests that decode meanwhile
 _ITEMSIZE = 2
@@ -64,9 +63,9 @@ class Setup:
         """Return an engine with random weights, and room for 64 requests."""
         blocks = (64 * (_PROMPT + self.long_run + 16) + self.long_prompt) // 16 + 64
         modules = (
-            LoRAModule(f"a{index}", str(self.adapters / "small")) for index in range(num_adapters)
+            LoRAModule(f"a{index}", str(self.adapters / _FOLDER)) for index in range(num_adapters)
         )
-        lora = LoRAConfig(tuple(modules), max_lora_rank=_LOADED_RANK, root=str(self.adapters))
+        lora = LoRAConfig(tuple(modules), max_lora_rank=_RANK, root=str(self.adapters))
         return EngineCore(
             EngineConfig(
                 ModelConfig(str(self.folder), "bfloat16", self.device, "dummy", self.long_prompt),
@@ -80,7 +79,7 @@ class Setup:
 
 def lora_steps(args: argparse.Namespace) -> list[Row]:
     """Return a row per kind of step."""
-    shape = SHAPES["llama3-8b"] | {"num_hidden_layers": LAYERS}
+    shape = SHAPES["llama3-8b"]
     with tempfile.TemporaryDirectory() as parent:
         setup = prepare(shape, Path(parent), "cuda", steps=_STEPS // 3 if args.quick else _STEPS)
         bytes_s = measure_ceilings("cuda").copy_bytes_s
@@ -88,19 +87,16 @@ def lora_steps(args: argparse.Namespace) -> list[Row]:
 
 
 def prepare(shape: dict[str, Any], parent: Path, device: str, **numbers: int) -> Setup:
-    """Write the model's config and two adapters."""
+    """Write the model's config and an adapter."""
     setup = Setup(shape, parent / "model", parent / "adapters", device, **numbers)
     setup.folder.mkdir()
     (setup.folder / "config.json").write_text(json.dumps(shape))
-    for name, rank in (("small", _RANK), ("large", _LOADED_RANK)):
-        adapter = RandomAdapter.of_model(setup.folder, rank, torch.bfloat16)
-        adapter.save(setup.adapters / name)
+    RandomAdapter.of_model(setup.folder, _RANK, torch.bfloat16).save(setup.adapters / _FOLDER)
     return setup
 
 
 def rows_of(setup: Setup, copy_bytes_s: float) -> Iterator[Row]:
     """Yield the rows: the engine without adapters first, which all others are compared with."""
-    adapter = RandomAdapter.of_model(setup.folder, _RANK, torch.bfloat16)
     plain = setup.engine(0)
     without = {rows: _decode(plain, setup, rows, 0) for rows in (1, 64)}
     prompt = _long_prompt(plain, setup, None)
@@ -108,20 +104,30 @@ def rows_of(setup: Setup, copy_bytes_s: float) -> Iterator[Row]:
     gc.collect()
     core = setup.engine(_ADAPTERS)
     for rows, used in ((1, 0), (1, 1), (64, 0), (64, 1), (64, _ADAPTERS)):
-        base, own = without[rows], _decode(core, setup, rows, used)
-        floor = 1000 * used * adapter.num_bytes / copy_bytes_s
-        yield {
-            "step": "decode", "rows": rows, "adapters": used, **own,
-            "growth": own["ms"] / base["ms"] - 1,
-            "floor_ms": floor,
-            "us_a_site": 1000 * (own["ms"] - base["ms"]) / (4 * setup.shape["num_hidden_layers"]),
-            **({"ok": own["launches"] == base["launches"]} if used == 0 else {}),
-        }  # fmt: skip
+        yield _decode_row(core, setup, rows, used, without[rows], copy_bytes_s)
     grown = _long_prompt(core, setup, "a0") - prompt
     floor = 1000 * _prompt_bytes(setup) / copy_bytes_s
     yield {"step": f"prompt of {setup.long_prompt} tokens", "adapters": 1, "ms": prompt + grown,
            "growth": grown / prompt, "floor_ms": floor, "over_floor": grown / floor}  # fmt: skip
     yield _while_loading(core, setup)
+    del core
+    gc.collect()
+    yield _decode_row(setup.engine(_MANY), setup, 64, _MANY, without[64], copy_bytes_s)
+
+
+def _decode_row(
+    core: EngineCore, setup: Setup, rows: int, used: int, base: dict[str, Any], bytes_s: float
+) -> Row:
+    """Return a row for decode steps with some adapters; ``base``: of a server without any."""
+    own = _decode(core, setup, rows, used)
+    adapter = RandomAdapter.of_model(setup.folder, _RANK, torch.bfloat16)
+    return {
+        "step": "decode", "rows": rows, "adapters": used, **own,
+        "growth": own["ms"] / base["ms"] - 1,
+        "floor_ms": 1000 * used * adapter.num_bytes / bytes_s,
+        "us_a_site": 1000 * (own["ms"] - base["ms"]) / (4 * setup.shape["num_hidden_layers"]),
+        **({"ok": own["launches"] == base["launches"]} if used == 0 else {}),
+    }  # fmt: skip
 
 
 def _start(core: EngineCore, rows: int, used: int, steps: int, first: int = 0) -> list[str]:
@@ -165,7 +171,7 @@ def _decode(core: EngineCore, setup: Setup, rows: int, used: int) -> dict[str, A
 def _long_prompt(core: EngineCore, setup: Setup, adapter: str | None) -> float:
     """Return the least milliseconds of a step that computes a long prompt."""
     params, times = SamplingParams(temperature=0, max_tokens=1), []
-    for repeat in range(4):
+    for repeat in range(8):
         core.add(NewRequest(f"p{repeat}", [5] * (setup.long_prompt - 1), params, adapter))
         begun = time.perf_counter()
         while core.has_work:
@@ -191,7 +197,7 @@ def _while_loading(core: EngineCore, setup: Setup) -> Row:
     quiet = statistics.median(_timed_step(core) for _ in range(setup.steps // 2))
     times, loads = [], 0
     for load in range(_LOADS):
-        core.adapters.begin(LoadAdapter(f"l{load}", "late", "large", pinned=True))
+        core.adapters.begin(LoadAdapter(f"l{load}", "late", _FOLDER, pinned=True))
         while len(times) < setup.long_run // 2:
             times.append(_timed_step(core))
             for result in core.adapters.end():
@@ -205,9 +211,9 @@ def _while_loading(core: EngineCore, setup: Setup) -> Row:
             core.step()
             core.adapters.end()
     _finish(core, names)
-    large = RandomAdapter.of_model(setup.folder, _LOADED_RANK, torch.bfloat16)
+    adapter = RandomAdapter.of_model(setup.folder, _RANK, torch.bfloat16)
     return {
-        "step": f"decode while {large.num_bytes / 1e6:.0f} MB are loaded", "rows": 64,
+        "step": f"decode while {adapter.num_bytes / 1e6:.0f} MB are loaded", "rows": 64,
         "adapters": 1, "ms": statistics.median(times), "slowest_ms": max(times),
         "steps": len(times), "loads": loads, "over_quiet": max(times) / quiet,
         "ok": loads == _LOADS and max(times) <= 2 * quiet,

@@ -37,8 +37,11 @@ RANKS: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((64,) * 8,),
     ((20, 70, 33), (6, 0, 81)),
     ((0, 1), (3, 16), (2, 0)),
+    ((16, 4, 20, 0, 2, 0), (0, 64, 4, 36, 16, 0), (8, 20, 0, 16, 2, 2)),  # most are multiples of 4
 )
-_MIXED, _MIXED_PARTS, _FEW, _ONE, _EIGHT, _MANY, _SINGLE, _LARGE, UNEVEN, _TWO = range(len(RANKS))
+_MIXED, _MIXED_PARTS, _FEW, _ONE, _EIGHT, _MANY, _SINGLE, _LARGE, UNEVEN, _TWO, _FOURS = range(
+    len(RANKS)
+)
 _FAR = 2**40  # an offset that nothing may use
 
 
@@ -97,8 +100,9 @@ TILED_SHRINK_SIZES = [
 ]  # fmt: skip
 TILED_EXPAND_SIZES = [
     *EXPAND_SIZES, _expand(68, 40, _FEW), _expand(258, 64, UNEVEN), _expand(9, 49, UNEVEN, 1),
-    _expand(19, 64, _MIXED_PARTS, lift=20), _expand(19, 64, _MIXED_PARTS, lift=-20),
-    _expand(19, 64, _MIXED_PARTS, cancels=1),
+    _expand(19, 64, _FOURS, lift=20), _expand(19, 64, _FOURS, lift=-20),
+    _expand(19, 64, _FOURS, cancels=1), _expand(25, 448, _FOURS), _expand(258, 96, _FOURS),
+    _expand(9, 52, _FOURS, 4), _expand(9, 64, _FOURS, 4),
 ]  # fmt: skip
 EMBEDDING_SIZES = [
     _embedding(0, 4, _SINGLE), _embedding(1, 1, _SINGLE), _embedding(7, 11, _SINGLE),

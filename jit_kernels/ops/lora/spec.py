@@ -35,17 +35,17 @@ from kiln.jit_kernels.ops.lora.reference import (
 )
 from kiln.jit_kernels.ops.lora.split import (
     COLUMNS,
-    SLICES,
-    slices_at_once,
     spread_of,
+    sums_at_once,
+    threads_of,
     warps_of_slice,
 )
 from kiln.jit_kernels.ops.lora.tiles import num_elements
 from kiln.jit_kernels.torch_ops import define
 
 MOST_PARTS = 3  # of a site: kMostParts in parts.cuh
-WARP_COLUMNS = 32  # of out in a warp of lora_expand: kWarpColumns in expand_fma.cuh
-_EXPAND_WARPS = 8
+WARP_COLUMNS = 64  # of out in a warp of lora_expand: kWarpColumns in expand_fma.cuh
+_EXPAND_WARPS = 4
 _PAPER = "https://arxiv.org/abs/2310.18547"
 
 
@@ -82,11 +82,9 @@ def _shrink_bind(a: Arguments) -> Bound:
 
 def _shrink_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     size, tile = sizes["input_size"], sizes["tile"]
-    spread, warps = spread_of(tile), warps_of_slice(size) * slices_at_once(size, tile)
-    of_slices = SLICES if spread == 1 else 0
-    shared = (warps + of_slices) * tile * COLUMNS * 4
-    grid = (-(-sizes["width"] // COLUMNS) * spread, sizes["tiles"], 1)
-    return LaunchGeometry(grid, (32 * warps, 1, 1), shared)
+    shared = sums_at_once(size, tile) * tile * COLUMNS * 4
+    grid = (-(-sizes["width"] // COLUMNS) * spread_of(tile), sizes["tiles"], 1)
+    return LaunchGeometry(grid, (threads_of(size, tile), 1, 1), shared)
 
 
 def _shrink_cost(variant: Variant, sizes: Sizes) -> Cost:

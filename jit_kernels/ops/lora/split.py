@@ -10,7 +10,7 @@ from kiln.jit_kernels.ops.lora.tiles import SMALL
 
 COLUMNS = 16  # of h in a block: kColumns in parts.cuh
 SLICES = 8  # of a row of A: kSlices in lora_shrink.cu
-_MOST_WARPS, _MOST_BLOCK_WARPS = 8, 16
+_MOST_WARPS = 8
 
 
 class Workspace(NamedTuple):
@@ -41,10 +41,13 @@ def spread_of(tile: int) -> int:
     return SLICES if tile == SMALL else 1
 
 
-def slices_at_once(input_size: int, tile: int) -> int:
-    """Return the slices that a block computes at the same time."""
-    groups = 1
-    most = min(SLICES // spread_of(tile), _MOST_BLOCK_WARPS // warps_of_slice(input_size))
-    while 2 * groups <= most:
-        groups *= 2
-    return groups
+def threads_of(input_size: int, tile: int) -> int:
+    """Return the threads of a block: for a slice, or for one warp per slice."""
+    return 32 * (warps_of_slice(input_size) if spread_of(tile) == SLICES else SLICES)
+
+
+def sums_at_once(input_size: int, tile: int) -> int:
+    """Return for how many warps and slices a block keeps sums in shared memory."""
+    warps = threads_of(input_size, tile) // 32
+    of_slices = 0 if spread_of(tile) == SLICES else SLICES
+    return warps + of_slices
