@@ -39,11 +39,17 @@ HOST_GPU = Gpu(num_multiprocessors=4, max_shared_bytes=227 * 1024)
 
 @dataclass(frozen=True, slots=True)
 class LaunchGeometry:
-    """Grid and block in CUDA's own terms. Units: blocks, threads, bytes."""
+    """Grid and block in CUDA's own terms. Units: blocks, threads, bytes.
+
+    ``cooperative``: all blocks run at the same time, or the launch is refused. ``gpus_along_y``:
+    each blockIdx.y stands for a GPU of its own, so gpu scope does not reach from one to another.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    cooperative: bool = False
+    gpus_along_y: bool = False
 
 
 @dataclass(frozen=True, slots=True)
