@@ -288,3 +288,24 @@ def user_runtime_folder() -> Path | None:
     """Return XDG_RUNTIME_DIR, the user's folder for files of the login session, or None."""
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
     return Path(xdg) if os.path.isabs(xdg) else None
+
+
+def torchrun_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what torchrun tells the processes that it starts; nothing in other processes.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
+    """
+    environ = os.environ if environ is None else environ
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return {}
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in names or name.startswith("TORCHELASTIC_")
+    }
+
+
+def keep_nccl_on_loopback() -> None:
+    """Let NCCL meet the ranks of this machine on no network, unless the user has chosen one."""
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
