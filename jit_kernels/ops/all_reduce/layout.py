@@ -22,6 +22,7 @@ MIN_WORLD, MAX_WORLD = 2, 8
 MAX_WORLDS = (2, 4, 8)  # the kernels' compile-time limits of the world size
 VECTOR = 16  # bytes of one access
 PUSHES: tuple[Algorithm, ...] = ("one_shot_push", "two_shot_push")
+TWO_SHOTS: tuple[Algorithm, ...] = ("two_shot_push", "two_shot")
 
 _HEADER = _LINE = 128
 _COUNTERS = 8  # bytes of a block's counters
@@ -93,7 +94,8 @@ class Layout:
 
     def limit(self, algorithm: str) -> int:
         """Return the largest message of an algorithm, or of the fused kernel, which pushes."""
-        return self.pull_bytes if algorithm in ("one_shot_pull", "two_shot") else self.push_bytes
+        pulls = algorithm in ALGORITHMS and algorithm not in PUSHES
+        return self.pull_bytes if pulls else self.push_bytes
 
     def _shard(self, num_bytes: int) -> int:
         return -(-vectors(num_bytes) // self.world)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.ops.all_reduce.layout import Layout
+from kiln.jit_kernels.ops.all_reduce.layout import VECTOR, Layout
 from kiln.jit_kernels.ops.all_reduce.record import RECORD_WORDS
 
 WATCHDOG_MS = 10_000
@@ -42,8 +42,8 @@ class Members:
                 f"Members: ranks {self.first_rank} to {self.first_rank + ranks - 1} of a group of "
                 f"{layout.world}"
             )
-        if self.buffers.data_ptr() % 128:
-            raise ValueError("Members: buffers must start at a multiple of 128 bytes")
+        if self.buffers.data_ptr() % VECTOR:
+            raise ValueError(f"Members: buffers must start at a multiple of {VECTOR} bytes")
         if self.watchdog_ms < 1:
             raise ValueError(f"Members: watchdog_ms is {self.watchdog_ms}, want at least 1")
 
@@ -59,7 +59,7 @@ class Members:
             "buffers": self.buffers, "peers": self.peers, "record": self.record,
             "first_rank": self.first_rank, "max_blocks": layout.max_blocks,
             "push_bytes": layout.push_bytes, "pull_bytes": layout.pull_bytes,
-            "watchdog_ms": self.watchdog_ms,
+            "limit_ms": self.watchdog_ms,
         }  # fmt: skip
 
 
@@ -69,3 +69,17 @@ def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtyp
             f"Members: {name} is {list(x.shape)} of {x.dtype} with strides {x.stride()}, want "
             f"contiguous {list(shape)} of {dtype}"
         )
+
+
+def virtual_members(
+    layout: Layout, device: torch.device | str, *, watchdog_ms: int = WATCHDOG_MS, calls: int = 0
+) -> Members:
+    """Return a group whose ranks are all on one device, ready for its first call.
+
+    ``calls``: what the counters begin with, for tests.
+    """
+    buffers = torch.empty(layout.world, layout.num_bytes, dtype=torch.uint8, device=device)
+    layout.clear(buffers, calls)
+    peers = torch.arange(layout.world, device=device) * layout.num_bytes
+    record = torch.zeros(layout.world, RECORD_WORDS, dtype=torch.int32, device=device)
+    return Members(layout, buffers, peers, record, first_rank=0, watchdog_ms=watchdog_ms)
