@@ -107,6 +107,9 @@ class Env:
         "How Kiln's kernels sum over ranks. auto chooses by the size of the message; the bits are "
         "the same.",
     )
+    all_reduce_pcie: bool = _var(
+        False, "1: Kiln's all-reduce also serves more than two GPUs without NVLink between them."
+    )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(
         "warn", "What to do if a kernel is compiled or loaded after the server is ready."

@@ -14,6 +14,7 @@ KilnError
 ├── AdapterBusyError a LoRA adapter is in use, or the place that it needs
 ├── SlowReaderError  the reader of a stream fell too far behind; the stream ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
+│   └── CustomAllReduceTimeout   a rank did not come to a sum over the ranks; the message names it
 └── EngineDeadError  the engine process is gone or frozen
 """
 
@@ -74,6 +75,10 @@ class AdapterBusyError(KilnError):
 
 class DeviceError(KilnError):
     """The device fails every call from now on; only a new process can use it again."""
+
+
+class CustomAllReduceTimeout(DeviceError):
+    """A rank waited for another one in a sum over the ranks until its time limit."""
 
 
 class SlowReaderError(KilnError):

@@ -43,7 +43,7 @@ class Followers:
         self._replies: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
         self._abort: Callable[[], None] | None = None
         self._on_lost = on_lost
-        self._closed = False
+        self._stopped = self._closed = False
         self._watch = Watch(members, self._replies.put, self._end)
 
     @classmethod
@@ -142,16 +142,23 @@ class Followers:
             time.sleep(0.01)
         return self._watch.error or error
 
-    def close(self) -> None:
-        """Stop all followers; safe to call more than once."""
-        if self._closed:
+    def stop(self) -> None:
+        """Tell all to exit; before, they close their group together with rank 0."""
+        if self._stopped:
             return
-        self._closed = self._watch.closing = True
+        self._stopped = self._watch.closing = True
         for member in self._members:
             try:
                 member.messages.send(Kind.STOP)
             except Closed:
                 continue  # it has exited
+
+    def close(self) -> None:
+        """Stop all followers and wait until they have exited; safe to call more than once."""
+        if self._closed:
+            return
+        self.stop()
+        self._closed = True
         until = time.monotonic() + _STOP_SECONDS
         for member in self._members:
             if member.child is not None:

@@ -6,16 +6,22 @@ no group. Every rank makes the same calls in the same order.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import timedelta
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.distributed import distributed_c10d
 
+from kiln.engine.distributed.sum_kernels import SumKernels
+from kiln.jit_kernels.ops.all_reduce.record import FUSED
+
 _c10d: Any = distributed_c10d  # torch types only part of it
+_POLL_SECONDS = 0.001
 _groups: WeakValueDictionary[str, Group] = WeakValueDictionary()
 
 
@@ -33,6 +39,8 @@ class Group:
         self.name = _free_name(size) if size > 1 else ""
         self._backend = backend
         self._calls: Counter[str] = Counter()
+        self._kernels: SumKernels | None = None
+        self._is_broken = False  # a rank is gone
         if size > 1:
             _groups[self.name] = self
 
@@ -43,10 +51,29 @@ class Group:
         """
         if self.size == 1:
             return
+        if self._kernels is not None:
+            algorithm = self._kernels.algorithm_for(x)
+            if algorithm is not None:
+                self._kernels.custom_all_reduce(x, out=x, algorithm=algorithm)
+                self._calls[algorithm] += 1
+                return
         self._calls["torch"] += 1
         options = _c10d.AllreduceOptions()
         options.asyncOp = False
         _wait(self._backend.allreduce([x], options))
+
+    def all_reduce_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> bool:
+        """Add the sum of all ranks' x to the residual, and leave its norm in x, in one kernel.
+
+        Returns False, and does nothing, if there is no kernel for a message of this size.
+        """
+        if self._kernels is None or not self._kernels.should_fuse(x):
+            return False
+        self._kernels.fused_all_reduce_add_rms_norm(x, residual, weight, eps)
+        self._calls[FUSED] += 1
+        return True
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the x of all ranks, [size * rows, columns]; x: [rows, columns], contiguous."""
@@ -79,25 +106,71 @@ class Group:
         found: list[int] = together.tolist()
         return found
 
+    def meet(self, seconds: float) -> bool:
+        """Wait until every rank is here; return whether they came in time. Waits for the device."""
+        if self.size == 1 or self._is_broken:
+            return self.size == 1
+        here = torch.zeros(1, dtype=torch.int64, device=self.device)
+        options = _c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=seconds)
+        try:
+            work = self._backend.allreduce([here], options)
+            until = time.monotonic() + seconds
+            while not work.is_completed():
+                if time.monotonic() > until:
+                    return False
+                time.sleep(_POLL_SECONDS)
+            work.wait()
+        except RuntimeError:  # of connections whose other end is gone
+            return False
+        return True
+
     def stats(self) -> Mapping[str, int]:
         """Return how often tensors were summed, by algorithm: "torch" is NCCL or gloo."""
         return dict(self._calls)
 
     def count(self, calls: Mapping[str, int]) -> None:
-        """Count sums that were queued without ``all_reduce``, as a CUDA graph does."""
+        """Count the sums of a CUDA graph that is replayed next, and keep their order."""
         self._calls.update(calls)
+        if calls and self._kernels is not None:
+            self._kernels.before_replay()
 
     def uncount(self, calls: Mapping[str, int]) -> None:
         """Take back what was counted for sums that did not run, as in a capture."""
         self._calls.subtract(calls)
 
+    def use_kernels(self, kernels: SumKernels) -> None:
+        """Let kernels do the sums that they can do. Every rank does it at the same time."""
+        self._kernels = kernels
+
+    def capture(self) -> AbstractContextManager[None]:
+        """Surround the capture of a CUDA graph with sums."""
+        return nullcontext() if self._kernels is None else self._kernels.capture()
+
+    def set_patience(self, watchdog_ms: int) -> None:
+        """Change how long a sum waits for another rank, in milliseconds, where that is limited."""
+        if self._kernels is not None:
+            self._kernels.set_patience(watchdog_ms)
+
+    def check(self) -> None:
+        """Raise CustomAllReduceTimeout if a rank did not come to a sum; waits for nothing."""
+        if self._kernels is not None:
+            self._kernels.check()
+
     def abort(self) -> None:
         """End the calls that wait for a rank that is gone, from any thread. They raise."""
+        self._is_broken = True
         if self._backend is not None and self.device.type == "cuda":
             self._backend.abort()
 
     def close(self) -> None:
-        """Free the connections. No other rank may wait for this one."""
+        """Free the connections, and what the ranks share: all close at the same time.
+
+        No other rank may wait for this one.
+        """
+        kernels, self._kernels = self._kernels, None
+        if kernels is not None:
+            kernels.close()
         _groups.pop(self.name, None)
         backend, self._backend = self._backend, None
         if backend is not None:

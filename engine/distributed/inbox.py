@@ -11,9 +11,11 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from kiln.engine.distributed.channel import Address, Closed, Kind, dial
+from kiln.engine.errors import KilnError
 
 _ALIVE_SECONDS = 1.0
 
@@ -25,7 +27,12 @@ class Inbox:
         self._messages, self._life = dial(address), dial(address)
         for role, channel in (("messages", self._messages), ("life", self._life)):
             channel.tell(Kind.HELLO, {"rank": rank, "pid": os.getpid(), "role": role})
+        self._check: Callable[[], None] | None = None
         threading.Thread(target=self._live, name="kiln-life", daemon=True).start()
+
+    def use_check(self, check: Callable[[], None]) -> None:
+        """Call ``check`` every second; an error that it raises is told, and ends the process."""
+        self._check = check
 
     def start(self) -> dict[str, Any]:
         """Wait for what rank 0 wants to be run. Raises Closed."""
@@ -61,5 +68,10 @@ class Inbox:
                 readable, _, _ = select.select([self._life], [], [], _ALIVE_SECONDS)
                 if readable:
                     self._life.receive()  # rank 0 says nothing here: this raises
+                if self._check is not None:
+                    self._check()
         except Closed:
+            os._exit(1)
+        except KilnError as error:  # the main thread may wait for a device that never ends
+            self.fail(error, expected=True)
             os._exit(1)

@@ -24,7 +24,7 @@ _PROOF = 16  # random bytes behind a buffer, by which a peer knows that it has f
 
 
 class SharedMemory:
-    """This rank's buffer, which its peers can access, and theirs.
+    """The buffer of one rank, which its peers can access, and theirs.
 
     ``own``: [num_bytes] uint8, zeros at first, at a multiple of 128 bytes. ``peers``: [world]
     int64, the distance in bytes from ``own`` to each rank's buffer; it differs between ranks, as

@@ -25,7 +25,10 @@ def _sum_and_add(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
 ) -> None:
     """Sum x over the ranks, add it to the residual, and leave the norm in x, all in place."""
-    group_named(group).all_reduce(x)
+    ranks = group_named(group)
+    if ranks.all_reduce_add_rms_norm(x, residual, weight, eps):
+        return
+    ranks.all_reduce(x)
     torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, eps, 0.0)
 
 

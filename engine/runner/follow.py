@@ -125,6 +125,7 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
 
     runner = ModelRunner(config, None, group)
     prepared(runner, None)
+    inbox.use_check(group.check)
     group.minimum([0])
     ready_guard().declare_ready()
     store = runner.rank_store

@@ -65,8 +65,9 @@ class LeadRunner(ModelRunner):
         return self._group.stats()
 
     def check_ranks(self) -> None:
-        """Raise DeviceError if another rank is gone."""
+        """Raise DeviceError if another rank is gone, or has not come to a sum."""
         self._followers.check()
+        self._group.check()
 
     def close(self) -> None:
         """Stop the other ranks; safe to call more than once."""
@@ -77,5 +78,6 @@ class LeadRunner(ModelRunner):
 
 
 def _release(followers: Followers, group: Group) -> None:
+    followers.stop()
+    group.close()  # together with them
     followers.close()
-    group.close()

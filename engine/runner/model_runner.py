@@ -18,6 +18,7 @@ from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, KVConfig
 from kiln.engine.distributed.group import Group
+from kiln.engine.distributed.peers import needs_for
 from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.counts import GraphCounts
@@ -45,9 +46,12 @@ from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.step_graphs import StepGraphs, graph_device, graph_keys
 from kiln.engine.runner.steps import Steps, ThreadedSteps
+from kiln.engine.runner.sums import sum_by_kernels
 from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.spec import Needs
 from kiln.jit_kernels.implementations import decide
+from kiln.jit_kernels.ops.all_reduce.members import WATCHDOG_MS
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 
@@ -84,7 +88,7 @@ class ModelRunner:
         self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
-        needs = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
+        needs = self._kernel_needs()
         can_attend = kernels_can_attend(needs, config.kv.block_size)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -96,6 +100,7 @@ class ModelRunner:
         if not can_attend:
             no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
             self.kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
+        self.kernels |= sum_by_kernels(self._group, self.device, self.dtype)
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
@@ -188,6 +193,7 @@ class ModelRunner:
 
     def capture_graphs(self, progress: Progress | None = None) -> None:
         """Capture the CUDA graphs, before any request comes. Raises ModelError if one is wrong."""
+        self._group.set_patience(WATCHDOG_MS)  # nothing is compiled from here on
         with explained(self.device, "capturing CUDA graphs"):
             self._graphs.capture(self._pool, progress or _silent)
 
@@ -205,6 +211,10 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release what other processes hold for this runner."""
+
+    def _kernel_needs(self) -> Needs:
+        own = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
+        return {**own, **needs_for(self._group.size, self.device)}
 
     def _adapter_groups(self) -> Iterable[dict[int, str]]:
         """Return the names of adapters by slot, so that each has a request of a trial step."""

@@ -221,7 +221,8 @@ class StepGraphs:
     def _captured(self, key: GraphKey, between: Between) -> torch.Tensor:
         """Run a step that may be captured; on a GPU, keep how many sums a replay will do."""
         before = Counter(self._group.stats())
-        logits = self._capture(key, between)
+        with self._group.capture():
+            logits = self._capture(key, between)
         if self._step.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._sums[key] = Counter(self._group.stats()) - before
             self._group.uncount(self._sums[key])

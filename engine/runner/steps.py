@@ -75,17 +75,21 @@ class Steps:
     @torch.inference_mode()
     def follow(self, frame: StepFrame) -> None:
         """Queue a step that rank 0 has announced. Raises what ``launch`` raises."""
+        self._group.check()
         about = f"a step of {frame.batch.num_tokens} tokens"
         with explained(self._step.device, about):
             self._step.inputs.send_message(frame.words)
             self._launch(frame.batch, frame.key, about)
 
     def collect(self, step: PendingStep) -> StepOutput:
-        """Wait for a step and return its tokens. Raises DeviceError if the device is lost."""
+        """Wait for a step and return its tokens. Raises DeviceError if device or rank is lost."""
         if step.samples is None:
+            self._group.check()
             return StepOutput(())
         with explained(self._step.device, step.description):
-            return StepOutput(step.samples.wait(step.sampling))
+            output = StepOutput(step.samples.wait(step.sampling))
+        self._group.check()  # sums without all ranks give tokens that mean nothing
+        return output
 
     def _launch(self, batch: Batch, key: GraphKey | None, about: str) -> PendingStep:
         """Run the step of the message that was sent last."""

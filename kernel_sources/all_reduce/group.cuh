@@ -67,6 +67,7 @@ struct Wait {
 // A block's part in one call.
 struct Call {
   static constexpr int64_t kCounters = 128;  // their offset in a buffer
+  static constexpr int kPoisoned = 10;       // word of the record: a call has done nothing
 
   uint32_t* counter;
   uint32_t epoch;
@@ -81,6 +82,7 @@ struct Call {
   KILN_FN void end(const Group& group, const Watchdog& watchdog, Algorithm algorithm,
                    int64_t num_bytes) {
     if (watchdog.is_late()) report(group, watchdog, algorithm, num_bytes);
+    if (!live && threadIdx.x == 0) store_relaxed<Scope::sys>(group.record + kPoisoned, 1);
     __syncthreads();  // all have read the counter
     if (threadIdx.x == 0) store_relaxed(counter, epoch + 1);
   }

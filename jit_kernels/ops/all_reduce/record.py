@@ -10,7 +10,8 @@ from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 
 FUSED = "fused_all_reduce_add_rms_norm"
 KERNELS = (*ALGORITHMS, FUSED)  # a record names one of these by its place, counting from 1
-RECORD_WORDS = 16  # int32; watchdog.cuh writes them
+RECORD_WORDS = 16  # int32; group.cuh writes them
+POISONED = 10  # the word that is 1 after a call that did nothing, as another rank was late before
 
 
 @dataclass(frozen=True, slots=True)

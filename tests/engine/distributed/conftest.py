@@ -58,6 +58,9 @@ class ThreadInbox:
         self.messages: Any = queue.SimpleQueue()
         self.reply = replies
 
+    def use_check(self, check: Any) -> None:
+        pass
+
     def next(self) -> tuple[Kind, bytes]:
         return self.messages.get()
 
@@ -115,8 +118,11 @@ class ThreadFollowers:
     def blame(self, error: Exception) -> BaseException:
         return self.error or error
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.send(Kind.STOP)
+
+    def close(self) -> None:
+        self.stop()
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()

@@ -1,0 +1,37 @@
+"""What a rank's kernels wrote down about ranks that did not come, as an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kiln.engine.errors import CustomAllReduceTimeout
+from kiln.jit_kernels.ops.all_reduce.record import POISONED, RECORD_WORDS, late_ranks
+
+_ADVICE = (
+    "that rank is stopped or frozen, or made another call; an engine needs all its ranks: start "
+    "Kiln again"
+)
+
+
+class LateRecord:
+    """The record of a rank, in memory that kernels write and the host reads without waiting."""
+
+    def __init__(self, rank: int, world: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.tensor = torch.zeros(1, RECORD_WORDS, dtype=torch.int32, pin_memory=pinned)
+        self._words: Any = self.tensor.numpy()[0]
+        self._who = f"rank {rank} of {world}"
+
+    def check(self) -> None:
+        """Raise CustomAllReduceTimeout if a call of this rank, or of another, has timed out."""
+        words = self._words
+        if words[0]:
+            [late] = late_ranks(self.tensor)
+            raise CustomAllReduceTimeout(f"all-reduce: {late}: {_ADVICE}")
+        if words[POISONED]:
+            raise CustomAllReduceTimeout(
+                f"all-reduce: {self._who} cannot go on, because another rank has waited for a rank "
+                f"in vain; its own message names them both: {_ADVICE}"
+            )

@@ -1,0 +1,193 @@
+"""Bring the ranks of a custom all-reduce together, or say on all of them why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kiln.engine.distributed import tune_table
+from kiln.engine.distributed.all_reduce_plan import GPU_BLOCKS, HOST_BLOCKS, Plan, seed_plan
+from kiln.engine.distributed.group import Group
+from kiln.engine.distributed.late_rank import LateRecord
+from kiln.engine.distributed.peer_access import open_memory, prove_access
+from kiln.engine.distributed.peer_conditions import fabric_of, place_of
+from kiln.engine.distributed.peer_handshake import (
+    PROBLEM,
+    Exchange,
+    check_equal,
+    exchange_of,
+    problems_of,
+    tell_all,
+)
+from kiln.engine.distributed.peer_memory import RankMemory
+from kiln.engine.distributed.prove_sums import prove_sums
+from kiln.engine.errors import ConfigError
+from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.spec import SCALARS, Needs
+from kiln.jit_kernels.implementations import decide
+from kiln.jit_kernels.ops.all_reduce.layout import MAX_WORLD, MAX_WORLDS
+from kiln.jit_kernels.ops.all_reduce.members import Members
+from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
+from kiln.jit_kernels.ops.all_reduce.spec import SPECS
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.toolchains import host
+
+FAMILY = "all_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A group that can sum: its plan, what connects it, and its memory."""
+
+    plan: Plan
+    fabric: str
+    members: Members
+    memory: RankMemory
+
+
+def why_not(world: int, device: torch.device) -> str:
+    """Return why no group of this size can use the kernels on a device; "" if it may."""
+    env = settings()
+    if env.kernel_choice(FAMILY) == "torch":
+        return env.asked(FAMILY)
+    if world > MAX_WORLD:
+        return f"the kernels sum over at most {MAX_WORLD} ranks, and there are {world}"
+    if device.type == "cpu" and env.cpu_kernels != "host":
+        return "on a CPU it needs KILN_CPU_KERNELS=host"
+    return ""
+
+
+def needs_for(world: int, device: torch.device) -> Needs:
+    """Return what a model on ``world`` ranks needs of the kernels; nothing without them."""
+    if world == 1 or why_not(world, device):
+        return {}
+    return {"max_world": str(next(most for most in MAX_WORLDS if most >= world))}
+
+
+def join_peers(
+    group: Group,
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    config: ModeConfig | None,
+    plan: Plan | None,
+    record: LateRecord,
+    watchdog_ms: int,
+) -> Joined | str:
+    """Return the joined group, or why it cannot sum, the same on all ranks.
+
+    Raises ConfigError on every rank if their settings differ, or if KILN_ALL_REDUCE=jit and it
+    cannot sum.
+    """
+    if group.size == 1:
+        return "there is one rank"
+    exchange, env = exchange_of(group), settings()
+    told = {
+        "version of the kernels": tune_table.source_hash(),
+        "KILN_ALL_REDUCE": env.kernel_choice(FAMILY),
+        "KILN_ALL_REDUCE_ALGORITHM": env.all_reduce_algorithm,
+        "KILN_ALL_REDUCE_PCIE": env.all_reduce_pcie,
+        "world size": group.size,
+        "dtypes": sorted(str(dtype) for dtype in dtypes),
+        "device": device.type,
+        "watchdog_ms": watchdog_ms,
+    }
+    reason = why_not(group.size, device) or _prepared(group.size, device, dtypes)
+    place = {} if reason else place_of(device)
+    all_told = tell_all(exchange, {**told, **place, **({PROBLEM: reason} if reason else {})})
+    check_equal(all_told, list(told))
+    reason = problems_of(all_told)
+    joined: Joined | str = reason
+    if not reason:
+        joined = _joined(group, device, dtypes, config, plan, record, watchdog_ms, all_told)
+    if isinstance(joined, str) and env.kernel_choice(FAMILY) == "jit":
+        raise ConfigError(
+            f"KILN_ALL_REDUCE=jit cannot be used here: {joined}; unset KILN_ALL_REDUCE"
+        )
+    return joined
+
+
+def _prepared(world: int, device: torch.device, dtypes: Sequence[torch.dtype]) -> str:
+    """Build and load the kernels of some dtypes; return why they cannot run, "" if they can."""
+    most = next(most for most in MAX_WORLDS if most >= world)
+    env = settings()
+    for dtype in dtypes:
+        variant = {"scalar_t": SCALARS[dtype], "max_world": str(most)}
+        try:
+            made = decide(SPECS, device, variant).made
+            if device.type == "cpu":
+                work = [(spec, variant) for spec in SPECS]
+                host.prepare(work, checked=False, env=env)
+        except KernelError as error:
+            return str(error)
+        for one in made:
+            if one.implementation not in ("jit", "host"):
+                return one.reason
+    return ""
+
+
+def _joined(
+    group: Group,
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    config: ModeConfig | None,
+    plan: Plan | None,
+    record: LateRecord,
+    watchdog_ms: int,
+    places: Sequence[Mapping[str, Any]],
+) -> Joined | str:
+    exchange, env = exchange_of(group), settings()
+    fabric, problem = fabric_of(places, group.rank, allow_pcie=env.all_reduce_pcie)
+    if plan is None and not problem:
+        plan = _plan(group.size, device, fabric, config)
+    told = {"fabric": fabric, **(plan.fields() if plan else {})}
+    all_told = tell_all(exchange, {**told, **({PROBLEM: problem} if problem else {})})
+    problem = problems_of(all_told)
+    if problem or plan is None:
+        return problem
+    check_equal(all_told, list(told))
+    layout = plan.layout(group.size)
+    try:
+        memory = open_memory(layout.num_bytes, group.rank, exchange, device)
+    except ConfigError as error:  # on every rank
+        return str(error)
+    problem = prove_access(memory, group.rank, exchange)
+    if not problem:
+        layout.clear(memory.own.unsqueeze(0))
+        _settle(device, exchange)
+        members = Members(
+            layout, memory.own.unsqueeze(0), memory.peers, record.tensor, group.rank, watchdog_ms
+        )
+        problem = prove_sums(members, plan, dtypes, exchange, record)
+    if not problem:
+        layout.clear(memory.own.unsqueeze(0))  # so that calls count from 1
+        _settle(device, exchange)
+        return Joined(plan, fabric, members, memory)
+    _settle(device, exchange)
+    memory.close_peers()
+    _settle(device, exchange)
+    memory.close()
+    return problem
+
+
+def _plan(world: int, device: torch.device, fabric: str, config: ModeConfig | None) -> Plan:
+    forced = settings().all_reduce_algorithm
+    if config is None and forced == "auto":
+        tuned = tune_table.load(tune_table.key_of(world, device, fabric))
+        if tuned is not None:
+            return tuned
+    blocks = HOST_BLOCKS
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        blocks = min(GPU_BLOCKS, gpu(index).num_multiprocessors)
+    return seed_plan(world, forced=forced, blocks=blocks, modes=config)
+
+
+def _settle(device: torch.device, exchange: Exchange) -> None:
+    """Wait until every rank has done all that it has queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    tell_all(exchange, {})

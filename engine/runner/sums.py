@@ -1,0 +1,39 @@
+"""What sums the ranks' partial results: Kiln's kernels where they work, else torch."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
+from kiln.engine.distributed.group import Group
+
+FAMILY = "all_reduce"
+# While they load, one rank may compile for long what another has found in a cache.
+_LOADING_MS = 600_000
+
+logger = logging.getLogger(__name__)
+
+
+def sum_by_kernels(group: Group, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Let kernels sum over a group of several ranks where they can; return what runs, and why.
+
+    Takes device memory, so it comes before the KV pool is sized. Raises ConfigError and
+    KernelError.
+    """
+    if group.size == 1:
+        return {}
+    kernels = CustomAllReduceV2(group, device, dtypes=(dtype,))
+    backend = "NCCL" if device.type == "cuda" else "gloo"
+    if kernels.disabled:
+        if group.rank == 0:
+            logger.info("%s sums over the ranks: %s", backend, kernels.disabled_reason)
+        return {FAMILY: f"torch, by {backend}: {kernels.disabled_reason}"}
+    kernels.set_patience(_LOADING_MS)
+    group.use_kernels(kernels)
+    how = "jit" if device.type == "cuda" else "host"
+    source = "measured limits" if kernels.plan.modes.measured else "limits that were not measured"
+    forced = kernels.plan.forced
+    chosen = source if forced == "auto" else f"KILN_ALL_REDUCE_ALGORITHM={forced}"
+    return {FAMILY: f"{how}: access over {kernels.fabric} is proven; {chosen}"}

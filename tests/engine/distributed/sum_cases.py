@@ -1,0 +1,180 @@
+"""What the ranks of test_custom_all_reduce.py do: a program that prints their results as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+from forked_ranks import CPU, run_ranks, set_environment
+
+import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operator)
+from kiln.engine.distributed import peer_access
+from kiln.engine.distributed.all_reduce_plan import Plan
+from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
+from kiln.engine.distributed.group import Group
+from kiln.engine.errors import CustomAllReduceTimeout
+from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
+from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
+from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
+
+PLAN = Plan(ModeConfig(256, 1024, 4096), fused_threshold=2048, max_bytes=1 << 16, max_blocks=2)
+DTYPES = (torch.bfloat16, torch.float32)
+SIZES = (1, 7, 64, 129, 700, 5000)
+
+
+def inputs(world: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return all ranks' messages, the same on every rank: [world, *shape]."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(world, *shape, generator=generator).to(dtype)
+    x.view(world, -1)[:, 0] = -0.0
+    return x
+
+
+def bits(group: Group) -> Any:
+    """Every algorithm and dtype gives the bits of the reference and leaves x alone."""
+    ours, wrong = CustomAllReduceV2(group, CPU, dtypes=DTYPES, plan=PLAN, watchdog_ms=60_000), []
+    for dtype in DTYPES:
+        for n in SIZES:
+            x = inputs(group.size, (n,), dtype)
+            wanted, own = sum_ranks(x), x[group.rank].clone()
+            for algorithm in (None, *ALGORITHMS):
+                if algorithm and n * dtype.itemsize > ours.plan.layout(group.size).limit(algorithm):
+                    continue
+                found = ours.custom_all_reduce(own, algorithm=algorithm)
+                if not same(found, wanted) or not same(own, x[group.rank]):
+                    wrong.append([algorithm, str(dtype), n])
+            ours.custom_all_reduce(own, out=own)
+            if not same(own, wanted):
+                wrong.append(["in place", str(dtype), n])
+    fused = fused_is_the_same(ours, group)
+    large = torch.zeros(PLAN.max_bytes // 4 + 1)
+    facts = {
+        "wrong": wrong,
+        "disabled": ours.disabled_reason,
+        "fused": fused,
+        "fuses": [ours.should_fuse(torch.zeros(rows, 100)) for rows in (5, 6)],
+        "too large": ours.should_custom_ar(large),
+        "no such dtype": ours.should_custom_ar(torch.zeros(4, dtype=torch.float64)),
+        "not dense": ours.should_custom_ar(torch.zeros(4, 4)[:, :2]),
+        "stats": dict(ours.stats()),
+    }
+    ours.close()
+    return facts | {"closed": ours.disabled_reason, "after": ours.should_custom_ar(large[:4])}
+
+
+def fused_is_the_same(ours: CustomAllReduceV2, group: Group) -> bool:
+    """Whether the fused kernel gives the bits of sum, add and norm apart."""
+    good = True
+    for dtype in DTYPES:
+        for rows, d in ((1, 64), (3, 60), (5, 100)):
+            x = inputs(group.size, (rows, d), dtype)[group.rank].contiguous()
+            residual, weight = torch.ones(rows, d, dtype=dtype), torch.linspace(1, 2, d).to(dtype)
+            apart, kept = ours.custom_all_reduce(x), residual.clone()
+            torch.ops.kiln.fused_add_rms_norm.default(apart, kept, weight, 1e-5, 0.0)
+            ours.fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5)
+            good = good and same(x, apart) and same(residual, kept)
+    return good
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def skips(group: Group) -> Any:
+    """The last rank leaves out its third call; all others learn who did, and so does it."""
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=700)
+    x = torch.ones(40)
+    for number in range(3):
+        if number < 2 or group.rank < group.size - 1:
+            ours.custom_all_reduce(x)
+    if group.rank == group.size - 1:
+        time.sleep(1.5)
+        ours.custom_all_reduce(x)  # at once: the group is poisoned
+    try:
+        ours.check()
+    except CustomAllReduceTimeout as error:
+        message = str(error)
+    else:
+        message = "nothing was noticed"
+    begun = time.monotonic()
+    try:
+        ours.custom_all_reduce(x)
+    except CustomAllReduceTimeout as error:
+        return {"message": message, "again": str(error), "seconds": time.monotonic() - begun}
+    return {"message": message, "again": "a poisoned group goes on"}
+
+
+def differs(group: Group) -> Any:
+    """The limits of rank 1 are not those of the others."""
+    config = ModeConfig(4096 if group.rank == 1 else 2048)
+    CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], config=config)
+
+
+def waits_differ(group: Group) -> Any:
+    CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=1000 + (group.rank == 0))
+
+
+def no_access(group: Group) -> Any:
+    """Rank 0 reads something else than what was written."""
+    kept = peer_access._read
+    if group.rank == 0:
+        peer_access._read = lambda memory, offset: bytes(64)
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN)
+    peer_access._read = kept
+    return {"disabled": ours.disabled, "reason": ours.disabled_reason, "check": ours.check()}
+
+
+def no_memory(group: Group) -> Any:
+    from kiln.engine.errors import ConfigError
+
+    def refuse(*_: Any) -> Any:
+        raise ConfigError("the ranks cannot share memory: rank 0: there is none")
+
+    from kiln.engine.distributed import peers
+
+    kept, peers.open_memory = peers.open_memory, refuse
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN)
+    peers.open_memory = kept
+    return {"disabled": ours.disabled, "reason": ours.disabled_reason}
+
+
+def torch_only(group: Group) -> Any:
+    """One rank's environment says torch: every rank hears of it, and none waits."""
+    set_environment(KILN_ALL_REDUCE="torch")
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:])
+    facts = {"disabled": ours.disabled, "reason": ours.disabled_reason}
+    set_environment()
+    return facts
+
+
+def environment_differs(group: Group) -> Any:
+    set_environment(**({"KILN_ALL_REDUCE": "torch"} if group.rank == 1 else {}))
+    try:
+        CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:])
+    finally:
+        set_environment()
+
+
+def must_work(group: Group) -> Any:
+    """KILN_ALL_REDUCE=jit where the kernels cannot run."""
+    set_environment(KILN_ALL_REDUCE="jit", KILN_CPU_KERNELS="torch")
+    try:
+        CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:])
+    finally:
+        set_environment(KILN_CPU_KERNELS="host")
+
+
+CASES = {
+    "bits": bits, "skips": skips, "differs": differs, "waits_differ": waits_differ,
+    "no_access": no_access, "no_memory": no_memory, "torch_only": torch_only,
+    "environment_differs": environment_differs, "must_work": must_work,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    set_environment(KILN_CPU_KERNELS="host")
+    torch.set_num_threads(1)
+    few = {name: CASES[name] for name in ("bits", "skips")}
+    print(json.dumps({"2": run_ranks(2, CASES), "3": run_ranks(3, few)}), file=sys.stdout)

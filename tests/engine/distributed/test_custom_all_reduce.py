@@ -1,0 +1,99 @@
+"""The sums of a group by Kiln's kernels: processes that share memory, on the host toolchain."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PATHS = [str(ROOT / "tools/import_root"), str(ROOT / "tests/helpers"), str(ROOT / "tools")]
+
+
+def run_program(name: str, *arguments: str, seconds: float = 150.0) -> dict:
+    """Run a program beside this file; return the JSON of its last line."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name(name)), *arguments]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def results():
+    """Return world -> what each rank's cases returned."""
+    return run_program("sum_cases.py")
+
+
+@pytest.fixture
+def of(results):
+    """Return a function from a case to what the two ranks returned."""
+    return lambda case: [rank[case] for rank in results["2"]]
+
+
+@pytest.mark.parametrize("world", ["2", "3"])
+def test_every_algorithm_has_the_bits_of_the_sum_in_rank_order(results, world):
+    for rank in results[world]:
+        found = rank["bits"]
+        assert found["disabled"] == ""
+        assert found["wrong"] == []
+        assert found["fused"]
+
+
+def test_messages_that_are_not_for_the_kernels(of):
+    for found in of("bits"):
+        assert not found["too large"]
+        assert not found["no such dtype"]
+        assert not found["not dense"]
+        assert found["fuses"] == [True, False]
+
+
+def test_calls_are_counted_by_algorithm_and_none_runs_after_the_end(of):
+    for found in of("bits"):
+        names = {"one_shot_push", "two_shot_push", "one_shot_pull", "two_shot"}
+        assert names < set(found["stats"])
+        assert found["stats"]["fused_all_reduce_add_rms_norm"] == 6
+        assert found["stats"]["stream_waits"] == 0
+        assert (found["closed"], found["after"]) == ("it is closed", False)
+
+
+@pytest.mark.parametrize("world", ["2", "3"])
+def test_a_rank_that_skips_a_call_is_named_by_all_who_waited(results, world):
+    *others, last = (rank["skips"] for rank in results[world])
+    for rank, found in enumerate(others):
+        words = f"rank {rank} of {world} waited 0.7 s for rank {len(others)} (one_shot_push, 160"
+        assert words in found["message"]
+        assert "call 3)" in found["message"]
+        assert found["again"] == found["message"]
+        assert found["seconds"] < 0.3
+    assert "another rank has waited for a rank in vain" in last["message"]
+
+
+def test_ranks_with_other_settings_are_named_with_the_settings(of):
+    for found in of("differs"):
+        assert found["error"] == "ConfigError"
+        assert "one_shot_push_threshold is 2048 on rank 0; 4096 on rank 1" in found["message"]
+    for found in of("waits_differ"):
+        assert "watchdog_ms is 1001 on rank 0; 1000 on rank 1" in found["message"]
+    for found in of("environment_differs"):
+        assert "KILN_ALL_REDUCE is auto on rank 0; torch on rank 1" in found["message"]
+
+
+def test_what_one_rank_cannot_access_nobody_uses(of):
+    for found in of("no_access"):
+        assert found["disabled"]
+        assert "what rank 1 wrote to the buffer of rank 0 is not there" in found["reason"]
+    for found in of("no_memory"):
+        assert (found["disabled"], "there is none" in found["reason"]) == (True, True)
+
+
+def test_the_toggle_decides(of):
+    for found in of("torch_only"):
+        assert (found["disabled"], "KILN_ALL_REDUCE=torch" in found["reason"]) == (True, True)
+    for found in of("must_work"):
+        assert found["error"] == "ConfigError"
+        assert "KILN_ALL_REDUCE=jit cannot be used here" in found["message"]
