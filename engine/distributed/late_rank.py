@@ -7,12 +7,9 @@ from typing import Any
 import torch
 
 from kiln.engine.errors import CustomAllReduceTimeout
-from kiln.jit_kernels.ops.all_reduce.record import POISONED, RECORD_WORDS, late_ranks
+from kiln.jit_kernels.ops.all_reduce.record import POISONED, RECORD_WORDS, late_ranks, poisoned_by
 
-_ADVICE = (
-    "that rank is stopped or frozen, or made another call; an engine needs all its ranks: start "
-    "Kiln again"
-)
+_ADVICE = "that rank is stopped or frozen, or made another call; start Kiln again"
 
 
 class LateRecord:
@@ -31,7 +28,8 @@ class LateRecord:
             [late] = late_ranks(self.tensor)
             raise CustomAllReduceTimeout(f"all-reduce: {late}: {_ADVICE}")
         if words[POISONED]:
+            waited, missing = poisoned_by(int(words[POISONED]))
             raise CustomAllReduceTimeout(
-                f"all-reduce: {self._who} cannot go on, because another rank has waited for a rank "
-                f"in vain; its own message names them both: {_ADVICE}"
+                f"all-reduce: rank {waited} waited in vain for rank {missing}, so {self._who} does "
+                f"not go on: {_ADVICE}"
             )

@@ -67,7 +67,7 @@ struct Wait {
 // A block's part in one call.
 struct Call {
   static constexpr int64_t kCounters = 128;  // their offset in a buffer
-  static constexpr int kPoisoned = 10;       // word of the record: a call has done nothing
+  static constexpr int kPoisoned = 10;       // word of the record: the poison that a call met
 
   uint32_t* counter;
   uint32_t epoch;
@@ -82,7 +82,7 @@ struct Call {
   KILN_FN void end(const Group& group, const Watchdog& watchdog, Algorithm algorithm,
                    int64_t num_bytes) {
     if (watchdog.is_late()) report(group, watchdog, algorithm, num_bytes);
-    if (!live && threadIdx.x == 0) store_relaxed<Scope::sys>(group.record + kPoisoned, 1);
+    if (!live && threadIdx.x == 0) report_poison(group);
     __syncthreads();  // all have read the counter
     if (threadIdx.x == 0) store_relaxed(counter, epoch + 1);
   }
@@ -106,9 +106,14 @@ struct Call {
     write(8, blockIdx.x);
     write(9, watchdog.waited_ms);
     store_release<Scope::sys>(group.record, uint32_t(algorithm) + 1);
+    const uint32_t poison = 1 | uint32_t(group.rank) << 8 | uint32_t(watchdog.missing) << 16;
 #pragma unroll 1
     for (int rank = 0; rank < group.world; ++rank)
-      store_relaxed<Scope::sys>(reinterpret_cast<uint32_t*>(group.buffer(rank)), 1);
+      store_relaxed<Scope::sys>(reinterpret_cast<uint32_t*>(group.buffer(rank)), poison);
+  }
+  KILN_FN static void report_poison(const Group& group) {
+    store_relaxed<Scope::sys>(group.record + kPoisoned,
+                              load_relaxed<Scope::sys>(group.own_word(0)));
   }
 };
 

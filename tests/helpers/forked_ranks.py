@@ -38,7 +38,7 @@ def run_ranks(world: int, cases: dict[str, Case]) -> list[dict[str, Any]]:
         for rank in range(world):
             child = os.fork()
             if child == 0:
-                _leave_after(lambda rank=rank: _rank(rank, world, folder, cases))
+                _leave_with(lambda rank=rank: _rank(rank, world, folder, cases))
             children.append(child)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
@@ -46,7 +46,7 @@ def run_ranks(world: int, cases: dict[str, Case]) -> list[dict[str, Any]]:
         return found
 
 
-def _rank(rank: int, world: int, folder: Path, cases: dict[str, Case]) -> None:
+def _rank(rank: int, world: int, folder: Path, cases: dict[str, Case]) -> int:
     results: dict[str, Any] = {}
     for number, (name, case) in enumerate(cases.items()):
         place = folder / str(number)
@@ -59,13 +59,13 @@ def _rank(rank: int, world: int, folder: Path, cases: dict[str, Case]) -> None:
             results[name] = {"error": type(error).__name__, "message": str(error)}
         group.close()
     (folder / f"{rank}.json").write_text(json.dumps(results))
+    return 0
 
 
-def _leave_after(function: Callable[[], None]) -> None:
+def _leave_with(function: Callable[[], int]) -> None:
     code = 1
     try:
-        function()
-        code = 0
+        code = function()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -83,7 +83,7 @@ class ForkedChild:
         self.pid = os.fork()
         self._code: int | None = None
         if self.pid == 0:
-            _leave_after(lambda: sys.exit(follow.main(command[-2:])))
+            _leave_with(lambda: follow.main(command[-2:]))
 
     def poll(self) -> int | None:
         if self._code is None:

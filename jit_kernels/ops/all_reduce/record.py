@@ -11,7 +11,7 @@ from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 FUSED = "fused_all_reduce_add_rms_norm"
 KERNELS = (*ALGORITHMS, FUSED)  # a record names one of these by its place, counting from 1
 RECORD_WORDS = 16  # int32; group.cuh writes them
-POISONED = 10  # the word that is 1 after a call that did nothing, as another rank was late before
+POISONED = 10  # the word in which a call that did nothing, after a rank was late, tells who was
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,14 @@ def late_ranks(record: torch.Tensor) -> list[LateRank]:
     """
     rows = [[word % 2**32 for word in row] for row in record.tolist()]
     return [_late_rank(row) for row in rows if row[0]]
+
+
+def poisoned_by(word: int) -> tuple[int, int]:
+    """Return the rank that waited, and the one that it waited for, of a word POISONED that is set.
+
+    word: 1, and in bits 8 and 16 on the two ranks.
+    """
+    return word >> 8 & 0xFF, word >> 16 & 0xFF
 
 
 def _late_rank(row: list[int]) -> LateRank:

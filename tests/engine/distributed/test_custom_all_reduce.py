@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-PATHS = [str(ROOT / "tools/import_root"), str(ROOT / "tests/helpers"), str(ROOT / "tools")]
-
-
-def run_program(name: str, *arguments: str, seconds: float = 150.0) -> dict:
-    """Run a program beside this file; return the JSON of its last line."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name(name)), *arguments]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+from rank_programs import run_program
 
 
 @pytest.fixture(scope="module")
 def results():
     """Return world -> what each rank's cases returned."""
-    return run_program("sum_cases.py")
+    return run_program(Path(__file__).with_name("sum_cases.py"))
 
 
 @pytest.fixture
@@ -70,7 +55,7 @@ def test_a_rank_that_skips_a_call_is_named_by_all_who_waited(results, world):
         assert "call 3)" in found["message"]
         assert found["again"] == found["message"]
         assert found["seconds"] < 0.3
-    assert "another rank has waited for a rank in vain" in last["message"]
+    assert f"waited in vain for rank {len(others)}, so rank {len(others)} of" in last["message"]
 
 
 def test_ranks_with_other_settings_are_named_with_the_settings(of):

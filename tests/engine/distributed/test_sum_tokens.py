@@ -1,0 +1,60 @@
+"""Engines whose ranks sum by Kiln's kernels answer with the tokens of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rank_programs import run_program
+
+from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
+
+PROMPTS = [[1, 9, 3], [4, 5, 6, 7, 8, 9, 10]]
+FUSED = "fused_all_reduce_add_rms_norm"
+
+
+@pytest.fixture(scope="module")
+def made(model_of):
+    return model_of("sums", "Llama")
+
+
+@pytest.fixture(scope="module")
+def results(made):
+    """Return what each engine of the program answered, and counted."""
+    here = Path(__file__).with_name("token_cases.py")
+    return run_program(here, str(made[0]), json.dumps(PROMPTS), json.dumps([2, 4]))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
+@pytest.mark.parametrize("world", [2, 4])
+def test_tokens_are_those_of_transformers_for_each_algorithm(made, results, world, algorithm):
+    found = results[f"{world} {algorithm}"]
+    assert found["tokens"] == [answer(made[1], prompt) for prompt in PROMPTS]
+    used = FUSED if algorithm == "auto" else algorithm
+    assert set(found["sums"]) == {used}  # the metrics show these
+    assert found["sums"][used] >= 30  # five sums a step, one of them the trial step
+    assert found["kernels"].startswith("host: access over shared memory is proven")
+
+
+def test_graphs_contain_the_sums(results):
+    for algorithm in ("auto", "two_shot"):
+        assert results[f"2 {algorithm}"]["replays"] > 0
+
+
+def test_a_sum_that_a_rank_leaves_out_ends_the_engine_and_is_named(results):
+    found = results["skipped"]
+    assert found["error"].startswith("DeviceError: rank 1 of 2")
+    assert "rank 0 waited in vain for rank 1" in found["error"]
+    assert found["seconds"] < 20
+    assert found["closed"] < 20
+
+
+def answer(model, prompt):
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False
+        )
+    return out[0, len(prompt) :].tolist()
