@@ -17,7 +17,7 @@ from kiln.jit_kernels.declare.errors import HostFault
 from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, Layout
 from kiln.jit_kernels.ops.all_reduce.members import Members, virtual_members
-from kiln.jit_kernels.ops.all_reduce.record import FUSED, KERNELS, LateRank, late_ranks
+from kiln.jit_kernels.ops.all_reduce.record import LateRank, late_ranks
 from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.settings import settings
