@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import sys
 import threading
 from typing import Any
@@ -55,11 +55,12 @@ class Inbox:
             print(f"rank 0 is gone, and this rank failed: {error!r}", file=sys.stderr)
 
     def _live(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._life, selectors.EVENT_READ)
         try:
             while True:
                 self._life.send(Kind.ALIVE)
-                readable, _, _ = select.select([self._life], [], [], _ALIVE_SECONDS)
-                if readable:
+                if selector.select(_ALIVE_SECONDS):
                     self._life.receive()  # rank 0 says nothing here: this raises
         except Closed:
             os._exit(1)
