@@ -105,7 +105,8 @@ class Followers:
             try:
                 member.messages.send(kind, content)
             except Closed as error:
-                raise self.blame(error) from error
+                lost = DeviceError(f"rank {member.rank} of {self.size} is gone: {error}")
+                raise self.blame(lost) from error
 
     def tell(self, kind: Kind, content: Any) -> None:
         """Send a message with JSON to all. Raises DeviceError if a rank is gone."""
@@ -132,6 +133,8 @@ class Followers:
         """Raise the error, DeviceError or that of a failed load, if a rank is gone."""
         if self._watch.error is not None:
             raise self._watch.error
+        if self._closed:
+            raise DeviceError("this engine was closed, and its other ranks with it: make a new one")
 
     def blame(self, error: Exception) -> Exception:
         """Return why a call of rank 0 failed: another rank's error if one is gone, else its own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import sys
 import threading
 from collections.abc import Callable
@@ -62,11 +62,12 @@ class Inbox:
             print(f"rank 0 is gone, and this rank failed: {error!r}", file=sys.stderr)
 
     def _live(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._life, selectors.EVENT_READ)
         try:
             while True:
                 self._life.send(Kind.ALIVE)
-                readable, _, _ = select.select([self._life], [], [], _ALIVE_SECONDS)
-                if readable:
+                if selector.select(_ALIVE_SECONDS):
                     self._life.receive()  # rank 0 says nothing here: this raises
                 if self._check is not None:
                     self._check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import select
+import selectors
 import subprocess
 import threading
 import time
@@ -38,6 +38,9 @@ class Watch:
         self.serving = False
         self.closing = False
         self._members = {member.life.fileno(): member for member in members}
+        self._selector = selectors.DefaultSelector()
+        for number in self._members:
+            self._selector.register(number, selectors.EVENT_READ)
         self._size = len(members) + 1
         self._replied, self._lost = replied, lost
         threading.Thread(target=self._run, name="kiln-ranks", daemon=True).start()
@@ -61,12 +64,8 @@ class Watch:
 
     def _look(self, heard: dict[int, float]) -> KilnError | None:
         """Read what has come; return why a rank is gone."""
-        try:
-            readable, _, _ = select.select(list(self._members), [], [], _CHECK_SECONDS)
-        except (OSError, ValueError):  # closed by this process
-            self.closing = True
-            return None
-        for number in readable:
+        for ready, _ in self._selector.select(_CHECK_SECONDS):
+            number = ready.fd
             member = self._members[number]
             try:
                 kind, content = member.life.receive()
