@@ -15,12 +15,16 @@ from rank_processes import Exchange
 
 from kiln.engine.distributed.shared_memory import SharedMemory
 from kiln.jit_kernels.declare.spec import SCALARS, LaunchGeometry
-from kiln.jit_kernels.ops.all_reduce.functions import all_reduce
+from kiln.jit_kernels.ops.all_reduce.functions import (
+    all_reduce,
+    fused_all_reduce_add_rms_norm,
+)
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, Algorithm, Layout
 from kiln.jit_kernels.ops.all_reduce.members import Members
 from kiln.jit_kernels.ops.all_reduce.record import RECORD_WORDS, LateRank, late_ranks
 from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 from kiln.jit_kernels.ops.all_reduce.spec import BY_ALGORITHM
+from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm
 from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
@@ -117,7 +121,7 @@ class Group:
 
     def __init__(
         self, rank: int, world: int, exchange: Exchange, *, max_bytes: int, blocks: int = 1,
-        watchdog_ms: int = 60_000, calls: int = 0,
+        watchdog_ms: int = 20_000, calls: int = 0,
     ) -> None:  # fmt: skip
         layout = Layout(world, blocks, max_bytes, max_bytes)
         self.memory = SharedMemory(layout.num_bytes, rank, exchange)
@@ -160,6 +164,22 @@ def sums(
     return wrong + [str(late) for late in late_ranks(group.record)]
 
 
+def fused(rank: int, world: int, exchange: Exchange, rows: int, d: int) -> list[bool]:
+    """Return whether the fused kernel has the bits of its two parts, in each of some calls."""
+    group = Group(rank, world, exchange, max_bytes=2 * rows * d, blocks=2)
+    own = torch.Generator().manual_seed(rank)
+    weight, equal = torch.linspace(0.5, 2, d).bfloat16(), []
+    for _ in range(20):
+        x = torch.randn(1, rows, d, generator=own).bfloat16()
+        residual = torch.ones(1, rows, d).bfloat16()
+        apart, apart_residual = group.all_reduce(x[0], "two_shot"), residual[0].clone()
+        fused_add_rms_norm(apart, apart_residual, weight, 1e-5)
+        out = fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5, group.members)
+        equal += [torch.equal(out[0], apart), torch.equal(residual[0], apart_residual)]
+    exchange(b"")  # all have read their peers' buffers
+    return equal
+
+
 @dataclass(frozen=True)
 class Waited:
     """What a rank that waited in vain has seen. Units: seconds."""
@@ -179,6 +199,7 @@ def skip_a_call(
     x = torch.ones(500).bfloat16()
     for _ in range(3):
         assert group.all_reduce(x, algorithm).eq(world).all()
+    exchange(b"")  # so the others begin to wait at about the same time
     if rank == missing:
         return None
     real, cpu = time.monotonic(), time.process_time()
@@ -197,8 +218,10 @@ def die_in_the_middle(
     group.build(rank, exchange, torch.bfloat16)
     x = torch.ones(500).bfloat16()
     for number in range(1000):
-        if rank == victim and number == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 20:
+            exchange(b"")
+            if rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL)
         group.all_reduce(x, algorithm)
         if late := late_ranks(group.record):
             return late

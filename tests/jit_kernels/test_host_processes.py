@@ -15,6 +15,7 @@ from rank_kernels import (
     build,
     count,
     die_in_the_middle,
+    fused,
     launch,
     ring,
     skip_a_call,
@@ -113,21 +114,25 @@ def test_sums_have_the_bits_of_the_sum_in_the_order_of_ranks(ranks, world, dtype
     assert ranks.call(sums, [(dtype, 300, calls)] * world) == [[]] * world
 
 
+def test_the_fused_kernel_has_the_bits_of_its_parts(ranks):
+    assert ranks.call(fused, [(5, 192)] * 2) == [[True] * 40] * 2
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_who_skips_a_call_is_named_by_all_others_after_a_limit_of_real_time(ranks, algorithm):
-    for rank, waited in enumerate(ranks.call(skip_a_call, [(algorithm, 1, 300)] * 3)):
+    for rank, waited in enumerate(ranks.call(skip_a_call, [(algorithm, 1, 1000)] * 3)):
         if rank == 1:
             continue
         (late,) = waited.late
         assert (late.rank, late.missing, late.kernel, late.call) == (rank, 1, algorithm, 4)
-        assert waited.real >= 0.3
+        assert waited.real >= 1
         assert waited.cpu < waited.real / 2  # it slept
         assert waited.next_call < waited.real  # it did not wait again
 
 
 def test_a_killed_rank_is_named_by_all_others():
     with Ranks(3) as processes:
-        *late, gone = processes.try_call(die_in_the_middle, [("one_shot_push", 2, 300)] * 3)
+        *late, gone = processes.try_call(die_in_the_middle, [("one_shot_push", 2, 1000)] * 3)
     assert isinstance(gone, RankFailed)
     assert [[(one.rank, one.missing, one.call) for one in ranks] for ranks in late] == [
         [(0, 2, 21)],
