@@ -18,17 +18,17 @@ from kiln.engine.errors import ConfigError
 
 Exchange = Callable[[bytes], list[bytes]]
 _FOLDER = Path("/dev/shm")
-_MESSAGE = 1024  # bytes of each exchange; the same for all ranks, as an all-gather needs
-_MAX_PROBLEM = 600  # characters of a problem
+_MESSAGE = 4096  # bytes of each exchange; the same for all ranks, as an all-gather needs
+_MAX_PROBLEM = 600  # characters of a problem; each takes up to six bytes
 _PROOF = 16  # random bytes behind a buffer, by which a peer knows that it has found the right one
 
 
 class SharedMemory:
-    """The buffer of one rank, which its peers can access, and theirs.
+    """A buffer for each rank of a group, which all of them can access.
 
-    ``own``: [num_bytes] uint8, zeros at first, at a multiple of 128 bytes. ``peers``: [world]
-    int64, the distance in bytes from ``own`` to each rank's buffer; it differs between ranks, as
-    each has addresses of its own. Only kernels access the peers' buffers.
+    ``own``: this rank's, [num_bytes] uint8, zeros at first, at a multiple of 128 bytes. ``peers``:
+    [world] int64, the distance in bytes from ``own`` to each rank's buffer; it differs between
+    ranks, as each has addresses of its own. Only kernels access the peers' buffers.
 
     ``exchange``: sends some bytes to all ranks, as many on each, and returns those of all ranks in
     their order. It is called twice, and every rank must construct its SharedMemory at the same

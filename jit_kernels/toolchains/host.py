@@ -86,7 +86,8 @@ def run(spec: KernelSpec, a: Arguments, *, checked: bool = False, seed: int = 0,
 def launch(kernel: HostKernel, spec: KernelSpec, a: Arguments, *, seed: int = 0) -> int:
     """Run a loaded kernel as ``run`` does; return the number of thread switches.
 
-    A launch for one GPU of several waits for other processes, which run the other ranks. Raises LaunchError and HostFault.
+    A launch for one GPU of several waits for other processes, which run the other ranks.
+    Raises LaunchError and HostFault.
     """
     bound = spec.bind(a)
     geometry = spec.geometry(bound.variant, bound.sizes, HOST_GPU)

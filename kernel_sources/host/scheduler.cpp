@@ -201,7 +201,7 @@ static bool pass_time() {
 }
 
 // All threads wait, at least one for another process. The ranks share few cores, so let another
-// process run: by sched_yield at first, then by sleeps that become longer, up to a millisecond.
+// process run: by sched_yield at first, then by sleeps that become longer, up to 10 milliseconds.
 static void rest() {
   if (too_long()) return describe_stuck("time limit");
   const uint64_t now = real_time();
@@ -210,7 +210,7 @@ static void rest() {
   if (rested < 100000) {
     sched_yield();
   } else {
-    const timespec t{0, long(std::min<uint64_t>(rested / 8, 1000000))};
+    const timespec t{0, long(std::min<uint64_t>(rested / 8, 10000000))};
     nanosleep(&t, nullptr);  // a signal may end it early, which does no harm
   }
   run.idle = 1;  // 0: there was progress

@@ -205,7 +205,7 @@ uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Ord
                 Scope scope, Site site) {
   Fiber& f = *current;
   f.site = site;
-  if (uintptr_t(p) % unsigned(bytes))
+  if (uintptr_t(p) & unsigned(bytes - 1))
     fail(format("misaligned %d-byte atomic at %p by %s", bytes, p, where(f).c_str()));
   let_others_run(f, op, p);
   if (run.check) {

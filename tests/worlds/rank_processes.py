@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import signal
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -86,7 +85,7 @@ class Ranks:
 
     def kill(self, rank: int) -> None:
         """End a rank as ``kill -9`` does, and wait until it is gone."""
-        os.kill(self.processes[rank].pid, signal.SIGKILL)
+        self.processes[rank].kill()
         self.processes[rank].join()
 
     def close(self) -> None:
@@ -114,7 +113,8 @@ def _serve(pipe: Connection) -> None:
 
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # ranks share the cores
+    os.environ["KILN_CPU_KERNELS"] = "host"
 
     def exchange(data: bytes) -> list[bytes]:
         pipe.send(("exchange", data))
