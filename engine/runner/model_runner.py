@@ -46,12 +46,11 @@ from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.step_graphs import StepGraphs, graph_device, graph_keys
 from kiln.engine.runner.steps import Steps, ThreadedSteps
-from kiln.engine.runner.sums import sum_by_kernels
+from kiln.engine.runner.sums import patience_ms, sum_by_kernels
 from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.spec import Needs
 from kiln.jit_kernels.implementations import decide
-from kiln.jit_kernels.ops.all_reduce.members import WATCHDOG_MS
 from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 
@@ -193,7 +192,7 @@ class ModelRunner:
 
     def capture_graphs(self, progress: Progress | None = None) -> None:
         """Capture the CUDA graphs, before any request comes. Raises ModelError if one is wrong."""
-        self._group.set_patience(WATCHDOG_MS)  # nothing is compiled from here on
+        self._group.set_patience(patience_ms(self.device))
         with explained(self.device, "capturing CUDA graphs"):
             self._graphs.capture(self._pool, progress or _silent)
 

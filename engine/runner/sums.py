@@ -8,12 +8,20 @@ import torch
 
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.group import Group
+from kiln.jit_kernels.ops.all_reduce.members import WATCHDOG_MS
 
 FAMILY = "all_reduce"
 # While they load, one rank may compile for long what another has found in a cache.
 _LOADING_MS = 600_000
+# On a CPU kernels are compiled when they first run, also while serving.
+_SERVING_MS = {"cuda": WATCHDOG_MS, "cpu": 60_000}
 
 logger = logging.getLogger(__name__)
+
+
+def patience_ms(device: torch.device) -> int:
+    """Return how long a rank that is loaded waits for another one in a sum, in milliseconds."""
+    return _SERVING_MS[device.type]
 
 
 def sum_by_kernels(group: Group, device: torch.device, dtype: torch.dtype) -> dict[str, str]:

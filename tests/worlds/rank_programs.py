@@ -1,4 +1,4 @@
-"""Run a program of tests that forks ranks: pytest's own process has threads, so it must not fork."""
+"""Run a program that forks ranks: the process of pytest has threads, so it must not fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATHS = [str(ROOT / name) for name in ("tools/import_root", "tests/worlds", "tools")]
 
 
-def run_program(path: Path, *arguments: str, seconds: float = 150.0) -> Any:
+def run_program(path: Path, *arguments: str, seconds: float = 190.0) -> Any:
     """Run a program; return the JSON of the last line that it prints."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(path), *arguments]
