@@ -8,22 +8,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from kiln.engine.distributed import tune_table
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.late_rank import LateRecord
 from kiln.engine.distributed.peer_memory import RankMemory
 from kiln.engine.distributed.peers import Joined, join_peers
 from kiln.engine.distributed.stream_guard import CudaStreams, StreamGuard
+from kiln.engine.distributed.tuner import SIZES, Tuned, measure
+from kiln.engine.errors import ConfigError
+from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.ops.all_reduce import functions
 from kiln.jit_kernels.ops.all_reduce.layout import VECTOR, Algorithm, vectors
 from kiln.jit_kernels.ops.all_reduce.members import WATCHDOG_MS, Members
 from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 from kiln.jit_kernels.ops.all_reduce.record import FUSED
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one inside a ``with`` block."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _CLOSE_SECONDS = 5.0  # for all ranks to close, before this one leaves the memory to the driver
@@ -59,7 +72,10 @@ class CustomAllReduceV2:
         self._memory: RankMemory | None = None
         self._record = LateRecord(group.rank, group.size, device)
         self._guard = StreamGuard(CudaStreams(device) if device.type == "cuda" else None)
-        joined = join_peers(group, device, tuple(dtypes), config, plan, self._record, watchdog_ms)
+        with on_device(device):
+            joined = join_peers(
+                group, device, tuple(dtypes), config, plan, self._record, watchdog_ms
+            )
         if isinstance(joined, Joined):
             self.plan: Plan = joined.plan
             self.fabric = joined.fabric
@@ -157,6 +173,39 @@ class CustomAllReduceV2:
         if self._members is not None:
             self._record.check()
 
+    def tune(self, sizes: Sequence[int] = SIZES, dtype: torch.dtype = torch.bfloat16) -> Tuned:
+        """Measure the fastest plan for messages of some sizes in bytes; ``store`` can keep it.
+
+        All ranks call it at the same time. This object's own plan stays as it is. Raises
+        ConfigError if the kernels cannot run, or give wrong bits.
+        """
+        if self._members is None:
+            raise ConfigError(f"nothing to tune, as torch sums: {self.disabled_reason}")
+        most = HOST_GPU if self.device.type == "cpu" else gpu(self._index)
+        return measure(
+            partial(self._with_plan, dtype), self._group, self.device,
+            sizes=sizes, dtype=dtype, most_blocks=most.num_multiprocessors,
+        )  # fmt: skip
+
+    def store(self, tuned: Tuned) -> Path:
+        """Write a measured plan where groups on the same hardware find it; on one rank.
+
+        Raises ConfigError if the ranks share a GPU, or if there is no folder.
+        """
+        key = tune_table.key_of(self._group.size, self.device, self.fabric)
+        return tune_table.store(key, tuned.plan, list(tuned.rows))
+
+    def _with_plan(self, dtype: torch.dtype, plan: Plan) -> CustomAllReduceV2:
+        other = CustomAllReduceV2(self._group, self.device, dtypes=(dtype,), plan=plan)
+        if other.disabled:
+            raise ConfigError(f"nothing to tune, as torch sums: {other.disabled_reason}")
+        return other
+
+    @property
+    def _index(self) -> int:
+        index = self.device.index
+        return torch.cuda.current_device() if index is None else index
+
     def stats(self) -> Mapping[str, int]:
         """Return the calls by algorithm, and the waits between streams as "stream_waits"."""
         return {**self._calls, "stream_waits": self._guard.waits}
@@ -171,6 +220,10 @@ class CustomAllReduceV2:
         self.disabled_reason = self.disabled_reason or "it is closed"
         if memory is None:
             return
+        with on_device(self.device):
+            self._release(memory)
+
+    def _release(self, memory: RankMemory) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self._group.meet(_CLOSE_SECONDS):

@@ -58,6 +58,10 @@ class Group:
                 self._calls[algorithm] += 1
                 return
         self._calls["torch"] += 1
+        self.all_reduce_by_torch(x)
+
+    def all_reduce_by_torch(self, x: torch.Tensor) -> None:
+        """Do the same through NCCL or gloo, and do not count it."""
         options = _c10d.AllreduceOptions()
         options.asyncOp = False
         _wait(self._backend.allreduce([x], options))

@@ -13,7 +13,7 @@ from kiln.engine.distributed.all_reduce_plan import GPU_BLOCKS, HOST_BLOCKS, Pla
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.late_rank import LateRecord
 from kiln.engine.distributed.peer_access import open_memory, prove_access
-from kiln.engine.distributed.peer_conditions import fabric_of, place_of
+from kiln.engine.distributed.peer_conditions import PCIE, fabric_of, place_of
 from kiln.engine.distributed.peer_handshake import (
     PROBLEM,
     Exchange,
@@ -141,14 +141,15 @@ def _joined(
 ) -> Joined | str:
     exchange, env = exchange_of(group), settings()
     fabric, problem = fabric_of(places, group.rank, allow_pcie=env.all_reduce_pcie)
-    if plan is None and not problem:
-        plan = _plan(group.size, device, fabric, config)
-    told = {"fabric": fabric, **(plan.fields() if plan else {})}
-    all_told = tell_all(exchange, {**told, **({PROBLEM: problem} if problem else {})})
+    all_told = tell_all(exchange, {"fabric": fabric, PROBLEM: problem})
     problem = problems_of(all_told)
-    if problem or plan is None:
+    if problem:
         return problem
-    check_equal(all_told, list(told))
+    if PCIE in [one["fabric"] for one in all_told]:
+        fabric = PCIE  # between some two ranks
+    plan = plan or _plan(group.size, device, fabric, config)
+    told = plan.fields()
+    check_equal(tell_all(exchange, told), list(told))
     layout = plan.layout(group.size)
     try:
         memory = open_memory(layout.num_bytes, group.rank, exchange, device)

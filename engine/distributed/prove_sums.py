@@ -11,7 +11,7 @@ from kiln.engine.distributed.late_rank import LateRecord
 from kiln.engine.distributed.peer_handshake import PROBLEM, Exchange, problems_of, tell_all
 from kiln.engine.errors import CustomAllReduceTimeout
 from kiln.jit_kernels.ops.all_reduce.functions import all_reduce
-from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
+from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, Algorithm
 from kiln.jit_kernels.ops.all_reduce.members import Members
 
 _ROUNDS = 2  # the phases of a buffer
@@ -46,15 +46,24 @@ def prove_sums(
     return problems_of(tell_all(exchange, {PROBLEM: problem} if problem else {}))
 
 
-def _is_right(members: Members, algorithm: str, dtype: torch.dtype, n: int, turn: int) -> bool:
+def _is_right(
+    members: Members, algorithm: Algorithm, dtype: torch.dtype, n: int, turn: int
+) -> bool:
     """Sum integers that differ between ranks, and compare bits; waits for the device."""
     device, world = members.buffers.device, members.layout.world
-    of_rank = [message(rank, n, turn, dtype, device) for rank in range(world)]
-    total = of_rank[0].float()
-    for one in of_rank[1:]:
-        total = total + one.float()
-    found = all_reduce(of_rank[members.first_rank].unsqueeze(0), members, algorithm)  # type: ignore[arg-type]
-    return torch.equal(found[0], total.to(dtype))
+    own = message(members.first_rank, n, turn, dtype, device)
+    found = all_reduce(own.unsqueeze(0), members, algorithm)
+    return torch.equal(found[0], expected(world, n, turn, dtype, device))
+
+
+def expected(
+    world: int, n: int, turn: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the sum of the ranks' messages, [n], in float32 and in their order, rounded once."""
+    total = message(0, n, turn, dtype, device).float()
+    for rank in range(1, world):
+        total = total + message(rank, n, turn, dtype, device).float()
+    return total.to(dtype)
 
 
 def message(rank: int, n: int, turn: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -43,6 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, help="parallel compiles; default: KILN_JIT_JOBS, else the cores"
     )
+    parser.add_argument(
+        "--tune-comm",
+        action="store_true",
+        help="measure the sums over --tp ranks on this machine's devices instead, and keep what is "
+        "fastest for engines to come",
+    )
+    parser.add_argument(
+        "--tp", "--tensor-parallel-size", dest="tensor_parallel_size", type=int, metavar="N",
+        help="ranks of --tune-comm",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list the programs, compile nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, no progress")
     parser.add_argument(
@@ -58,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
+    if args.tune_comm or args.tensor_parallel_size is not None:
+        return _tune_sums(args)
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
     needs = {} if args.model is None else _needs_of(args.model, args.kv_cache_dtype)
@@ -69,6 +81,31 @@ def run(args: argparse.Namespace) -> int:
         )
         return exit_codes.OK
     return _build(jobs, args)
+
+
+def _tune_sums(args: argparse.Namespace) -> int:
+    """Measure the all-reduce, and print the plan. Raises ConfigError and DeviceError."""
+    import torch
+
+    from kiln.engine.errors import ConfigError
+    from kiln.engine.runner.tune_ranks import tune_ranks
+
+    world = args.tensor_parallel_size
+    if not args.tune_comm or world is None or world < 2:
+        raise ConfigError("--tune-comm needs --tp N, with N of at least 2, and --tp needs it")
+    others = {"--model": args.model, "--dry-run": args.dry_run, "--export": args.export}
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise ConfigError(f"--tune-comm compiles nothing: leave out {', '.join(given)}")
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    tuned, path = tune_ranks(world, "auto", dtype)
+    result = {"plan": tuned.plan.fields(), "rows": tuned.rows, "file": str(path)}
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in tuned.plan.fields().items()))
+        print(f"{path}: used by engines with --tp {world} on this hardware from now on")
+    return exit_codes.OK
 
 
 def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:

@@ -1,0 +1,95 @@
+"""Measure the sums over the ranks of this machine: ``kiln warmup --tune-comm``.
+
+``tune_ranks`` starts a process for each rank, as a server does; ``main`` runs in those of the other
+ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from kiln.engine.distributed.channel import Closed
+from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
+from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
+from kiln.engine.distributed.followers import Followers
+from kiln.engine.distributed.group import Group
+from kiln.engine.distributed.inbox import Inbox
+from kiln.engine.distributed.tuner import FEW_SIZES, SIZES, Tuned
+from kiln.engine.runner.device import resolve_rank_device
+from kiln.engine.runner.load import share_threads
+
+_WATCHDOG_MS = 60_000  # kernels may be compiled between two sums
+_MODULE = "kiln.engine.runner.tune_ranks"
+
+
+def tune_ranks(
+    world: int, device: str, dtype: torch.dtype, sizes: Sequence[int] | None = None
+) -> tuple[Tuned, Path]:
+    """Return what was measured among ``world`` ranks, and the file that it is kept in.
+
+    ``sizes``: of messages, in bytes; by default all that matter. Raises ConfigError if the ranks
+    cannot use Kiln's kernels, DeviceError if one of them is gone.
+    """
+    own = resolve_rank_device(device, 0, world)
+    sizes = tuple(sizes or (SIZES if own.type == "cuda" else FEW_SIZES))
+    followers = Followers.spawn(world, _MODULE)
+    assert followers.folder is not None
+    group = None
+    try:
+        followers.start({
+            "folder": str(followers.folder), "size": world, "device": device, "sizes": sizes,
+            "dtype": str(dtype).removeprefix("torch."), "threads": share_threads(own, world),
+        })  # fmt: skip
+        store = partial(file_store, followers.folder, world)
+        group = connect_while(followers.check, lambda: connect(store(), 0, world, own, LOOPBACK))
+        followers.use_abort(group.abort)
+        tuned, path = _tune(group, own, dtype, sizes)
+        assert path is not None
+        return tuned, path
+    except Exception as error:
+        raise followers.blame(error) from error
+    finally:
+        followers.stop()
+        if group is not None:
+            group.close()
+        followers.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Take part as the rank that the first argument names; the second is rank 0's address."""
+    rank = int(arguments[0])
+    inbox = Inbox(arguments[1], rank)
+    try:
+        told = inbox.start()
+        torch.set_num_threads(told["threads"])
+        device = resolve_rank_device(told["device"], rank, told["size"])
+        store = file_store(Path(told["folder"]), told["size"])
+        group = connect(store, rank, told["size"], device, LOOPBACK)
+        _tune(group, device, getattr(torch, told["dtype"]), told["sizes"])
+        inbox.next()  # STOP
+    except Closed:
+        return 1
+    except Exception as error:
+        inbox.fail(error, expected=True)
+        sys.stderr.flush()
+        os._exit(1)
+    group.close()
+    return 0
+
+
+def _tune(
+    group: Group, device: torch.device, dtype: torch.dtype, sizes: Sequence[int]
+) -> tuple[Tuned, Path | None]:
+    """Measure on all ranks; return the file too on rank 0, which alone writes it."""
+    kernels = CustomAllReduceV2(group, device, dtypes=(dtype,), watchdog_ms=_WATCHDOG_MS)
+    try:
+        tuned = kernels.tune(sizes, dtype)
+        return tuned, kernels.store(tuned) if group.rank == 0 else None
+    finally:
+        kernels.close()
