@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from forked_ranks import CPU, run_ranks, set_environment
 
 import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operator)
-from kiln.engine.distributed import peer_access
+from kiln.engine.distributed import peer_access, tune_table
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.group import Group
@@ -167,14 +168,52 @@ def must_work(group: Group) -> Any:
         set_environment(KILN_CPU_KERNELS="host")
 
 
+def tuned(group: Group) -> Any:
+    """Measure, keep, and find it again in a new group."""
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    before = ours.plan.modes.measured
+    found = ours.tune((256, 2048), torch.float32)
+    if group.rank == 0:
+        ours.store(found)
+    group.minimum([0])
+    ours.close()
+    again = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    facts = {
+        "before": before,
+        "alike": again.plan == found.plan,
+        "plan": found.plan.fields(),
+        "names": sorted({row["algorithm"] for row in found.rows}),
+        "blocks": sorted({row["blocks"] for row in found.rows}),
+    }
+    again.close()
+    return facts
+
+
+def wrong_bits(group: Group) -> Any:
+    """An algorithm that gives wrong sums on one rank is not timed on any."""
+    from kiln.engine.distributed import tuner
+
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=60_000)
+    kept = tuner.expected
+    if group.rank == 1:
+        tuner.expected = lambda *arguments: kept(*arguments) + 1
+    try:
+        ours.tune((256,), torch.float32)
+    finally:
+        tuner.expected = kept
+        ours.close()
+
+
 CASES = {
     "bits": bits, "skips": skips, "differs": differs, "waits_differ": waits_differ,
     "no_access": no_access, "no_memory": no_memory, "torch_only": torch_only,
-    "environment_differs": environment_differs, "must_work": must_work,
+    "environment_differs": environment_differs, "must_work": must_work, "tuned": tuned,
+    "wrong_bits": wrong_bits,
 }  # fmt: skip
 
 if __name__ == "__main__":
     set_environment(KILN_CPU_KERNELS="host")
+    tune_table.cache_root = lambda env: Path(sys.argv[1])  # the kernels stay where they are
     torch.set_num_threads(1)
     few = {name: CASES[name] for name in ("bits", "skips")}
     print(json.dumps({"2": run_ranks(2, CASES), "3": run_ranks(3, few)}), file=sys.stdout)

@@ -9,9 +9,10 @@ from rank_programs import run_program
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(tmp_path_factory):
     """Return world -> what each rank's cases returned."""
-    return run_program(Path(__file__).with_name("sum_cases.py"))
+    folder = tmp_path_factory.mktemp("tables")
+    return run_program(Path(__file__).with_name("sum_cases.py"), str(folder))
 
 
 @pytest.fixture
@@ -82,3 +83,17 @@ def test_the_toggle_decides(of):
     for found in of("must_work"):
         assert found["error"] == "ConfigError"
         assert "KILN_ALL_REDUCE=jit cannot be used here" in found["message"]
+
+
+def test_a_measured_plan_is_kept_and_found_again(of):
+    one, other = of("tuned")
+    assert one == other  # of the slowest rank's times, so that all choose the same
+    assert (one["before"], one["alike"], one["plan"]["measured"]) == (False, True, True)
+    assert {"one_shot_push", "two_shot", "torch", "fused", "apart"} <= set(one["names"])
+    assert one["blocks"] == [0, 1, 2]
+
+
+def test_wrong_sums_are_not_timed(of):
+    for found in of("wrong_bits"):
+        assert found["error"] == "ConfigError"
+        assert "gives wrong sums of 256 bytes" in found["message"]
