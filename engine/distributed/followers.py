@@ -96,8 +96,13 @@ class Followers:
         self._abort = abort
 
     def declare_ready(self) -> None:
-        """Notice silence earlier from now on: while they load, ranks may be busy for long."""
+        """Notice silence earlier from now on: while they load, ranks may be busy for long.
+
+        All have connected, so that nothing is left where they met if this process is killed.
+        """
         self._watch.serving = True
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def send(self, kind: Kind, content: bytes = b"") -> None:
         """Send a message to all. Raises DeviceError if a rank is gone."""

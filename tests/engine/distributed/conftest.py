@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import threading
 from functools import cache
 from pathlib import Path
@@ -121,6 +122,7 @@ class ThreadFollowers:
             thread.join(20)
             assert not thread.is_alive()
         self._threads.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture
