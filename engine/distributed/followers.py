@@ -26,7 +26,7 @@ from kiln.engine.errors import ConfigError, DeviceError, KilnError
 ADDRESS_KEY = "address"  # in the store: where rank 0 listens
 _START_SECONDS = 60.0  # for a process of this machine to connect
 _STOP_SECONDS = 5.0  # for a follower to exit when it is told to
-_VERDICT_SECONDS = 3.0  # for the watch to find out why a call of rank 0 failed
+_VERDICT_SECONDS = 1.5  # for the watch to find out why a call of rank 0 failed
 
 OnLost = Callable[[KilnError], None]
 
@@ -150,8 +150,8 @@ class Followers:
             time.sleep(0.01)
         return self._watch.error or error
 
-    def close(self) -> None:
-        """Stop all followers; safe to call more than once."""
+    def stop(self) -> None:
+        """Tell all followers to exit, without waiting for it."""
         if self._closed:
             return
         self._closed = self._watch.closing = True
@@ -160,6 +160,10 @@ class Followers:
                 member.messages.send(Kind.STOP)
             except Closed:
                 continue  # it has exited
+
+    def close(self) -> None:
+        """Stop all followers, and kill those that do not exit; safe to call more than once."""
+        self.stop()
         until = time.monotonic() + _STOP_SECONDS
         for member in self._members:
             if member.child is not None:

@@ -77,5 +77,6 @@ class LeadRunner(ModelRunner):
 
 
 def _release(followers: Followers, group: Group) -> None:
+    followers.stop()
+    group.close()  # a follower that waits for a sum of this rank ends too
     followers.close()
-    group.close()

@@ -116,8 +116,10 @@ class ThreadFollowers:
     def blame(self, error: Exception) -> BaseException:
         return self.error or error
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self.send(Kind.STOP)
+
+    def close(self) -> None:
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()

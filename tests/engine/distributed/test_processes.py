@@ -120,6 +120,24 @@ def test_a_follower_that_fails_at_the_start_ends_the_load_at_once(
     assert time.monotonic() - begun < 10
 
 
+def test_a_step_that_rank_0_alone_cannot_run_ends_the_engine(model_of, llm_of, tokens_of):
+    """The others wait for its sums: there is no other request to go on with."""
+    folder, _ = model_of("plain")
+    llm = llm_of(folder, 2)
+    (follower,) = llm.core.runner._followers._members
+
+    def fail(*arguments):
+        raise ValueError("no such row")
+
+    llm.core.runner._direct._launch = fail
+    with pytest.raises(DeviceError, match="rank 0 of 2 failed in a step .*: no such row"):
+        tokens_of(llm)
+    begun = time.monotonic()
+    llm.close()
+    assert time.monotonic() - begun < 4  # it is not killed after a wait
+    assert follower.child.returncode is not None
+
+
 def test_after_close_no_process_is_left_and_no_step_runs(model_of, llm_of, tokens_of):
     folder, _ = model_of("plain")
     llm = llm_of(folder, 2)
