@@ -309,6 +309,13 @@ def torchrun_variables(environ: Mapping[str, str] | None = None) -> dict[str, st
     }
 
 
-def keep_nccl_on_loopback() -> None:
-    """Let NCCL meet the ranks of this machine on no network, unless the user has chosen one."""
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+def prepare_nccl(*, one_machine: bool) -> None:
+    """Set variables that NCCL reads when it connects, unless the user has set them.
+
+    Ranks of one machine meet on no network. Buffers of CUDA graphs are not registered: NCCL may
+    sum registered ones in another order, and a replayed step would differ from a launched one.
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    if one_machine:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from kiln.cache.env import keep_nccl_on_loopback
+from kiln.cache.env import prepare_nccl
 from kiln.engine.distributed.group import Group
 
 _dist: Any = torch.distributed  # torch types only part of it
@@ -34,8 +34,6 @@ def connect(store: Any, rank: int, size: int, device: torch.device, host: str) -
 
     Raises RuntimeError if they do not come.
     """
-    if host == LOOPBACK:
-        keep_nccl_on_loopback()
     backend = _nccl if device.type == "cuda" else _gloo
     return Group(rank, size, device, backend(store, rank, size, device, host))
 
@@ -69,6 +67,7 @@ def _gloo(store: Any, rank: int, size: int, device: torch.device, host: str) -> 
 
 
 def _nccl(store: Any, rank: int, size: int, device: torch.device, host: str) -> Any:
+    prepare_nccl(one_machine=host == LOOPBACK)
     torch.cuda.set_device(device)
     options = _dist.ProcessGroupNCCL.Options()
     options._timeout = _NEVER

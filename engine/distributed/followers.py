@@ -26,7 +26,7 @@ from kiln.engine.errors import ConfigError, DeviceError, KilnError
 ADDRESS_KEY = "address"  # in the store: where rank 0 listens
 _START_SECONDS = 60.0  # for a process of this machine to connect
 _STOP_SECONDS = 5.0  # for a follower to exit when it is told to
-_VERDICT_SECONDS = 3.0  # for the watch to find out why a call of rank 0 failed
+_VERDICT_SECONDS = 1.5  # for the watch to find out why a call of rank 0 failed
 
 OnLost = Callable[[KilnError], None]
 
@@ -43,7 +43,7 @@ class Followers:
         self._replies: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
         self._abort: Callable[[], None] | None = None
         self._on_lost = on_lost
-        self._stopped = self._closed = False
+        self._closed = False
         self._watch = Watch(members, self._replies.put, self._end)
 
     @classmethod
@@ -96,8 +96,13 @@ class Followers:
         self._abort = abort
 
     def declare_ready(self) -> None:
-        """Notice silence earlier from now on: while they load, ranks may be busy for long."""
+        """Notice silence earlier from now on: while they load, ranks may be busy for long.
+
+        All have connected, so that nothing is left where they met if this process is killed.
+        """
         self._watch.serving = True
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def send(self, kind: Kind, content: bytes = b"") -> None:
         """Send a message to all. Raises DeviceError if a rank is gone."""
@@ -146,10 +151,10 @@ class Followers:
         return self._watch.error or error
 
     def stop(self) -> None:
-        """Tell all to exit; before, they close their group together with rank 0."""
-        if self._stopped:
+        """Tell all followers to exit, without waiting for it: they close their group first."""
+        if self._closed:
             return
-        self._stopped = self._watch.closing = True
+        self._closed = self._watch.closing = True
         for member in self._members:
             try:
                 member.messages.send(Kind.STOP)
@@ -157,11 +162,8 @@ class Followers:
                 continue  # it has exited
 
     def close(self) -> None:
-        """Stop all followers and wait until they have exited; safe to call more than once."""
-        if self._closed:
-            return
+        """Stop all followers, and kill those that do not exit; safe to call more than once."""
         self.stop()
-        self._closed = True
         until = time.monotonic() + _STOP_SECONDS
         for member in self._members:
             if member.child is not None:

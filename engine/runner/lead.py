@@ -79,5 +79,5 @@ class LeadRunner(ModelRunner):
 
 def _release(followers: Followers, group: Group) -> None:
     followers.stop()
-    group.close()  # together with them
+    group.close()  # together with them; one that waits for a sum of this rank ends too
     followers.close()

@@ -108,8 +108,10 @@ def _lead(
         runner.lead()
     except BaseException as error:
         reason = followers.blame(error) if isinstance(error, Exception) else error
-        followers.close()
+        followers.stop()
         if group is not None:
+            group.abort()  # the others may be anywhere
             group.close()
+        followers.close()
         raise reason from error
     return runner

@@ -49,6 +49,7 @@ class Steps:
         self._group = group
         self._adapters = adapters
         self.announce: Callable[[StepFrame], None] | None = None
+        self._interrupted = ""  # the step that the other ranks ran and this one did not
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -57,6 +58,11 @@ class Steps:
         Raises DeviceError if the device is lost, ConfigError if memory ran out.
         """
         about = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
+        if self._interrupted:
+            raise DeviceError(
+                f"rank 0 of {self._group.size} was interrupted in {self._interrupted}, which the "
+                "other ranks run: start Kiln again"
+            )
         with explained(self._step.device, about):
             key = self._choose_graph(batch)
             words = self._step.inputs.send(batch)
@@ -71,6 +77,9 @@ class Steps:
                 f"rank 0 of {self._group.size} failed in {about}, which the other ranks run too: "
                 f"{error or repr(error)}; an engine needs all its ranks: start Kiln again"
             ) from error
+        except BaseException:
+            self._interrupted = about
+            raise
 
     @torch.inference_mode()
     def follow(self, frame: StepFrame) -> None:

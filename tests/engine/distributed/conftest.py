@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import threading
 from functools import cache
 from pathlib import Path
@@ -122,11 +123,15 @@ class ThreadFollowers:
         self.send(Kind.STOP)
 
     def close(self) -> None:
+<<<<<<< HEAD
         self.stop()
+=======
+>>>>>>> tp
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()
         self._threads.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -120,6 +120,40 @@ def test_a_follower_that_fails_at_the_start_ends_the_load_at_once(
     assert time.monotonic() - begun < 10
 
 
+def test_a_step_that_rank_0_alone_cannot_run_ends_the_engine(model_of, llm_of, tokens_of):
+    """The others wait for its sums: there is no other request to go on with."""
+    folder, _ = model_of("plain")
+    llm = llm_of(folder, 2)
+    (follower,) = llm.core.runner._followers._members
+
+    def fail(*arguments):
+        raise ValueError("no such row")
+
+    llm.core.runner._direct._launch = fail
+    with pytest.raises(DeviceError, match=r"rank 0 of 2 failed in a step .*: no such row"):
+        tokens_of(llm)
+    begun = time.monotonic()
+    llm.close()
+    assert time.monotonic() - begun < 4  # it is not killed after a wait
+    assert follower.child.returncode is not None
+
+
+def test_after_an_interrupt_in_a_step_the_engine_says_that_it_is_broken(model_of, llm_of):
+    """On a GPU, Ctrl-C can come when the other ranks have been told of a step."""
+    folder, _ = model_of("plain")
+    llm = llm_of(folder, 2, disable_overlap_schedule=True)  # steps run in this thread
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    run, llm.core.runner._direct._launch = llm.core.runner._direct._launch, interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1, 2]])
+    llm.core.runner._direct._launch = run
+    with pytest.raises(DeviceError, match=r"was interrupted in a step .* start Kiln again"):
+        llm.generate([[1, 2]])
+
+
 def test_after_close_no_process_is_left_and_no_step_runs(model_of, llm_of, tokens_of):
     folder, _ = model_of("plain")
     llm = llm_of(folder, 2)

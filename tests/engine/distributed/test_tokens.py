@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 
-from kiln import SamplingParams
+from kiln import LLM, SamplingParams
+from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
 from kiln.engine.errors import ConfigError
+from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
 
 MODELS = {
     "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -149,6 +152,40 @@ def test_adapters_are_divided_as_the_layers_are(adapters, llm_of, tokens_of, wor
     split, evictions = answers(world)
     assert split == alone
     assert evictions > 0  # followers put the same adapters in the same places
+
+
+def test_an_adapter_that_is_loaded_while_serving_is_on_every_rank(adapters, llm_of, tokens_of):
+    folder, written = adapters
+    alone = tokens_of(llm_of(folder, 1, lora_modules={"own": str(written["large"])}), lora="own")
+    config = EngineConfig(
+        ModelConfig(str(folder), "float32", "cpu", max_model_len=64),
+        KVConfig(num_blocks=64),
+        lora=LoRAConfig(root=str(written["large"].parents[1]), memory_gib=0.01),
+        parallel=ParallelConfig(2),
+    )
+    with LLM.from_config(config) as llm:
+        assert "rank" not in load_adapter(llm, "missing", "no-such-folder")
+        path = str(written["large"].relative_to(written["large"].parents[1]))
+        assert load_adapter(llm, "own", path) == ""
+        assert tokens_of(llm, lora="own") == alone
+        llm.core.adapters.begin(UnloadAdapter("job", "own", 5.0))
+        assert ended(llm) == ""
+        assert load_adapter(llm, "own", path) == ""
+        assert tokens_of(llm, lora="own") == alone
+
+
+def load_adapter(llm, name, path):
+    llm.core.adapters.begin(LoadAdapter("job", name, path))
+    return ended(llm)
+
+
+def ended(llm):
+    """Wait for the only job, and return its error as text."""
+    while llm.core.adapters.are_pending:
+        for _, error in llm.core.adapters.end():
+            return "" if error is None else str(error)
+        time.sleep(0.01)
+    raise AssertionError("there was no job")
 
 
 def test_a_model_that_cannot_be_divided_says_by_what_it_can(made, llm_of):
