@@ -123,10 +123,6 @@ class ThreadFollowers:
         self.send(Kind.STOP)
 
     def close(self) -> None:
-<<<<<<< HEAD
-        self.stop()
-=======
->>>>>>> tp
         for thread in self._threads:
             thread.join(20)
             assert not thread.is_alive()
