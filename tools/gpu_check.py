@@ -2,6 +2,7 @@
 """Run all checks that need a GPU and write JSON, tables and plots.
 
 From a bare checkout: python3 tools/gpu_check.py --output benchmarks [--bundle FILE]
+On a machine with several GPUs, besides: python3 tools/gpu_check.py --gpus N --output benchmarks
 After changing some kernels: python3 tools/gpu_check.py --output FOLDER --kernels NAME [NAME ..]
 Needs torch, cuda-bindings, NVRTC, Triton and transformers; no server package. Each section runs in
 its own processes with a time limit, so that no section can stop the others, not even by breaking
@@ -28,7 +29,7 @@ import torch  # noqa: E402 - after the path, as all below
 from gpu import report  # noqa: E402
 from gpu.children import run_all  # noqa: E402
 from gpu.pace import NotMeasured, share_of  # noqa: E402
-from gpu.sections import BY_KERNEL, SECTIONS  # noqa: E402
+from gpu.sections import ALL, BY_KERNEL, SECTIONS, SEVERAL_GPUS  # noqa: E402
 
 from kiln.engine.bench.report import Report, command_line  # noqa: E402
 from kiln.jit_kernels.registry import all_specs  # noqa: E402
@@ -40,21 +41,27 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := sorted({*args.kernels} - {*all_specs()}):
         parser.error(f"no kernel is named {', '.join(unknown)}: see kiln kernels list")
-    sections = args.only or [name for name in SECTIONS if name in BY_KERNEL or not args.kernels]
-    if whole := sorted({*sections} - {*BY_KERNEL}) if args.kernels else []:
-        parser.error(f"{', '.join(whole)} does not support --kernels")
     if args.section:
         return _child(args)
-    whole, failed = Report("gpu_check", command_line("tools/gpu_check.py")), False
+    if args.gpus < 1:
+        parser.error(f"--gpus {args.gpus}: want 1 or more")
+    own = SECTIONS if args.gpus == 1 else SEVERAL_GPUS
+    if foreign := sorted({*(args.only or ())} - {*own}):
+        parser.error(f"--gpus {args.gpus} has no section {', '.join(foreign)}")
+    sections = args.only or [name for name in own if name in BY_KERNEL or not args.kernels]
+    if whole := sorted({*sections} - {*BY_KERNEL}) if args.kernels else []:
+        parser.error(f"{', '.join(whole)} does not support --kernels")
+    title = "gpu_check" if args.gpus == 1 else f"gpu_check_{args.gpus}gpus"
+    whole, failed = Report(title, command_line("tools/gpu_check.py")), False
     found: dict[str, Any] = {}
     for name, section in run_all(sections, args):
         found[name] = section
         failed |= section["status"] == "failed"
         report.show(name, section)
         # After each section, so that the results survive if the machine is lost.
-        in_order = {name: found[name] for name in SECTIONS if name in found}
+        in_order = {name: found[name] for name in own if name in found}
         whole = replace(whole, details={"sections": in_order})
-        whole.write(args.output, "gpu_check")
+        whole.write(args.output, title)
     for path in report.write(whole, args.output):
         print(f"wrote {path}")
     if not torch.cuda.is_available():
@@ -65,7 +72,10 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
-    parser.add_argument("--only", choices=SECTIONS, action="append", help="run these sections")
+    parser.add_argument("--only", choices=ALL, action="append", help="run these sections")
+    parser.add_argument(
+        "--gpus", type=int, default=1, metavar="N", help="the sections for N GPUs instead"
+    )
     parser.add_argument("--quick", action="store_true", help="few sizes, for a quick look")
     parser.add_argument("--bundle", type=Path, help="sealed bundle built on another machine")
     parser.add_argument(
@@ -76,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         help="limit the sections that run kernel by kernel to these",
     )
     # Internal, for child processes: a section, its share of items, whether to only compile.
-    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--section", choices=ALL, help=argparse.SUPPRESS)
     parser.add_argument("--share", type=share_of, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--ahead", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -85,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _child(args: argparse.Namespace) -> int:
     """Run one section in this process; write its result to the file that the parent reads."""
-    what = SECTIONS[args.section]
+    what = ALL[args.section]
     section: dict[str, Any]
     try:
         rows = getattr(importlib.import_module(what.module), what.function)(args)

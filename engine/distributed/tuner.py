@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operator)
 from kiln.engine.distributed.all_reduce_plan import GPU_BLOCKS, HOST_BLOCKS, Plan
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.prove_sums import expected, message

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from gpu.sections import SECTIONS, WHOLE
+from gpu.sections import ALL as SECTIONS
+from gpu.sections import WHOLE, WHOLE_SEVERAL
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "gpu_check.py"
 _LEAST_SECONDS = 5  # minimum time left to start a section
@@ -30,7 +31,7 @@ def run_all(names: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[st
     def run(name: str) -> Result:
         start = time.perf_counter()
         print(f"== {name}\n", end="", flush=True)  # one write, because other threads print too
-        result = run_section(name, args, WHOLE - (start - begun))
+        result = run_section(name, args, _whole(args) - (start - begun))
         return result | {"seconds": round(time.perf_counter() - start, 1)}
 
     at_once = [name for name in names if SECTIONS[name].beside_others]
@@ -43,6 +44,10 @@ def run_all(names: Sequence[str], args: argparse.Namespace) -> Iterator[tuple[st
             yield name, run(name)
 
 
+def _whole(args: argparse.Namespace) -> int:
+    return WHOLE if getattr(args, "gpus", 1) == 1 else WHOLE_SEVERAL
+
+
 def run_section(name: str, args: argparse.Namespace, seconds_left: float) -> Result:
     """Run one section in its processes; return status, rows and, unless it passed, the reason.
 
@@ -51,7 +56,7 @@ def run_section(name: str, args: argparse.Namespace, seconds_left: float) -> Res
     if not torch.cuda.is_available():
         return {"status": "not measured", "reason": "no CUDA device", "rows": []}
     if seconds_left < _LEAST_SECONDS:
-        reason = f"the {WHOLE} s of the whole run were used up"
+        reason = f"the {_whole(args)} s of the whole run were used up"
         return {"status": "not measured", "reason": reason, "rows": []}
     section = SECTIONS[name]
     limit = min(section.seconds, seconds_left)
@@ -81,6 +86,7 @@ def _run_shares(
 ) -> list[Result]:
     command = [sys.executable, str(_SCRIPT), "--section", name, *more]
     command += ["--quick"] * args.quick
+    command += ["--gpus", str(args.gpus)] if getattr(args, "gpus", 1) > 1 else []
     command += ["--bundle", str(args.bundle)] if args.bundle else []
     command += ["--kernels", *args.kernels] if args.kernels else []
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ def show(name: str, section: dict[str, Any]) -> None:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write gpu_check.json, gpu_check.md, and a roofline per kernel family; return the paths."""
+    """Write JSON, Markdown, and a roofline per kernel family; return the paths."""
     blocks: list[str] = []
     plots: Plots = {}
     for name, section in report.details["sections"].items():
@@ -32,7 +32,7 @@ def write(report: Report, folder: Path) -> list[Path]:
             plots = kernels.rooflines(timed, ceilings, where)
             rows = [row for row in rows if "implementation" not in row and "ceilings" not in row]
         blocks.append(_table(rows))
-    return report.write(folder, "gpu_check", report.markdown("GPU check", *blocks), plots)
+    return report.write(folder, report.benchmark, report.markdown("GPU check", *blocks), plots)
 
 
 def _table(rows: list[Row]) -> str:

@@ -38,11 +38,24 @@ SECTIONS = {
     "lora_steps": Section("gpu.lora_steps", "lora_steps", 100),
     "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100),
     "all_reduce_latency": Section("gpu.all_reduce", "latency", 60),
+    "all_reduce_ipc": Section("gpu.all_reduce_ipc", "ipc", 120, beside_others=True),
     "against_compile": Section("gpu.compiled", "against_compile", 360, ahead=8),
 }
+# Sections of --gpus N, for several GPUs of one machine. Those behind tuned_plan use its plan.
+SEVERAL_GPUS = {
+    "links": Section("gpu.several", "links", 45),
+    "bits": Section("gpu.several", "bits", 65),
+    "rounds": Section("gpu.several", "rounds", 105),
+    "skipped_call": Section("gpu.several", "skipped", 55),
+    "tuned_plan": Section("gpu.several", "tuned", 105),
+    "latency": Section("gpu.several", "latency", 95),
+    "fused_norm": Section("gpu.several", "fused", 55),
+}
+ALL = {**SECTIONS, **SEVERAL_GPUS}
 # Sections that run kernel by kernel; --kernels limits these.
 BY_KERNEL = (
     "kernel_builds", "kernel_parity", "kernel_launch", "kernel_timing", "against_compile",
     "host_equals_gpu", "batch_invariance",
 )  # fmt: skip
 WHOLE = 720  # time limit of all sections in seconds; later sections are not measured
+WHOLE_SEVERAL = 470  # the same with --gpus

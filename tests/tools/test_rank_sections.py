@@ -1,0 +1,70 @@
+"""The sections of gpu_check that run processes of a group, on CPUs by the host toolchain."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from gpu import all_reduce_ipc, rank_checks, several
+from gpu.pace import NotMeasured
+from gpu.ranks import CPU, run_job
+from gpu.sections import SECTIONS, SEVERAL_GPUS, WHOLE_SEVERAL
+
+from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
+
+
+@pytest.fixture(autouse=True)
+def on_host(monkeypatch, tmp_path):
+    monkeypatch.setenv("KILN_CPU_KERNELS", "host")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def rows_of(job, world=2):
+    rows = run_job(job, world, CPU, quick=True, seconds=120)
+    assert all(row.get("ok", True) for row in rows), rows
+    return rows
+
+
+def broken(ranks):
+    if ranks.group.rank == 1:
+        raise ValueError("a job that fails on one rank")
+    return [{"ok": True}]
+
+
+def test_bits_rounds_and_a_skipped_call_of_processes():
+    found = list(all_reduce_ipc._of_world(2, CPU))
+    assert all(row["ok"] for row in found), found
+    of = {job: [row for row in found if row["job"] == job] for job in ("bits", "rounds", "skipped")}
+    assert {row["what"] for row in of["bits"]} == {*ALGORITHMS, "fused"}
+    assert len(of["bits"]) == 5 * len(rank_checks.DTYPES)
+    assert of["rounds"][0]["rounds"] == 100
+    assert "rank 0 of 2 waited 1.5 s for rank 1" in of["skipped"][0]["told"]
+
+
+def test_times_of_every_way_that_a_cpu_has():
+    rows = rows_of("gpu.rank_times:latency")
+    assert len(rows) == 2
+    for row in rows:
+        assert {*ALGORITHMS, "auto", "torch"} <= {*row}
+        assert row["symm_mem"] == "needs a GPU for each rank"
+    [one, _] = rows_of("gpu.rank_times:fused")
+    assert one["ratio"] == pytest.approx(one["apart"] / one["fused"])
+
+
+def test_a_job_that_fails_on_one_rank_says_which_and_why(monkeypatch):
+    here = __file__.rpartition("/")[0]
+    monkeypatch.setattr("gpu.ranks._PATHS", [*__import__("gpu.ranks").ranks._PATHS, here])
+    *_, row = run_job("test_rank_sections:broken", 2, CPU, quick=True, seconds=60)
+    assert row["ok"] is False
+    assert "rank 1: ValueError: a job that fails on one rank" in row["status"]
+
+
+def test_too_few_gpus_are_told():
+    with pytest.raises(NotMeasured, match="--gpus 64: torch sees"):
+        several.bits(argparse.Namespace(gpus=64, quick=True))
+
+
+def test_sections_of_several_gpus_fit_their_time_and_have_names_of_their_own():
+    assert sum(section.seconds for section in SEVERAL_GPUS.values()) < 1.2 * WHOLE_SEVERAL
+    assert not SECTIONS.keys() & SEVERAL_GPUS.keys()
+    assert WHOLE_SEVERAL < 480
