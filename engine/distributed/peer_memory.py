@@ -147,7 +147,7 @@ class FileMapping:
     def __init__(self, size: int) -> None:
         self.addresses: dict[int, int] = {}  # by rank
         self._size = size
-        self._device = int(driver_call("cuCtxGetDevice"))
+        self._device = -1
         self._kind = bindings().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         self._descriptor = -1
         self._own: Any = None
@@ -155,6 +155,7 @@ class FileMapping:
 
     def export(self, rank: int) -> str:
         """Allocate. Peers get it in ``open``."""
+        self._device = int(driver_call("cuCtxGetDevice"))
         properties = bindings().CUmemAllocationProp()
         properties.type = bindings().CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location = self._place()

@@ -88,7 +88,8 @@ def _agreed(ranks: Ranks, facts: Row, wrong: int) -> Row:
 
 def rounds(ranks: Ranks) -> list[Row]:
     """Return a row: calls with a random delay before each, most of them in replays of a graph."""
-    share = 100 if ranks.quick else 1
+    takes_turns = ranks.group.device != ranks.device  # on one GPU, for milliseconds each
+    share = 1000 if takes_turns else 100 if ranks.quick else 1
     on_gpu = ranks.device.type == "cuda"
     kernels = ranks.kernels(*DTYPES, plan=plan_for(ranks, 128 << 10))
     cases = []

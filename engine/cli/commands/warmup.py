@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tp", "--tensor-parallel-size", dest="tensor_parallel_size", type=int, metavar="N",
-        help="ranks of --tune-comm",
+        help="ranks of --tune-comm; with --model, also the kernels that sum over N ranks",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="list the programs, compile nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object, no progress")
@@ -68,11 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
-    if args.tune_comm or args.tensor_parallel_size is not None:
+    if args.tune_comm:
         return _tune_sums(args)
+    if args.tensor_parallel_size is not None and args.model is None:
+        raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
-    needs = {} if args.model is None else _needs_of(args.model, args.kv_cache_dtype)
+    needs: Needs = {}
+    if args.model is not None:
+        needs = _needs_of(args.model, args.kv_cache_dtype, args.tensor_parallel_size or 1)
     jobs = jobs_for(all_specs().values(), wanted_archs(args.arch), needs)
     if args.dry_run:
         names = [job.name for job in jobs]
@@ -91,8 +95,8 @@ def _tune_sums(args: argparse.Namespace) -> int:
     from kiln.engine.runner.tune_ranks import tune_ranks
 
     world = args.tensor_parallel_size
-    if not args.tune_comm or world is None or world < 2:
-        raise ConfigError("--tune-comm needs --tp N, with N of at least 2, and --tp needs it")
+    if world is None or world < 2:
+        raise ConfigError("--tune-comm needs --tp N, the number of ranks, with N of at least 2")
     others = {"--model": args.model, "--dry-run": args.dry_run, "--export": args.export}
     given = [name for name, value in others.items() if value]
     if given:
@@ -108,10 +112,11 @@ def _tune_sums(args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:
-    """Return the kernel parameters that a model fixes on a GPU. Raises ModelError."""
+def _needs_of(model: str, kv_cache_dtype: KVCacheDType, world: int) -> Needs:
+    """Return the kernel parameters that a model on some ranks fixes on a GPU. Raises ModelError."""
     import torch
 
+    from kiln.engine.distributed.peers import needs_for
     from kiln.engine.models.kernel_needs import kernel_needs
     from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
@@ -119,7 +124,8 @@ def _needs_of(model: str, kv_cache_dtype: KVCacheDType) -> Needs:
 
     _, config = read_model(resolve_model_folder(model))
     dtype = resolve_dtype("auto", config.dtype, torch.device("cuda"))
-    return kernel_needs(config, dtype, resolve_kv_dtype(kv_cache_dtype, dtype))
+    own = kernel_needs(config, dtype, resolve_kv_dtype(kv_cache_dtype, dtype))
+    return {**own, **needs_for(world, torch.device("cuda"))}
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:
