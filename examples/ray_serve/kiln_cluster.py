@@ -17,12 +17,12 @@ APPLICATION = "kiln"
 _HERE = Path(__file__).resolve().parent
 _OBJECT_STORE_BYTES = 128 << 20  # requests and answers are small, and do not go through it
 _HEALTH_SECONDS = 2.0  # between two checks; Ray replaces a replica after three that fail
-_STOP_SECONDS = 25.0  # after the requests have ended
+_STOP_SECONDS = 10.0  # after the requests have ended
 _LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def connect(settings: argparse.Namespace) -> None:
-    """Connect to the cluster of ``--address``, or start one that only this machine can reach."""
+    """Connect to the cluster of ``--address``, or start one on this machine."""
     # These files go to every machine; Kiln itself must be installed there.
     environment = {"working_dir": str(_HERE), "excludes": ["__pycache__"]}
     if settings.address is not None:
@@ -34,7 +34,6 @@ def connect(settings: argparse.Namespace) -> None:
             num_cpus=max(os.cpu_count() or 1, -int(-cores // 1)),
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
-            _node_ip_address="127.0.0.1",
             runtime_env=environment,
         )
     serve.start(

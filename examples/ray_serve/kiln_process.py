@@ -21,6 +21,7 @@ _LAUNCH = (
     "os.getppid() == parent or sys.exit('the replica is gone'); os.execv(sys.argv[2], sys.argv[2:])"
 )
 _LAST_LINES = 20
+_FLUSH_SECONDS = 5.0  # for the last lines of a server that could not start
 
 
 class KilnProcess:
@@ -48,7 +49,9 @@ class KilnProcess:
         self._said_url = threading.Event()
         self._stopping = False
         self.url: str | None = None
-        threading.Thread(target=self._read, name="kiln-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="kiln-output", daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._watch, name="kiln-end", daemon=True).start()
 
     def wait_for_url(self) -> str:
         """Return the URL when the model is loaded. Raises RuntimeError if the server ended."""
@@ -77,7 +80,12 @@ class KilnProcess:
             if self.url is None and line.startswith("http://"):
                 self.url = line.split()[0]
                 self._said_url.set()
+
+    def _watch(self) -> None:
+        """Wait for the server's end. Its output may end later, with its engine process."""
         self._child.wait()
-        if self.url is not None and not self._stopping:
+        if self.url is None:
+            self._reader.join(_FLUSH_SECONDS)
+            self._said_url.set()
+        elif not self._stopping:
             self._on_exit()
-        self._said_url.set()

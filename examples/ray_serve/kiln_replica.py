@@ -14,7 +14,7 @@ from ray import serve
 
 REPLICA_HEADER = b"x-kiln-replica"
 _PROBE_SECONDS = 5.0
-_STOP_SECONDS = 20.0  # Ray has let the requests end before it stops a replica
+_STOP_SECONDS = 5.0  # Ray has let the requests end before it stops a replica
 
 
 class Replica:

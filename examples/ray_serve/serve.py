@@ -89,6 +89,9 @@ def main(argv: Sequence[str]) -> int:
             time.sleep(3600)
     except KeyboardInterrupt:
         return 0
+    except (ConnectionError, RuntimeError) as error:
+        print(f"error: {error}\nThe lines above say why", file=sys.stderr)
+        return 1
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
