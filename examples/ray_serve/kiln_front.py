@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 
-from kiln_affinity import digests, read_prompt
-from kiln_call import Call, Head, passed_on
+from kiln_call import Head, passed_on, read_call
 from kiln_metrics import join_metrics
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -19,8 +17,8 @@ from kiln.engine.server.errors import ApiError
 from kiln.engine.server.middleware import error_response
 from kiln.engine.server.sse import DONE, event
 
-MAX_BODY_BYTES = 4 * 2**20  # Kiln's limit, kept here so that no longer body is held in memory
 _PROBE_SECONDS = 5.0
+_FAILURES = (RayError, RayServeException, TimeoutError)
 _REFUSED = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
@@ -47,27 +45,22 @@ class Front:
             return error_response(error)
 
     async def _pass_on(self, request: Request) -> Response:
-        body = await _read_body(request)
-        adapter, pieces = read_prompt(body, self._served_name) if body else ("", [])
-        target = request.scope["raw_path"].decode("latin-1")
-        if request.scope["query_string"]:
-            target += "?" + request.scope["query_string"].decode("latin-1")
-        headers = passed_on(request.headers.raw, b"host", b"content-length")
-        call = Call(request.method, target, headers, body, adapter, digests(adapter, pieces))
+        call = await read_call(request, self._served_name)
         handle = self._replicas.options(
-            method_name="handle", stream=True, multiplexed_model_id=adapter
+            method_name="handle", stream=True, multiplexed_model_id=call.adapter
         )
         # A probe must not wait for the first replica to start; another request may.
         is_probe = request.url.path.startswith("/health")
-        items = None
+        items = handle.remote(call)
         try:
             async with asyncio.timeout(_PROBE_SECONDS if is_probe else None):
-                items = handle.remote(call)
                 head = await anext(items)
-        except BaseException as error:
-            if items is not None:
-                items.cancel()
-            raise _as_api_error(error) from error
+        except _FAILURES as error:
+            items.cancel()
+            raise _unavailable(error) from error
+        except asyncio.CancelledError:  # the client is gone
+            items.cancel()
+            raise
         assert isinstance(head, Head)
         response = StreamingResponse(_body(items, head), head.status)
         # Ray writes this header too; Kiln's has the same value, which Ray gave to the request.
@@ -79,8 +72,8 @@ class Front:
         try:
             calls = self._replicas.broadcast("metrics", headers)
             answers = await calls.results_async(timeout_s=_PROBE_SECONDS)
-        except (RayError, RayServeException, TimeoutError) as error:
-            raise _as_api_error(error) from error
+        except _FAILURES as error:
+            raise _unavailable(error) from error
         for _, status, content in answers:
             if status != 200:  # such as 401
                 return Response(content, status, media_type="application/json")
@@ -97,30 +90,18 @@ async def _body(items: DeploymentResponseGenerator, head: Head) -> AsyncGenerato
     except RayError as error:
         if not is_stream:
             raise  # the connection closes before the end of the body
-        yield event(_as_api_error(error).envelope())
+        yield event(_unavailable(error).envelope())
         yield DONE
     finally:
         items.cancel()  # no effect if it has ended; else Kiln aborts the request
 
 
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    async with contextlib.aclosing(request.stream()) as chunks:
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
-    return bytes(body)
-
-
-def _as_api_error(error: BaseException) -> BaseException:
-    """Translate what Ray raises; other errors are returned as they are."""
+def _unavailable(error: Exception) -> ApiError:
+    """Return the response for a failure of Ray's or of a replica."""
     if isinstance(error, BackPressureError):
         return ApiError(503, "all replicas are busy", code="queue_full", retry_after=1)
-    if isinstance(error, RayError | RayServeException):
-        reason = str(error).strip().splitlines()[-1][:200]
-        message = f"the replica ended before it answered; try again. It said: {reason}"
-        return ApiError(503, message, code="engine_unavailable", retry_after=5)
     if isinstance(error, TimeoutError):
         return ApiError(503, "no replica answers", code="loading", retry_after=5)
-    return error
+    reason = str(error).strip().splitlines()[-1][:200]
+    message = f"the replica failed before its answer was complete: {reason}"
+    return ApiError(503, message, code="engine_unavailable", retry_after=5)

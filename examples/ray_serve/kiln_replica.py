@@ -23,7 +23,7 @@ class Replica:
     ``arguments``: those of ``kiln serve``. ``folder``: where relative paths in them start.
     """
 
-    async def __init__(self, arguments: list[str], folder: str) -> None:
+    async def __init__(self, arguments: list[str], folder: str) -> None:  # type: ignore[misc]
         # In this thread, which lives as long as the replica: see KilnProcess.
         self._process = KilnProcess(arguments, Path(folder), _end_replica)
         url = await asyncio.to_thread(self._process.wait_for_url)

@@ -7,8 +7,6 @@ import math
 
 import pytest
 from kiln_affinity import MAX_PIECES, PrefixMemory, digests, rank, read_prompt
-from kiln_call import passed_on
-from kiln_metrics import join_metrics
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 HELLO = {"role": "user", "content": "Hello"}
@@ -102,11 +100,8 @@ def test_the_adapter_counts_before_the_prompt_and_the_prompt_before_the_load():
 
 
 def test_a_replica_that_is_too_busy_comes_last_whatever_it_has():
-    assert rank({"a": 3, "b": 0, "c": 2}, {"a": 0, "b": 2, "c": 1}, {"a": 9}, 2) == [
-        ["c"],
-        ["b"],
-        ["a"],
-    ]
+    groups = rank({"a": 3, "b": 0, "c": 2}, {"a": 0, "b": 2, "c": 1}, {"a": 9}, 2)
+    assert groups == [["c"], ["b"], ["a"]]
 
 
 def test_equal_replicas_are_drawn_at_random():
@@ -121,18 +116,3 @@ def test_every_replica_is_in_one_group():
     groups = rank(loads, dict.fromkeys(loads, 0), {3: 1}, 3)
     assert sorted(one for group in groups for one in group) == list(loads)
     assert math.prod(map(len, groups)) > 0
-
-
-def test_a_proxy_passes_on_all_headers_but_those_of_its_connection():
-    headers = ((b"Connection", b"close"), (b"X-A", b"1"), (b"X-A", b"2"), (b"Host", b"h"))
-    assert passed_on(headers, b"host") == ((b"X-A", b"1"), (b"X-A", b"2"))
-
-
-def test_metrics_of_replicas_are_joined_by_metric_with_a_label():
-    page = (
-        '# HELP n Number.\n# TYPE n gauge\nn 1.0\n# HELP h x\n# TYPE h histogram\nh_sum{a="{"} 2\n'
-    )
-    assert join_metrics({"r": page, "s": page.replace("1.0", "5.0")}) == (
-        '# HELP n Number.\n# TYPE n gauge\nn{replica="r"} 1.0\nn{replica="s"} 5.0\n'
-        '# HELP h x\n# TYPE h histogram\nh_sum{replica="r",a="{"} 2\nh_sum{replica="s",a="{"} 2\n'
-    )

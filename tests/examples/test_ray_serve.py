@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import time
 
 import httpx
@@ -112,86 +110,5 @@ def test_routes_that_are_not_about_one_replica(ray_serve):
     assert httpx.post(f"{url}/v1/completions", content=b"x" * (5 << 20)).status_code == 413
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_aborts_its_request(ray_serve, stream):
-    body = {"model": "demo", "messages": QUESTION, **LONG, "stream": stream, "n": 8}
-    before = _tokens(ray_serve)
-    url = f"{ray_serve.url}/v1/chat/completions"
-    if stream:
-        with httpx.stream("POST", url, json=body) as response:
-            next(response.iter_raw())
-    else:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(url, json=body, timeout=0.5)
-    ray_serve.wait_until(lambda: _running(ray_serve) == 0, 10)
-    assert _tokens(ray_serve) - before < 8 * 1500
-
-
-def test_a_killed_server_is_replaced_while_the_other_replica_serves(ray_serve):
-    body = {"model": "sentence", "messages": QUESTION, **LONG, "stream": True}
-    with httpx.stream("POST", f"{ray_serve.url}/v1/chat/completions", json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        victim = replica_of(response)
-        os.kill(ray_serve.server_of(victim), signal.SIGKILL)
-        last = [line for line in lines if line][-2:]
-    assert json.loads(last[0][6:])["error"]["code"] == "engine_unavailable"
-    assert last[1] == "data: [DONE]"
-
-    killed = time.monotonic()
-
-    def replaced() -> bool:
-        response = ask(ray_serve, "sentence")
-        if response.status_code == 503 and time.monotonic() < killed + 2:  # Ray does not know yet
-            assert response.headers["retry-after"] == "5"
-            return False
-        assert replica_of(response) != victim
-        return len(ray_serve.alive() - {victim}) == 2
-
-    ray_serve.wait_until(replaced)
-
-
-def test_a_killed_replica_leaves_no_server_and_is_replaced(ray_serve):
-    victim = replica_of(ask(ray_serve, "chatty"))
-    server = ray_serve.server_of(victim)
-    os.kill(_parent(server), signal.SIGKILL)
-    ray_serve.wait_until(lambda: server not in ray_serve.processes(), 15)
-    ray_serve.wait_until(lambda: len(ray_serve.alive() - {victim}) == 2)
-
-
-def test_a_server_that_hangs_is_replaced(ray_serve):
-    victim = replica_of(ask(ray_serve, "chatty"))
-    server = ray_serve.server_of(victim)
-    os.kill(server, signal.SIGSTOP)
-    ray_serve.wait_until(lambda: server not in ray_serve.processes(), 90)
-    ray_serve.wait_until(lambda: len(ray_serve.alive() - {victim}) == 2)
-
-
-def test_ctrl_c_leaves_nothing(ray_serve):
-    assert len(ray_serve.processes("kiln.engine.cli.main")) >= 2
-    os.killpg(ray_serve.process.pid, signal.SIGINT)
-    assert ray_serve.process.wait(60) == 0
-    ray_serve.wait_until(lambda: not ray_serve.processes(), 15)
-
-
 def _question(number: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"What is {number} + {number + 1}?"}]
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[1])
-
-
-def _sum(ray_serve, metric: str) -> float:
-    lines = [line for line in ray_serve.metrics().splitlines() if line.startswith(f"{metric}{{")]
-    assert lines
-    return sum(float(line.split()[-1]) for line in lines)
-
-
-def _running(ray_serve) -> float:
-    return _sum(ray_serve, "kiln:num_requests_running")
-
-
-def _tokens(ray_serve) -> float:
-    return _sum(ray_serve, "kiln:generation_tokens_total")
