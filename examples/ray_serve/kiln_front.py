@@ -18,7 +18,6 @@ from kiln.engine.server.middleware import error_response
 from kiln.engine.server.sse import DONE, event
 
 _PROBE_SECONDS = 5.0
-_FAILURES = (RayError, RayServeException, TimeoutError)
 _REFUSED = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
@@ -55,7 +54,9 @@ class Front:
         try:
             async with asyncio.timeout(_PROBE_SECONDS if is_probe else None):
                 head = await anext(items)
-        except _FAILURES as error:
+        except (RayError, RayServeException) as error:  # nothing to cancel: it has failed
+            raise _unavailable(error) from error
+        except TimeoutError as error:
             items.cancel()
             raise _unavailable(error) from error
         except asyncio.CancelledError:  # the client is gone
@@ -72,7 +73,7 @@ class Front:
         try:
             calls = self._replicas.broadcast("metrics", headers)
             answers = await calls.results_async(timeout_s=_PROBE_SECONDS)
-        except _FAILURES as error:
+        except (RayError, RayServeException, TimeoutError) as error:
             raise _unavailable(error) from error
         for _, status, content in answers:
             if status != 200:  # such as 401

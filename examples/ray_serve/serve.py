@@ -77,7 +77,8 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # both are read when ray is imported
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else the URL of only one replica is shown
     from kiln_cluster import connect, deploy, disconnect
 
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # KeyboardInterrupt for both

@@ -95,14 +95,23 @@ def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         port = free.getsockname()[1]
     mark = uuid.uuid4().hex
     command = [sys.executable, "examples/ray_serve/serve.py", str(DEMO), *FLAGS]
-    command += ["--replicas", "2", "--spill-above", "2", "--port", str(port)]
+    command += [
+        "--replicas",
+        "2",
+        "--spill-above",
+        "2",
+        "--max-ongoing-requests",
+        "16",
+        "--port",
+        str(port),
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--lora-modules", *ADAPTERS],
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, _MARK: mark, "RAY_DEDUP_LOGS": "0"},
+            env={**os.environ, _MARK: mark},
             start_new_session=True,
         )
     running = Cluster(process, log, f"http://127.0.0.1:{port}", mark)

@@ -21,6 +21,16 @@ def ask(ray_serve, model: str, messages=QUESTION, **fields) -> httpx.Response:
     return httpx.post(f"{ray_serve.url}/v1/chat/completions", json=body, timeout=60)
 
 
+def ask_at_once(ray_serve, number: int, **fields) -> list[httpx.Response]:
+    async def ask_all() -> list[httpx.Response]:
+        body = {"model": "sentence", "messages": QUESTION, **LONG, **fields}
+        async with httpx.AsyncClient(timeout=120, base_url=ray_serve.url) as client:
+            calls = (client.post("/v1/chat/completions", json=body) for _ in range(number))
+            return await asyncio.gather(*calls)
+
+    return asyncio.run(ask_all())
+
+
 def replica_of(response: httpx.Response) -> str:
     assert response.status_code == 200
     return response.headers["x-kiln-replica"]
@@ -69,16 +79,18 @@ def test_the_turns_of_a_conversation_go_to_one_replica_and_conversations_to_both
 
 
 def test_under_load_requests_of_one_adapter_use_both_replicas(ray_serve):
-    async def ask_all() -> list[httpx.Response]:
-        body = {"model": "sentence", "messages": QUESTION, **LONG, "max_tokens": 300}
-        async with httpx.AsyncClient(timeout=120, base_url=ray_serve.url) as client:
-            calls = (client.post("/v1/chat/completions", json=body) for _ in range(24))
-            return await asyncio.gather(*calls)
-
-    used = [replica_of(response) for response in asyncio.run(ask_all())]
+    used = [replica_of(response) for response in ask_at_once(ray_serve, 24, max_tokens=300)]
     counts = {replica: used.count(replica) for replica in used}
     assert sorted(counts) == sorted(ray_serve.alive())
     assert max(counts.values()) <= 16
+
+
+def test_more_requests_than_may_wait_are_refused(ray_serve):
+    responses = ask_at_once(ray_serve, 2 * (16 + 16) + 40, max_tokens=100)
+    refused = [response for response in responses if response.status_code != 200]
+    assert 20 <= len(refused) <= 60
+    assert {one.json()["error"]["code"] for one in refused} == {"queue_full"}
+    assert {(one.status_code, one.headers["retry-after"]) for one in refused} == {(503, "1")}
 
 
 def test_errors_of_kiln_pass_unchanged(ray_serve):
