@@ -54,7 +54,7 @@ def deploy(
         with_adapters(max_adapters),
         name="replica",
         num_replicas=settings.replicas,
-        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.tp if has_gpus else 0},
+        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus if has_gpus else 0},
         max_ongoing_requests=settings.max_ongoing_requests,
         max_queued_requests=settings.replicas * settings.max_ongoing_requests,
         health_check_period_s=_HEALTH_SECONDS,

@@ -82,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
     from kiln_cluster import connect, deploy, disconnect
 
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # KeyboardInterrupt for both
+    own.gpus = 0 if kiln.device == "cpu" else own.tp
     try:
         connect(own)
         deploy(own, passed, served_name(kiln), most_adapters, kiln.shutdown_timeout)
