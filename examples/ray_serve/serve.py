@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         connect(own)
         deploy(own, passed, served_name(kiln), most_adapters, kiln.shutdown_timeout)
-        print(f"\n{own.replicas} replicas serve on http://{own.host}:{own.port}", flush=True)
+        print(f"\nall replicas serve on http://{own.host}:{own.port}", flush=True)
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
