@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "engine" / "demo"
 ADAPTERS = [f"{name}={DEMO}/adapters/{name}" for name in ("sentence", "chatty")]
-FLAGS = ["--device", "cpu", "--dtype", "float32", "--kv-memory-gib", "0.25"]
+FLAGS = "--replicas 2 --spill-above 2 --max-ongoing-requests 16 --device cpu --kv-memory-gib 0.25"
 _MARK = "RAY_SERVE_TEST_MARK"  # in the environment of every process that descends from the command
 
 
@@ -94,20 +94,11 @@ def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     mark = uuid.uuid4().hex
-    command = [sys.executable, "examples/ray_serve/serve.py", str(DEMO), *FLAGS]
-    command += [
-        "--replicas",
-        "2",
-        "--spill-above",
-        "2",
-        "--max-ongoing-requests",
-        "16",
-        "--port",
-        str(port),
-    ]
+    command = [sys.executable, "examples/ray_serve/serve.py", str(DEMO), *FLAGS.split()]
+    command += ["--port", str(port), "--lora-modules", *ADAPTERS]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--lora-modules", *ADAPTERS],
+            command,
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
