@@ -113,6 +113,9 @@ def ray_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert process.poll() is None, log.read_text()[-2000:]
         yield running
     finally:
-        for pid in running.processes():
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
+        process.send_signal(signal.SIGINT)  # no effect if it has ended
+        try:
+            process.wait(60)
+        finally:
+            for pid in running.processes():
+                os.kill(pid, signal.SIGKILL)
