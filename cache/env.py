@@ -22,10 +22,13 @@ _SERVICE = re.compile(
     r"KILN_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)"
 )
 KernelChoice = Literal["auto", "jit", "triton", "torch"]
+# Families whose toggle has other choices: no form of Triton's sums over ranks.
+_CHOICES: Mapping[str, Any] = {"all_reduce": Literal["auto", "jit", "torch"]}
 LORA, LORA_CHUNKED = "lora", "lora_chunked"  # families that KILN_LORA_BACKEND decides for too
 CpuKernels = Literal["torch", "host", "host-check"]
 Compile = Literal["off", "eager", "inductor", "aot"]
 LoRABackend = Literal["auto", "jit", "csgmv", "triton", "torch_native"]
+AllReduceAlgorithm = Literal["auto", "one_shot_push", "two_shot_push", "one_shot_pull", "two_shot"]
 CacheMode = Literal["rw", "ro", "off", "refresh", "sealed"]
 
 
@@ -98,6 +101,11 @@ class Env:
     )
     lora_overlap: bool = _var(
         True, "0: in CUDA graphs, adapters run behind a layer only, and not beside it."
+    )
+    all_reduce_algorithm: AllReduceAlgorithm = _var(
+        "auto",
+        "How Kiln's kernels sum over ranks. auto chooses by the size of the message; the bits are "
+        "the same.",
     )
     jit_jobs: int = _var(0, "Kernels compiled at once; 0 takes the number of cores, at most 8.")
     jit_after_ready: Literal["warn", "error"] = _var(
@@ -203,7 +211,8 @@ def read(families: Iterable[str], environ: Mapping[str, str] | None = None) -> E
     choices: dict[str, KernelChoice] = {}
     for name, text in environ.items():
         if name in toggles:
-            choices[toggles[name]] = cast(KernelChoice, _parse(name, KernelChoice, text))
+            kind = _CHOICES.get(toggles[name], KernelChoice)
+            choices[toggles[name]] = cast(KernelChoice, _parse(name, kind, text))
         elif name in known:
             attribute, kind = known[name]
             values[attribute] = _parse(name, kind, text)
@@ -253,7 +262,7 @@ def describe(families: Iterable[str], env: Env) -> list[Variable]:
         rows.append(
             Variable(
                 PREFIX + family.upper(),
-                " | ".join(get_args(KernelChoice)),
+                _choices(_CHOICES.get(family, KernelChoice)),
                 "auto",
                 env.kernel_choice(family),
                 f"Implementation of the {family} kernels on a GPU.",

@@ -17,12 +17,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Name the folder of compiled programs: NVRTC's, and shared libraries for the CPU."""
+    """Name the folder of compiled programs, and how many schedules to try."""
     parser.addoption(
         "--programs",
         type=Path,
         default=ROOT / ".cache" / "programs",
         help="keep compiled programs in this folder (default: .cache/programs)",
+    )
+    parser.addoption(
+        "--interleavings",
+        type=int,
+        default=200,
+        help="schedules under which each all-reduce runs (default: 200)",
     )
 
 

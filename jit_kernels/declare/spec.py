@@ -39,11 +39,17 @@ HOST_GPU = Gpu(num_multiprocessors=4, max_shared_bytes=227 * 1024)
 
 @dataclass(frozen=True, slots=True)
 class LaunchGeometry:
-    """Grid and block in CUDA's own terms. Units: blocks, threads, bytes."""
+    """Grid and block in CUDA's own terms. Units: blocks, threads, bytes.
+
+    ``cooperative``: all blocks run at the same time, or the launch is refused. ``gpus_along_y``:
+    each blockIdx.y stands for a GPU of its own, so gpu scope does not reach from one to another.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    cooperative: bool = False
+    gpus_along_y: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class KernelSpec:
     has_unfused_path: bool = False  # without a variant, other operators do its work
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
+    only_with: str = ""  # compile-time parameter: only models that name it in their needs run it
     replaces: str = ""  # operator this kernel replaces on ``only_arch``; empty: none
     max_cpu_seconds: float = 0.25  # limit for compiling one variant on an idle machine
     shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # maximum
@@ -107,8 +114,11 @@ class KernelSpec:
     def variants(self, needs: Needs = MappingProxyType({})) -> Iterator[Variant]:
         """Yield every compile-time parameter assignment, or those that a model can run.
 
-        Yields nothing if a model needs a value for which the kernel has no variant.
+        Yields nothing if a model needs a value for which the kernel has no variant, or does not run
+        the kernel.
         """
+        if self.is_unused(needs):
+            return
         choices = (
             [value for value in values if value in needed(needs, name, [value])]
             for name, values in self.params.items()
@@ -118,8 +128,14 @@ class KernelSpec:
             if self.is_supported(variant):
                 yield variant
 
+    def is_unused(self, needs: Needs) -> bool:
+        """Return whether a model does not run the kernel, as it does not name ``only_with``."""
+        return bool(needs and self.only_with) and self.only_with not in needs
+
     def lacking(self, needs: Needs) -> list[Variant]:
         """Return the combinations of needed values for which the kernel has no variant."""
+        if self.is_unused(needs):
+            return []
         names = [name for name in self.params if name in needs]
         has = {tuple(variant[name] for name in names) for variant in self.variants(needs)}
         wanted = product(*(needed(needs, name) for name in names))

@@ -38,19 +38,23 @@ class Loaded:
         return self.early_hint != ""
 
 
-class _Early(threading.local):
-    """A thread's CUlaunchConfig for early launches.
+class _Configs(threading.local):
+    """A thread's CUlaunchConfigs: for early launches, and for cooperative ones.
 
-    It is reused, because creating one takes microseconds. Each launch sets the fields that change.
+    They are reused, because creating one takes microseconds. Each launch sets the fields that
+    change. A cooperative launch is not early: the driver need not support both.
     """
 
     def __init__(self, driver: Any) -> None:
-        attribute = driver.CUlaunchAttribute()
         kinds = driver.CUlaunchAttributeID
-        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        self.config = driver.CUlaunchConfig()
-        self.config.attrs, self.config.numAttrs = [attribute], 1
+        early, cooperative = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
+        early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        cooperative.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        self.early, self.cooperative = driver.CUlaunchConfig(), driver.CUlaunchConfig()
+        self.early.attrs, self.early.numAttrs = [early], 1
+        self.cooperative.attrs, self.cooperative.numAttrs = [cooperative], 1
 
 
 class CudaPythonLauncher:
@@ -61,8 +65,8 @@ class CudaPythonLauncher:
     def __init__(self, driver: Any = None) -> None:
         """Use ``driver``, by default the real one. Raises ToolchainMissing."""
         self._driver = _bindings() if driver is None else driver
-        self._queue, self._queue_early = self._driver.cuLaunchKernel, self._driver.cuLaunchKernelEx
-        self._early = _Early(self._driver)
+        self._queue, self._queue_with = self._driver.cuLaunchKernel, self._driver.cuLaunchKernelEx
+        self._configs = _Configs(self._driver)
         self._planned: dict[int, set[int]] = {}  # streams, by context
         attribute = self._driver.CUfunction_attribute
         self._most_shared = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -93,12 +97,13 @@ class CudaPythonLauncher:
         self, name: str, function: Loaded, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
         """Queue a kernel. Raises LaunchError."""
-        if function.may_start_early(stream):
-            config = self._early.config
+        early = function.may_start_early(stream)
+        if early or geometry.cooperative:
+            config = self._configs.cooperative if geometry.cooperative else self._configs.early
             config.gridDimX, config.gridDimY, config.gridDimZ = geometry.grid
             config.blockDimX, config.blockDimY, config.blockDimZ = geometry.block
             config.sharedMemBytes, config.hStream = geometry.shared_bytes, stream
-            (error,) = self._queue_early(config, function.function, arguments, 0)
+            (error,) = self._queue_with(config, function.function, arguments, 0)
         else:
             (error,) = self._queue(
                 function.function, *geometry.grid, *geometry.block, geometry.shared_bytes, stream,

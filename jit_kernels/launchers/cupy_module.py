@@ -23,6 +23,7 @@ class CuPyLauncher:
         cuda = _cupy_cuda() if cuda is None else cuda
         self._new_module = cuda.function.Module
         self._queue = cuda.driver.launchKernel
+        self._queue_together = cuda.driver.launchCooperativeKernel
         self._set_attribute = cuda.driver.funcSetAttribute
         # CuPy raises the second kind if it cannot load the driver.
         self._errors = (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError)
@@ -53,11 +54,12 @@ class CuPyLauncher:
         self, name: str, function: Any, geometry: LaunchGeometry, arguments: int, stream: int
     ) -> None:
         """Queue a kernel. Raises LaunchError."""
+        shape = (*geometry.grid, *geometry.block, geometry.shared_bytes)
         try:
-            self._queue(
-                function.ptr, *geometry.grid, *geometry.block, geometry.shared_bytes, stream,
-                arguments, 0,
-            )  # fmt: skip
+            if geometry.cooperative:
+                self._queue_together(function.ptr, *shape, stream, arguments)
+            else:
+                self._queue(function.ptr, *shape, stream, arguments, 0)
         except self._errors as error:
             raise LaunchError(f"{name}: launch of {geometry} failed: {error}") from None
 

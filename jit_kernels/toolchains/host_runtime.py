@@ -35,7 +35,7 @@ class Runtime:
         self.enqueue = library.cuda_host_enqueue
         self.enqueue.argtypes = (
             *(uint, address, uint * 3, uint * 3, size, address),
-            *(uint, uint, ctypes.c_int),
+            *(uint, uint, ctypes.c_int, ctypes.c_int, ctypes.c_int),
         )
         self.enqueue.restype = size
         self.run = library.cuda_host_run

@@ -54,7 +54,8 @@ class World:
     Scheduler seed 0 is round-robin; any other seed is another, reproducible interleaving. A checked
     run reports data races, misaligned vectors, reads of uninitialised shared memory, and accesses
     outside the launches' tensors and those that ``allow`` adds. ``resident``: blocks of a rank that
-    run concurrently. ``seconds``: the time limit of a run.
+    run concurrently; of a cooperative launch all do. ``seconds``: the limit of CPU time of a run.
+    The clock that kernels read is another one: it advances only while all threads wait.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class World:
         shared = runtime.enqueue(
             launch.rank, launch.kernel.entry, grid, block, geometry.shared_bytes, launch.address,
             in_x * in_y, geometry.grid[0] if in_y > 1 else 1, launch.overlaps,
+            geometry.cooperative, geometry.gpus_along_y,
         )  # fmt: skip
         if shared > _MAX_SHARED:
             raise LaunchError(

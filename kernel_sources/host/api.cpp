@@ -108,7 +108,8 @@ API void cuda_host_region(uintptr_t begin, size_t bytes) {
 // Returns the bytes of shared memory of a block, static and dynamic.
 API size_t cuda_host_enqueue(unsigned rank, void (*entry)(void**), const unsigned* grid,
                              const unsigned* block, size_t dynamic_bytes, void** parameters,
-                             unsigned cluster, unsigned stride, int overlaps) {
+                             unsigned cluster, unsigned stride, int overlaps, int together,
+                             int gpus) {
   const dim3 g(grid[0], grid[1], grid[2]), b(block[0], block[1], block[2]);
   const unsigned blocks = g.x * g.y * g.z;
   const Segment shared = segment_of(entry);
@@ -117,7 +118,7 @@ API size_t cuda_host_enqueue(unsigned rank, void (*entry)(void**), const unsigne
   const unsigned threads = blocks * b.x * b.y * b.z, first = overlaps ? r.threads : 0;
   r.threads = std::max(r.threads, first + threads);
   r.queue.push_back({entry, parameters, g, b, dynamic_bytes, shared, blocks, cluster, stride,
-                     overlaps != 0, first});
+                     overlaps != 0, together != 0, gpus != 0, first});
   return shared.size + dynamic_bytes;
 }
 

@@ -50,7 +50,8 @@ void order_all(const std::vector<Fiber*>& fibers) {
 
 bool covers(Scope scope, unsigned a, unsigned b) {
   const Owner &x = run.owners[a], &y = run.owners[b];
-  return scope == sys || (x.rank == y.rank && (scope == gpu || x.block == y.block));
+  const bool same_gpu = x.rank == y.rank && x.gpu == y.gpu;
+  return scope == sys || (same_gpu && (scope == gpu || x.block == y.block));
 }
 
 static Region* find_region(uintptr_t& p, bool* shared, const void* pc) {

@@ -56,6 +56,8 @@ struct Launch {
   unsigned blocks, cluster;  // in the grid, and in a cluster
   unsigned stride;           // between the block numbers of a cluster
   bool overlaps;             // may start before the launch ahead has ended
+  bool together;             // all blocks run at the same time
+  bool gpus;                 // each blockIdx.y stands for a GPU of its own
   unsigned first;            // id of its thread 0 in the rank
   unsigned started = 0;
   bool informed = false;  // a block waited for the launch ahead before it let the next launch start
@@ -133,14 +135,16 @@ struct Rank {
   std::shared_ptr<const Epochs> before, start;
   Epochs after;  // merged clocks of its retired blocks
 };
-struct Owner { unsigned rank, block, thread; };
-struct Victim { unsigned rank, warp; const Block* block; uint64_t until; };
+struct Owner { unsigned rank, gpu, block, thread; };  // gpu: in the launch, see Launch::gpus
+struct Victim { unsigned rank, gpu, warp; const Block* block; uint64_t until; };
 struct Run {  // state of one run; each run starts from a new one
   uint64_t seed = 0, random = 1;
   unsigned resident = 1;  // blocks of a rank that run at a time
   bool check = false, stopped = false;
   double seconds = 0;  // limit of CPU time; a longer run counts as a hang
   uint64_t idle = 0, switches = 0, accesses = 0;
+  uint64_t clock = 0, clock_at_progress = 0;  // virtual, in ns
+  bool clock_read = false;  // so a wait may have a time limit
   std::vector<Rank> ranks;
   std::vector<Owner> owners;  // by id in the clocks; checked form only
   std::deque<Fiber*> ready;

@@ -40,6 +40,8 @@ void fiber_main() {
   __builtin_unreachable();  // a finished thread is never resumed
 }
 
+static unsigned gpu_of(const Block& block) { return block.launch->gpus ? block.index.y : 0; }
+
 // Threads inherit the clock of the launch; no thread is ordered after their first epoch yet.
 static void start_checking(Block& block, const Rank& rank) {
   const unsigned first = block.fibers[0].id;
@@ -47,7 +49,7 @@ static void start_checking(Block& block, const Rank& rank) {
   const auto clock = std::make_shared<const Clock>(
       Clock{first, {from, from + long(block.fibers.size())}, rank.start});
   for (Fiber& fiber : block.fibers) {
-    run.owners[fiber.id] = {block.rank, block.number, fiber.index};
+    run.owners[fiber.id] = {block.rank, gpu_of(block), block.number, fiber.index};
     fiber.clock = clock;
     fiber.epoch = clock->own[fiber.index] + 1;
   }
@@ -113,7 +115,8 @@ static void advance(Rank& rank) {
   }
   while (!rank.queue.empty()) {
     Launch& launch = rank.queue.front();
-    while (launch.started < launch.blocks && rank.resident.size() < run.resident) {
+    const unsigned most = launch.together ? launch.blocks : run.resident;
+    while (launch.started < launch.blocks && rank.resident.size() < most) {
       const auto cluster = std::make_shared<Cluster>();
       const unsigned size = launch.cluster, stride = launch.stride;
       const unsigned c = launch.started / size, first = c / stride * stride * size + c % stride;
@@ -131,16 +134,16 @@ static void advance(Rank& rank) {
 
 static bool is_victim(const Fiber& fiber) {
   const Victim& v = run.victim;
-  return fiber.block->rank == v.rank && (!v.block || fiber.block == v.block) &&
-         (v.warp == ~0u || fiber.index / 32 == v.warp);
+  return fiber.block->rank == v.rank && gpu_of(*fiber.block) == v.gpu &&
+         (!v.block || fiber.block == v.block) && (v.warp == ~0u || fiber.index / 32 == v.warp);
 }
 
 static size_t random_below(size_t n) {
   return size_t((random_bits() >> 32) * n >> 32);
 }
 
-// Seed 0 runs threads in turn. Other seeds choose at random, and now and then freeze a rank, a
-// block or a warp for up to 16384 steps: a uniform choice almost never lets one rank get far ahead.
+// Seed 0 runs threads in turn. Other seeds choose at random, and now and then freeze a GPU, a
+// block or a warp for up to 16384 steps: a uniform choice almost never lets one GPU get far ahead.
 static Fiber& pick() {
   const size_t n = run.ready.size();
   if (run.seed && run.idle < 4 * n) {  // if all poll, run them in turn: one may make progress
@@ -152,8 +155,8 @@ static Fiber& pick() {
     if (run.switches >= run.victim.until && random_below(64) == 0) {
       const Fiber& f = *run.ready[i];
       const uint64_t kind = random_below(3);
-      run.victim = {f.block->rank, kind == 2 ? f.index / 32 : ~0u, kind ? f.block : nullptr,
-                    run.switches + (16ull << random_below(11))};
+      run.victim = {f.block->rank, gpu_of(*f.block), kind == 2 ? f.index / 32 : ~0u,
+                    kind ? f.block : nullptr, run.switches + (16ull << random_below(11))};
     }
     if (run.switches < run.victim.until) {
       int tries = 0;
@@ -167,6 +170,21 @@ static Fiber& pick() {
   return fiber;
 }
 
+constexpr uint64_t kSecond = 1000000000, kMostSeconds = 600;
+
+uint64_t nanoseconds() {
+  run.clock_read = true;
+  return run.clock;
+}
+
+// All threads wait. If one of them has a time limit, let time pass until it ends its wait.
+static bool pass_time() {
+  if (!run.clock_read || run.clock - run.clock_at_progress >= kMostSeconds * kSecond) return false;
+  run.clock += kSecond;
+  run.idle = 1;  // 0: there was progress
+  return true;
+}
+
 static void step() {
   Fiber& fiber = pick();
   if (!(++run.switches & 0xffff) && too_long()) return describe_stuck("time limit");
@@ -175,9 +193,11 @@ static void step() {
   if (fiber.done) {
     release_stack(fiber);
     if (!fiber.block->live) advance(run.ranks[fiber.block->rank]);
-  } else if (fiber.polled && ++run.idle > 64 * run.ready.size() + 4096) {
-    describe_stuck("deadlock: every thread waits, or polls a flag that nobody will set");
+    return;
   }
+  if (!run.idle) run.clock_at_progress = run.clock;
+  if (fiber.polled && ++run.idle > 64 * run.ready.size() + 4096 && !pass_time())
+    describe_stuck("deadlock: every thread waits, or polls a flag that nobody will set");
 }
 
 void schedule() {

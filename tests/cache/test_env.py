@@ -106,6 +106,24 @@ def test_a_lora_backend_that_does_not_exist_is_refused():
         env.read(WITH_LORA, {"KILN_LORA_BACKEND": "sgmv"})
 
 
+def test_all_reduce_has_a_toggle_for_whose_kernels_and_one_for_the_algorithm():
+    families = [*FAMILIES, "all_reduce"]
+    assert env.read(families, {}).all_reduce_algorithm == "auto"
+    environ = {"KILN_ALL_REDUCE": "torch", "KILN_ALL_REDUCE_ALGORITHM": "two_shot"}
+    read = env.read(families, environ)
+    assert (read.kernel_choice("all_reduce"), read.all_reduce_algorithm) == ("torch", "two_shot")
+    rows = {row.name: row for row in env.describe(families, read)}
+    assert rows["KILN_ALL_REDUCE"].values == "auto | jit | torch"
+    assert rows["KILN_ALL_REDUCE_ALGORITHM"].value == "two_shot"
+    for name, text, told in [
+        ("KILN_ALL_REDUCE", "triton", "choose one of auto, jit, torch"),
+        ("KILN_ALL_REDUCE", "two_shot", "choose one of auto, jit, torch"),
+        ("KILN_ALL_REDUCE_ALGORITHM", "jit", "choose one of auto, one_shot_push, two_shot_push"),
+    ]:
+        with pytest.raises(env.EnvError, match=told):
+            env.read(families, {name: text})
+
+
 SERVICE = {  # what Kubernetes injects into each pod for a service named kiln
     "KILN_SERVICE_HOST": "10.96.12.4",
     "KILN_SERVICE_PORT": "8000",

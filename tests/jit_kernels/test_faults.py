@@ -6,14 +6,14 @@ A patch that no longer matches the source fails its test.
 from __future__ import annotations
 
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from kiln.jit_kernels.check import check_kernel
+from kiln.jit_kernels.check import Finding, check_kernel
 from kiln.jit_kernels.declare.spec import HOST_GPU, LaunchGeometry
 from kiln.jit_kernels.registry import all_specs, find_spec
 from kiln.jit_kernels.settings import settings
@@ -33,6 +33,8 @@ class Fault:
     needs: Mapping[str, str] = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})
     seeds: int = 1  # scheduler seeds, one of which must show the fault
     sizes: Sequence[Mapping[str, int]] | None = None  # cases to run; None: all of the spec's
+    # Instead of the spec's cases: (unit_of, [kernel], seed) -> what shows the fault, or None.
+    scenario: Callable[[Callable[..., Unit], list[str], int], str | None] | None = None
 
     @property
     def id(self):
@@ -81,6 +83,12 @@ def planted(fault):
 
 def check(fault, unit_of=None, first_only=False):
     spec, variant, with_fault = planted(fault)
+    if fault.scenario is not None:
+        for seed in range(fault.seeds):
+            report = fault.scenario(unit_of or with_fault, [fault.kernel], seed)
+            if report:
+                return [Finding(fault.id, seed, report)]
+        return []
     return check_kernel(
         spec,
         seeds=fault.seeds,

@@ -354,6 +354,87 @@ def test_ranks_hand_data_over_only_by_release_and_acquire_at_system_scope(seed):
             handover(HANDOVER.replace(old, new), seed)
 
 
+# One block for each GPU of a launch: they hand over in turn, the last to the first.
+RING = """
+#include "kiln/ptx/clock.cuh"
+extern "C" __global__ void k(uint32_t* data, uint32_t* flags) {
+  const unsigned own = blockIdx.y, last = gridDim.y - 1;
+  if (threadIdx.x != 0) return;
+  if (own != last) while (kiln::load_acquire<kiln::Scope::WAIT>(flags + own + 1) == 0) {}
+  data[own] = own == last ? 1 : data[own + 1] + 1;
+  kiln::store_release<kiln::Scope::TELL>(flags + own, 1);
+}
+"""
+
+
+def ring(seed, *, wait="sys", tell="sys", cooperative=True, gpus=True, blocks=4):
+    text = '#include "kiln/ptx/memory.cuh"' + RING.replace("WAIT", wait).replace("TELL", tell)
+    kernel = build(text, arguments=("pointer", "pointer"))
+    data, flags = torch.zeros(2, blocks, dtype=torch.int32)
+    world = World(seed=seed, checked=True, seconds=5)
+    grid = LaunchGeometry((1, blocks, 1), (32, 1, 1), 0, cooperative, gpus)
+    world.enqueue(0, kernel, grid, (data, flags))
+    world.run()
+    return data.tolist()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_a_cooperative_launch_run_together(seed):
+    assert ring(seed) == [4, 3, 2, 1]
+    with pytest.raises(HostFault, match="deadlock"):
+        ring(seed, cooperative=False, blocks=6)  # four blocks at a time, and the last comes first
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("weak", [{"wait": "gpu"}, {"tell": "gpu"}])
+def test_gpu_scope_does_not_reach_from_one_gpu_of_a_launch_to_another(seed, weak):
+    assert ring(seed, gpus=False, **weak) == [4, 3, 2, 1]
+    with pytest.raises(HostFault, match="data race on global memory"):
+        ring(seed, **weak)
+
+
+# Each rank but the last waits until a limit for the flag of the rank above it.
+LIMITED = """
+#include "kiln/ptx/clock.cuh"
+#include "kiln/ptx/memory.cuh"
+extern "C" __global__ void k(uint32_t* flags, uint32_t* waited, int rank, int last, int limit) {
+  if (threadIdx.x != 0) return;
+  const uint64_t from = kiln::nanoseconds();
+  while (rank != last && kiln::load_acquire<kiln::Scope::sys>(flags + rank + 1) == 0)
+    if (limit && kiln::nanoseconds() - from > uint64_t(limit) * 1000000000) break;
+  waited[rank] = uint32_t((kiln::nanoseconds() - from) / 1000000000);
+  kiln::store_release<kiln::Scope::sys>(flags + rank, 1);
+}
+"""
+
+
+def limited(seed, *, present, ranks=4, limit=10):
+    kernel = build(LIMITED, arguments=("pointer", "pointer", "int32", "int32", "int32"))
+    flags, waited = torch.zeros(2, ranks + 1, dtype=torch.int32)
+    world = World(ranks, seed=seed, checked=True)
+    for rank in present:
+        values = (flags, waited, rank, ranks - 1, limit)
+        world.enqueue(rank, kernel, LaunchGeometry((1, 1, 1), (32, 1, 1)), values)
+    world.run()
+    return waited.tolist()[:ranks]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_clock_stands_still_while_any_thread_goes_on(seed):
+    assert limited(seed, present=range(4)) == [0] * 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_when_all_wait_the_clock_goes_on_until_a_limit_is_reached(seed):
+    assert limited(seed, present=(0, 1, 2)) == [11, 11, 11, 0]
+    assert limited(seed, present=(1, 2), limit=30)[1:] == [31, 31, 0]
+
+
+def test_a_wait_without_a_limit_is_a_deadlock_though_the_clock_is_read():
+    with pytest.raises(HostFault, match="deadlock: every thread waits"):
+        limited(0, present=(0,), limit=0)
+
+
 def test_a_ranks_next_launch_sees_what_the_one_before_wrote(p):
     kernel, world = build("p[threadIdx.x] += blockIdx.x == 0;"), World(checked=True, seed=1)
     for _ in range(3):

@@ -47,7 +47,7 @@ class FakeDriver:
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
-        self.attributes, self.early, self.context = [], 0, 1
+        self.attributes, self.early, self.together, self.context = [], 0, 0, 1
 
     def cuCtxGetCurrent(self):
         return 0, self.context
@@ -67,6 +67,7 @@ class FakeDriver:
         return (self.error,)
 
     class CUlaunchAttributeID:
+        CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2
         CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
     class CUlaunchAttribute:
@@ -78,9 +79,14 @@ class FakeDriver:
 
     def cuLaunchKernelEx(self, config, function, address, extra):
         (attribute,) = config.attrs[: config.numAttrs]
-        assert (attribute.id, extra) == (6, 0)
-        assert attribute.value.programmaticStreamSerializationAllowed == 1
-        self.early += 1
+        assert extra == 0
+        if attribute.id == 2:
+            assert attribute.value.cooperative == 1
+            self.together += 1
+        else:
+            assert attribute.id == 6
+            assert attribute.value.programmaticStreamSerializationAllowed == 1
+            self.early += 1
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         rest = (*grid, *block, config.sharedMemBytes, config.hStream, address, extra)
@@ -106,7 +112,7 @@ class FakeCuPy:
 
     def __init__(self, kinds, error=0):
         self.kinds, self.error, self.calls, self.loaded = kinds, error, [], []
-        self.attributes = []
+        self.attributes, self.together = [], 0
         names = types.SimpleNamespace
         fake = self
 
@@ -123,6 +129,7 @@ class FakeCuPy:
         self.function = names(Module=Module)
         self.driver = names(
             launchKernel=self.launch,
+            launchCooperativeKernel=self.launch_together,
             funcSetAttribute=lambda *asked: (self.attributes.append(asked), self.fail()),
             CUDADriverError=self.Error,
         )
@@ -137,6 +144,10 @@ class FakeCuPy:
         assert extra == 0
         self.calls.append((function, geometry, stream, read_back(address, self.kinds)))
         self.fail()
+
+    def launch_together(self, function, *rest):
+        self.together += 1
+        self.launch(function, *rest, 0)
 
 
 LAUNCHERS = {"cuda-python": (CudaPythonLauncher, FakeDriver), "cupy": (CuPyLauncher, FakeCuPy)}
@@ -237,6 +248,16 @@ class SimpleFunction:
         return False
 
 
+@pytest.mark.parametrize("hint", ["pdl_wait_then_trigger", ""])
+def test_blocks_that_must_run_together_are_launched_so_and_never_early(make, hint):
+    launcher, driver = make(["int64"])
+    function = launcher.load("sum", b"cubin", "entry", early_hint=hint)
+    kernel = LoadedKernel("sum", function, ["int64"], launcher)
+    kernel.launch(LaunchGeometry((3, 2, 1), (64, 4, 1), 900, cooperative=True), [5], 77)
+    assert (driver.together, getattr(driver, "early", 0)) == (1, 0)
+    assert driver.calls[0][1:] == ((3, 2, 1, 64, 4, 1, 900), 77, [5])
+
+
 def test_a_kernel_that_waits_by_itself_is_launched_early():
     driver = FakeDriver(["int64"])
     launcher = CudaPythonLauncher(driver)
@@ -288,10 +309,10 @@ def test_a_stream_of_another_device_is_another_stream():
 
 def test_each_thread_has_a_configuration_of_its_own():
     launcher, seen = CudaPythonLauncher(FakeDriver([])), []
-    thread = threading.Thread(target=lambda: seen.append(launcher._early.config))
+    thread = threading.Thread(target=lambda: seen.append(launcher._configs.early))
     thread.start()
     thread.join()
-    assert seen[0] is not launcher._early.config
+    assert seen[0] is not launcher._configs.early
 
 
 @pytest.mark.parametrize(("arch", "early"), [("sm_90a", True), ("sm_89", False)])

@@ -11,7 +11,7 @@ from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import nvrtc
 
 HEADERS = (
-    *(f"ptx/{name}" for name in ("async", "cluster", "fp8", "launch", "memory", "mma")),
+    *(f"ptx/{name}" for name in ("async", "clock", "cluster", "fp8", "launch", "memory", "mma")),
     *("ptx/pair", "ptx/warp", "ptx/wgmma", "math/exact", "math/reduce", "rows/vec"),
 )
 INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS)
@@ -79,6 +79,16 @@ PINNED = {
         "store_words_relaxed(q + 8, {four[0], four[1], two[0], two[1]});",
         ["ld.relaxed.gpu.global.v4.u32", "ld.relaxed.gpu.global.v2.u32",
          "st.relaxed.gpu.global.v4.u32"],
+    ),
+    "relaxed words of other GPUs": (
+        "uint32_t w[4]; load_words_relaxed<Scope::sys>(w, q); "
+        "store_words_relaxed<Scope::sys>(q + 4, w);",
+        ["ld.relaxed.sys.global.v4.u32", "st.relaxed.sys.global.v4.u32"],
+    ),
+    "clock": (
+        "const uint64_t from = nanoseconds(); q[0] = load_acquire(q + 1); "
+        "q[2] = uint32_t(nanoseconds() - from);",
+        ["mov.u64 %rd", "%globaltimer;", "ld.acquire", "%globaltimer;"],
     ),
     "arrive": (
         "q[1] = arrive(q, 7); q[3] = arrive<Scope::sys>(q + 2, 7); q[5] = add_acq_rel(q + 4, 2); "

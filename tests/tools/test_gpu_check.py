@@ -100,7 +100,7 @@ def test_some_kernels_ask_for_the_sections_that_go_kernel_by_kernel(tmp_path):
     sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
     assert "kernel_parity" in sections
     others = {"greedy_parity", "sealed_bundle", "late_load", "decode_beside_copy", "sampling_steps"}
-    others |= {"lora_steps"}
+    others |= {"lora_steps", "all_reduce_rounds", "all_reduce_latency"}
     assert not others & {*sections}
 
 

@@ -36,6 +36,8 @@ SECTIONS = {
     "decode_beside_copy": Section("gpu.beside_copy", "decode_beside_copy", 60),
     "sampling_steps": Section("gpu.sampling_steps", "sampling_steps", 70),
     "lora_steps": Section("gpu.lora_steps", "lora_steps", 100),
+    "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100),
+    "all_reduce_latency": Section("gpu.all_reduce", "latency", 60),
     "against_compile": Section("gpu.compiled", "against_compile", 360, ahead=8),
 }
 # Sections that run kernel by kernel; --kernels limits these.
@@ -43,4 +45,4 @@ BY_KERNEL = (
     "kernel_builds", "kernel_parity", "kernel_launch", "kernel_timing", "against_compile",
     "host_equals_gpu", "batch_invariance",
 )  # fmt: skip
-WHOLE = 660  # time limit of all sections in seconds; later sections are not measured
+WHOLE = 720  # time limit of all sections in seconds; later sections are not measured

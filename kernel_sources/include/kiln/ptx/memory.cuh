@@ -40,17 +40,25 @@ KILN_STORE(store_relaxed, "relaxed")
 KILN_COUNT(arrive, "inc")
 KILN_COUNT(add_acq_rel, "add")
 // Vector forms: each word is accessed atomically, and no order holds between words.
-KILN_FN void load_words_relaxed(uint32_t (&w)[4], const void* p) {
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+template <Scope S = Scope::gpu> KILN_FN void load_words_relaxed(uint32_t (&w)[4], const void* p) {
+  if (S == Scope::sys)
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+  else
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
 }
 KILN_FN void load_words_relaxed(uint32_t (&w)[2], const void* p) {
   asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];"
                : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
 }
-KILN_FN void store_words_relaxed(void* p, const uint32_t (&w)[4]) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
-               :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+template <Scope S = Scope::gpu> KILN_FN void store_words_relaxed(void* p, const uint32_t (&w)[4]) {
+  if (S == Scope::sys)
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+  else
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 // Prefetch the 128-byte line of p into L2. A hint: nothing is read.
 KILN_FN void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
@@ -85,12 +93,13 @@ __forceinline__ void store_relaxed(uint32_t* p, uint32_t x, CUDA_HOST_SITE) {
   host_atomic<S>(cuda_host::store, p, x, cuda_host::relaxed, site);
 }
 
-template <int N>
+template <Scope S = Scope::gpu, int N>
 __forceinline__ void load_words_relaxed(uint32_t (&w)[N], const void* p, CUDA_HOST_SITE) {
-  for (int i = 0; i < N; ++i) w[i] = load_relaxed(static_cast<const uint32_t*>(p) + i, site);
+  for (int i = 0; i < N; ++i) w[i] = load_relaxed<S>(static_cast<const uint32_t*>(p) + i, site);
 }
+template <Scope S = Scope::gpu>
 __forceinline__ void store_words_relaxed(void* p, const uint32_t (&w)[4], CUDA_HOST_SITE) {
-  for (int i = 0; i < 4; ++i) store_relaxed(static_cast<uint32_t*>(p) + i, w[i], site);
+  for (int i = 0; i < 4; ++i) store_relaxed<S>(static_cast<uint32_t*>(p) + i, w[i], site);
 }
 
 // Count 0, 1, .., last, 0, 1, ..; return the old value. Releases this thread's writes, and after a

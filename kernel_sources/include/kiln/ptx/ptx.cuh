@@ -2,7 +2,7 @@
 // this folder holds asm and compiler switches: NVRTC compiles the device bodies, g++ and clang the
 // host bodies. async: copies to shared memory. mma, wgmma: tensor cores. memory: ordered accesses.
 // store: wide stores. fast: approximate arithmetic. pair: two elements in a word. warp: reductions.
-// fp8: four e4m3 at once. launch: dependent launches. cluster: clusters.
+// fp8: four e4m3 at once. launch: dependent launches. cluster: clusters. clock: limits on waiting.
 #pragma once
 
 #ifdef __CUDACC_RTC__  // ---- device ------------------------------------------------------------

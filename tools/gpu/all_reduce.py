@@ -1,0 +1,183 @@
+"""All-reduce among virtual ranks of one GPU: their bits, round after round, and their times.
+
+The kernels are those of real groups. What is missing is a link between GPUs, so the times say what
+the kernels themselves take, and nothing of NVLink.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+
+from gpu.pace import Pace, Row
+from kiln.jit_kernels.ops.all_reduce.functions import all_reduce
+from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, MAX_WORLD, MIN_WORLD, Algorithm
+from kiln.jit_kernels.ops.all_reduce.members import Members
+from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
+from kiln.jit_kernels.ops.all_reduce.virtual import VirtualGroup
+
+_WORLDS = [*range(MIN_WORLD, MAX_WORLD + 1)]
+_MOST_STREAMS = 7  # which a graph surely runs at the same time: a GPU has eight queues by default
+_ROUNDS, _REPLAYS = 100_000, 10_000
+_CASES = 21  # in a graph; odd, so that a case takes both phases of its slots in turn
+_SIZES = (1, 7, 520, 4097, 24_576)  # elements
+_DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+_MOST_CYCLES = 12_000  # of a delay before a rank's call
+_MAX_BYTES, _LARGE = 128 << 10, 4 << 20
+_BYTES = [1 << power for power in range(10, 23, 2)]
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+_CALLS = 20  # in a graph that is timed
+
+
+def rounds(args: argparse.Namespace) -> list[Row]:
+    """Return a row for each group size: how many of its rounds gave wrong bits."""
+    share = 10 if args.quick else 1
+    return Pace(args, seconds=80).rows(
+        _WORLDS, _name, lambda world: iter([skewed(world, share=share)])
+    )
+
+
+def latency(args: argparse.Namespace) -> list[Row]:
+    """Return a row for each group size and message size: microseconds of each algorithm."""
+    return Pace(args, seconds=50).rows(_WORLDS[::2] if args.quick else _WORLDS, _name, times)
+
+
+def _name(world: int) -> str:
+    return f"{world} ranks"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of all ranks: x, what it must give, and where it writes; [world, size] each."""
+
+    algorithm: Algorithm
+    x: torch.Tensor
+    want: torch.Tensor
+    out: torch.Tensor
+
+    def wrong(self) -> torch.Tensor:
+        """Return whether any bit is wrong, as a number on the device."""
+        kind = _INTEGERS[self.out.element_size()]
+        return (self.out.view(kind) != self.want.view(kind)).any().long()
+
+
+def cases(world: int, device: str) -> list[Case]:
+    """Return calls of every algorithm, dtype and size, in one order for all ranks."""
+    made = []
+    kinds = zip(cycle(ALGORITHMS), cycle(_DTYPES), cycle(_SIZES), strict=False)
+    for algorithm, dtype, size in islice(kinds, _CASES):
+        x = torch.randn(world, size, device=device).to(dtype)
+        want = sum_ranks(x).expand_as(x).contiguous()
+        made.append(Case(algorithm, x, want, torch.empty_like(x)))
+    return made
+
+
+def skewed(world: int, device: str = "cuda", share: int = 1) -> Row:
+    """Return a row: rounds in which each rank has a stream and delays of its own, and replays.
+
+    On a CPU, and with more ranks than streams run at once, all ranks make a call in one launch.
+    """
+    group = VirtualGroup(world, device, max_bytes=_MAX_BYTES, max_blocks=4)
+    made = cases(world, device)
+    wrong = torch.zeros((), dtype=torch.long, device=device)
+    has_streams = device == "cuda" and world <= _MOST_STREAMS
+    owns = [own_members(group, rank) for rank in range(world)]  # graphs read them
+
+    def one_round(call: Callable[[], None]) -> None:
+        for case in made:
+            case.out.fill_(float("nan"))
+        call()
+        for case in made:
+            wrong.add_(case.wrong())
+
+    def together() -> None:
+        for case in made:
+            group.all_reduce(case.x, case.algorithm, out=case.out)
+
+    apart = partial(_apart, owns, made) if has_streams else together
+    num_rounds = _repeat(partial(one_round, apart), _ROUNDS // share // _CASES, device) * _CASES
+    replays = _repeat(partial(one_round, together), _REPLAYS // share, device)
+    late = group.late_ranks()
+    return {
+        "ranks": world, "streams": world if has_streams else 1, "rounds": num_rounds,
+        "replays": replays, "wrong": int(wrong), "late": "; ".join(map(str, late)),
+        "ok": int(wrong) == 0 and not late,
+    }  # fmt: skip
+
+
+def own_members(group: VirtualGroup, rank: int) -> Members:
+    """Return the group as one of its ranks sees it in a launch of its own."""
+    whole, rows = group.members, slice(rank, rank + 1)
+    distance = rank * group.layout.num_bytes
+    return Members(
+        group.layout, whole.buffers[rows], whole.peers - distance, whole.record[rows], rank
+    )
+
+
+def _apart(owns: list[Members], made: list[Case]) -> None:
+    """Make the calls of each rank on a stream of its own, with random delays before them."""
+    main = torch.cuda.current_stream()
+    streams = [torch.cuda.Stream() for _ in owns]
+    for own, stream in zip(owns, streams, strict=True):
+        rows = slice(own.first_rank, own.first_rank + 1)
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            for case in made:
+                torch.cuda._sleep(int(torch.randint(_MOST_CYCLES, ())))
+                all_reduce(case.x[rows], own, case.algorithm, out=case.out[rows])
+    for stream in streams:
+        main.wait_stream(stream)
+
+
+def _repeat(work: Callable[[], None], times: int, device: str) -> int:
+    """Do some work so often, on a GPU by replays of a graph; return how often."""
+    work()
+    if device == "cpu":
+        return 1
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for _ in range(times):
+        graph.replay()
+    torch.cuda.synchronize()
+    return times
+
+
+def times(world: int, device: str = "cuda") -> Iterator[Row]:
+    """Yield a row for each message size; "torch": its sum on one GPU, without any exchange."""
+    group = VirtualGroup(world, device, max_bytes=_LARGE, max_blocks=16)
+    for num_bytes in _BYTES:
+        x = torch.randn(world, num_bytes // 2, device=device).bfloat16()
+        out = torch.empty_like(x)
+        row: Row = {"ranks": world, "bytes": num_bytes}
+        for algorithm in ALGORITHMS:
+            row[algorithm] = _microseconds(partial(group.all_reduce, x, algorithm, out=out))
+        row["torch"] = _microseconds(lambda x=x: sum_ranks(x).expand_as(x).contiguous())  # type: ignore[misc]
+        yield row | {"ok": not group.late_ranks()}
+
+
+def _microseconds(call: Callable[[], Any]) -> float:
+    """Return the median time of a call in a CUDA graph of several."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS):
+            call()
+    found = []
+    for _ in range(20):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(1000 * begin.elapsed_time(end) / _CALLS)
+    return statistics.median(found)
