@@ -20,7 +20,7 @@ MAY_TALK = ("engine.process", *TOP)
 LEVELS = [
     ("errors", "config"),
     ("requests",),
-    ("kv",),
+    ("kv", "distributed"),
     ("layers", "attention"),
     ("models",),
     ("lora",),
@@ -32,7 +32,7 @@ LEVELS = [
     ("bench",),
 ]
 MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 350, 60, 80
-MAX_ARROWS = 200  # between rooms
+MAX_ARROWS = 215  # between rooms
 
 
 @cache

@@ -43,6 +43,7 @@ class LaunchGeometry:
 
     ``cooperative``: all blocks run at the same time, or the launch is refused. ``gpus_along_y``:
     each blockIdx.y stands for a GPU of its own, so gpu scope does not reach from one to another.
+    Such a launch on one GPU waits for launches on the others: see ``one_gpu_of_several``.
     """
 
     grid: tuple[int, int, int]
@@ -50,6 +51,11 @@ class LaunchGeometry:
     shared_bytes: int = 0
     cooperative: bool = False
     gpus_along_y: bool = False
+
+    @property
+    def one_gpu_of_several(self) -> bool:
+        """Whether this is one rank of a group whose other ranks run launches of their own."""
+        return self.gpus_along_y and self.grid[1] == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ def run(spec: KernelSpec, a: Arguments, *, checked: bool = False, seed: int = 0,
 def launch(kernel: HostKernel, spec: KernelSpec, a: Arguments, *, seed: int = 0) -> int:
     """Run a loaded kernel as ``run`` does; return the number of thread switches.
 
+    A launch for one GPU of several waits for other processes, which run the other ranks.
     Raises LaunchError and HostFault.
     """
     bound = spec.bind(a)
@@ -96,7 +97,7 @@ def launch(kernel: HostKernel, spec: KernelSpec, a: Arguments, *, seed: int = 0)
             f"{kernel.name}: a launch asks for {geometry.shared_bytes} bytes of dynamic shared "
             f"memory; the limit is {most}: raise the spec's shared_bytes"
         )
-    world = World(seed=seed, checked=kernel.checked)
+    world = World(seed=seed, checked=kernel.checked, processes=geometry.one_gpu_of_several)
     world.enqueue(0, kernel, geometry, spec.kernel_values(a, bound))
     return world.run()
 

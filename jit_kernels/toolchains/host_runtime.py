@@ -29,7 +29,9 @@ class Runtime:
         self.lock = threading.Lock()
         uint, size, address = ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
         self.begin = library.cuda_host_begin
-        self.begin.argtypes = (uint, ctypes.c_uint64, uint, ctypes.c_int, ctypes.c_double)
+        self.begin.argtypes = (
+            *(uint, ctypes.c_uint64, uint, ctypes.c_int, ctypes.c_int, ctypes.c_double),
+        )
         self.region = library.cuda_host_region
         self.region.argtypes = (address, size)
         self.enqueue = library.cuda_host_enqueue

@@ -22,6 +22,7 @@ _MAX_BLOCK = (1024, 1024, 64)
 _MAX_THREADS = 1024
 _MAX_TOTAL = 2**31  # threads per launch; more would take hours on a CPU
 _MAX_SHARED = 227 * 1024  # shared memory per block on Hopper, the maximum of all GPUs
+_CPU_SECONDS, _REAL_SECONDS = 20.0, 600.0  # far more than a kernel's own limit on waiting
 _MAX_ROWS = 4096  # a view of more rows is one allowed range, including the gaps
 
 
@@ -54,8 +55,14 @@ class World:
     Scheduler seed 0 is round-robin; any other seed is another, reproducible interleaving. A checked
     run reports data races, misaligned vectors, reads of uninitialised shared memory, and accesses
     outside the launches' tensors and those that ``allow`` adds. ``resident``: blocks of a rank that
-    run concurrently; of a cooperative launch all do. ``seconds``: the limit of CPU time of a run.
-    The clock that kernels read is another one: it advances only while all threads wait.
+    run concurrently; of a cooperative launch all do. ``seconds``: the limit of CPU time of a run,
+    20 by default. The clock that kernels read is another one: it advances only while all threads
+    wait.
+
+    ``processes``: the one rank of this world waits for ranks in other processes, through memory
+    that they share. Then waiting threads let other processes run, and are no deadlock; all blocks
+    run concurrently; kernels read the real time, and ``seconds`` limits that, by default to 600. A
+    run cannot be repeated, nor can it be checked, as the checker sees only one process.
     """
 
     def __init__(
@@ -65,9 +72,20 @@ class World:
         seed: int = 0,
         checked: bool = False,
         resident: int | None = None,
-        seconds: float = 20.0,
+        seconds: float | None = None,
+        processes: bool = False,
     ) -> None:
-        self.ranks, self.seed, self.checked, self.seconds = ranks, seed, checked, seconds
+        if processes and ranks != 1:
+            raise ValueError(f"a world of {ranks} ranks among processes: each process runs one")
+        if processes and checked:
+            raise LaunchError(
+                "a kernel that waits for ranks in other processes cannot be checked, because the "
+                "checker sees only what this process does: set KILN_CPU_KERNELS=host, or "
+                "KILN_ALL_REDUCE=torch"
+            )
+        self.ranks, self.seed, self.checked, self.processes = ranks, seed, checked, processes
+        default = _REAL_SECONDS if processes else _CPU_SECONDS
+        self.seconds = default if seconds is None else seconds
         # One block at a time is fastest; errors between blocks need several concurrent blocks.
         alone = ranks == 1 and seed == 0
         self.resident = resident or (1 if alone else 64 if ranks > 1 else 4)
@@ -121,7 +139,9 @@ class World:
             return 0
         runtime = self._launches[0].kernel.runtime
         with runtime.lock:
-            runtime.begin(self.ranks, self.seed, self.resident, self.checked, self.seconds)
+            runtime.begin(
+                self.ranks, self.seed, self.resident, self.checked, self.processes, self.seconds
+            )
             if self.checked:
                 for begin, end in self._regions():
                     runtime.region(begin, end - begin)
@@ -148,15 +168,14 @@ class World:
                 regions.append((begin, end))
         return regions
 
-    @staticmethod
-    def _enqueue(runtime: Runtime, launch: _Launch) -> None:
+    def _enqueue(self, runtime: Runtime, launch: _Launch) -> None:
         geometry, dims = launch.geometry, ctypes.c_uint * 3
         grid, block = dims(*geometry.grid), dims(*geometry.block)
         in_x, in_y = launch.kernel.cluster
         shared = runtime.enqueue(
             launch.rank, launch.kernel.entry, grid, block, geometry.shared_bytes, launch.address,
             in_x * in_y, geometry.grid[0] if in_y > 1 else 1, launch.overlaps,
-            geometry.cooperative, geometry.gpus_along_y,
+            geometry.cooperative or self.processes, geometry.gpus_along_y,
         )  # fmt: skip
         if shared > _MAX_SHARED:
             raise LaunchError(

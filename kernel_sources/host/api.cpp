@@ -95,8 +95,9 @@ using namespace cuda_host;
 #define API extern "C" CUDA_HOST_API
 
 API void cuda_host_begin(unsigned ranks, uint64_t seed, unsigned resident, int check,
-                         double seconds) {
-  run = Run{seed, seed * 0x9E3779B97F4A7C15ull + 1, resident, check != 0, false, seconds};
+                         int processes, double seconds) {
+  run = Run{seed, seed * 0x9E3779B97F4A7C15ull + 1, resident, check != 0, false,
+            processes != 0, seconds};
   run.ranks = std::vector<Rank>(ranks);
 }
 

@@ -39,7 +39,8 @@ CUDA_HOST_API unsigned warp(WarpOp op, unsigned mask, int value, void* data, int
 CUDA_HOST_API uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare,
                               Order order, Scope scope, Site site);
 CUDA_HOST_API void fence(Scope scope);
-// A clock that advances by a second whenever all threads wait, and stands still otherwise.
+// A clock that advances by a second whenever all threads wait, and stands still otherwise. It is
+// the real time where threads wait for other processes.
 CUDA_HOST_API uint64_t nanoseconds();
 // cp.async: the seed decides whether the bytes arrive when a wait covers their group, or earlier.
 // Until that wait they are poison, or count as uninitialised.

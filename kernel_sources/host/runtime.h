@@ -94,6 +94,8 @@ struct Fiber {
   bool polled = false;  // its last operation was to load a flag
   const void* polled_at = nullptr;
   uint64_t polled_value = 0;
+  const void* remembered = nullptr;  // an address it has loaded; see comes_back
+  unsigned loads = 0, most_loads = 1;
   WarpOp op{};  // the pending warp operation
   unsigned mask = 0, votes = 0;
   int value = 0, bytes = 0;
@@ -141,10 +143,12 @@ struct Run {  // state of one run; each run starts from a new one
   uint64_t seed = 0, random = 1;
   unsigned resident = 1;  // blocks of a rank that run at a time
   bool check = false, stopped = false;
-  double seconds = 0;  // limit of CPU time; a longer run counts as a hang
+  bool processes = false;  // it waits for ranks in other processes: see rest
+  double seconds = 0;      // limit of CPU time, or of real time; a longer run counts as a hang
   uint64_t idle = 0, switches = 0, accesses = 0;
   uint64_t clock = 0, clock_at_progress = 0;  // virtual, in ns
   bool clock_read = false;  // so a wait may have a time limit
+  uint64_t resting_since = 0;  // real time in ns; 0: some thread has made progress
   std::vector<Rank> ranks;
   std::vector<Owner> owners;  // by id in the clocks; checked form only
   std::deque<Fiber*> ready;

@@ -1,5 +1,8 @@
 // The scheduler: starts and retires blocks; a seeded choice decides which thread runs next.
+#include <sched.h>
 #include <time.h>
+
+#include <algorithm>
 
 #include "runtime.h"
 
@@ -13,7 +16,21 @@ uint64_t random_bits() {
   return run.random ^= run.random << 17;
 }
 
-bool too_long() { return double(clock()) / CLOCKS_PER_SEC > run.seconds; }
+constexpr uint64_t kSecond = 1000000000, kMostSeconds = 600;
+
+static uint64_t time_of(clockid_t id) {
+  timespec t{};
+  clock_gettime(id, &t);
+  return uint64_t(t.tv_sec) * kSecond + uint64_t(t.tv_nsec);
+}
+static uint64_t real_time() { return time_of(CLOCK_MONOTONIC); }
+
+// Waiting for another process takes no CPU time, so then the limit is one of real time.
+static double seconds_now() {
+  const clockid_t id = run.processes ? CLOCK_MONOTONIC : CLOCK_PROCESS_CPUTIME_ID;
+  return double(time_of(id)) / kSecond;
+}
+bool too_long() { return seconds_now() > run.seconds; }
 
 void wake(Fiber& fiber) {
   fiber.waiting = fiber.at_barrier = false;
@@ -170,11 +187,9 @@ static Fiber& pick() {
   return fiber;
 }
 
-constexpr uint64_t kSecond = 1000000000, kMostSeconds = 600;
-
 uint64_t nanoseconds() {
   run.clock_read = true;
-  return run.clock;
+  return run.processes ? real_time() : run.clock;
 }
 
 // All threads wait. If one of them has a time limit, let time pass until it ends its wait.
@@ -183,6 +198,31 @@ static bool pass_time() {
   run.clock += kSecond;
   run.idle = 1;  // 0: there was progress
   return true;
+}
+
+// All threads wait, at least one for another process. The ranks share few cores, so let another
+// process run: by sched_yield at first, then by sleeps that become longer, up to 10 milliseconds.
+static void rest() {
+  if (too_long()) return describe_stuck("time limit");
+  const uint64_t now = real_time();
+  if (!run.resting_since) run.resting_since = now;
+  const uint64_t rested = now - run.resting_since;
+  if (rested < 100000) {
+    sched_yield();
+  } else {
+    const timespec t{0, long(std::min<uint64_t>(rested / 8, 10000000))};
+    nanosleep(&t, nullptr);  // a signal may end it early, which does no harm
+  }
+  run.idle = 1;  // 0: there was progress
+}
+
+// All threads poll, and none has seen a change for long.
+static void step_without_progress() {
+  if (run.processes) {
+    if (run.idle > 2 * run.ready.size()) rest();
+  } else if (run.idle > 64 * run.ready.size() + 4096 && !pass_time()) {
+    describe_stuck("deadlock: every thread waits, or polls a flag that nobody will set");
+  }
 }
 
 static void step() {
@@ -195,14 +235,18 @@ static void step() {
     if (!fiber.block->live) advance(run.ranks[fiber.block->rank]);
     return;
   }
-  if (!run.idle) run.clock_at_progress = run.clock;
-  if (fiber.polled && ++run.idle > 64 * run.ready.size() + 4096 && !pass_time())
-    describe_stuck("deadlock: every thread waits, or polls a flag that nobody will set");
+  if (!run.idle) {
+    run.clock_at_progress = run.clock;
+    run.resting_since = 0;
+  }
+  if (!fiber.polled) return;
+  run.idle++;
+  step_without_progress();
 }
 
 void schedule() {
   const FaultGuard guard;
-  run.seconds += double(clock()) / CLOCKS_PER_SEC;
+  run.seconds += seconds_now();
   for (Rank& rank : run.ranks) advance(rank);
   while (!run.stopped && !run.ready.empty()) step();
   for (Rank& rank : run.ranks) {

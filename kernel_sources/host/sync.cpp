@@ -122,28 +122,53 @@ void complete_barrier(Block& block) {
   for (Fiber* f : in) wake(*f);
 }
 
-// One OS thread runs every fiber, so a plain memory access is atomic.
-template <class T> static uint64_t apply(Op op, T* p, T v, uint64_t compare) {
+// Return what an operation makes of a word's old value.
+template <class T> static T updated(Op op, T old, T v, uint64_t compare) {
   using Signed = std::make_signed_t<T>;
-  const T old = *p;
   const bool less = compare ? Signed(v) < Signed(old) : v < old;  // `compare`: T is signed
   switch (op) {
-    case load: break;
-    case store: case exch: *p = v; break;
-    case add: *p = T(old + v); break;
-    case sub: *p = T(old - v); break;
-    case and_: *p = old & v; break;
-    case or_: *p = old | v; break;
-    case xor_: *p = old ^ v; break;
-    case inc: *p = old >= v ? T(0) : T(old + 1); break;
-    case min_: *p = less ? v : old; break;
-    case max_: *p = less ? old : v; break;
-    case cas: if (old == T(compare)) *p = v; break;
+    case load: return old;
+    case store: case exch: return v;
+    case add: return T(old + v);
+    case sub: return T(old - v);
+    case and_: return old & v;
+    case or_: return old | v;
+    case xor_: return old ^ v;
+    case inc: return old >= v ? T(0) : T(old + 1);
+    case min_: return less ? v : old;
+    case max_: return less ? old : v;
+    case cas: return old == T(compare) ? v : old;
     case add_float:
-      if constexpr (sizeof(T) == 4) *p = T(bits(unbits<float>(old) + unbits<float>(v)));
-      if constexpr (sizeof(T) == 8) *p = T(bits(unbits<double>(old) + unbits<double>(v)));
+      if constexpr (sizeof(T) == 4) return T(bits(unbits<float>(old) + unbits<float>(v)));
+      if constexpr (sizeof(T) == 8) return T(bits(unbits<double>(old) + unbits<double>(v)));
   }
   return old;
+}
+
+// Other processes may access the word too. Each operation has the strongest order that a kernel
+// could ask for, which costs nothing on x86; that a kernel asks for enough, the checker verifies.
+template <class T> static uint64_t apply(Op op, T* p, T v, uint64_t compare) {
+  T old = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+  if (op == load) return old;
+  if (op == store) {
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    return old;
+  }
+  while (!__atomic_compare_exchange_n(p, &old, updated(op, old, v, compare), false,
+                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {}
+  return old;
+}
+
+// Return whether a thread comes back to an address that it has loaded: then it probably polls. The
+// remembered address is replaced after 1, 2, 4, .. loads, so that a cycle of any length is found
+// (Brent's algorithm).
+static bool comes_back(Fiber& f, const void* p) {
+  if (f.remembered == p) return true;
+  if (++f.loads < f.most_loads) return false;
+  f.remembered = p;
+  f.loads = 0;
+  f.most_loads *= 2;
+  return false;
 }
 
 static void synchronise(Op op, std::vector<Publication>& published, Order order, Scope scope) {
@@ -162,14 +187,27 @@ static void synchronise(Op op, std::vector<Publication>& published, Order order,
   else if (f.released) published.push_back({f.released, f.id, scope});
 }
 
-// Yield at random, and always in a load that polls, so that the thread it waits for can run.
+// Yield at random, and always in a load that polls, so that the thread it waits for can run. What
+// other processes do is not repeatable, so with them only loads that poll yield.
+static void let_others_run(Fiber& f, Op op, const void* p) {
+  if (run.processes) {
+    if (op != load || !comes_back(f, p)) return;
+    f.loads = 0;
+    f.most_loads = 1;
+    f.remembered = nullptr;
+    yield();
+  } else if ((op == load && f.polled_at == p) || random_bits() % 4 == 0) {
+    yield();
+  }
+}
+
 uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Order order,
                 Scope scope, Site site) {
   Fiber& f = *current;
   f.site = site;
-  if (uintptr_t(p) % unsigned(bytes))
+  if (uintptr_t(p) & unsigned(bytes - 1))
     fail(format("misaligned %d-byte atomic at %p by %s", bytes, p, where(f).c_str()));
-  if ((op == load && f.polled_at == p) || random_bits() % 4 == 0) yield();
+  let_others_run(f, op, p);
   if (run.check) {
     const Kind kind = op == load ? Kind::read : op == store ? Kind::write : Kind::update;
     const bool shared = check(p, size_t(bytes), kind, scope, __builtin_return_address(0));
@@ -188,6 +226,7 @@ uint64_t atomic(Op op, void* p, int bytes, uint64_t value, uint64_t compare, Ord
 }
 
 void fence(Scope scope) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);  // for other processes
   if (!run.check) return;
   Fiber& f = *current;
   for (const Publication& p : f.seen)
