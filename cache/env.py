@@ -288,3 +288,31 @@ def user_runtime_folder() -> Path | None:
     """Return XDG_RUNTIME_DIR, the user's folder for files of the login session, or None."""
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
     return Path(xdg) if os.path.isabs(xdg) else None
+
+
+def torchrun_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what torchrun tells the processes that it starts; nothing in other processes.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
+    """
+    environ = os.environ if environ is None else environ
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return {}
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in names or name.startswith("TORCHELASTIC_")
+    }
+
+
+def prepare_nccl(*, one_machine: bool) -> None:
+    """Set variables that NCCL reads when it connects, unless the user has set them.
+
+    Ranks of one machine meet on no network. Buffers of CUDA graphs are not registered: NCCL may
+    sum registered ones in another order, and a replayed step would differ from a launched one.
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    if one_machine:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

@@ -193,6 +193,22 @@ class LoRAConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """Tensor parallelism: one model on several devices, a process for each.
+
+    ``launcher``: Kiln starts the other ranks on this machine, or torchrun has started all.
+    """
+
+    tensor_parallel_size: int = 1
+    launcher: Literal["kiln", "torchrun"] = "kiln"
+
+    def __post_init__(self) -> None:
+        """Check the range. Raises ConfigError."""
+        size = self.tensor_parallel_size
+        _require(size >= 1, "tensor_parallel_size", size, "1 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of the engine, grouped by component."""
 
@@ -201,3 +217,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)

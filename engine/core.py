@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,6 +57,15 @@ class Runner(Protocol):
 
     def graph_counts(self) -> GraphCounts:
         """Return how often each CUDA graph was replayed, and why steps ran without one."""
+
+    def all_reduces(self) -> Mapping[str, int]:
+        """Return how often tensors were summed over the ranks, by algorithm."""
+
+    def check_ranks(self) -> None:
+        """Raise DeviceError if another rank is gone."""
+
+    def close(self) -> None:
+        """Release what other processes hold for this runner."""
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute a batch, and to sample a token for each row with ``samples``."""
@@ -153,6 +162,14 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         """Drop a request at once and free its blocks. An unknown id is ignored."""
         self.scheduler.abort(request_id)
+
+    def check_ranks(self) -> None:
+        """Raise DeviceError if another rank is gone; ``step`` does so too."""
+        self.runner.check_ranks()
+
+    def close(self) -> None:
+        """Stop the other ranks, if there are any; no step may follow."""
+        self.runner.close()
 
     def step(self) -> list[TokenOutput]:
         """Launch the next step, then return the outputs of the one before, ended requests included.
@@ -281,6 +298,7 @@ class EngineCore:
             graph_capture_seconds=graphs.seconds,
             graph_replays=dict(graphs.replays),
             graph_fallbacks=dict(graphs.fallbacks),
+            all_reduces=dict(self.runner.all_reduces()),
             adapter_evictions=slots.num_evictions,
             adapter_running={one.name: one.running for one in slots.loaded},
             adapter_waiting={one.name: one.requests - one.running for one in slots.loaded},
@@ -313,12 +331,13 @@ def _blame(row: ScheduledRequest, error: Exception) -> str:
     return f"request {row.request_id!r} failed; the engine continues: {what}"
 
 
-def load_runner(config: EngineConfig, progress: Progress | None) -> ModelRunner:
-    """Load the model of a config, run a trial step, and capture its CUDA graphs."""
+def load_runner(
+    config: EngineConfig,
+    progress: Progress | None,
+    on_lost: Callable[[KilnError], None] | None = None,
+) -> ModelRunner:
+    """Return the runner of a config, ready for requests; see ``kiln.engine.runner.load``."""
     # Imported here so that the rest of the core can be used and tested without torch.
-    from kiln.engine.runner.model_runner import ModelRunner
+    from kiln.engine.runner import load
 
-    runner = ModelRunner(config, progress)
-    runner.try_out(progress)
-    runner.capture_graphs(progress)
-    return runner
+    return load.load_runner(config, progress, on_lost)

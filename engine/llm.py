@@ -19,6 +19,7 @@ from kiln.engine.config import (
     LoRAConfig,
     LoRAModule,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 from kiln.engine.core import EngineCore, Progress
@@ -47,7 +48,8 @@ class LLM:
     token ids, and so it does with ``skip_tokenizer_init``. ``max_model_len`` is in tokens.
     ``num_kv_blocks`` None sizes the KV pool by the available memory. The other settings are those
     of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA adapters to their folders,
-    of which ``max_loras`` may run at once.
+    of which ``max_loras`` may run at once. ``tensor_parallel_size`` above 1 shares the model with
+    that many less one processes, which ``close`` stops; the end of a ``with`` block does so too.
     Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an adapter.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
@@ -81,6 +83,7 @@ class LLM:
         max_loras: int | None = None,
         max_lora_rank: int | None = None,
         lora_memory_gib: float | None = None,
+        tensor_parallel_size: int = 1,
         seed: int = 0,
         skip_tokenizer_init: bool = False,
         progress: Progress | None = None,
@@ -111,6 +114,7 @@ class LLM:
                 max_lora_rank,
                 lora_memory_gib,
             ),
+            ParallelConfig(tensor_parallel_size),
         )
         self._load(config, skip_tokenizer_init, progress)
 
@@ -139,6 +143,18 @@ class LLM:
         self.core = EngineCore(config, progress)
         ready_guard().declare_ready()
         self._request_ids = itertools.count()
+
+    def __enter__(self) -> LLM:
+        """Return the LLM."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the LLM."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop the processes of other ranks; nothing can be generated then. May be repeated."""
+        self.core.close()
 
     def generate(
         self,

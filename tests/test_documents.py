@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import kiln
 from kiln.cache import env
+from kiln.engine.cli.main import build_parser
 from kiln.jit_kernels.declare.families import families
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,3 +37,15 @@ def test_files_that_the_documents_name_exist():
             text,
         ):
             assert (ROOT / path).exists(), f"{document} names {path}"
+
+
+def test_the_flags_of_kiln_serve_that_the_readme_shows_exist(capsys):
+    """Also behind torchrun, whose own flags come before."""
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["serve", "--help"])
+    known = set(re.findall(r"(--[a-z][a-z-]+)", capsys.readouterr().out))
+    readme = (ROOT / "README.md").read_text()
+    shown = re.findall(r"kiln serve([^`\n]*)", readme)
+    flags = {flag for text in shown for flag in re.findall(r"(--[a-z][a-z-]+)", text)}
+    assert "--tp" in flags
+    assert flags <= known

@@ -72,7 +72,9 @@ class KilnEngine:
         return device_work(self._loaded.core, prompts, skipped, steps, adapters)
 
     def close(self) -> None:
-        """Free the weights and the KV pool."""
+        """Free the weights and the KV pool, and stop the other ranks."""
+        if self._llm is not None:
+            self._llm.close()
         self._llm = None
         gc.collect()
         if self._on_gpu:

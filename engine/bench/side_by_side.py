@@ -54,10 +54,11 @@ class Subject:
     def floor_ms(self, num_requests: int, context: int) -> float | None:
         """Return the shortest time of a decode step in milliseconds; None on a CPU.
 
-        It is the time of a copy that moves as many bytes as the step must read.
+        It is the time of a copy that moves as many bytes as the step must read. With tensor
+        parallelism each GPU reads its share of them.
         """
         read = decode_bytes(self.model, self.dtype, self.kv_dtype, num_requests, context)
-        return self.copy_ms(read)
+        return self.copy_ms(read // self.config.parallel.tensor_parallel_size)
 
     def copy_ms(self, num_bytes: int) -> float | None:
         """Return the milliseconds of a copy that moves this many bytes; None on a CPU."""
@@ -66,6 +67,8 @@ class Subject:
     def details(self) -> dict[str, Any]:
         """Return the facts about the subject that a report needs."""
         limits = asdict(self.config.scheduler) | {"max_model_len": self.config.model.max_model_len}
+        if self.config.parallel.tensor_parallel_size > 1:
+            limits["tensor_parallel_size"] = self.config.parallel.tensor_parallel_size
         del limits["max_waiting"]  # the length of a queue has no effect on the speed
         measured: dict[str, Any] = {"threads": torch.get_num_threads()}
         if self.copy_bytes_s is not None:

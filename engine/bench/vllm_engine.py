@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln.engine.bench import vllm_worker
 from kiln.engine.bench.engine import Adapters, BenchError, check_lengths, name_with_lora
-from kiln.engine.config import EngineConfig, LoRAConfig
+from kiln.engine.config import EngineConfig, LoRAConfig, ParallelConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
@@ -125,8 +125,15 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
         "gpu_memory_utilization": config.kv.pool_memory("cuda"),
         "enable_prefix_caching": False,
         "seed": model.seed,
+        **_parallel_keywords(config.parallel),
         **_lora_keywords(config.lora),
     }
+
+
+def _parallel_keywords(parallel: ParallelConfig) -> dict[str, Any]:
+    """Return the number of GPUs; nothing for one."""
+    size = parallel.tensor_parallel_size
+    return {"tensor_parallel_size": size} if size > 1 else {}
 
 
 def _lora_keywords(lora: LoRAConfig) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def add_bench_arguments(
 
 def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     """Return the interpreter of the baseline, before Kiln loads. Raises ConfigError."""
+    refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
     if args.baseline != "vllm":
         if args.baseline_python is not None:
             raise ConfigError("--baseline-python works only with --baseline vllm")
@@ -71,6 +72,14 @@ def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     python = args.baseline_python or sys.executable
     require_vllm(python, config.model.device)
     return python
+
+
+def refuse_parallel(args: argparse.Namespace, what: str, used: bool) -> None:
+    """Raise ConfigError if something that knows one device is used with several ranks."""
+    if used and (args.tensor_parallel_size or 1) > 1:
+        raise ConfigError(
+            f"--tp {args.tensor_parallel_size}: {what} measures one device: leave out one of them"
+        )
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+from kiln.engine.distributed.command import module_command
 from kiln.engine.errors import KilnError
-from kiln.engine.process.child import module_command
 
 _STOP_SECONDS = 15.0
 

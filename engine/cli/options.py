@@ -14,6 +14,7 @@ from kiln.engine.config import (
     LoRAConfig,
     LoRAModule,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 from kiln.engine.errors import ConfigError, ModelError
@@ -32,7 +33,8 @@ _LORA_FLAGS = {
 }
 _SWITCHES = ("disable_overlap_schedule", "disable_cuda_graph", "enable_cudagraph_gc")
 ENGINE_FLAGS = (
-    *_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS, *_GRAPH_FLAGS, *_SWITCHES
+    *_MODEL_FLAGS, *_KV_FLAGS, "num_kv_blocks", *_SCHEDULER_FLAGS, *_GRAPH_FLAGS, *_SWITCHES,
+    "tensor_parallel_size",
 )  # fmt: skip
 
 
@@ -55,6 +57,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-model-len", type=int, metavar="TOKENS", help="context; default: the model's"
     )
     model.add_argument("--seed", type=int, help="for requests without one; default 0")
+    model.add_argument(
+        "--tp",
+        "--tensor-parallel-size",
+        dest="tensor_parallel_size",
+        type=int,
+        metavar="N",
+        help="share the model among N GPUs of this machine, or N processes on a CPU; default 1, "
+        "under torchrun the number of its processes",
+    )
     kv = parser.add_argument_group("KV pool")
     kv.add_argument("--block-size", type=int, metavar="TOKENS", help="default 16")
     kv.add_argument("--num-kv-blocks", type=int, metavar="N", help="default: by memory size")
@@ -186,6 +197,7 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
             **graphs,
         ),
         LoRAConfig(lora_modules(args), **_given(args, **_LORA_FLAGS)),
+        ParallelConfig(**_given(args, "tensor_parallel_size")),
     )
 
 

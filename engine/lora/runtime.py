@@ -13,6 +13,7 @@ from kiln.engine.lora.backend import BaseLoRABackend
 from kiln.engine.lora.batch_info import LoRABatchInfo
 from kiln.engine.lora.operators import lora_step
 from kiln.engine.lora.pool import AdapterPool
+from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Kind, Site, Sites
 from kiln.engine.lora.store import AdapterStore
 from kiln.engine.requests.batch import Batch
@@ -124,13 +125,15 @@ def load_adapters(
     device: torch.device,
     progress: Progress,
     make_backend: MakeBackend,
+    shard: AdapterShard | None = None,
 ) -> Adapters:
     """Load the adapters of a config, and take the memory of the pool.
 
     ``sites``: those of the model that was built. ``make_backend`` returns what computes the
-    adapters' parts. Raises AdapterError, or ConfigError.
+    adapters' parts. ``shard``: what this rank keeps; None: everything.
+    Raises AdapterError, or ConfigError.
     """
-    store = AdapterStore(config, sites, dtype, device, progress)
+    store = AdapterStore(config, sites, dtype, device, progress, shard)
     backend = make_backend(store.pool, sites.all)
     backend.reserve_rank(config.max_lora_rank or 0)
     return Adapters(store, backend, sites.all)

@@ -13,19 +13,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kiln.engine.errors import ConfigError
+import torch
+import torch.nn.functional as F
+
+from kiln.engine.distributed.split import Split
 from kiln.engine.lora.adapter import Adapter, LoRAPair
-from kiln.engine.lora.sites import Kind, Part, Site
+from kiln.engine.lora.sites import Kind, Part, Site, Sites
+from kiln.engine.models.family import Family
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.projections import NoWeights
 
 _ROW_PARALLEL = ("o_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of ``world`` ranks. With fewer KV heads than ranks, several ranks share a head."""
+    """One of several ranks. With fewer KV heads than ranks, several ranks share a head."""
 
-    rank: int
-    world: int
+    split: Split
     num_kv_heads: int
 
     def adapter(self, adapter: Adapter, sites: Sequence[Site]) -> Adapter:
@@ -45,38 +50,49 @@ class Shard:
 
     def pair(self, pair: LoRAPair, site: Site, part: Part) -> LoRAPair:
         """Return the rank's part of the pair of one part of a site. Raises ConfigError."""
-        a, b = pair.a, pair.b
+        a, b, split = pair.a, pair.b, self.split
         if site.kind is Kind.EMBEDDING:
-            a = a[:, self._of_vocabulary(site.input_size)]
+            a = a[:, split.vocabulary(site.input_size).place]
         elif site.kind is Kind.HEAD:
-            b = b[self._of_vocabulary(part.output_size)]
+            b = b[split.vocabulary(part.output_size).place]
         elif site.kind is Kind.QKV and not part.name.endswith("q_proj"):
-            b = b[self._of_kv_heads(part)]
+            head_dim = part.output_size // self.num_kv_heads
+            b = b[split.kv_heads(self.num_kv_heads, head_dim, part.name).place]
         elif site.kind in (Kind.QKV, Kind.GATE_UP):
-            b = b[self._equal(part.output_size, part.name, "outputs")]
+            b = b[split.equal(part.output_size, part.name, "outputs").place]
         elif part.name.endswith(_ROW_PARALLEL):
-            a = a[:, self._equal(part.input_size, part.name, "inputs")]
+            a = a[:, split.equal(part.input_size, part.name, "inputs").place]
         return LoRAPair(a, b, pair.scale)
 
-    def _equal(self, size: int, name: str, what: str) -> slice:
-        if size % self.world:
-            raise ConfigError(f"{self.world} GPUs: {name} has {size} {what}, not a multiple of it")
-        own = size // self.world
-        return slice(self.rank * own, (self.rank + 1) * own)
 
-    def _of_kv_heads(self, part: Part) -> slice:
-        if self.num_kv_heads >= self.world:
-            return self._equal(part.output_size, part.name, "outputs")
-        if self.world % self.num_kv_heads:
-            raise ConfigError(
-                f"{self.world} GPUs: {part.name} has {self.num_kv_heads} heads, and neither number "
-                "is a multiple of the other"
-            )
-        head = part.output_size // self.num_kv_heads
-        own = self.rank * self.num_kv_heads // self.world
-        return slice(own * head, (own + 1) * head)
+class AdapterShard:
+    """What a rank keeps of the adapters of a model.
 
-    def _of_vocabulary(self, size: int) -> slice:
-        """Return equal parts, of which the last ranks' are shorter: the layer's are padded."""
-        own = -(-size // self.world)
-        return slice(min(self.rank * own, size), min((self.rank + 1) * own, size))
+    ``sites`` are those of the whole model, which the files of an adapter must fit; they have no
+    memory. Raises ConfigError if a size is not divisible.
+    """
+
+    def __init__(self, family: Family, config: HFConfig, split: Split) -> None:
+        self.sites = Sites()
+        meta = torch.device("meta")
+        weights = NoWeights(config.dtype)
+        family.build(config, weights, 1, config.dtype, meta, lambda done: None, self.sites)
+        self._shard = Shard(split, config.num_kv_heads)
+
+    def __call__(self, adapter: Adapter, own: Sequence[Site]) -> Adapter:
+        """Return the rank's part of an adapter, with zeros where ``own`` layers are padded."""
+        cut = self._shard.adapter(adapter, self.sites.all)
+        pairs = {
+            part.row: _padded(cut.pairs[part.row], site, part)
+            for site in own
+            for part in site.parts
+            if part.row in cut.pairs
+        }
+        return Adapter(adapter.name, pairs)
+
+
+def _padded(pair: LoRAPair, site: Site, part: Part) -> LoRAPair:
+    """Return a pair of the sizes of the rank's layer."""
+    columns = site.input_size - pair.a.shape[1]
+    rows = part.output_size - pair.b.shape[0]
+    return LoRAPair(F.pad(pair.a, (0, columns)), F.pad(pair.b, (0, 0, 0, rows)), pair.scale)

@@ -14,6 +14,7 @@ from kiln.engine.lora.adapter_config import CONFIG_FILE
 from kiln.engine.lora.copying import Copier
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
+from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
 from kiln.engine.requests.adapter_jobs import AdapterInfo
 
@@ -26,6 +27,7 @@ class AdapterStore:
     """Reads adapters, keeps them in host memory, and copies them to the pool.
 
     One thread calls it, except for ``read``. ``sites``: those of the model that was built.
+    ``shard``: what this rank keeps of each adapter; None: everything.
     Raises AdapterError for an adapter of the config, ConfigError for another setting.
     """
 
@@ -36,8 +38,10 @@ class AdapterStore:
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress,
+        shard: AdapterShard | None = None,
     ) -> None:
         self._config = config
+        self._shard = shard
         self._sites = sites
         self._dtype = dtype
         self._root = None if config.root is None else _folder(config.root)
@@ -101,7 +105,12 @@ class AdapterStore:
 
     def _read(self, name: str, folder: Path) -> PackedAdapter:
         most = self._config.max_lora_rank
-        adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
+        if self._shard is None:
+            adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
+        else:
+            whole = self._shard.sites
+            adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most)
+            adapter = self._shard(adapter, self._sites.all)
         return pack(adapter, self._sites.all, self._dtype)
 
     def _inside_root(self, name: str, path: str) -> Path:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.distributed.split import WHOLE, Share, Split, all_of
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.parallel import SummingRMSNorm, VocabParallelEmbedding, VocabParallelHead
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
 from kiln.engine.models.block import DecoderBlock
@@ -18,12 +20,19 @@ from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.self_attention import SelfAttention
+from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 
+_VECTOR = 16  # bytes: grouped products need rows at multiples of it
+
 
 class Builder:
-    """Builds layers; each method raises ModelError if a tensor is missing or has a wrong shape."""
+    """Builds layers; each method raises ModelError if a tensor is missing or has a wrong shape.
+
+    ``split``: which part of the layers this rank builds. Raises ConfigError if a size of the model
+    cannot be divided so.
+    """
 
     def __init__(
         self,
@@ -33,56 +42,82 @@ class Builder:
         dtype: torch.dtype,
         device: torch.device,
         wrapper: Wrapper | None = None,
+        split: Split = WHOLE,
     ) -> None:
         self._config = config
+        self._split = split
+        self._dtype, self._device = dtype, device
         self._parameters = Parameters(weights, dtype, device, wrapper)
-        self._shape = config.attention
+        self._shape = rank_attention(config.attention, split)
+        self._hidden = all_of(config.hidden_size)
         rope = config.rope
         table = rotary_table(rope.rotary_dim, max_model_len, rope.theta, rope.scaling)
         self._rotary = Rotary(table.to(device))
 
-    def embedding(self) -> Embedding:
+    def embedding(self) -> Embedding | VocabParallelEmbedding:
         """Build the token embedding."""
-        sizes = (self._config.vocab_size, self._config.hidden_size)
-        return self._parameters.embedding("model.embed_tokens", *sizes)
+        share = self._split.vocabulary(self._config.vocab_size)
+        part = self._parameters.embedding("model.embed_tokens", share, self._config.hidden_size)
+        if self._split.world == 1:
+            return part
+        places = torch.full((share.whole,), share.room, dtype=torch.int64, device=self._device)
+        places[share.place] = torch.arange(share.size, device=self._device)
+        return VocabParallelEmbedding(places, part)
 
-    def head(self, embedding: Embedding) -> Linear:
+    def head(self, embedding: Embedding | VocabParallelEmbedding) -> Linear | VocabParallelHead:
         """Build the projection to logits, or tie it to the embedding."""
-        parts = (("lm_head", self._config.vocab_size),)
-        projection = Projection("lm_head", parts, self._config.hidden_size)
+        share = self._split.vocabulary(self._config.vocab_size)
+        parts = (("lm_head", share.room),)
+        projection = Projection("lm_head", parts, self._config.hidden_size, outputs=(share,))
         if self._config.tie_word_embeddings:
-            return self._parameters.tied(projection, embedding.weight)
-        return self._parameters.linear(projection)
+            part = self._parameters.tied(projection, embedding.weight)
+        else:
+            part = self._parameters.linear(projection)
+        if self._split.world == 1:
+            return part
+        return VocabParallelHead(part, share.whole, self._split.group)
 
     def norm(self, name: str, size: int) -> RMSNorm:
         """Build one norm over ``size`` dimensions."""
         return RMSNorm(self._parameters.tensor(f"{name}.weight", size), self._config.norm_eps)
 
+    def stream_norm(self, name: str) -> RMSNorm:
+        """Build a norm of the residual stream, which sums what the ranks add to it."""
+        norm = self.norm(name, self._config.hidden_size)
+        if self._split.world == 1:
+            return norm
+        return SummingRMSNorm(norm.weight, norm.eps, self._split.group)
+
     def block(self, layer: int) -> DecoderBlock:
         """Build one layer of the stack."""
-        prefix, hidden = f"model.layers.{layer}.", self._config.hidden_size
+        prefix = f"model.layers.{layer}."
         return DecoderBlock(
-            self.norm(prefix + "input_layernorm", hidden),
+            self.stream_norm(prefix + "input_layernorm"),
             self._attention(prefix + "self_attn.", layer),
-            self.norm(prefix + "post_attention_layernorm", hidden),
+            self.stream_norm(prefix + "post_attention_layernorm"),
             self._feed_forward(prefix, layer),
         )
 
     def _attention(self, prefix: str, layer: int) -> SelfAttention:
-        hidden, traits, shape = self._config.hidden_size, self._config.traits, self._shape
-        qkv = {"q_proj": shape.query_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        traits, whole, split = self._config.traits, self._config.attention, self._split
+        heads = split.equal(whole.num_heads, f"{prefix}q_proj", "heads")
+        query = Share(*(number * whole.head_dim for number in heads))
+        kv_heads = (whole.num_kv_heads, whole.head_dim)
+        qkv = {
+            "q_proj": query,
+            "k_proj": split.kv_heads(*kv_heads, f"{prefix}k_proj"),
+            "v_proj": split.kv_heads(*kv_heads, f"{prefix}v_proj"),
+        }
         norms = [
-            self.norm(prefix + name, shape.head_dim)
+            self.norm(prefix + name, whole.head_dim)
             for name in ("q_norm", "k_norm")
             if traits.qk_norm
         ]
-        output = {"o_proj": hidden}
+        output = {"o_proj": self._hidden}
         return SelfAttention(
-            self._linear(f"layers.{layer}.qkv_proj", prefix, qkv, hidden, traits.qkv_bias),
-            AttentionLayer(layer, shape, self._rotary, *norms),
-            self._linear(
-                f"layers.{layer}.o_proj", prefix, output, shape.query_size, traits.output_bias
-            ),
+            self._linear(f"layers.{layer}.qkv_proj", prefix, qkv, self._hidden, traits.qkv_bias),
+            AttentionLayer(layer, self._shape, self._rotary, *norms),
+            self._linear(f"layers.{layer}.o_proj", prefix, output, query, traits.output_bias),
         )
 
     def _feed_forward(self, prefix: str, layer: int) -> GatedMLP | SparseMLP:
@@ -92,43 +127,61 @@ class Builder:
         return self._experts(name, prefix + experts.names.layer, experts)
 
     def _experts(self, name: str, prefix: str, experts: Experts) -> SparseMLP:
-        hidden, inner, count = (
-            self._config.hidden_size,
+        count, names, make = experts.num_experts, experts.names, self._parameters
+        inner = self._split.equal(
             experts.intermediate_size,
-            experts.num_experts,
+            f"{prefix}experts",
+            "inner elements",
+            multiple=_VECTOR // self._dtype.itemsize,
         )
-        names, make = experts.names, self._parameters
+        hidden = self._hidden.size
         places = [f"{prefix}experts.{index}." for index in range(count)]
-        pairs = tuple((place + part, inner) for place in places for part in (names.gate, names.up))
+        pairs = tuple(place + part for place in places for part in (names.gate, names.up))
         downs = tuple((place + names.down, hidden) for place in places)
+        gate_up = Projection(
+            name + "experts.gate_up_proj",
+            tuple((part, inner.room) for part in pairs),
+            hidden,
+            outputs=(inner,) * len(pairs),
+        )
+        down = Projection(name + "experts.down_proj", downs, inner.room, inputs=inner)
         shared = None
         if experts.shared_size:
-            gate = {"shared_expert_gate": 1}
+            gate = {"shared_expert_gate": all_of(1)}
             shared = SharedExpert(
                 self._mlp(name + "shared_expert.", prefix + "shared_expert.", experts.shared_size),
-                self._linear(name + "shared_expert_gate", prefix, gate, hidden),
+                self._linear(name + "shared_expert_gate", prefix, gate, self._hidden),
             )
         return SparseMLP(
-            router=self._linear(name + "router", prefix, {"gate": count}, hidden),
-            gate_up=make.experts(Projection(name + "experts.gate_up_proj", pairs, hidden), count),
-            down=make.experts(Projection(name + "experts.down_proj", downs, inner), count),
+            router=self._linear(name + "router", prefix, {"gate": all_of(count)}, self._hidden),
+            gate_up=make.experts(gate_up, count),
+            down=make.experts(down, count),
             top_k=experts.top_k,
             renormalise=experts.renormalise,
             shared=shared,
         )
 
-    def _mlp(self, name: str, prefix: str, inner: int) -> GatedMLP:
-        hidden, bias = self._config.hidden_size, self._config.traits.mlp_bias
-        gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": hidden}
+    def _mlp(self, name: str, prefix: str, size: int) -> GatedMLP:
+        bias = self._config.traits.mlp_bias
+        inner = self._split.equal(size, f"{prefix}gate_proj", "outputs")
+        gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": self._hidden}
         return GatedMLP(
-            self._linear(name + "gate_up_proj", prefix, gate_up, hidden, bias),
+            self._linear(name + "gate_up_proj", prefix, gate_up, self._hidden, bias),
             GATES[self._config.activation],
             self._linear(name + "down_proj", prefix, down, inner, bias),
         )
 
     def _linear(
-        self, name: str, prefix: str, parts: Mapping[str, int], width: int, bias: bool = False
+        self,
+        name: str,
+        prefix: str,
+        parts: Mapping[str, Share],
+        inputs: Share,
+        bias: bool = False,
     ) -> Linear:
-        """Build one projection of ``width`` inputs; ``parts``: sizes by name after ``prefix``."""
-        placed = tuple((prefix + part, size) for part, size in parts.items())
-        return self._parameters.linear(Projection(name, placed, width, bias))
+        """Build one projection; ``parts``: the rank's outputs by name after ``prefix``."""
+        placed = tuple((prefix + part, share.room) for part, share in parts.items())
+        outputs = tuple(parts.values())
+        return self._parameters.linear(
+            Projection(name, placed, inputs.room, bias, outputs=outputs, inputs=inputs)
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.build import Builder
 from kiln.engine.models.hf_config import HFConfig
@@ -25,19 +26,20 @@ class Decoder:
         device: torch.device,
         on_layer: Callable[[int], None],
         wrapper: Wrapper | None = None,
+        split: Split = WHOLE,
     ) -> None:
         """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers.
 
         Raises ModelError.
         """
-        build = Builder(config, weights, max_model_len, dtype, device, wrapper)
+        build = Builder(config, weights, max_model_len, dtype, device, wrapper, split)
         self.embedding = build.embedding()
         self.blocks: list[DecoderBlock] = []
         for layer in range(config.num_layers):
             self.blocks.append(build.block(layer))
             on_layer(layer + 1)
         self.attention_layers = [block.attention.attention for block in self.blocks]
-        self.norm = build.norm("model.norm", config.hidden_size)
+        self.norm = build.stream_norm("model.norm")
         self.head = build.head(self.embedding)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.decoder import Decoder
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, Traits
@@ -37,7 +38,10 @@ OnLayer = Callable[[int], None]
 
 
 class Build(Protocol):
-    """Makes a model; ``wrapper`` may replace its layers. Raises ModelError."""
+    """Makes a model, or a rank's part of it; ``wrapper`` may replace its layers.
+
+    Raises ModelError.
+    """
 
     def __call__(
         self,
@@ -48,6 +52,7 @@ class Build(Protocol):
         device: torch.device,
         on_layer: OnLayer,
         wrapper: Wrapper | None = None,
+        split: Split = WHOLE,
     ) -> Model:
         """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers."""
 

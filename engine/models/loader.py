@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from kiln.engine.config import LoadFormat
+from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
 from kiln.engine.models.hf_config import HFConfig
@@ -18,7 +19,7 @@ from kiln.engine.models.weights import Weights
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
-def load_model(
+def load_model(  # noqa: PLR0913 (see Build)
     family: Family,
     config: HFConfig,
     weights: Weights,
@@ -27,10 +28,11 @@ def load_model(
     device: torch.device,
     progress: Progress,
     wrapper: Wrapper | None = None,
+    split: Split = WHOLE,
 ) -> Model:
     """Build a model that computes in ``dtype``; ``progress`` reports each layer as "weights".
 
-    ``wrapper`` may replace its layers; see Parameters.
+    ``wrapper`` may replace its layers; see Parameters. ``split``: the part of this rank.
 
     Raises ModelError if the weights are missing, corrupt or do not match the config.
     """
@@ -40,7 +42,7 @@ def load_model(
     def on_layer(done: int) -> None:
         progress("weights", done, total)
 
-    model = family.build(config, weights, max_model_len, dtype, device, on_layer, wrapper)
+    model = family.build(config, weights, max_model_len, dtype, device, on_layer, wrapper, split)
     weights.finish()
     return model
 

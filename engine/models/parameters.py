@@ -1,16 +1,18 @@
 """Creates every Linear and every other parameter of a model.
 
-Code for all projections belongs here: sharding (an index for ``Weights.fill``), the layout of
-quantized weights (by their dtype in the checkpoint), and wrappers of Linear (by name).
+Code for all projections belongs here: the rank's share of each (an index for ``Weights.fill``), the
+layout of quantized weights (by their dtype in the checkpoint), and wrappers of Linear (by name).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from kiln.engine.distributed.split import Share, all_of
 from kiln.engine.errors import ModelError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
@@ -24,18 +26,37 @@ class Projection:
     """A linear layer: one or several linear layers of the checkpoint, stacked along the outputs.
 
     ``name`` is Kiln's, and unique in a model: "layers.3.qkv_proj". ``parts`` are the checkpoint's
-    names, without ".weight", and their numbers of outputs.
+    names, without ".weight", and their numbers of outputs. Sizes are those that this rank keeps;
+    ``outputs``, by part, and ``inputs`` say which of the checkpoint's these are. Empty, and None:
+    all of them.
     """
 
     name: str
     parts: tuple[tuple[str, int], ...]
     input_size: int
     bias: bool = False
+    outputs: tuple[Share, ...] = ()
+    inputs: Share | None = None
 
     @property
     def output_size(self) -> int:
         """The number of outputs of all parts."""
         return sum(size for _, size in self.parts)
+
+    @property
+    def output_shares(self) -> tuple[Share, ...]:
+        """The outputs of each part that this rank has."""
+        return self.outputs or tuple(all_of(size) for _, size in self.parts)
+
+    @property
+    def input_share(self) -> Share:
+        """The inputs that this rank has."""
+        return self.inputs or all_of(self.input_size)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether this rank adds the bias: of partial sums, the first rank alone does."""
+        return self.bias and (self.input_share.is_whole or self.input_share.start == 0)
 
 
 class Wrapper(Protocol):
@@ -69,18 +90,24 @@ class Parameters:
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return one tensor of a known shape. Raises ModelError."""
         out = self._empty(*shape)
-        self._fill(name, out, name)
+        self._fill(name, out, name, [all_of(size) for size in shape])
         return out
 
     def linear(self, projection: Projection) -> Linear:
         """Return a projection. Raises ModelError."""
-        weight = self._stacked(projection, "weight", projection.input_size)
-        bias = self._stacked(projection, "bias") if projection.bias else None
+        weight = self._stacked(projection, "weight", projection.input_share)
+        bias = self._bias(projection) if projection.bias else None
         return self._wrapped(projection, Linear(weight, bias))
 
-    def embedding(self, name: str, *shape: int) -> Embedding:
-        """Return the embedding of a name without ".weight". Raises ModelError."""
-        layer = Embedding(self.tensor(f"{name}.weight", *shape))
+    def embedding(self, name: str, vocabulary: Share, hidden_size: int) -> Embedding:
+        """Return the embedding of a name without ".weight". Raises ModelError.
+
+        Behind a share of the vocabulary there is a row of zeros.
+        """
+        rows = vocabulary.room + (not vocabulary.is_whole)
+        weight = self._empty(rows, hidden_size)
+        self._fill(f"{name}.weight", weight, name, (vocabulary, all_of(hidden_size)))
+        layer = Embedding(weight)
         return layer if self._wrapper is None else self._wrapper.embedding(name, layer)
 
     def tied(self, projection: Projection, weight: torch.Tensor) -> Linear:
@@ -94,27 +121,45 @@ class Parameters:
 
         ``parts`` lists those of the first expert, then those of the second, and so on.
         """
-        weight = self._stacked(projection, "weight", projection.input_size)
+        weight = self._stacked(projection, "weight", projection.input_share)
         return weight.view(num_experts, -1, projection.input_size)
 
     def _wrapped(self, projection: Projection, layer: Linear) -> Linear:
         return layer if self._wrapper is None else self._wrapper.linear(projection, layer)
 
-    def _stacked(self, projection: Projection, kind: str, *rest: int) -> torch.Tensor:
-        out = self._empty(projection.output_size, *rest)
+    def _bias(self, projection: Projection) -> torch.Tensor:
+        """Return the bias; zeros on the ranks that do not add it, so that all do the same."""
+        if projection.adds_bias:
+            return self._stacked(projection, "bias")
+        for part, _ in projection.parts:
+            self._weights.ignore(f"{part}.bias")
+        return self._empty(projection.output_size).zero_()
+
+    def _stacked(self, projection: Projection, kind: str, *rest: Share) -> torch.Tensor:
+        out = self._empty(projection.output_size, *(share.room for share in rest))
         rows = out.split([size for _, size in projection.parts])
-        for (part, _), own in zip(projection.parts, rows, strict=True):
-            self._fill(f"{part}.{kind}", own, projection.name)
+        parts = zip(projection.parts, projection.output_shares, rows, strict=True)
+        for (part, _), share, own in parts:
+            self._fill(f"{part}.{kind}", own, projection.name, (share, *rest))
         return out
 
-    def _fill(self, name: str, out: torch.Tensor, layer: str) -> None:
+    def _fill(self, name: str, out: torch.Tensor, layer: str, shares: Sequence[Share]) -> None:
+        """Write the rank's share of a tensor to the first elements of ``out``, and zeros behind."""
         dtype = self._weights.dtype(name)
         if dtype not in _FLOATS:
             raise ModelError(
                 f"{layer}: tensor {name} is {dtype}, Kiln supports only unquantized checkpoints: "
                 f"want one of {', '.join(map(str, _FLOATS))}"
             )
-        self._weights.fill(name, out, out.shape)
+        shape = [share.whole for share in shares]
+        sizes = [share.size for share in shares]
+        if list(out.shape) != sizes:
+            out.zero_()
+        if 0 in sizes and 0 not in shape:  # the last ranks may have no token of a small vocabulary
+            self._weights.ignore(name)
+            return
+        index = () if sizes == shape else tuple(share.place for share in shares)
+        self._weights.fill(name, out[tuple(slice(size) for size in sizes)], shape, index)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

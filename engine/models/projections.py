@@ -21,7 +21,7 @@ def list_projections(family: Family, config: HFConfig) -> list[Projection]:
     """
     found = _Found()
     place, dtype = torch.device("meta"), config.dtype
-    family.build(config, _NoWeights(dtype), 1, dtype, place, lambda done: None, found)
+    family.build(config, NoWeights(dtype), 1, dtype, place, lambda done: None, found)
     return found.projections
 
 
@@ -41,8 +41,8 @@ class _Found:
         return layer
 
 
-class _NoWeights(Weights):
-    """Has every tensor, and fills none."""
+class NoWeights(Weights):
+    """Has every tensor, and fills none: for models on the meta device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

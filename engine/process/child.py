@@ -9,43 +9,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import kiln
 from kiln.engine.config import EngineConfig
+from kiln.engine.distributed.command import module_command, private_folder
 from kiln.engine.errors import ConfigError
 from kiln.engine.process import wire
-
-_LONGEST_ADDRESS = 100  # the path of a Unix socket has at most 107 bytes
-# Kiln's folder is first in sys.path only while Kiln is imported, then last: if it is site-packages,
-# it may contain backports that shadow the standard library.
-_BOOT = (
-    "import sys; root = sys.argv.pop(1); sys.path.insert(0, root); import kiln; del sys.path[0]; "
-    "root in sys.path or sys.path.append(root); "
-    "from {module} import main; sys.exit(main(sys.argv[1:]))"
-)
-
-
-def module_command(module: str) -> list[str]:
-    """Return the command that calls ``main(arguments) -> int`` of a module in a new Python process.
-
-    The child imports this copy of Kiln even if another is installed, and modules in the working
-    folder do not shadow its imports (``-P``).
-    """
-    root = str(Path(kiln.__file__).parents[1])
-    return [sys.executable, "-P", "-c", _BOOT.format(module=module), root]
-
-
-def _private_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="kiln-"))
-    if len(str(folder)) > _LONGEST_ADDRESS - len("ipc:///requests"):
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="kiln-", dir="/tmp"))
-    return folder
 
 
 @dataclass
@@ -64,7 +35,7 @@ class EngineProcess:
         Raises ConfigError if the program cannot be started.
         """
         command = command or module_command("kiln.engine.process.worker")
-        folder = _private_folder()
+        folder = private_folder()
         try:
             child = subprocess.Popen(
                 [*command, str(folder), wire.encode_config(config)],

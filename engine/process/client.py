@@ -29,7 +29,7 @@ from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
-STOPPED_LIMIT = 15.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
+STOPPED_LIMIT = 12.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
 _WATCH_EVERY = 0.2  # seconds between checks of the process
 _LAST_MESSAGE = 2.0  # seconds to wait for the message of a process that ended by itself
 _STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown

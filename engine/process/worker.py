@@ -33,6 +33,7 @@ from kiln.jit_kernels.declare.errors import KernelError
 _IDLE_POLL = 1000  # milliseconds to wait for a message when idle
 _JOB_POLL = 10  # the same while an adapter is being loaded or unloaded
 _REPORT_EVERY = 0.2  # seconds between reports while there is work
+_STUCK = 3.0  # seconds for the loop to notice that another rank is gone
 _LINGER = 1000  # milliseconds to send the last messages at exit
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ class Core(Protocol):
 
     def step(self) -> list[TokenOutput]:
         """Run one step."""
+
+    def check_ranks(self) -> None:
+        """Raise DeviceError if another rank is gone."""
 
     def stats(self) -> Any:
         """Return the current counts, a dataclass of numbers."""
@@ -97,6 +101,7 @@ class Worker:
         while not self._stopping:
             idle = _JOB_POLL if core.adapters.are_pending else _IDLE_POLL
             self._receive(core, 0 if core.has_work else idle)
+            core.check_ranks()
             if core.adapters.are_pending:
                 self._end_jobs(core)
             if core.has_work:
@@ -211,6 +216,18 @@ def run(load: Load, arguments: list[str]) -> int:
     return 0
 
 
+def _exit_later(error: KilnError) -> None:
+    """Exit soon when another rank is gone, even if a call that waits for it never returns."""
+
+    def exit_now() -> None:
+        logger.critical("the engine cannot stop by itself: %s", error)
+        os._exit(1)
+
+    timer = threading.Timer(_STUCK, exit_now)
+    timer.daemon = True
+    timer.start()
+
+
 def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.ModelInfo]:
     """Create the real core and report its progress."""
     progress("importing torch", 0, 1)
@@ -224,7 +241,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     # Leave one core to the API process: at each op, torch waits for the slowest of its threads.
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
-    runner = load_runner(config, progress)
+    runner = load_runner(config, progress, _exit_later)
     info = wire.ModelInfo(
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,

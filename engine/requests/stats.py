@@ -24,6 +24,7 @@ class EngineStats:
     graph_capture_seconds: float
     graph_replays: Mapping[str, int]  # by size of the graph
     graph_fallbacks: Mapping[str, int]  # steps without a graph, by reason
+    all_reduces: Mapping[str, int]  # sums over the ranks, by algorithm
     adapter_evictions: int  # from the device
     adapter_running: Mapping[str, int]  # requests by LoRA adapter, and so below
     adapter_waiting: Mapping[str, int]

@@ -30,6 +30,28 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", number)
 
 
+def resolve_rank_device(name: str, local_rank: int, local_world: int) -> torch.device:
+    """Return the device of one of several ranks on this machine: each has a GPU of its own.
+
+    Raises ConfigError if there are too few, or if the flag names one.
+    """
+    first = resolve_device(name)
+    if first.type == "cpu":
+        return first
+    if ":" in name:
+        raise ConfigError(
+            f"device={name!r}: with tensor parallelism each rank takes the GPU of its own number; "
+            "use device cuda, and CUDA_VISIBLE_DEVICES to choose GPUs"
+        )
+    there = torch.cuda.device_count()
+    if local_world > there:
+        raise ConfigError(
+            f"tensor parallelism needs {local_world} GPUs on this machine, and torch sees {there}: "
+            f"lower tensor_parallel_size to {there} or less"
+        )
+    return torch.device("cuda", local_rank)
+
+
 def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype for a flag; "auto" is the checkpoint's on a GPU, float32 on a CPU.
 

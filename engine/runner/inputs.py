@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from operator import add
 
+import numpy as np
 import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
@@ -59,7 +60,8 @@ class StepInputs:
         words = message_room(max_requests, max_tokens, max_blocks, block_size)
         pinned = device.type == "cuda"
         self._host = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._turn = 0
+        self._copied = [torch.cuda.Event() for _ in self._host] if pinned else []
+        self._turn = 1
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -107,11 +109,37 @@ class StepInputs:
         self._keys[:rows].fill_(1)
         self.results.fill_(-1)
 
-    def send(self, batch: Batch) -> None:
-        """Copy the message of a step to the device, in the order of the current stream."""
-        host, self._turn = self._host[self._turn], 1 - self._turn
+    def send(self, batch: Batch) -> np.ndarray:
+        """Copy the message of a step to the device, in the order of the current stream.
+
+        Returns the message, [words] int32, valid until the next but one is sent.
+        """
+        host = self._next_host()
         words = self._rows.write(batch, host.numpy())
+        return self._copy(host, words)
+
+    def send_message(self, message: np.ndarray) -> None:
+        """Do the same with a message that another rank's ``send`` returned."""
+        host = self._next_host()
+        host.numpy()[: len(message)] = message
+        self._copy(host, len(message))
+
+    def _next_host(self) -> torch.Tensor:
+        """Return the host's memory for the next message, which no copy reads any more.
+
+        Steps that sample nothing are not waited for: the host may be several of them ahead.
+        """
+        self._turn = 1 - self._turn
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        return self._host[self._turn]
+
+    def _copy(self, host: torch.Tensor, words: int) -> np.ndarray:
         self._message[:words].copy_(host[:words], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record()
+        message: np.ndarray = host.numpy()[:words]
+        return message
 
     def sampling(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the settings and keys of the samples of the last step."""

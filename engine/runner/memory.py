@@ -24,8 +24,11 @@ class MemoryUse:
     pool: int = 0
 
 
-def weight_bytes(config: HFConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes of a model that was just loaded: measured on a GPU, computed on a CPU."""
+def weight_bytes(config: HFConfig, dtype: torch.dtype, device: torch.device, world: int = 1) -> int:
+    """Return the bytes of a model that was just loaded: measured on a GPU, computed on a CPU.
+
+    Of ``world`` ranks, those of one.
+    """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    return count_parameters(config) * dtype.itemsize
+    return count_parameters(config) * dtype.itemsize // world

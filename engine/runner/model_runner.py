@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,23 @@ from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, KVConfig
+from kiln.engine.distributed.group import Group
+from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.sizing import peak_bytes, size_pool
 from kiln.engine.lora.runtime import Adapters, load_adapters
+from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
-from kiln.engine.lora.store import AdapterStore
+from kiln.engine.lora.store import AdapterStore as RankStore
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.splitting import check_split, rank_attention
+from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.failures import explained
@@ -37,6 +42,7 @@ from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.lora_backend import choose_backend, without_unused
 from kiln.engine.runner.memory import MemoryUse, weight_bytes
 from kiln.engine.runner.sampler import HostCopies
+from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.step_graphs import StepGraphs, graph_device, graph_keys
 from kiln.engine.runner.steps import Steps, ThreadedSteps
 from kiln.engine.runner.trial import in_one_block, trial_batch
@@ -53,14 +59,19 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """A loaded model with its KV pool. One thread calls it.
 
-    ``kernels``: kernel family -> what runs for it, and why.
+    ``kernels``: kernel family -> what runs for it, and why. ``group``: the ranks that share the
+    model, of which this process runs one; None: it has the whole model.
     ``progress`` hears of (stage, done, total). Raises ConfigError or ModelError when the model
     cannot be served as configured, KernelError when a toggle names a kernel that cannot run.
     """
 
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, progress: Progress | None = None, group: Group | None = None
+    ) -> None:
         wanted, report = config.model, progress or _silent
-        self.device = resolve_device(wanted.device)
+        self.device = resolve_device(wanted.device) if group is None else group.device
+        self._group = group or Group(0, 1, self.device)
+        split = Split(self._group.rank, self._group.size, self._group.name)
         self._limits = config.scheduler.for_device(self.device.type)
         config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
         self._graph_config = config.graphs
@@ -68,6 +79,8 @@ class ModelRunner:
         self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
         folder = resolve_model_folder(wanted.model)
         family, self.model_config = read_model(folder)
+        check_split(self.model_config, split.world)
+        self._kv_heads = rank_attention(self.model_config.attention, split)
         self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
         self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
@@ -87,13 +100,15 @@ class ModelRunner:
             hf, length = self.model_config, self.max_model_len
             weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
             sites = Sites() if config.lora.enabled else None  # None: layers without adapters
-            model = load_model(family, hf, weights, length, self.dtype, self.device, report, sites)
-            self.memory = MemoryUse(weight_bytes(hf, self.dtype, self.device))
+            place = (self.dtype, self.device)
+            model = load_model(family, hf, weights, length, *place, report, sites, split)
+            self.memory = MemoryUse(weight_bytes(hf, *place, split.world))
             self._adapters: Adapters | None = None
             if sites is not None:  # takes memory, as the kernels do
                 backend = choose_backend(decisions, self._limits.max_num_batched_tokens)
+                shard = None if split.world == 1 else AdapterShard(family, hf, split)
                 self._adapters = load_adapters(
-                    config.lora, sites, self.dtype, self.device, report, backend.make
+                    config.lora, sites, self.dtype, self.device, report, backend.make, shard
                 )
                 self.kernels[LORA] = backend.reason
             self._model = compiled(model, self.device, settings(), report)
@@ -127,6 +142,11 @@ class ModelRunner:
     @property
     def adapter_store(self) -> AdapterStore | None:
         """The LoRA adapters, if the model is built for any."""
+        return self.rank_store
+
+    @property
+    def rank_store(self) -> RankStore | None:
+        """The parts of the LoRA adapters that this rank keeps, if the model is built for any."""
         return None if self._adapters is None else self._adapters.store
 
     def launch(self, batch: Batch) -> Any:
@@ -140,6 +160,10 @@ class ModelRunner:
     def collect(self, launched: Any) -> StepOutput:
         """Wait for a launched step and return its tokens. Steps are collected in order."""
         return self._steps.collect(launched)
+
+    def follow(self, frame: StepFrame) -> None:
+        """Run a step that rank 0 has announced."""
+        self._direct.follow(frame)
 
     def run(self, batch: Batch) -> StepOutput:
         """Launch a step and collect it."""
@@ -171,6 +195,16 @@ class ModelRunner:
         """Return how often each graph was replayed, and why steps ran without one."""
         runner = self._graphs.runner
         return GraphCounts() if runner is None else runner.counts
+
+    def all_reduces(self) -> Mapping[str, int]:
+        """Return how often tensors were summed over the ranks, by algorithm."""
+        return self._group.stats()
+
+    def check_ranks(self) -> None:
+        """Raise DeviceError if another rank is gone."""
+
+    def close(self) -> None:
+        """Release what other processes hold for this runner."""
 
     def _adapter_groups(self) -> Iterable[dict[int, str]]:
         """Return the names of adapters by slot, so that each has a request of a trial step."""
@@ -217,7 +251,7 @@ class ModelRunner:
             self.memory.graphs = self._graphs.measure()
             return self.memory.step + self.memory.graphs
         finally:
-            del self._pool, self._steps, self._graphs
+            del self._pool, self._steps, self._direct, self._graphs
 
     def _use(self, pool: KVPool) -> None:
         """Make a pool the one that every step writes."""
@@ -230,15 +264,16 @@ class ModelRunner:
             self._graph_keys,
             settings(),
             self._graph_device,
+            self._group,
             self._adapters,
         )
-        steps = Steps(step, self._graphs, self._copies, self._adapters)
-        threaded = self.device.type == "cpu" and self._limits.overlap
-        self._steps = ThreadedSteps(steps) if threaded else steps
+        self._direct = Steps(step, self._graphs, self._copies, self._group, self._adapters)
+        threaded = self.device.type == "cpu" and self._limits.overlap and self._group.rank == 0
+        self._steps = ThreadedSteps(self._direct) if threaded else self._direct
 
     @property
     def _kv_shape(self) -> KVShape:
-        return KVShape(self.model_config.attention, self.kv_dtype)
+        return KVShape(self._kv_heads, self.kv_dtype)
 
     def _make_attention(self, config: EngineConfig) -> Attention:
         shape, limits = self._kv_shape, self._limits
@@ -250,9 +285,8 @@ class ModelRunner:
     def _make_pool(self, kv: KVConfig) -> KVPool:
         measured = self.device.type == "cuda" and kv.num_blocks is None
         step_bytes = self._step_bytes(kv) if measured else 0
-        return self._allocate(
-            size_pool(kv, self._kv_shape, self.device, self.max_model_len, step_bytes), kv
-        )
+        own = size_pool(kv, self._kv_shape, self.device, self.max_model_len, step_bytes)
+        return self._allocate(self._group.minimum([own])[0], kv)
 
     def _allocate(self, num_blocks: int, kv: KVConfig) -> KVPool:
         shape = self._kv_shape

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from kiln.cache.env import Env
 from kiln.engine.attention import operator
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.config import GraphConfig
+from kiln.engine.distributed.group import Group
 from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
 from kiln.engine.graphs.device import Between, CudaGraphs, GraphDevice
@@ -88,8 +89,11 @@ class StepGraphs:
         keys: Sequence[GraphKey],
         env: Env,
         device: GraphDevice | None,
+        group: Group,
         adapters: Adapters | None = None,
     ) -> None:
+        self._group = group
+        self._sums: dict[GraphKey, Mapping[str, int]] = {}  # of a replay, by algorithm
         self.verification = Verification.parse(env.graph_verify)
         self._step = step
         self._strict = env.graph_strict
@@ -114,12 +118,14 @@ class StepGraphs:
             self._whole |= {adapted[key] for key in self._whole}
             keys = (*keys, *adapted.values())
         self.runner = CudaGraphRunner(
-            self._capture,
+            self._captured,
             keys,
             device,
             step.inputs.addresses,
             garbage_collection=config.garbage_collection,
-            strict=env.graph_strict,
+            # Of several ranks none may go on alone, as the others wait for its sums.
+            strict=env.graph_strict or group.size > 1,
+            agree=group.minimum,
         )
 
     @torch.inference_mode()
@@ -152,7 +158,7 @@ class StepGraphs:
         for done, (key, tokens) in enumerate(cases):
             progress("verifying graphs", done, len(cases))
             if key in self.runner.keys:
-                self._judge(key, _difference(check, key, tokens))
+                self._judge(key, self._difference(check, key, tokens))
         if cases:
             progress("verifying graphs", len(cases), len(cases))
         deque(groups, maxlen=0)  # leave an empty pool
@@ -212,6 +218,15 @@ class StepGraphs:
         with self._adapters.fixed_step(key.tokens, key.rows):
             return self._run(key, between)
 
+    def _captured(self, key: GraphKey, between: Between) -> torch.Tensor:
+        """Run a step that may be captured; on a GPU, keep how many sums a replay will do."""
+        before = Counter(self._group.stats())
+        logits = self._capture(key, between)
+        if self._step.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._sums[key] = Counter(self._group.stats()) - before
+            self._group.uncount(self._sums[key])
+        return logits
+
     def _run(self, key: GraphKey, between: Between) -> torch.Tensor:
         if key in self._whole:
             return self._step.whole(key)
@@ -227,6 +242,7 @@ class StepGraphs:
     def _replay(self, key: GraphKey, batch: Batch) -> torch.Tensor:
         assert self.runner is not None
         self._prepare(key, batch)
+        self._group.count(self._sums.get(key, {}))
         return self.runner.replay(key)
 
     def _eager(self, key: GraphKey, batch: Batch) -> torch.Tensor:
@@ -245,16 +261,19 @@ class StepGraphs:
 
     def _judge(self, key: GraphKey, difference: str, error: type[KilnError] = ModelError) -> None:
         assert self.runner is not None
+        if not self._group.minimum([not difference])[0]:
+            difference = difference or "on another rank it differs from an eager step"
         if not difference:
             return
         if self._strict:
             raise error(f"the CUDA graph of {key}: {difference} (KILN_GRAPH_STRICT=1)")
         self.runner.drop(key, difference)
 
-
-def _difference(check: GraphCheck, key: GraphKey, tokens: int) -> str:
-    """Return how a graph differs. One without memory for the comparison is not used either."""
-    try:
-        return check.difference(key, tokens)
-    except torch.OutOfMemoryError:
-        return "out of memory"
+    def _difference(self, check: GraphCheck, key: GraphKey, tokens: int) -> str:
+        """Return how a graph differs. One without memory for the comparison is not used either."""
+        try:
+            return check.difference(key, tokens)
+        except torch.OutOfMemoryError:
+            if self._group.size > 1:  # the other ranks wait for the sums of this one
+                raise
+            return "out of memory"

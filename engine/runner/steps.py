@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 
+from kiln.engine.distributed.group import Group
+from kiln.engine.errors import DeviceError
+from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.lora.runtime import Adapters
 from kiln.engine.requests.batch import Batch, ScheduledRequest, StepOutput
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
+from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.step_graphs import StepGraphs
 from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 
@@ -26,19 +30,26 @@ class PendingStep(NamedTuple):
 
 
 class Steps:
-    """Runs the steps of a model, as graphs where there are any."""
+    """Runs the steps of a model, as graphs where there are any.
+
+    ``announce``, if it is set, gets every step before rank 0 runs it, for the other ranks.
+    """
 
     def __init__(
         self,
         step: ModelStep,
         graphs: StepGraphs,
         copies: HostCopies,
+        group: Group,
         adapters: Adapters | None = None,
     ) -> None:
         self._step = step
         self._graphs = graphs
         self._copies = copies
+        self._group = group
         self._adapters = adapters
+        self.announce: Callable[[StepFrame], None] | None = None
+        self._interrupted = ""  # the step that the other ranks ran and this one did not
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -47,15 +58,36 @@ class Steps:
         Raises DeviceError if the device is lost, ConfigError if memory ran out.
         """
         about = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
+        if self._interrupted:
+            raise DeviceError(
+                f"rank 0 of {self._group.size} was interrupted in {self._interrupted}, which the "
+                "other ranks run: start Kiln again"
+            )
         with explained(self._step.device, about):
-            self._step.inputs.send(batch)
-            sampling: Sequence[ScheduledRequest] = batch.requests
-            if not all(batch.columns.samples):
-                sampling = [request for request in batch.requests if request.samples]
-            run = self._replay if self._has_graph(batch) else self._run
-            samples = run(batch, sampling)
-            pending = None if samples is None else self._copies.begin(samples)
-        return PendingStep(about, sampling, pending)
+            key = self._choose_graph(batch)
+            words = self._step.inputs.send(batch)
+            if self.announce is None:
+                return self._launch(batch, key, about)
+            self.announce(StepFrame(batch, key, words))
+        try:
+            with explained(self._step.device, about):
+                return self._launch(batch, key, about)
+        except Exception as error:  # the other ranks wait for the sums of this one
+            raise DeviceError(
+                f"rank 0 of {self._group.size} failed in {about}, which the other ranks run too: "
+                f"{error or repr(error)}; an engine needs all its ranks: start Kiln again"
+            ) from error
+        except BaseException:
+            self._interrupted = about
+            raise
+
+    @torch.inference_mode()
+    def follow(self, frame: StepFrame) -> None:
+        """Queue a step that rank 0 has announced. Raises what ``launch`` raises."""
+        about = f"a step of {frame.batch.num_tokens} tokens"
+        with explained(self._step.device, about):
+            self._step.inputs.send_message(frame.words)
+            self._launch(frame.batch, frame.key, about)
 
     def collect(self, step: PendingStep) -> StepOutput:
         """Wait for a step and return its tokens. Raises DeviceError if the device is lost."""
@@ -64,20 +96,30 @@ class Steps:
         with explained(self._step.device, step.description):
             return StepOutput(step.samples.wait(step.sampling))
 
-    def _has_graph(self, batch: Batch) -> bool:
-        """Whether a batch runs in a graph; if not, the reason is counted."""
+    def _launch(self, batch: Batch, key: GraphKey | None, about: str) -> PendingStep:
+        """Run the step of the message that was sent last."""
+        sampling: Sequence[ScheduledRequest] = batch.requests
+        if not all(batch.columns.samples):
+            sampling = [request for request in batch.requests if request.samples]
+        samples = self._run(batch, sampling) if key is None else self._replay(key, batch, sampling)
+        if samples is None or self._group.rank > 0:
+            return PendingStep(about, sampling, None)
+        return PendingStep(about, sampling, self._copies.begin(samples))
+
+    def _choose_graph(self, batch: Batch) -> GraphKey | None:
+        """Return the graph that a batch runs in; None, and the reason is counted, if in none."""
         graphs = self._graphs.runner
         if graphs is None or not graphs.is_ready:
-            return False
+            return None
         reason = self._graphs.can_run(batch)
         if reason:
             graphs.counts.fallbacks[reason] += 1
-        return not reason
+            return None
+        return graphs.replay_prepare(batch)
 
-    def _replay(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
-        graphs = self._graphs.runner
-        assert graphs is not None
-        key = graphs.replay_prepare(batch)
+    def _replay(
+        self, key: GraphKey, batch: Batch, sampling: Sequence[ScheduledRequest]
+    ) -> Samples | None:
         used = len(sampling)
         logits = self._graphs.replay(key, batch, used)
         if not sampling:
@@ -100,13 +142,17 @@ class Steps:
         logits = self._step.model.logits(hidden.index_select(0, inputs.sample_rows))
         return self._sample(logits, sampling)
 
-    def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Samples:
+    def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Samples | None:
+        """Sample on every rank alike; where a request edits its logits, on rank 0 for all."""
         rows = len(sampling)
         settings, keys = self._step.inputs.sampling(rows)
         if all(request.is_plain for request in sampling):
             return sample_tokens(logits, settings, keys, out=self._step.samples(rows))
-        samples = sample(logits, settings, keys, sampling)
-        self._step.inputs.sampled[:rows].copy_(samples.tokens)
+        own, samples = self._step.inputs.sampled[:rows], None
+        if self._group.rank == 0:
+            samples = sample(logits, settings, keys, sampling)
+            own.copy_(samples.tokens)
+        self._group.broadcast(own)
         return samples
 
 

@@ -32,6 +32,7 @@ _BY_LABEL = {  # engine count -> (metric, label, help)
     "adapter_on_device": ("lora_on_device", "adapter", "1 if it is in the adapter pool."),
     "adapter_placements": ("lora_placements", "adapter", "Its copies to the device."),
     "adapter_tokens": ("lora_generation_tokens", "adapter", "Tokens generated with it."),
+    "all_reduces": ("all_reduces", "algorithm", "Sums over the ranks of tensor parallelism."),
     "graph_fallbacks": ("graph_fallbacks", "reason", "Steps without a CUDA graph."),
 }
 

@@ -47,6 +47,9 @@ class FakeCore:
     def abort(self, request_id):
         self.requests.pop(request_id, None)
 
+    def check_ranks(self):
+        pass
+
     def stats(self):
         return Stats(running=len(self.requests), kv_blocks_used=len(self.requests))
 

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from kiln.engine.cli.bench_model import refuse_parallel
 from kiln.engine.cli.measuring import say, say_written
 from kiln.engine.cli.options import add_engine_arguments, engine_flags, find_model, served_name
 from kiln.engine.errors import ConfigError
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) < 1:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} {getattr(args, name)}: must be 1 or more")
+    refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
     folder = find_model(args)
     prompts = serving.make_prompts(folder, args.num_prompts, args.prompt_tokens)
     with _server(args) as url:

@@ -4,6 +4,9 @@ The server listens at once; readiness is 503 until the model is loaded. On SIGTE
 requests in flight may finish within --shutdown-timeout; a second signal stops at once. If the
 engine process dies, clients get an error within a second and the server exits with code 1, so that
 a supervisor can restart it.
+
+With --tp N a model runs on N GPUs, each with a process. torchrun may start these too, on one
+machine or several: torchrun --nproc-per-node N --no-python kiln serve …
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from kiln.engine.cli.listen import is_loopback, open_listener
     from kiln.engine.cli.options import engine_config, find_model
+    from kiln.engine.cli.torchrun import with_torchrun
     from kiln.engine.errors import ConfigError
     from kiln.engine.process.child import EngineProcess
 
@@ -65,12 +69,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.shutdown_timeout >= 0:
         raise ConfigError(f"--shutdown-timeout {args.shutdown_timeout}: must be 0 or more seconds")
     folder = find_model(args)
-    config = engine_config(args, folder)
+    config, place = with_torchrun(engine_config(args, folder))
     logging.basicConfig(
         level=args.log_level.upper(),
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if place is not None and place.rank > 0:
+        from kiln.engine.runner.follow import follow_launched
+
+        return follow_launched(place, config)
     with open_listener(args.host, args.port) as listener:
         process = EngineProcess.spawn(config)
         try:

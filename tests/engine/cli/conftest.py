@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from kiln.engine.process.child import module_command
+from kiln.engine.distributed.command import module_command
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

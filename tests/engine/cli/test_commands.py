@@ -129,7 +129,7 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
     import os
     import signal
 
-    from kiln.engine.process.child import module_command
+    from kiln.engine.distributed.command import module_command
 
     command = [*module_command("kiln.engine.cli.main"), "serve", "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
@@ -51,7 +52,7 @@ def delta(pair, x):
 def test_the_ranks_together_add_what_the_whole_adapter_adds(world):
     sites = model_sites()
     adapter = whole_adapter(sites)
-    ranks = [Shard(rank, world, KV_HEADS) for rank in range(world)]
+    ranks = [Shard(Split(rank, world), KV_HEADS) for rank in range(world)]
     shards = [rank.adapter(adapter, sites.all) for rank in ranks]
     for site in sites.all:
         for part in site.parts:
@@ -79,7 +80,10 @@ def test_ranks_that_share_a_head_have_the_same_weights():
     adapter = whole_adapter(sites)
     row = sites.parts[3].row
     assert sites.parts[3].name == "v_proj"
-    own = [Shard(rank, 8, KV_HEADS).adapter(adapter, sites.all).pairs[row].b for rank in range(8)]
+    own = [
+        Shard(Split(rank, 8), KV_HEADS).adapter(adapter, sites.all).pairs[row].b
+        for rank in range(8)
+    ]
     assert {b.shape[0] for b in own} == {HEAD}
     assert [b.data_ptr() == own[0].data_ptr() for b in own] == [True] * 4 + [False] * 4
 
@@ -88,7 +92,7 @@ def test_the_memory_of_the_ranks_is_that_of_the_adapter_but_for_what_all_need():
     sites = model_sites()
     adapter = whole_adapter(sites)
     gate_up = next(site for site in sites.all if site.kind is Kind.GATE_UP)
-    shard = Shard(1, 4, KV_HEADS).adapter(adapter, sites.all)
+    shard = Shard(Split(1, 4), KV_HEADS).adapter(adapter, sites.all)
     for part in gate_up.parts:
         whole, own = adapter.pairs[part.row], shard.pairs[part.row]
         assert own.a is whole.a
@@ -98,11 +102,15 @@ def test_the_memory_of_the_ranks_is_that_of_the_adapter_but_for_what_all_need():
 @pytest.mark.parametrize(
     ("world", "kv_heads", "says"),
     [
-        (5, KV_HEADS, "5 GPUs: q_proj has 24 outputs, not a multiple of it"),
-        (4, 3, "4 GPUs: v_proj has 3 heads, and neither number is a multiple of the other"),
+        (5, KV_HEADS, "tensor_parallel_size=5: q_proj has 24 outputs, not a multiple of 5"),
+        (
+            4,
+            3,
+            "tensor_parallel_size=4: v_proj has 3 heads, and neither number is a multiple",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_split_are_refused_by_name(world, kv_heads, says):
     sites = model_sites()
     with pytest.raises(ConfigError, match=says):
-        Shard(0, world, kv_heads).adapter(whole_adapter(sites), sites.all)
+        Shard(Split(0, world), kv_heads).adapter(whole_adapter(sites), sites.all)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import pytest
 import torch
 
+from kiln.engine.distributed.split import Split
+from kiln.engine.errors import ConfigError
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.build import Builder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.parameters import Parameters
 from kiln.engine.models.registry import known_families, read_model
+from kiln.engine.models.splitting import check_split
 
 CPU = torch.device("cpu")
 
@@ -78,13 +81,27 @@ def test_the_parts_of_a_projection_lie_in_their_order(built, made):
     assert qkv.weight.dtype == torch.bfloat16
 
 
-def test_head_counts_come_from_the_shape_alone(tmp_path, built):
-    """Fewer heads in the shape, as a rank has them: smaller projections, and nothing else."""
-    built("LlamaForCausalLM")
+@pytest.mark.parametrize(("world", "heads", "kv_heads"), [(2, 2, 1), (4, 1, 1)])
+def test_ranks_have_heads_of_their_own_until_there_are_too_few(
+    tmp_path, built, world, heads, kv_heads
+):
+    whole = built("LlamaForCausalLM", attention_bias=True).blocks[1].attention
     config = read_model(tmp_path)[1]
-    builder = Builder(config, DummyWeights(0, torch.float32), 64, torch.float32, CPU)
-    builder._shape = replace(config.attention, num_heads=2, num_kv_heads=1)
-    attention = builder.block(0).attention
-    assert attention.qkv.weight.shape == (4 * 8, 32)
-    assert attention.output.weight.shape == (32, 2 * 8)
-    assert attention.attention.shape.num_heads == 2
+    query, key, value = whole.qkv.weight.split([32, 16, 16])
+    for rank in range(world):
+        weights, split = DummyWeights(0, torch.bfloat16), Split(rank, world)
+        builder = Builder(config, weights, 64, torch.bfloat16, CPU, None, split)
+        attention = builder.block(1).attention
+        own = rank * 2 // world  # KV heads of 8 elements
+        wanted = [query.chunk(world)[rank], key[own * 8 :][:8], value[own * 8 :][:8]]
+        assert torch.equal(attention.qkv.weight, torch.cat(wanted))
+        assert torch.equal(attention.output.weight, whole.output.weight.chunk(world, 1)[rank])
+        shape = attention.attention.shape
+        assert (shape.num_heads, shape.num_kv_heads) == (heads, kv_heads)
+
+
+def test_sizes_that_no_rank_can_share_are_refused_with_what_fits(tmp_path, built):
+    built("LlamaForCausalLM", intermediate_size=50)
+    config = read_model(tmp_path)[1]
+    with pytest.raises(ConfigError, match=r"=4: .*intermediate_size is 50.*split over 1, 2$"):
+        check_split(config, 4)

@@ -14,7 +14,7 @@ import kiln
 PARENT = """
 import subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from kiln.engine.process.child import module_command
+from kiln.engine.distributed.command import module_command
 sys.exit(subprocess.run(module_command("probe")).returncode)
 """
 PROBE = """

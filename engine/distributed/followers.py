@@ -1,0 +1,191 @@
+"""Rank 0's hold on the other ranks: it starts them, talks to them, and notices when one is gone.
+
+All ranks live or die together. A follower ends itself when rank 0 is gone. When a follower ends,
+fails, or is silent, rank 0 kills the others, so that its own call that waits for one of them
+raises.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kiln.engine.distributed.channel import Closed, Kind, listen
+from kiln.engine.distributed.command import module_command, private_folder
+from kiln.engine.distributed.joining import Member, join
+from kiln.engine.distributed.launched import Launched
+from kiln.engine.distributed.watch import Watch
+from kiln.engine.errors import ConfigError, DeviceError, KilnError
+
+ADDRESS_KEY = "address"  # in the store: where rank 0 listens
+_START_SECONDS = 60.0  # for a process of this machine to connect
+_STOP_SECONDS = 5.0  # for a follower to exit when it is told to
+_VERDICT_SECONDS = 1.5  # for the watch to find out why a call of rank 0 failed
+
+OnLost = Callable[[KilnError], None]
+
+
+class Followers:
+    """The ranks 1 to ``size - 1`` of an engine. Make it with ``spawn`` or ``await_launched``."""
+
+    def __init__(
+        self, members: list[Member], folder: Path | None, on_lost: OnLost | None = None
+    ) -> None:
+        self.size = len(members) + 1
+        self.folder = folder
+        self._members = members
+        self._replies: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
+        self._abort: Callable[[], None] | None = None
+        self._on_lost = on_lost
+        self._closed = False
+        self._watch = Watch(members, self._replies.put, self._end)
+
+    @classmethod
+    def spawn(cls, size: int, module: str, on_lost: OnLost | None = None) -> Followers:
+        """Start followers on this machine, which run ``main`` of a module.
+
+        Raises ConfigError if one cannot be started.
+        """
+        folder = private_folder()
+        children: dict[int, subprocess.Popen[bytes]] = {}
+        try:
+            address = str(folder / "ranks")
+            with listen(address) as listener:
+                for rank in range(1, size):
+                    children[rank] = subprocess.Popen(
+                        [*module_command(module), str(rank), address],
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,  # Ctrl-C reaches rank 0 only
+                    )
+                members = join(listener, size, children, _START_SECONDS)
+            return cls(members, folder, on_lost)
+        except BaseException as error:
+            for child in children.values():
+                child.kill()
+                child.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ConfigError(f"cannot start the processes of other ranks: {error}") from error
+            raise
+
+    @classmethod
+    def await_launched(
+        cls, place: Launched, store: Any, on_lost: OnLost | None = None
+    ) -> Followers:
+        """Wait for the followers that torchrun started, on this machine and on others.
+
+        Raises ConfigError if one does not come.
+        """
+        with listen((place.own_address(), 0)) as listener:
+            host, port = listener.getsockname()[:2]
+            store.set(ADDRESS_KEY, f"{host}:{port}")
+            return cls(join(listener, place.world, {}, 10 * _START_SECONDS), None, on_lost)
+
+    def start(self, content: Any) -> None:
+        """Tell all what to run, JSON."""
+        self.tell(Kind.START, content)
+
+    def use_abort(self, abort: Callable[[], None]) -> None:
+        """Call ``abort`` when a rank is gone, so that rank 0's own calls end."""
+        self._abort = abort
+
+    def declare_ready(self) -> None:
+        """Notice silence earlier from now on: while they load, ranks may be busy for long.
+
+        All have connected, so that nothing is left where they met if this process is killed.
+        """
+        self._watch.serving = True
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def send(self, kind: Kind, content: bytes = b"") -> None:
+        """Send a message to all. Raises DeviceError if a rank is gone."""
+        for member in self._members:
+            try:
+                member.messages.send(kind, content)
+            except Closed as error:
+                lost = DeviceError(f"rank {member.rank} of {self.size} is gone: {error}")
+                raise self.blame(lost) from error
+
+    def tell(self, kind: Kind, content: Any) -> None:
+        """Send a message with JSON to all. Raises DeviceError if a rank is gone."""
+        self.send(kind, json.dumps(content).encode())
+
+    def replies(self) -> list[tuple[int, str]]:
+        """Wait for a reply of each follower; return rank and error of those that failed.
+
+        Raises DeviceError if a rank is gone.
+        """
+        failed = []
+        for _ in self._members:
+            while True:
+                try:
+                    rank, error = self._replies.get(timeout=0.2)
+                    break
+                except queue.Empty:
+                    self.check()
+            if error is not None:
+                failed.append((rank, error))
+        return failed
+
+    def check(self) -> None:
+        """Raise the error, DeviceError or that of a failed load, if a rank is gone."""
+        if self._watch.error is not None:
+            raise self._watch.error
+        if self._closed:
+            raise DeviceError("this engine was closed, and its other ranks with it: make a new one")
+
+    def blame(self, error: Exception) -> Exception:
+        """Return why a call of rank 0 failed: another rank's error if one is gone, else its own."""
+        if isinstance(error, KilnError) and not isinstance(error, DeviceError):
+            return error
+        until = time.monotonic() + _VERDICT_SECONDS
+        while self._watch.error is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self._watch.error or error
+
+    def stop(self) -> None:
+        """Tell all followers to exit, without waiting for it."""
+        if self._closed:
+            return
+        self._closed = self._watch.closing = True
+        for member in self._members:
+            try:
+                member.messages.send(Kind.STOP)
+            except Closed:
+                continue  # it has exited
+
+    def close(self) -> None:
+        """Stop all followers, and kill those that do not exit; safe to call more than once."""
+        self.stop()
+        until = time.monotonic() + _STOP_SECONDS
+        for member in self._members:
+            if member.child is not None:
+                _reap(member.child, until)
+        for member in self._members:
+            member.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, error: KilnError) -> None:
+        """Do what must follow when a rank is gone, in the thread of the watch."""
+        for member in self._members:
+            member.kill()
+        if self._abort is not None:
+            self._abort()
+        if self._on_lost is not None:
+            self._on_lost(error)
+
+
+def _reap(child: subprocess.Popen[bytes], until: float) -> None:
+    try:
+        child.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

@@ -1,0 +1,66 @@
+"""A follower's connections to rank 0. They are open before torch is imported.
+
+On one come the messages, which the main thread reads. The other tells rank 0 every second that this
+process lives, and ends the process when rank 0 is gone, whatever the main thread is waiting for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sys
+import threading
+from typing import Any
+
+from kiln.engine.distributed.channel import Address, Closed, Kind, dial
+
+_ALIVE_SECONDS = 1.0
+
+
+class Inbox:
+    """The connections of one follower. Raises OSError if rank 0 does not listen."""
+
+    def __init__(self, address: Address, rank: int) -> None:
+        self._messages, self._life = dial(address), dial(address)
+        for role, channel in (("messages", self._messages), ("life", self._life)):
+            channel.tell(Kind.HELLO, {"rank": rank, "pid": os.getpid(), "role": role})
+        threading.Thread(target=self._live, name="kiln-life", daemon=True).start()
+
+    def start(self) -> dict[str, Any]:
+        """Wait for what rank 0 wants to be run. Raises Closed."""
+        kind, content = self._messages.receive()
+        assert kind is Kind.START, kind
+        found: dict[str, Any] = json.loads(content)
+        return found
+
+    def next(self) -> tuple[Kind, bytes]:
+        """Wait for a message. Raises Closed when rank 0 has gone."""
+        return self._messages.receive()
+
+    def reply(self, error: str | None) -> None:
+        """Say how a READ ended; None: well."""
+        self._life.tell(Kind.REPLY, {"error": error})
+
+    def fail(self, error: Exception, expected: bool) -> None:
+        """Say why this rank is about to exit. ``expected``: the message can be shown to users."""
+        content = {
+            "kind": type(error).__name__,
+            "message": str(error) or repr(error),
+            "expected": expected,
+        }
+        try:
+            self._life.tell(Kind.FAILED, content)
+        except Closed:
+            print(f"rank 0 is gone, and this rank failed: {error!r}", file=sys.stderr)
+
+    def _live(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._life, selectors.EVENT_READ)
+        try:
+            while True:
+                self._life.send(Kind.ALIVE)
+                if selector.select(_ALIVE_SECONDS):
+                    self._life.receive()  # rank 0 says nothing here: this raises
+        except Closed:
+            os._exit(1)

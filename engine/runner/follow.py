@@ -1,0 +1,141 @@
+"""The process of a rank that is not rank 0: it loads its part, and runs the steps it is told.
+
+``main`` runs in a process that rank 0 starts, ``follow_launched`` in one that torchrun started. It
+needs no package that the server needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kiln.cache.env import EnvError
+from kiln.engine.config import EngineConfig
+from kiln.engine.distributed.channel import Closed, Kind
+from kiln.engine.distributed.command import read_config_text
+from kiln.engine.distributed.inbox import Inbox
+from kiln.engine.distributed.launched import Launched
+from kiln.engine.errors import ConfigError, KilnError
+
+if TYPE_CHECKING:
+    from kiln.engine.distributed.group import Group
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Follow rank 0 on this machine; ``arguments``: the rank, and where rank 0 listens."""
+    _ignore_signals()
+    rank = int(arguments[0])
+    inbox = Inbox(arguments[1], rank)
+    return _run(inbox, rank, lambda told: _spawned(told, rank))
+
+
+def follow_launched(place: Launched, config: EngineConfig) -> int:
+    """Follow rank 0, which torchrun has started, with its settings and this rank's model folder.
+
+    Returns the exit code. Raises ConfigError if rank 0 cannot be reached.
+    """
+    from kiln.engine.distributed.followers import ADDRESS_KEY
+
+    try:
+        store = place.store()
+        host, _, port = store.get(ADDRESS_KEY).decode().rpartition(":")
+        inbox = Inbox((host, int(port)), place.rank)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"rank {place.rank} cannot reach rank 0 by {place.host}:{place.port}: {error}; does "
+            "rank 0 run the same command?"
+        ) from error
+    _ignore_signals()  # rank 0 drains, and then ends this one
+    return _run(inbox, place.rank, lambda told: _launched(told, place, store, config))
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _run(inbox: Inbox, rank: int, begin: Any) -> int:
+    """Load and follow until rank 0 says stop, or is gone. Returns the exit code."""
+    group: Group | None = None
+    try:
+        config, group = begin(inbox.start())
+        follow(inbox, config, group)
+    except Closed:
+        return 1
+    except Exception as error:
+        from kiln.jit_kernels.declare.errors import KernelError
+
+        expected = isinstance(error, KilnError | KernelError | EnvError)
+        if not expected:
+            logger.exception("rank %d stopped on an unexpected error", rank)
+        inbox.fail(error, expected)
+        _leave(1)
+    if group is not None:
+        group.close()
+    return 0
+
+
+def _leave(code: int) -> None:
+    """Exit without waiting for what other ranks will never send."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _spawned(told: dict[str, Any], rank: int) -> tuple[EngineConfig, Group]:
+    import torch
+
+    from kiln.engine.distributed.connect import LOOPBACK, connect, file_store
+    from kiln.engine.runner.device import resolve_rank_device
+
+    torch.set_num_threads(told["threads"])
+    config, size = read_config_text(told["config"]), told["size"]
+    device = resolve_rank_device(config.model.device, rank, size)
+    return config, connect(file_store(Path(told["folder"]), size), rank, size, device, LOOPBACK)
+
+
+def _launched(
+    told: dict[str, Any], place: Launched, store: Any, own: EngineConfig
+) -> tuple[EngineConfig, Group]:
+    from kiln.engine.distributed.connect import connect
+    from kiln.engine.runner.device import resolve_rank_device
+    from kiln.engine.runner.load import share_threads
+
+    config = read_config_text(told["config"])
+    config = replace(config, model=replace(config.model, model=own.model.model))
+    device = resolve_rank_device(config.model.device, place.local_rank, place.local_world)
+    share_threads(device, place.local_world)
+    return config, connect(store, place.rank, place.world, device, place.own_address())
+
+
+def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
+    """Load this rank's part of the model, then do what rank 0 says until it says stop."""
+    from kiln.engine.runner.followed_store import FollowedStore
+    from kiln.engine.runner.load import prepared
+    from kiln.engine.runner.model_runner import ModelRunner
+    from kiln.engine.runner.step_frame import decode
+    from kiln.jit_kernels.ready import ready_guard
+
+    runner = ModelRunner(config, None, group)
+    prepared(runner, None)
+    group.minimum([0])
+    ready_guard().declare_ready()
+    store = runner.rank_store
+    adapters = None if store is None else FollowedStore(store, inbox)
+    while True:
+        kind, content = inbox.next()
+        if kind is Kind.STEP:
+            runner.follow(decode(content))
+        elif kind is Kind.STOP:
+            return
+        elif adapters is not None:
+            adapters.do(kind, content)
+        else:
+            raise ValueError(f"a message of kind {kind.name} to a follower without adapters")

@@ -1,0 +1,82 @@
+"""Rank 0 of several: a model runner that tells the other ranks every step before it runs it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from kiln.engine.config import EngineConfig
+from kiln.engine.distributed.channel import Kind
+from kiln.engine.distributed.followers import Followers
+from kiln.engine.distributed.group import Group
+from kiln.engine.models.loader import Progress
+from kiln.engine.requests.adapter_jobs import AdapterStore
+from kiln.engine.requests.batch import Batch, StepOutput
+from kiln.engine.runner.lead_store import LeadStore
+from kiln.engine.runner.model_runner import ModelRunner
+from kiln.engine.runner.step_frame import StepFrame, encode
+
+
+class LeadRunner(ModelRunner):
+    """A model runner whose group has other ranks. Each call raises DeviceError if one is gone.
+
+    Until ``lead`` all ranks do the same by themselves: they load, try out and capture.
+    """
+
+    def __init__(
+        self, config: EngineConfig, followers: Followers, group: Group, progress: Progress | None
+    ) -> None:
+        self._followers = followers
+        self._release = weakref.finalize(self, _release, followers, group)  # also at exit
+        super().__init__(config, progress, group)
+        own = self.rank_store
+        self._lead_store = None if own is None else LeadStore(own, followers)
+
+    def lead(self) -> None:
+        """Tell the other ranks each step from now on."""
+        self._direct.announce = self._announce
+        self._followers.declare_ready()
+
+    @property
+    def adapter_store(self) -> AdapterStore | None:
+        """The LoRA adapters of all ranks, if the model is built for any."""
+        return self._lead_store
+
+    def launch(self, batch: Batch) -> Any:
+        """Do what ModelRunner does, on all ranks."""
+        self.check_ranks()
+        try:
+            return super().launch(batch)
+        except Exception as error:
+            raise self._followers.blame(error) from error
+
+    def collect(self, launched: Any) -> StepOutput:
+        """Do what ModelRunner does. Tokens that a rank has not helped to compute are not given."""
+        try:
+            output = super().collect(launched)
+        except Exception as error:
+            raise self._followers.blame(error) from error
+        self.check_ranks()
+        return output
+
+    def all_reduces(self) -> Mapping[str, int]:
+        """Return how often tensors were summed over the ranks, by algorithm."""
+        return self._group.stats()
+
+    def check_ranks(self) -> None:
+        """Raise DeviceError if another rank is gone."""
+        self._followers.check()
+
+    def close(self) -> None:
+        """Stop the other ranks; safe to call more than once."""
+        self._release()
+
+    def _announce(self, frame: StepFrame) -> None:
+        self._followers.send(Kind.STEP, encode(frame))
+
+
+def _release(followers: Followers, group: Group) -> None:
+    followers.stop()
+    group.close()  # a follower that waits for a sum of this rank ends too
+    followers.close()

@@ -1,0 +1,74 @@
+"""A step as rank 0 sends it to the other ranks: int32 words, those of the step's message last.
+
+requests, tokens and rows of the graph (-1: none), is_decode, LoRA graph
+is_plain of each request
+adapter slot of each request
+the message that the device reads (kiln.jit_kernels.ops.step.message)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kiln.engine.graphs.runner import LORA, GraphKey
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.jit_kernels.ops.step.message import records_of
+
+_HEADER = 5
+_PARAMS = SamplingParams()  # of a follower's requests: rank 0 alone needs them
+
+
+class StepFrame(NamedTuple):
+    """A step, the graph to replay, and the message [words] int32."""
+
+    batch: Batch
+    key: GraphKey | None
+    words: np.ndarray
+
+
+def encode(frame: StepFrame) -> bytes:
+    """Return a step as bytes."""
+    of, key = frame.batch.columns, frame.key
+    count = len(frame.batch.requests)
+    size = (-1, -1, 0, 0) if key is None else (*key[:3], key.variant == LORA)
+    head = np.array((count, *size, *of.is_plain, *of.adapter_slot), np.int32)
+    return head.tobytes() + frame.words.tobytes()
+
+
+def decode(content: bytes) -> StepFrame:
+    """Return the step that ``encode`` wrote.
+
+    Of the requests there is what a rank without sampler needs.
+    """
+    words = np.frombuffer(content, np.int32)
+    count, tokens, rows, is_decode, lora = words[:_HEADER].tolist()
+    message = words[_HEADER + 2 * count :]
+    plain, slots = words[_HEADER : _HEADER + 2 * count].reshape(2, count).tolist()
+    records = records_of(message, count)
+    columns = (records[name].tolist() for name in ("row", "count", "start", "num_blocks", "sample"))
+    requests = tuple(
+        ScheduledRequest(
+            request_id="",
+            row=row,
+            num_tokens=num_tokens,
+            num_computed_tokens=start,
+            token_ids=[],
+            num_blocks=num_blocks,
+            new_block_ids=[],
+            samples=sample >= 0,
+            num_output_tokens=0,
+            params=_PARAMS,
+            seed=0,
+            is_plain=bool(is_plain),
+            adapter_slot=slot,
+        )
+        for row, num_tokens, start, num_blocks, sample, is_plain, slot in zip(
+            *columns, plain, slots, strict=True
+        )
+    )
+    variant = LORA if lora else ""
+    key = None if tokens < 0 else GraphKey(tokens, rows, bool(is_decode), variant)
+    return StepFrame(Batch(requests), key, message)

@@ -1,0 +1,115 @@
+"""What torchrun tells a process, what rank 0 tells the others, and where a share begins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kiln.cache.env import torchrun_variables
+from kiln.engine.cli import torchrun
+from kiln.engine.config import (
+    EngineConfig,
+    GraphConfig,
+    LoRAConfig,
+    LoRAModule,
+    ModelConfig,
+    ParallelConfig,
+)
+from kiln.engine.distributed.command import config_text, read_config_text
+from kiln.engine.distributed.launched import launched
+from kiln.engine.distributed.split import Split
+from kiln.engine.errors import ConfigError
+from kiln.engine.graphs.runner import LORA, GraphKey
+from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.runner.rows import Rows, message_room
+from kiln.engine.runner.step_frame import StepFrame, decode, encode
+
+GIVEN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
+def test_the_place_of_a_process_is_what_torchrun_says():
+    place = launched(torchrun_variables({**GIVEN, "HOME": "/root"}))
+    assert (place.rank, place.local_rank, place.world, place.local_world) == (3, 1, 4, 2)
+    assert place.has_store
+    assert place.attempt == "none/2"
+    assert place.own_address() == "127.0.0.1"
+
+
+def test_other_launchers_are_not_taken_for_torchrun():
+    assert launched(torchrun_variables({"RANK": "1", "WORLD_SIZE": "2"})) is None
+
+
+def test_incomplete_variables_are_refused():
+    with pytest.raises(ConfigError, match="MASTER_PORT"):
+        launched({name: value for name, value in GIVEN.items() if name != "MASTER_PORT"})
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_flag_must_agree_with_torchrun(monkeypatch, size):
+    monkeypatch.setattr(torchrun, "launched", lambda: launched(GIVEN))
+    config = EngineConfig(ModelConfig("m"), parallel=ParallelConfig(size))
+    if size == 2:
+        with pytest.raises(ConfigError, match="--tp 2: torchrun has started 4 processes"):
+            torchrun.with_torchrun(config)
+        return
+    config, place = torchrun.with_torchrun(config)
+    assert place.rank == 3
+    assert config.parallel == ParallelConfig(4, "torchrun")
+
+
+def test_a_configuration_survives_as_text():
+    config = EngineConfig(
+        ModelConfig("m", "float16", max_model_len=77),
+        graphs=GraphConfig(bs=(1, 2, 8)),
+        lora=LoRAConfig((LoRAModule("a", "/a"), LoRAModule("b", "/b")), max_loras=1),
+        parallel=ParallelConfig(2),
+    )
+    assert read_config_text(config_text(config)) == config
+
+
+def request(row, count, samples, slot, is_plain):
+    new = list(range(row, row + 2))
+    return ScheduledRequest(
+        f"r{row}", row, count, 9, [5] * count, 0, new, samples, 0, SamplingParams(), row,
+        is_plain=is_plain, adapter_slot=slot,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [None, GraphKey(8, 3, is_decode=False, variant=LORA)])
+def test_a_step_arrives_as_rank_0_runs_it(key):
+    sent = Batch((request(4, 3, False, -1, True), request(1, 1, True, 2, False)))
+    room = np.zeros(message_room(8, 16, 4, 16), np.int32)
+    words = room[: Rows(8).write(sent, room)]
+    got, own_key, own_words = decode(encode(StepFrame(sent, key, words)))
+    assert own_key == key
+    assert own_words.tolist() == words.tolist()
+    for name in ("row", "num_tokens", "num_computed_tokens", "samples", "is_plain", "adapter_slot"):
+        assert getattr(got.columns, name) == getattr(sent.columns, name), name
+    assert (got.is_decode, got.is_plain, got.has_adapters) == (False, False, True)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("size", [3, 10, 301])
+def test_the_shares_of_a_vocabulary_are_the_whole_in_order(world, size):
+    shares = [Split(rank, world).vocabulary(size) for rank in range(world)]
+    places = [place for share in shares for place in range(size)[share.place]]
+    assert places == list(range(size))
+    assert len({share.room for share in shares}) == 1
+
+
+def test_ranks_that_share_a_kv_head_have_the_one_of_their_queries():
+    heads = [Split(rank, 8).kv_heads(2, 16, "k_proj").start // 16 for rank in range(8)]
+    assert heads == [0] * 4 + [1] * 4
+    with pytest.raises(ConfigError, match="tensor_parallel_size=4: k_proj has 6 heads"):
+        Split(0, 4).kv_heads(6, 16, "k_proj")

@@ -1,0 +1,139 @@
+"""`kiln serve` with several ranks: it answers, and no rank's end goes unnoticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import kiln
+from kiln import LLM, SamplingParams
+from kiln.engine.cli.local_server import local_server
+from kiln.engine.distributed.command import module_command
+
+DEMO = Path(kiln.__file__).resolve().parents[3] / "engine" / "demo"
+FLAGS = [str(DEMO), "--device", "cpu", "--dtype", "float32", "--num-kv-blocks", "128"]
+PROMPT = [5, 6, 7, 8]
+ENDLESS = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+SECONDS = {signal.SIGKILL: 5, signal.SIGSTOP: 15}
+
+
+def answer(url):
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    done = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    return done.json()["choices"][0]["text"]
+
+
+def alone():
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    llm = LLM(str(DEMO), device="cpu", dtype="float32", num_kv_blocks=128)
+    return llm.generate([PROMPT], params)[0].outputs[0].text
+
+
+def processes():
+    """Return the parent and the command of every process that runs."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if stat[0] != "Z":
+            found[int(folder.name)] = (int(stat[1]), command)
+    return found
+
+
+def descendants(pid):
+    """Return the processes that a process has started, and those that they have, by command."""
+    every, found, last = processes(), {}, {pid}
+    while last:
+        last = {own for own, (parent, _) in every.items() if parent in last}
+        found |= {own: every[own][1] for own in last}
+    return found
+
+
+def is_gone(pid):
+    until = time.monotonic() + 5
+    while pid in processes() and time.monotonic() < until:
+        time.sleep(0.05)
+    return pid not in processes()
+
+
+@pytest.mark.parametrize("how", list(SECONDS), ids=lambda how: how.name)
+@pytest.mark.parametrize("victim", ["worker", "follow"])
+def test_clients_hear_of_a_rank_that_is_gone_and_nothing_is_left(how, victim):
+    with local_server([*FLAGS, "--tp", "2"]) as (url, server):
+        if how is signal.SIGKILL and victim == "follow":
+            assert answer(url) == alone()
+            assert 'kiln:all_reduces{algorithm="torch"}' in httpx.get(f"{url}/metrics").text
+        ranks = descendants(server.pid)
+        assert sum("runner.follow" in command for command in ranks.values()) == 1
+        (pid,) = (own for own, command in ranks.items() if f".{victim} " in f"{command} ")
+        with httpx.stream("POST", f"{url}/v1/completions", json=ENDLESS, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(pid, how)
+            begun = time.monotonic()
+            last = [line for line in lines if '"error"' in line]
+            assert time.monotonic() - begun < SECONDS[how]
+        assert "rank 1" in last[0] if victim == "follow" else "engine process" in last[0]
+        assert server.wait(20) == 1
+        assert all(is_gone(own) for own in ranks)
+
+
+def test_ranks_that_cannot_share_a_model_end_in_one_line():
+    command = [*module_command("kiln.engine.cli.main"), "serve", *FLAGS, "--tp", "3", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "error: tensor_parallel_size=3: num_attention_heads is" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_machines_by_torchrun_here_both_of_them_this_one(tmp_path):
+    port, meeting = free_port(), free_port()
+    kiln_serve = [*module_command("kiln.engine.cli.main"), "serve", *FLAGS, "--port", str(port)]
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"),
+                *(str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1"),
+                *("--master-port", str(meeting), "--no-python", *kiln_serve),
+            ],
+            stderr=(tmp_path / str(node)).open("w"),
+        )
+        for node in range(2)
+    ]
+    try:
+        url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        while not is_ready(url) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert answer(url) == alone()
+        ranks = {pid for node in nodes for pid in descendants(node.pid)}
+        nodes[0].terminate()
+        assert nodes[1].wait(30) is not None
+        nodes[0].wait(30)
+        assert all(is_gone(pid) for pid in ranks)
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def is_ready(url):
+    try:
+        return httpx.get(f"{url}/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False

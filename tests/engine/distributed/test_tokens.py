@@ -1,0 +1,202 @@
+"""Several ranks answer with the tokens of transformers, however a model is divided."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from kiln import LLM, SamplingParams
+from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
+from kiln.engine.errors import ConfigError
+from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
+
+MODELS = {
+    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "one-kv-head-tied": (
+        "Llama",
+        {"num_key_value_heads": 1, "tie_word_embeddings": True, "vocab_size": 303},
+    ),
+    "window": ("Mistral", {"sliding_window": 10}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 12}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+            "norm_topk_prob": True, "decoder_sparse_step": 2, "head_dim": 32,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(model_of):
+    """Return a function that writes one of MODELS."""
+
+    def make(name):
+        family, more = MODELS[name]
+        return model_of(name, family, **more)
+
+    return make
+
+
+pytestmark = pytest.mark.usefixtures("in_threads")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_and_four_ranks_answer_as_transformers(made, llm_of, tokens_of, prompts, name):
+    folder, model = made(name)
+    wanted = [answer(model, prompt) for prompt in prompts]
+    for world in (2, 4):
+        llm = llm_of(folder, world)
+        assert tokens_of(llm) == wanted
+        stats = llm.core.stats()
+        sums = 1 + 2 * 2  # behind the embedding, and two a layer
+        assert stats.all_reduces == {"torch": sums * (stats.steps + 1)}  # with the trial step
+
+
+def answer(model, prompt, count=8):
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_in_chunks_and_with_preemption(made, llm_of, tokens_of, prompts, world):
+    folder, model = made("biases")
+    wanted = [answer(model, prompt) for prompt in prompts]
+    llm = llm_of(folder, world, max_model_len=45, block_size=5, num_kv_blocks=9, max_chunk_tokens=7)
+    assert tokens_of(llm) == wanted
+    assert llm.core.stats().preemptions > 0
+
+
+def test_a_token_that_rank_0_alone_can_sample_reaches_the_others(made, llm_of, prompts):
+    folder, _ = made("qwen3")
+    params = [
+        SamplingParams(temperature=0.9, seed=index, max_tokens=6, **more)
+        for index, more in enumerate(
+            ({}, {"logprobs": 3}, {"frequency_penalty": 1.5}, {"logit_bias": {5: 90.0}})
+        )
+    ]
+
+    def drawn(world):
+        outputs = llm_of(folder, world).generate(prompts, params)
+        return [list(one.outputs[0].token_ids) for one in outputs]
+
+    alone = drawn(1)
+    assert 5 in alone[3]
+    assert drawn(2) == alone
+
+
+def test_random_weights_are_the_same_for_any_number_of_ranks(made, llm_of, tokens_of):
+    folder, _ = made("qwen2-moe")
+    alone, two = (tokens_of(llm_of(folder, world, load_format="dummy")) for world in (1, 2))
+    assert alone == two
+
+
+def test_a_vocabulary_of_fewer_tokens_than_rows_of_the_ranks(model_of, llm_of):
+    """Ten tokens on four ranks: three each, and one for the last."""
+    folder, model = model_of("few-tokens", vocab_size=10)
+    llm = llm_of(folder, 4)
+    [output] = llm.generate([[1, 9, 3]], SamplingParams(temperature=0, max_tokens=5))
+    assert list(output.outputs[0].token_ids) == answer(model, [1, 9, 3], 5)
+
+
+@pytest.fixture(scope="module")
+def adapters(made, tmp_path_factory):
+    """Write an adapter of all projections, and one of the embedding and the head too."""
+    folder, _ = made("qwen3")
+    written = {}
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    for name, rank, more in (("small", 3, []), ("large", 8, ["embed_tokens", "lm_head"])):
+        torch.manual_seed(rank)
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        own = get_peft_model(base, LoraConfig(r=rank, lora_alpha=8, target_modules=names + more))
+        for key, parameter in own.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(parameter, 0.0, 0.15)
+        written[name] = tmp_path_factory.mktemp("adapters") / name
+        own.save_pretrained(written[name])
+    return folder, written
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_adapters_are_divided_as_the_layers_are(adapters, llm_of, tokens_of, world):
+    folder, written = adapters
+    modules = {name: str(path) for name, path in written.items()}
+    names = ["small", "large", None, "large"]
+
+    def answers(world):
+        llm = llm_of(folder, world, lora_modules=modules, max_loras=1)
+        return tokens_of(llm, lora=names), llm.core.stats().adapter_evictions
+
+    alone, _ = answers(1)
+    assert len({tuple(each) for each in alone}) == 4
+    split, evictions = answers(world)
+    assert split == alone
+    assert evictions > 0  # followers put the same adapters in the same places
+
+
+def test_an_adapter_that_is_loaded_while_serving_is_on_every_rank(adapters, llm_of, tokens_of):
+    folder, written = adapters
+    alone = tokens_of(llm_of(folder, 1, lora_modules={"own": str(written["large"])}), lora="own")
+    config = EngineConfig(
+        ModelConfig(str(folder), "float32", "cpu", max_model_len=64),
+        KVConfig(num_blocks=64),
+        lora=LoRAConfig(root=str(written["large"].parents[1]), memory_gib=0.01),
+        parallel=ParallelConfig(2),
+    )
+    with LLM.from_config(config) as llm:
+        assert "rank" not in load_adapter(llm, "missing", "no-such-folder")
+        path = str(written["large"].relative_to(written["large"].parents[1]))
+        assert load_adapter(llm, "own", path) == ""
+        assert tokens_of(llm, lora="own") == alone
+        llm.core.adapters.begin(UnloadAdapter("job", "own", 5.0))
+        assert ended(llm) == ""
+        assert load_adapter(llm, "own", path) == ""
+        assert tokens_of(llm, lora="own") == alone
+
+
+def load_adapter(llm, name, path):
+    llm.core.adapters.begin(LoadAdapter("job", name, path))
+    return ended(llm)
+
+
+def ended(llm):
+    """Wait for the only job, and return its error as text."""
+    while llm.core.adapters.are_pending:
+        for _, error in llm.core.adapters.end():
+            return "" if error is None else str(error)
+        time.sleep(0.01)
+    raise AssertionError("there was no job")
+
+
+def test_a_model_that_cannot_be_divided_says_by_what_it_can(made, llm_of):
+    folder, _ = made("biases")
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=3: .* is 4.* over 1, 2, 4"):
+        llm_of(folder, 3)
+
+
+def test_weights_that_only_some_ranks_lack_are_named(made, llm_of, tmp_path):
+    folder, _ = made("biases")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="no weights found"):
+        llm_of(tmp_path, 2)
