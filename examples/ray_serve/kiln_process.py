@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kiln.engine.process.child import module_command
+from kiln.engine.distributed.command import module_command
 
 # The kernel ends the server with the thread that started it (PR_SET_PDEATHSIG is 1), also after
 # kill -9. If that thread ended before the call, the parent is already another process.
