@@ -33,7 +33,8 @@ def test_files_that_the_documents_name_exist():
     for document in ("README.md", "CONTRIBUTING.md"):
         text = (ROOT / document).read_text()
         for path in re.findall(
-            r"`((?:cache|engine|jit_kernels|kernel_sources|tests|tools|benchmarks)/[\w./-]+)`", text
+            r"`((?:cache|engine|jit_kernels|kernel_sources|tests|tools|benchmarks|examples)/[\w./-]+)`",
+            text,
         ):
             assert (ROOT / path).exists(), f"{document} names {path}"
 

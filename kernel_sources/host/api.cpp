@@ -96,7 +96,7 @@ using namespace cuda_host;
 
 API void cuda_host_begin(unsigned ranks, uint64_t seed, unsigned resident, int check,
                          int processes, double seconds) {
-  run = Run{seed,  seed * 0x9E3779B97F4A7C15ull + 1, resident, check != 0, false,
+  run = Run{seed, seed * 0x9E3779B97F4A7C15ull + 1, resident, check != 0, false,
             processes != 0, seconds};
   run.ranks = std::vector<Rank>(ranks);
 }

@@ -74,7 +74,7 @@ VECTORS = """
 #include "kiln/ptx/memory.cuh"
 extern "C" __global__ void meet(uint8_t* words) {
   uint32_t w[4] = {0, 0, 0, 0};
-  if (threadIdx.x == 0)
+  if (threadIdx.x + blockIdx.x == 0)
     while (w[1] == 0) kiln::load_words_relaxed<kiln::Scope::sys>(w, words);
   else
     kiln::store_relaxed<kiln::Scope::sys>(reinterpret_cast<uint32_t*>(words) + 1, 1);
@@ -82,9 +82,11 @@ extern "C" __global__ void meet(uint8_t* words) {
 """
 
 
-def test_a_thread_that_polls_several_words_lets_others_run():
-    kernel = build(VECTORS, "meet", "pointer")
-    launch(kernel, (torch.zeros(16, dtype=torch.uint8),), 2, seconds=5)
+@pytest.mark.parametrize(("threads", "blocks"), [(2, 1), (1, 2)])
+def test_a_thread_that_polls_several_words_lets_others_run(threads, blocks):
+    kernel, words = build(VECTORS, "meet", "pointer"), torch.zeros(16, dtype=torch.uint8)
+    launch(kernel, (words,), threads, blocks, seconds=5)
+    assert words[4] == 1
 
 
 def test_threads_that_wait_for_each_other_are_a_deadlock():

@@ -123,8 +123,8 @@ def test_a_tampered_bundle_is_exit_code_4(warm, bare, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("tier", "most"), [("disk", 750), ("bundle", 1500)])
-def test_a_warm_start_of_64_kernels_is_few_calls_each_and_loads_no_compiler(warm, tier, most):
+@pytest.mark.parametrize("tier", ["disk", "bundle"])
+def test_a_warm_start_of_64_kernels_is_few_calls_each_and_loads_no_compiler(warm, tier):
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "tools/import_root"),
@@ -135,6 +135,7 @@ def test_a_warm_start_of_64_kernels_is_few_calls_each_and_loads_no_compiler(warm
         environ["KILN_KERNEL_BUNDLE"] = str(warm.bundle)
     out = subprocess.check_output([sys.executable, "-c", WARM_START], env=environ, timeout=120)
     report = json.loads(out)
-    assert report["calls"] <= 64 * most
+    most = 64 * 750 + (300 * len(warm.jobs) if tier == "bundle" else 0)  # it reads the whole index
+    assert report["calls"] <= most
     assert report["tiers"] == [tier]
     assert (report["imported"], report["mapped"]) == ([], False)

@@ -15,12 +15,14 @@ from kiln.jit_kernels.parity import compare
 from kiln.jit_kernels.registry import operators
 from kiln.jit_kernels.triton_forms import has_triton, triton_form
 
-MOST_TOKENS = 33  # of rotary: one program per token and head, slow to interpret
+# What is slow to interpret: of rotary, a program per token and head; of LoRA, long sums.
+MOST_TOKENS, MOST_INPUTS = 33, 264
 
 
 def shortened(sizes):
-    """Return the sizes with fewer tokens if each token is a program."""
-    return {**sizes, "tokens": min(sizes["tokens"], MOST_TOKENS)} if "heads" in sizes else sizes
+    """Return the sizes with fewer tokens if each token is a program, and shorter sums."""
+    most = {"tokens": MOST_TOKENS} if "heads" in sizes else {"input_size": MOST_INPUTS}
+    return {name: min(size, most.get(name, size)) for name, size in sizes.items()}
 
 
 def watch_overflows(on):

@@ -87,10 +87,12 @@ def in_turn(rank: int, exchange: Exchange, make: Callable[[], T]) -> T:
     return made
 
 
-def launch(kernel: HostKernel, values: tuple[Any, ...], threads: int, **world: Any) -> None:
-    """Run a kernel in one block, beside other processes."""
+def launch(
+    kernel: HostKernel, values: tuple[Any, ...], threads: int, blocks: int = 1, **world: Any
+) -> None:
+    """Run a kernel beside other processes."""
     queue = World(processes=True, **world)
-    queue.enqueue(0, kernel, LaunchGeometry((1, 1, 1), (threads, 1, 1)), values)
+    queue.enqueue(0, kernel, LaunchGeometry((blocks, 1, 1), (threads, 1, 1)), values)
     queue.run()
 
 

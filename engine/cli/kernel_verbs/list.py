@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NAME = "list"
 HELP = "every kernel: compiled variants, registers, shared memory, spills"
+_WIDTH_WITH_TEMPLATES = 110  # characters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
-    Console().print(_table(rows))
+    console = Console()
+    console.print(_table(rows, console.width))
     return 0
 
 
@@ -62,21 +64,27 @@ def _row(job: Job) -> dict[str, Any]:
     return row | known | asdict(resources)
 
 
-def _table(rows: list[dict[str, Any]]) -> Any:
+def _table(rows: list[dict[str, Any]], width: int) -> Any:
+    """Return a row for each kernel; its template only where the numbers leave room for it."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="templates are in kernel_sources/", title_justify="left")
+    table = Table(title="templates are in kernel_sources/", title_justify="left", box=box.SIMPLE)
+    table.pad_edge, table.padding = False, (0, 0)
     table.add_column("kernel", no_wrap=True)
     for name in ("variants", "built", "registers", "shared", "stack", "spills"):
-        table.add_column(name, justify="right")
-    table.add_column("template", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
+    with_template = width >= _WIDTH_WITH_TEMPLATES
+    if with_template:
+        table.add_column("template", no_wrap=True)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         mine = [row for row in rows if row["kernel"] == kernel]
         built = [row for row in mine if row["tier"]]
         variants = {json.dumps(row["variant"]) for row in mine}
         largest = (_largest(built, name) for name in _COLUMNS)
         count = f"{len(built)} of {len(mine)}"
-        table.add_row(kernel, str(len(variants)), count, *largest, mine[0]["template"])
+        template = [mine[0]["template"]] if with_template else []
+        table.add_row(kernel, str(len(variants)), count, *largest, *template)
     return table
 
 

@@ -174,12 +174,14 @@ def test_a_compile_error_is_exit_code_5_and_the_rest_is_built(kiln, monkeypatch)
     assert f"kernel_sources/norm/rms_norm.cu({line})" in err
 
 
-def test_list_tells_what_is_built_and_what_it_takes(over):
-    code, out, _ = over("kernels", "list")
+@pytest.mark.parametrize(("columns", "has_templates"), [(80, False), (140, True)])
+def test_list_tells_what_is_built_and_what_it_takes(over, columns, has_templates):
+    code, out, _ = over("kernels", "list", COLUMNS=columns)
     assert code == 0
+    assert "…" not in out, "every column fits"
     (row,) = [line for line in out.splitlines() if " rms_norm " in line]
     assert "3 of 21" in row
-    assert "norm/rms_norm.cu" in row
+    assert ("norm/rms_norm.cu" in row) == has_templates
     _, out, _ = over("kernels", "list", "--arch", "sm_80,sm_75", "--json")
     rows = json.loads(out)
     assert len(rows) == 2 * NUM_VARIANTS

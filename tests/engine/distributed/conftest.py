@@ -6,7 +6,6 @@ import json
 import queue
 import shutil
 import threading
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,13 @@ SIZES = {
 def model_of(tmp_path_factory):
     """Return a function that writes a model of a family whose tokens depend on all before them."""
 
-    @cache
+    made: dict[str, tuple[Path, Any]] = {}
+
     def make(name: str, family: str = "Llama", **more: Any) -> tuple[Path, Any]:
         import transformers
+
+        if name in made:
+            return made[name]
 
         torch.manual_seed(3)
         config = getattr(transformers, f"{family}Config")(**{**SIZES, **more})
@@ -47,7 +50,8 @@ def model_of(tmp_path_factory):
             torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
         folder = tmp_path_factory.mktemp(name)
         model.save_pretrained(folder)
-        return folder, model
+        made[name] = (folder, model)
+        return made[name]
 
     return make
 

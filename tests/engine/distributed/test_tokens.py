@@ -7,37 +7,12 @@ import time
 
 import pytest
 import torch
+from greedy_models import MODELS
 
 from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
-
-MODELS = {
-    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "one-kv-head-tied": (
-        "Llama",
-        {"num_key_value_heads": 1, "tie_word_embeddings": True, "vocab_size": 303},
-    ),
-    "window": ("Mistral", {"sliding_window": 10}),
-    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("Qwen3", {"head_dim": 24}),
-    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": 12}),
-    "qwen2-moe": (
-        "Qwen2Moe",
-        {
-            "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
-            "shared_expert_intermediate_size": 56,
-        },
-    ),
-    "qwen3-moe": (
-        "Qwen3Moe",
-        {
-            "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
-            "norm_topk_prob": True, "decoder_sparse_step": 2, "head_dim": 32,
-        },
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +37,7 @@ def test_two_and_four_ranks_answer_as_transformers(made, llm_of, tokens_of, prom
         llm = llm_of(folder, world)
         assert tokens_of(llm) == wanted
         stats = llm.core.stats()
-        sums = 1 + 2 * 2  # behind the embedding, and two a layer
+        sums = 1 + 2 * model.config.num_hidden_layers  # behind the embedding, and two a layer
         assert stats.all_reduces == {"torch": sums * (stats.steps + 1)}  # with the trial step
 
 
@@ -77,7 +52,7 @@ def answer(model, prompt, count=8):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_in_chunks_and_with_preemption(made, llm_of, tokens_of, prompts, world):
-    folder, model = made("biases")
+    folder, model = made("llama-mha-biases")
     wanted = [answer(model, prompt) for prompt in prompts]
     llm = llm_of(folder, world, max_model_len=45, block_size=5, num_kv_blocks=9, max_chunk_tokens=7)
     assert tokens_of(llm) == wanted
@@ -189,13 +164,13 @@ def ended(llm):
 
 
 def test_a_model_that_cannot_be_divided_says_by_what_it_can(made, llm_of):
-    folder, _ = made("biases")
+    folder, _ = made("llama-mha-biases")
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=3: .* is 4.* over 1, 2, 4"):
         llm_of(folder, 3)
 
 
 def test_weights_that_only_some_ranks_lack_are_named(made, llm_of, tmp_path):
-    folder, _ = made("biases")
+    folder, _ = made("llama-mha-biases")
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="no weights found"):
