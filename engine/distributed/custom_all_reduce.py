@@ -206,6 +206,10 @@ class CustomAllReduceV2:
         index = self.device.index
         return torch.cuda.current_device() if index is None else index
 
+    def abort(self) -> None:
+        """End the calls that wait for a rank that is gone, from any thread; ``check`` raises."""
+        self._record.stop()
+
     def stats(self) -> Mapping[str, int]:
         """Return the calls by algorithm, and the waits between streams as "stream_waits"."""
         return {**self._calls, "stream_waits": self._guard.waits}

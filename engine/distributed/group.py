@@ -164,6 +164,9 @@ class Group:
     def abort(self) -> None:
         """End the calls that wait for a rank that is gone, from any thread. They raise."""
         self._is_broken = True
+        kernels = self._kernels
+        if kernels is not None:
+            kernels.abort()
         if self._backend is not None and self.device.type == "cuda":
             self._backend.abort()
 

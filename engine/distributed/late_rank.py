@@ -7,7 +7,13 @@ from typing import Any
 import torch
 
 from kiln.engine.errors import CustomAllReduceTimeout
-from kiln.jit_kernels.ops.all_reduce.record import POISONED, RECORD_WORDS, late_ranks, poisoned_by
+from kiln.jit_kernels.ops.all_reduce.record import (
+    POISONED,
+    RECORD_WORDS,
+    STOP,
+    late_ranks,
+    poisoned_by,
+)
 
 _ADVICE = "that rank is stopped or frozen, or made another call; start Kiln again"
 
@@ -20,6 +26,10 @@ class LateRecord:
         self.tensor = torch.zeros(1, RECORD_WORDS, dtype=torch.int32, pin_memory=pinned)
         self._words: Any = self.tensor.numpy()[0]
         self._who = f"rank {rank} of {world}"
+
+    def stop(self) -> None:
+        """End the waits of kernels that run, from any thread: a rank will not come."""
+        self._words[STOP] = 1
 
     def check(self) -> None:
         """Raise CustomAllReduceTimeout if a call of this rank, or of another, has timed out."""

@@ -45,5 +45,8 @@ class SumKernels(Protocol):
     def check(self) -> None:
         """Raise CustomAllReduceTimeout if a rank was late."""
 
+    def abort(self) -> None:
+        """End the calls that wait for a rank that is gone, from any thread."""
+
     def close(self) -> None:
         """Free what the ranks share, together with all other ranks."""

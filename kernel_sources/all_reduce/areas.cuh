@@ -48,7 +48,7 @@ template <class T, int kMost> struct Areas {
     if (!late && tells) {
       store_release<Scope::sys>(tells, goal);
       for (Wait wait; !late && int(load_acquire<Scope::sys>(waits_for) - goal) < 0;)
-        late = wait.is_over(watchdog, int(threadIdx.x));
+        late = wait.is_over(group, watchdog, int(threadIdx.x));
     }
     return !__syncthreads_or(late);
   }

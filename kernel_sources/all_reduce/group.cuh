@@ -24,6 +24,10 @@ namespace kiln {
 enum class Kind { push, pull };
 enum class Algorithm { one_shot_push, two_shot_push, one_shot_pull, two_shot, fused };
 
+// Words of a record: the poison that a call met; what the host sets to end all waits, as it may know
+// that a rank is gone.
+constexpr int kPoisoned = 10, kStop = 11;
+
 struct Group {
   uint8_t *buffers, *own;  // of the first rank of the launch, and of this rank
   const int64_t* peers;    // distance from `buffers` to each rank's buffer
@@ -53,11 +57,12 @@ struct Wait {
   uint64_t since = 0;
 
   // Call it after each unsuccessful poll; returns whether to give up.
-  KILN_FN bool is_over(Watchdog& watchdog, int missing) {
+  KILN_FN bool is_over(const Group& group, Watchdog& watchdog, int missing) {
     if (++polls % kPollsPerClock) return false;
     const uint64_t now = nanoseconds();
     if (!since) since = now | 1;
-    if (now < since || now - since < uint64_t(watchdog.limit_ms) * 1000000) return false;
+    const bool late = now >= since && now - since >= uint64_t(watchdog.limit_ms) * 1000000;
+    if (!late && !load_relaxed<Scope::sys>(group.record + kStop)) return false;
     watchdog.missing = missing;
     watchdog.waited_ms = uint32_t((now - since) / 1000000);
     return true;
@@ -67,7 +72,6 @@ struct Wait {
 // A block's part in one call.
 struct Call {
   static constexpr int64_t kCounters = 128;  // their offset in a buffer
-  static constexpr int kPoisoned = 10;       // word of the record: the poison that a call met
 
   uint32_t* counter;
   uint32_t epoch;

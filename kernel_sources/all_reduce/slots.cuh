@@ -75,7 +75,7 @@ template <class T, int kMost> struct Slots {
         if ((missing >> i & 1) && !is_sent(v[i])) left |= 1u << i;
       missing = left;
       if (!missing) break;
-      if (wait.is_over(watchdog, from + (__ffs(int(missing)) - 1) % kMost)) return false;
+      if (wait.is_over(group, watchdog, from + (__ffs(int(missing)) - 1) % kMost)) return false;
     }
     const uint32_t unsent[4] = {kUnsent, kUnsent, kUnsent, kUnsent};
 #pragma unroll

@@ -12,6 +12,7 @@ FUSED = "fused_all_reduce_add_rms_norm"
 KERNELS = (*ALGORITHMS, FUSED)  # a record names one of these by its place, counting from 1
 RECORD_WORDS = 16  # int32; group.cuh writes them
 POISONED = 10  # the word in which a call that did nothing, after a rank was late, tells who was
+STOP = 11  # the word that the host sets to end all waits; those who wait then are late
 
 
 @dataclass(frozen=True, slots=True)

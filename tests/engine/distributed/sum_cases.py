@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,22 @@ def skips(group: Group) -> Any:
     return {"message": message, "again": "a poisoned group goes on"}
 
 
+def aborted(group: Group) -> Any:
+    """Rank 1 never comes; rank 0 learns of it from elsewhere, and waits no longer."""
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=60_000)
+    if group.rank == 1:
+        return {}
+    threading.Timer(0.3, ours.abort).start()
+    begun = time.monotonic()
+    ours.custom_all_reduce(torch.ones(40))
+    seconds = time.monotonic() - begun
+    try:
+        ours.check()
+    except CustomAllReduceTimeout as error:
+        return {"seconds": seconds, "message": str(error)}
+    return {"seconds": seconds, "message": "nothing was noticed"}
+
+
 def differs(group: Group) -> Any:
     """The limits of rank 1 are not those of the others."""
     config = ModeConfig(4096 if group.rank == 1 else 2048)
@@ -208,7 +225,7 @@ CASES = {
     "bits": bits, "skips": skips, "differs": differs, "waits_differ": waits_differ,
     "no_access": no_access, "no_memory": no_memory, "torch_only": torch_only,
     "environment_differs": environment_differs, "must_work": must_work, "tuned": tuned,
-    "wrong_bits": wrong_bits,
+    "wrong_bits": wrong_bits, "aborted": aborted,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -97,3 +97,10 @@ def test_wrong_sums_are_not_timed(of):
     for found in of("wrong_bits"):
         assert found["error"] == "ConfigError"
         assert "gives wrong sums of 256 bytes" in found["message"]
+
+
+def test_a_wait_ends_as_soon_as_the_rank_is_known_to_be_gone(of):
+    found, _ = of("aborted")
+    assert found["seconds"] < 20
+    assert "waited" in found["message"]
+    assert "for rank 1" in found["message"]
