@@ -52,6 +52,7 @@ struct Watchdog {
   KILN_FN explicit Watchdog(int limit_ms) : limit_ms(uint32_t(limit_ms)) {}
   KILN_FN bool is_late() const { return missing >= 0; }
 };
+constexpr uint32_t kPollsPerStop = 64 * kPollsPerClock;  // the record may be in the host's memory
 struct Wait {
   uint32_t polls = 0;
   uint64_t since = 0;
@@ -61,8 +62,9 @@ struct Wait {
     if (++polls % kPollsPerClock) return false;
     const uint64_t now = nanoseconds();
     if (!since) since = now | 1;
-    const bool late = now >= since && now - since >= uint64_t(watchdog.limit_ms) * 1000000;
-    if (!late && !load_relaxed<Scope::sys>(group.record + kStop)) return false;
+    uint64_t limit = uint64_t(watchdog.limit_ms) * 1000000;
+    if (polls % kPollsPerStop == 0 && load_relaxed<Scope::sys>(group.record + kStop)) limit = 0;
+    if (now < since || now - since < limit) return false;
     watchdog.missing = missing;
     watchdog.waited_ms = uint32_t((now - since) / 1000000);
     return true;
