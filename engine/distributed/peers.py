@@ -96,7 +96,12 @@ def join_peers(
         "watchdog_ms": watchdog_ms,
     }
     reason = why_not(group.size, device) or _prepared(group.size, device, dtypes)
-    place = {} if reason else place_of(device)
+    place: dict[str, str] = {}
+    if not reason:
+        try:
+            place = place_of(device)
+        except ConfigError as error:  # no bindings of the driver, as where CuPy launches
+            reason = str(error)
     all_told = tell_all(exchange, {**told, **place, **({PROBLEM: reason} if reason else {})})
     check_equal(all_told, list(told))
     reason = problems_of(all_told)
