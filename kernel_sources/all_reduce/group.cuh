@@ -31,14 +31,16 @@ constexpr int kPoisoned = 10, kStop = 11;
 struct Group {
   uint8_t *buffers, *own;  // of the first rank of the launch, and of this rank
   const int64_t* peers;    // distance from `buffers` to each rank's buffer
-  uint32_t* record;        // of this rank
+  uint32_t* records;       // of the launch's ranks
   int rank, world;
 
   KILN_FN Group(uint8_t* buffers, int64_t buffer_bytes, const int64_t* peers, uint32_t* records,
                 int first_rank, int world)
       : buffers(buffers), own(buffers + blockIdx.y * buffer_bytes), peers(peers),
-        record(records + 16 * blockIdx.y), rank(first_rank + int(blockIdx.y)), world(world) {}
+        records(records), rank(first_rank + int(blockIdx.y)), world(world) {}
 
+  // Computed at each use, as uses are rare and registers few.
+  KILN_FN uint32_t* record() const { return records + 16 * blockIdx.y; }
   KILN_FN uint8_t* buffer(int of) const { return buffers + peers[of]; }
   KILN_FN uint32_t* own_word(int64_t at) const { return reinterpret_cast<uint32_t*>(own + at); }
 };
@@ -62,9 +64,8 @@ struct Wait {
     if (++polls % kPollsPerClock) return false;
     const uint64_t now = nanoseconds();
     if (!since) since = now | 1;
-    uint64_t limit = uint64_t(watchdog.limit_ms) * 1000000;
-    if (polls % kPollsPerStop == 0 && load_relaxed<Scope::sys>(group.record + kStop)) limit = 0;
-    if (now < since || now - since < limit) return false;
+    if (now < since || now - since < uint64_t(watchdog.limit_ms) * 1000000)
+      if (polls % kPollsPerStop || !load_relaxed<Scope::sys>(group.record() + kStop)) return false;
     watchdog.missing = missing;
     watchdog.waited_ms = uint32_t((now - since) / 1000000);
     return true;
@@ -101,7 +102,7 @@ struct Call {
     if (atomicCAS(group.own_word(4), 0u, 1u) != 0) return;
     const uint32_t* counters = group.own_word(kCounters + 8 * blockIdx.x);
     const uint32_t calls = load_relaxed(counters) + load_relaxed(counters + 1);
-    auto write = [&](int field, uint32_t x) { store_relaxed<Scope::sys>(group.record + field, x); };
+    auto write = [&](int field, uint32_t x) { store_relaxed<Scope::sys>(group.record() + field, x); };
     write(1, uint32_t(group.rank));
     write(2, uint32_t(watchdog.missing));
     write(3, uint32_t(group.world));
@@ -111,14 +112,14 @@ struct Call {
     write(7, epoch);
     write(8, blockIdx.x);
     write(9, watchdog.waited_ms);
-    store_release<Scope::sys>(group.record, uint32_t(algorithm) + 1);
+    store_release<Scope::sys>(group.record(), uint32_t(algorithm) + 1);
     const uint32_t poison = 1 | uint32_t(group.rank) << 8 | uint32_t(watchdog.missing) << 16;
 #pragma unroll 1
     for (int rank = 0; rank < group.world; ++rank)
       store_relaxed<Scope::sys>(reinterpret_cast<uint32_t*>(group.buffer(rank)), poison);
   }
   KILN_FN static void report_poison(const Group& group) {
-    store_relaxed<Scope::sys>(group.record + kPoisoned,
+    store_relaxed<Scope::sys>(group.record() + kPoisoned,
                               load_relaxed<Scope::sys>(group.own_word(0)));
   }
 };
