@@ -13,7 +13,7 @@ import torch
 from forked_ranks import CPU, run_ranks, set_environment
 
 import kiln.jit_kernels.ops.norm.spec  # noqa: F401 (registers the operator)
-from kiln.engine.distributed import peer_access, tune_table
+from kiln.engine.distributed import peer_access, tune_table, tuner
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.group import Group
@@ -189,7 +189,14 @@ def tuned(group: Group) -> Any:
     """Measure, keep, and find it again in a new group."""
     ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
     before = ours.plan.modes.measured
+
+    def nanoseconds(call: Any, device: Any, kernels: Any) -> int:
+        call()
+        return 9000 if kernels is None else 1000  # a busy machine's times could favour torch
+
+    kept, tuner.nanoseconds_of = tuner.nanoseconds_of, nanoseconds
     found = ours.tune((256, 2048), torch.float32)
+    tuner.nanoseconds_of = kept
     if group.rank == 0:
         ours.store(found)
     group.minimum([0])
@@ -208,8 +215,6 @@ def tuned(group: Group) -> Any:
 
 def wrong_bits(group: Group) -> Any:
     """An algorithm that gives wrong sums on one rank is not timed on any."""
-    from kiln.engine.distributed import tuner
-
     ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=60_000)
     kept = tuner.expected
     if group.rank == 1:
