@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PATHS = [str(ROOT / name) for name in ("tools/import_root", "tests/worlds", "tools")]
+PATHS = [str(ROOT / name) for name in ("tools/import_root", "tests/helpers", "tools")]
 
 
 def run_program(path: Path, *arguments: str, seconds: float = 190.0) -> Any:
