@@ -67,13 +67,23 @@ def is_gone(pid):
     return pid not in processes()
 
 
-@pytest.mark.parametrize("how", list(SECONDS), ids=lambda how: how.name)
-@pytest.mark.parametrize("victim", ["worker", "follow"])
-def test_clients_hear_of_a_rank_that_is_gone_and_nothing_is_left(how, victim):
+@pytest.mark.parametrize(
+    ("kernels", "victim", "how"),
+    [
+        ("torch", "worker", signal.SIGKILL),
+        ("torch", "worker", signal.SIGSTOP),
+        ("torch", "follow", signal.SIGKILL),
+        ("host", "follow", signal.SIGKILL),  # the sums of Kiln's kernels do not wait for it either
+        ("host", "follow", signal.SIGSTOP),
+    ],
+)
+def test_clients_hear_of_a_rank_that_is_gone_and_nothing_is_left(monkeypatch, kernels, victim, how):
+    monkeypatch.setenv("KILN_CPU_KERNELS", kernels)
     with local_server([*FLAGS, "--tp", "2"]) as (url, server):
         if how is signal.SIGKILL and victim == "follow":
             assert answer(url) == alone()
-            assert 'kiln:all_reduces{algorithm="torch"}' in httpx.get(f"{url}/metrics").text
+            name = "torch" if kernels == "torch" else "fused_all_reduce_add_rms_norm"
+            assert f'kiln:all_reduces{{algorithm="{name}"}}' in httpx.get(f"{url}/metrics").text
         ranks = descendants(server.pid)
         assert sum("runner.follow" in command for command in ranks.values()) == 1
         (pid,) = (own for own, command in ranks.items() if f".{victim} " in f"{command} ")
