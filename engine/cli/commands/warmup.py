@@ -88,27 +88,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tune_sums(args: argparse.Namespace) -> int:
-    """Measure the all-reduce, and print the plan. Raises ConfigError and DeviceError."""
-    import torch
-
+    """Measure the all-reduce instead. Raises ConfigError and DeviceError."""
+    from kiln.engine.cli.tuning import tune_sums
     from kiln.engine.errors import ConfigError
-    from kiln.engine.runner.tune_ranks import tune_ranks
 
-    world = args.tensor_parallel_size
-    if world is None or world < 2:
-        raise ConfigError("--tune-comm needs --tp N, the number of ranks, with N of at least 2")
     others = {"--model": args.model, "--dry-run": args.dry_run, "--export": args.export}
     given = [name for name, value in others.items() if value]
     if given:
         raise ConfigError(f"--tune-comm compiles nothing: leave out {', '.join(given)}")
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    tuned, path = tune_ranks(world, "auto", dtype)
-    result = {"plan": tuned.plan.fields(), "rows": tuned.rows, "file": str(path)}
-    if args.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{name}: {value}" for name, value in tuned.plan.fields().items()))
-        print(f"{path}: used by engines with --tp {world} on this hardware from now on")
+    tune_sums(args.tensor_parallel_size, as_json=args.json)
     return exit_codes.OK
 
 
