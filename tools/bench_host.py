@@ -136,6 +136,9 @@ def _new_core(rows: int, context: int) -> Any:
         def graph_counts(self) -> Any:
             return GraphCounts()
 
+        def all_reduces(self) -> dict[str, int]:
+            return {}
+
         def launch(self, batch: Any) -> Any:
             message, self._turn = self._messages[self._turn], 1 - self._turn
             self._rows.write(batch, message)
