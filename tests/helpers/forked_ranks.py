@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -80,21 +83,20 @@ class ForkedChild:
     def __init__(self, command: list[str], **_: Any) -> None:
         from kiln.engine.runner import follow
 
-        self.pid = os.fork()
         self._code: int | None = None
+        self._lock = threading.Lock()  # the watch and the main thread may ask at the same time
+        self.pid = os.fork()
         if self.pid == 0:
             _leave_with(lambda: follow.main(command[-2:]))
 
     def poll(self) -> int | None:
-        if self._code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
+        with self._lock:
+            if self._code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+            return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        import subprocess
-        import time
-
         until = time.monotonic() + (1e9 if timeout is None else timeout)
         while self.poll() is None:
             if time.monotonic() > until:

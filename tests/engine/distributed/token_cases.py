@@ -6,6 +6,7 @@ Arguments: the folder of a model, the prompts as JSON, and the worlds.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from typing import Any
@@ -21,10 +22,11 @@ from kiln.engine.runner import sums
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 
 
-class Popen:
+class Forks:
     """In place of the module subprocess: a follower is a fork of this process."""
 
-    DEVNULL = None
+    DEVNULL = subprocess.DEVNULL
+    TimeoutExpired = subprocess.TimeoutExpired
     Popen = ForkedChild
 
 
@@ -83,7 +85,7 @@ def skipped(folder: str, prompts: list[list[int]]) -> Any:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    followers.subprocess = Popen
+    followers.subprocess = Forks
     folder, prompts, worlds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     results = {
         f"{world} {algorithm}": answers(folder, prompts, world, algorithm)
