@@ -8,7 +8,7 @@ the message that the device reads (kiln.jit_kernels.ops.step.message)
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,11 @@ from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.jit_kernels.ops.step.message import records_of
 
 _HEADER = 5
-_PARAMS = SamplingParams()  # of a follower's requests: rank 0 alone needs them
+# What rank 0 alone needs of a request, and what ``decode`` replaces.
+_REQUEST = ScheduledRequest(
+    request_id="", row=0, num_tokens=0, num_computed_tokens=0, token_ids=[], num_blocks=0,
+    new_block_ids=[], samples=False, num_output_tokens=0, params=SamplingParams(), seed=0,
+)  # fmt: skip
 
 
 class StepFrame(NamedTuple):
@@ -48,27 +52,19 @@ def decode(content: bytes) -> StepFrame:
     message = words[_HEADER + 2 * count :]
     plain, slots = words[_HEADER : _HEADER + 2 * count].reshape(2, count).tolist()
     records = records_of(message, count)
-    columns = (records[name].tolist() for name in ("row", "count", "start", "num_blocks", "sample"))
-    requests = tuple(
-        ScheduledRequest(
-            request_id="",
-            row=row,
-            num_tokens=num_tokens,
-            num_computed_tokens=start,
-            token_ids=[],
-            num_blocks=num_blocks,
-            new_block_ids=[],
-            samples=sample >= 0,
-            num_output_tokens=0,
-            params=_PARAMS,
-            seed=0,
-            is_plain=bool(is_plain),
-            adapter_slot=slot,
-        )
-        for row, num_tokens, start, num_blocks, sample, is_plain, slot in zip(
-            *columns, plain, slots, strict=True
-        )
+    names = ("row", "count", "start", "num_blocks", "sample")
+    row, num_tokens, start, num_blocks, sample = (records[name].tolist() for name in names)
+    columns: Any = ScheduledRequest._make([one] * count for one in _REQUEST)
+    columns = columns._replace(
+        row=row,
+        num_tokens=num_tokens,
+        num_computed_tokens=start,
+        num_blocks=num_blocks,
+        samples=[place >= 0 for place in sample],
+        is_plain=map(bool, plain),
+        adapter_slot=slots,
     )
+    requests = tuple(map(ScheduledRequest._make, zip(*columns, strict=True)))
     variant = LORA if lora else ""
     key = None if tokens < 0 else GraphKey(tokens, rows, bool(is_decode), variant)
     return StepFrame(Batch(requests), key, message)
