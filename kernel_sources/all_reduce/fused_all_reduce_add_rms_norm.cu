@@ -1,6 +1,6 @@
 // residual[t] += sum over ranks of x[t];  out[t] = rms_norm(residual[t]) * (weight_offset + weight)
-// x, residual, out: [ranks, rows, d], for each rank that this launch runs its own; residual in
-// place; weight: [d]. Any d, any alignment, dense matrices, any stride between ranks. The same bits
+// x, residual (in place), out: [ranks, rows, d], a matrix for each rank of this launch; weight: [d].
+// Any d, any alignment, dense matrices, any stride between ranks. The same bits
 // as one_shot_push, then fused_add_rms_norm: the sum over ranks is rounded to SCALAR_T, and so is
 // the new residual. Compile-time parameters: SCALAR_T, MAX_WORLD
 // (jit_kernels/ops/all_reduce/spec.py).

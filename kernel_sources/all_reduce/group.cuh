@@ -24,8 +24,8 @@ namespace kiln {
 enum class Kind { push, pull };
 enum class Algorithm { one_shot_push, two_shot_push, one_shot_pull, two_shot, fused };
 
-// Words of a record: the poison that a call met; what the host sets to end all waits, as it may know
-// that a rank is gone.
+// Words of a record. kPoisoned: the poison that a call has found. kStop: the host sets it when a
+// rank is gone, which ends all waits.
 constexpr int kPoisoned = 10, kStop = 11;
 
 struct Group {
@@ -39,13 +39,13 @@ struct Group {
       : buffers(buffers), own(buffers + blockIdx.y * buffer_bytes), peers(peers),
         records(records), rank(first_rank + int(blockIdx.y)), world(world) {}
 
-  // Computed at each use, as uses are rare and registers few.
+  // A function and not a member, because a member would hold a register all the time.
   KILN_FN uint32_t* record() const { return records + 16 * blockIdx.y; }
   KILN_FN uint8_t* buffer(int of) const { return buffers + peers[of]; }
   KILN_FN uint32_t* own_word(int64_t at) const { return reinterpret_cast<uint32_t*>(own + at); }
 };
 
-// A limit on waiting for other ranks. Once it is exceeded, the thread waits no more.
+// A limit on waiting for other ranks. A thread that has exceeded it does not wait again.
 struct Watchdog {
   uint32_t limit_ms;
   int missing = -1;  // the rank that did not come in time

@@ -7,7 +7,7 @@
 // area; after a barrier it reads the same vectors of all ranks and adds them up.
 //
 // Memory: all_reduce/areas.cuh. No barrier follows the reads: the next call uses another area, and
-// its barrier tells that all ranks have read this one.
+// after its barrier all ranks have read this one.
 //
 // Callers: as for one_shot_push.cu.
 #include "all_reduce/areas.cuh"

@@ -40,7 +40,7 @@ template <class T> KILN_FN Chunk<T> rounded(Sums<T>& sum) {
   Chunk<T> result;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // The bits of a NaN in float32 would otherwise depend on the processor.
+    // GPUs and CPUs give NaNs of different bits; every NaN in float32 becomes this one.
     if (sizeof(T) == 4 && sum[i][0] != sum[i][0]) sum[i][0] = as_float(0x7fffffff);
     result.word[i] = Word<T>::packed(sum[i]);
   }

@@ -9,7 +9,7 @@
 //
 // Memory: all_reduce/areas.cuh. An area holds a shard from each rank, [world, shard], then their
 // sum, [shard]. A rank's own part of its shard is not copied. No barrier follows the last reads:
-// the next call uses another area, and its barrier tells that all ranks have read this one.
+// the next call uses another area, and after its barrier all ranks have read this one.
 //
 // Callers: as for one_shot_push.cu.
 #include "all_reduce/areas.cuh"

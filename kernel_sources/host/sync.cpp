@@ -159,9 +159,9 @@ template <class T> static uint64_t apply(Op op, T* p, T v, uint64_t compare) {
   return old;
 }
 
-// Return whether a thread comes back to an address that it has loaded: then it probably polls. The
-// remembered address is replaced after 1, 2, 4, .. loads, so that a cycle of any length is found
-// (Brent's algorithm).
+// Return whether a thread loads an address again, so that it probably polls. One address is
+// remembered, and replaced after 1, 2, 4, .. loads, so that a cycle of any length is found (Brent's
+// algorithm).
 static bool comes_back(Fiber& f, const void* p) {
   if (f.remembered == p) return true;
   if (++f.loads < f.most_loads) return false;

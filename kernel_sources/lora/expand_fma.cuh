@@ -1,5 +1,4 @@
-// lora_expand with FMA: for float32, which tensor cores do not have, and for rows that cannot be
-// loaded in vectors.
+// lora_expand without tensor cores: for float32, and for rows that cannot be loaded in vectors.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/launch.cuh"

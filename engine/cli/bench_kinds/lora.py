@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             lambda engine: lora.measure(engine, load, subject.model.vocab_size, tell),
             tell,
         )
-    # Ranks divide one matrix of each pair only: what one rank reads is not known here.
+    # Each rank reads the whole of A or of B, and a part of the other: the bytes are not known here.
     known = config.parallel.tensor_parallel_size == 1
     measured.rows = lora.complete(
         measured.rows, lambda number: subject.copy_ms(number * adapter.num_bytes) if known else None
