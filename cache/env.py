@@ -310,12 +310,15 @@ def torchrun_variables(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def prepare_nccl(*, one_machine: bool) -> None:
-    """Set variables that NCCL reads when it connects, unless the user has set them.
+    """Set variables that NCCL, and torch for it, read when they connect; the user's own stay.
 
     Ranks of one machine meet on no network. Buffers of CUDA graphs are not registered: NCCL may
     sum registered ones in another order, and a replayed step would differ from a launched one.
+    torch does not end the process when a rank is gone: Kiln first tells the clients.
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     if one_machine:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

@@ -6,9 +6,11 @@ no group. Every rank makes the same calls in the same order.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
@@ -22,6 +24,9 @@ from kiln.jit_kernels.ops.all_reduce.record import FUSED
 
 _c10d: Any = distributed_c10d  # torch types only part of it
 _POLL_SECONDS = 0.001
+_CLOSE_SECONDS = 5.0  # for all ranks to close their connections
+
+logger = logging.getLogger(__name__)
 _groups: WeakValueDictionary[str, Group] = WeakValueDictionary()
 
 
@@ -41,6 +46,7 @@ class Group:
         self._calls: Counter[str] = Counter()
         self._kernels: SumKernels | None = None
         self._is_broken = False  # a rank is gone
+        self._frees: list[Callable[[], None]] = []
         if size > 1:
             _groups[self.name] = self
 
@@ -161,28 +167,44 @@ class Group:
         if self._kernels is not None:
             self._kernels.check()
 
+    def before_close(self, free: Callable[[], None]) -> None:
+        """Let ``free`` free CUDA graphs with sums: NCCL closes when none is left, not before."""
+        self._frees.append(free)
+
     def abort(self) -> None:
-        """End the calls that wait for a rank that is gone, from any thread. They raise."""
+        """End the calls that wait for a rank that is gone, from any thread. They raise.
+
+        It does not wait until NCCL has ended, which may be only after ``close``.
+        """
         self._is_broken = True
         kernels = self._kernels
         if kernels is not None:
             kernels.abort()
         if self._backend is not None and self.device.type == "cuda":
-            self._backend.abort()
+            _begin(self._backend.abort)
 
     def close(self) -> None:
         """Free the connections, and what the ranks share: all close at the same time.
 
         No other rank may wait for this one.
         """
+        frees, self._frees = self._frees, []
+        for free in frees:
+            free()
         kernels, self._kernels = self._kernels, None
         if kernels is not None:
             kernels.close()
         _groups.pop(self.name, None)
         backend, self._backend = self._backend, None
-        if backend is not None:
-            with suppress(RuntimeError):  # of connections whose other end is gone
-                backend.shutdown()
+        if backend is None or (self._is_broken and self.device.type == "cuda"):
+            return
+        closing = _begin(backend.shutdown)
+        closing.join(_CLOSE_SECONDS)
+        if closing.is_alive():
+            logger.warning(
+                "the connections of rank %d of %d have not closed within %g s; they end with this "
+                "process", self.rank, self.size, _CLOSE_SECONDS,
+            )  # fmt: skip
 
 
 def group_named(name: str) -> Group:
@@ -200,6 +222,18 @@ def _free_name(size: int) -> str:
         number += 1
         name = f"tp{size}.{number}"
     return name
+
+
+def _begin(end: Callable[[], None]) -> threading.Thread:
+    """Call what ends connections in a thread of its own, as it may never return."""
+
+    def run() -> None:
+        with suppress(RuntimeError):  # of connections whose other end is gone
+            end()
+
+    thread = threading.Thread(target=run, name="kiln-disconnect", daemon=True)
+    thread.start()
+    return thread
 
 
 def _wait(work: Any) -> None:

@@ -116,7 +116,9 @@ class CudaGraphRunner:
                 self._capture(key)
         progress("CUDA graphs", len(keys), len(keys))
         self._drop_slow()
-        self._captured = dict(sorted(self._captured.items()))
+        in_order = sorted(self._captured.items())
+        self._captured.clear()
+        self._captured.update(in_order)
         self._captured_addresses = self._addresses()
 
     def measure(self, free_bytes: Callable[[], int]) -> int:
@@ -167,6 +169,10 @@ class CudaGraphRunner:
     def _remove(self, key: GraphKey) -> None:
         self._captured.pop(key, None)
         self.keys = tuple(own for own in self.keys if own != key)
+
+    def free_later(self) -> Callable[[], None]:
+        """Return what frees all graphs, after which no step may come. It holds only the graphs."""
+        return self._captured.clear
 
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""
@@ -219,6 +225,8 @@ class CudaGraphRunner:
         except Exception as error:
             if self._strict:
                 raise
+            if not self._captured:
+                self._device.renew_pool()  # the failed graph was the only one of its pool
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
             self.drop(key, "out of memory" if out_of_memory else f"{error}".partition("\n")[0])
         else:

@@ -12,7 +12,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig
@@ -68,7 +68,7 @@ def _run(inbox: Inbox, rank: int, begin: Any) -> int:
         config, group = begin(inbox.start())
         follow(inbox, config, group)
     except Closed:
-        return 1
+        _leave(1)
     except Exception as error:
         from kiln.jit_kernels.declare.errors import KernelError
 
@@ -82,7 +82,7 @@ def _run(inbox: Inbox, rank: int, begin: Any) -> int:
     return 0
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     """Exit without waiting for what other ranks will never send."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -127,6 +127,7 @@ class StepGraphs:
             strict=env.graph_strict or group.size > 1,
             agree=group.minimum,
         )
+        group.before_close(self.runner.free_later())
 
     @torch.inference_mode()
     def measure(self) -> int:

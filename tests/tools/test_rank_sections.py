@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
-from gpu import all_reduce_ipc, rank_checks, several
+from gpu import all_reduce_ipc, engine_ranks, greedy, rank_checks, several
 from gpu.pace import NotMeasured
 from gpu.ranks import CPU, run_job
 from gpu.sections import SECTIONS, SEVERAL_GPUS, WHOLE_SEVERAL
@@ -57,6 +58,34 @@ def test_a_job_that_fails_on_one_rank_says_which_and_why(monkeypatch):
     *_, row = run_job("test_rank_sections:broken", 2, CPU, quick=True, seconds=60)
     assert row["ok"] is False
     assert "rank 1: ValueError: a job that fails on one rank" in row["status"]
+
+
+def test_an_engine_of_two_ranks_answers_and_its_sums_are_counted(tmp_path):
+    model = greedy.made_model("Llama", tmp_path)
+    prompts = greedy.prompts()[:3]
+    wanted = [greedy.generate(model, prompt, "cpu") for prompt in prompts]
+    case = engine_ranks.Case(
+        "Llama", str(tmp_path), 2, prompts, wanted, algorithm=engine_ranks.NCCL, device="cpu"
+    )
+    rows = engine_ranks.run(case)
+    [row] = engine_ranks.judge(case, [dict(row) for row in rows], {})
+    assert (row["ok"], row["wrong"], row["prompts"]) == (True, 0, 3)
+    other = replace(case, wanted=[*wanted[:2], [0]])
+    [row] = engine_ranks.judge(other, [dict(row) for row in rows], {})
+    assert (row["ok"], row["wrong"]) == (False, 1)
+    other = replace(case, algorithm="two_shot")
+    [row] = engine_ranks.judge(other, rows, {})
+    assert row["ok"] is False, "its sums were not those of the case"
+
+
+@pytest.mark.parametrize(
+    ("told", "seconds", "ok"),
+    [("rank 1 of 2 is gone", 4.9, True), ("rank 1 of 2 is gone", 5.1, False), ("", 1.0, False)],
+)
+def test_a_lost_rank_must_be_named_in_time(told, seconds, ok):
+    case = engine_ranks.Case("Llama", "", 2, [[1]], lost="kill")
+    [row] = engine_ranks.judge(case, [{"told": told, "seconds": seconds}], {})
+    assert row["ok"] is ok
 
 
 def test_too_few_gpus_are_told():

@@ -36,32 +36,50 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3,
                  "moe_intermediate_size": 48, "mlp_only_layers": [0]},
 }  # fmt: skip
-_WITH_LORA = ("Llama", "Qwen3")
+LORA_FAMILIES = ("Llama", "Qwen3")
 _RANKS = {"a3": 3, "a16": 16, "a64": 64}  # of the adapters; their names
 _CHUNKS = (1, 7, 64, None)
 
 
 def parity(args: argparse.Namespace, device: str = "cuda") -> list[dict[str, Any]]:
     """Compare each family, alone and batched, for each chunk size."""
-    # TF32 products would turn exact ties into near ties.
+    exact_products()
+    rows, chunks = [], _CHUNKS[: 2 if args.quick else None]
+    for family in FAMILIES:
+        with tempfile.TemporaryDirectory() as name:
+            folder, given = Path(name), prompts()
+            model = made_model(family, folder)
+            wanted = [generate(model.to(device), prompt, device) for prompt in given]
+            for chunk in chunks:
+                rows.append(_row(family, chunk, _kiln(folder, given, chunk, device), wanted))
+            if family not in LORA_FAMILIES:
+                continue
+            names, paths, wanted, changed = with_adapters(model, folder, given, wanted, device)
+            for chunk in chunks:
+                got = _kiln(folder, given, chunk, device, paths, names)
+                row = _row(f"{family} with LoRA", chunk, got, wanted) | {"changed": changed}
+                rows.append(row | {"ok": row["ok"] and changed > 0})
+    return rows
+
+
+def exact_products() -> None:
+    """Compute products of float32 in float32: TF32 would turn exact ties into near ties."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    rows = []
-    for family, extra in FAMILIES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            torch.manual_seed(11)
-            config = getattr(transformers, f"{family}Config")(**{**_COMMON, **extra})
-            model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-            model.save_pretrained(folder)
-            prompts = [torch.randint(3, 320, (n,)).tolist() for n in range(3, 37, 2)]
-            wanted = [_generate(model.to(device), prompt, device) for prompt in prompts]
-            chunks = _CHUNKS[: 2 if args.quick else None]
-            for chunk in chunks:
-                got = _kiln(Path(folder), prompts, chunk, device)
-                rows.append(_row(family, chunk, got, wanted))
-            if family in _WITH_LORA:
-                rows += _with_lora(family, model, Path(folder), prompts, wanted, chunks, device)
-    return rows
+
+
+def made_model(family: str, folder: Path) -> Any:
+    """Return a random model of a family in float32, and save it in a folder."""
+    torch.manual_seed(11)
+    config = getattr(transformers, f"{family}Config")(**{**_COMMON, **FAMILIES[family]})
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def prompts() -> list[list[int]]:
+    """Return random prompts of 3 to 35 tokens."""
+    return [torch.randint(3, 320, (n,)).tolist() for n in range(3, 37, 2)]
 
 
 def _row(
@@ -77,17 +95,15 @@ def _row(
     }
 
 
-def _with_lora(
-    family: str,
-    model: Any,
-    folder: Path,
-    prompts: list[list[int]],
-    base: list[list[int]],
-    chunks: tuple[int | None, ...],
-    device: str,
-) -> list[dict[str, Any]]:
-    """Compare prompts of several adapters and of the base model in one batch."""
-    names = [[None, *_RANKS][index % 4] for index in range(len(prompts))]
+def with_adapters(
+    model: Any, folder: Path, given: list[list[int]], base: list[list[int]], device: str
+) -> tuple[list[str | None], dict[str, str], list[list[int]], int]:
+    """Make adapters, and deal them and the base model among prompts.
+
+    Returns the adapter of each prompt, their folders, the tokens of transformers with the adapter
+    merged, and how many of those differ from the base model's.
+    """
+    names = [[None, *_RANKS][index % 4] for index in range(len(given))]
     merged, paths = {}, {}
     for seed, (name, rank) in enumerate(_RANKS.items()):
         adapter = RandomAdapter.of_model(
@@ -97,16 +113,10 @@ def _with_lora(
         adapter.save(Path(paths[name]))
         merged[name] = _merge(copy.deepcopy(model), adapter)
     wanted = [
-        _generate(merged[name], prompt, device) if name else own
-        for name, prompt, own in zip(names, prompts, base, strict=True)
+        generate(merged[name], prompt, device) if name else own
+        for name, prompt, own in zip(names, given, base, strict=True)
     ]
-    changed = sum(a != b for a, b in zip(wanted, base, strict=True))
-    rows = []
-    for chunk in chunks:
-        got = _kiln(folder, prompts, chunk, device, paths, names)
-        row = _row(f"{family} with LoRA", chunk, got, wanted) | {"changed": changed}
-        rows.append(row | {"ok": row["ok"] and changed > 0})
-    return rows
+    return names, paths, wanted, sum(a != b for a, b in zip(wanted, base, strict=True))
 
 
 @torch.no_grad()
@@ -121,7 +131,8 @@ def _merge(model: Any, adapter: RandomAdapter) -> Any:
     return model
 
 
-def _generate(model: Any, prompt: list[int], device: str) -> list[int]:
+def generate(model: Any, prompt: list[int], device: str) -> list[int]:
+    """Return the greedy tokens of transformers."""
     ids = torch.tensor([prompt], device=device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False,

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,40 +72,61 @@ def run_job(job: str, world: int, where: str, *, quick: bool, seconds: float) ->
 
     ``where``: ONE_GPU, CPU, or "" for a GPU for each rank. ``seconds``: the time limit.
     """
+    arguments = [job, str(world), where, str(int(quick))]
+    return run_processes(Path(__file__), arguments, world, seconds)
+
+
+def run_processes(
+    script: Path,
+    arguments: Sequence[str],
+    world: int,
+    seconds: float,
+    *,
+    variables: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    may_fail: Collection[int] = (),
+) -> list[Row]:
+    """Run a script once for each rank; return rank 0's rows, and one if a rank has failed.
+
+    The script's further arguments are a folder of its own and its rank. It writes
+    {"rows": [...]} or {"error": "..."} to rankN.json in the folder. ``variables`` returns those of
+    a rank's environment. ``seconds``: the time limit. ``may_fail``: ranks that may end anyhow.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = [folder / f"rank{rank}.json" for rank in range(world)]
-        own = {"PYTHONPATH": os.pathsep.join(_PATHS), **_VARIABLES}
-        command = [sys.executable, __file__, job, str(world), where, str(int(quick)), str(folder)]
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATHS), **_VARIABLES}
+        command = [sys.executable, str(script), *arguments, str(folder)]
         children = [
-            subprocess.Popen([*command, str(rank)], env={**os.environ, **own})
+            subprocess.Popen([*command, str(rank)], env={**own, **variables(rank)})
             for rank in range(world)
         ]
         try:
-            codes = _wait(children, seconds)
+            codes = _wait(children, seconds, may_fail)
         finally:
             for child in children:
                 child.kill()
                 child.wait()
         told = [json.loads(file.read_text()) if file.exists() else {} for file in files]
-        wrong = [
-            f"rank {rank}: {one.get('error') or _ended(code, seconds)}"
-            for rank, (code, one) in enumerate(zip(codes, told, strict=True))
-            if code != 0
-        ]
+    wrong = [
+        f"rank {rank}: {one.get('error') or _ended(code, seconds)}"
+        for rank, (code, one) in enumerate(zip(codes, told, strict=True))
+        if code != 0 and rank not in may_fail
+    ]
     rows: list[Row] = told[0].get("rows", [])
     failed = [{"ranks": world, "status": "; ".join(wrong), "ok": False}] if wrong else []
     return [*rows, *failed]
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int | None]:
-    """Wait until all have ended, or some time after the first that failed."""
+def _wait(
+    children: Sequence[subprocess.Popen[bytes]], seconds: float, may_fail: Collection[int]
+) -> list[int | None]:
+    """Wait until all have ended, or some time after the first that failed and may not."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         codes = [child.poll() for child in children]
         if None not in codes:
             break
-        if any(codes):
+        if any(code for rank, code in enumerate(codes) if rank not in may_fail):
             until = min(until, time.monotonic() + _LATE)
         time.sleep(0.05)
     return [child.poll() for child in children]

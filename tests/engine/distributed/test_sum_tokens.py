@@ -49,6 +49,7 @@ def test_where_no_kernel_can_sum_the_engine_says_why(made, llm_of):
 def test_graphs_contain_the_sums(results):
     for algorithm in ("auto", "two_shot"):
         assert results[f"2 {algorithm}"]["replays"] > 0
+        assert results[f"2 {algorithm}"]["graphs_left"] == 0, "NCCL would wait for them"
 
 
 def test_a_sum_that_a_rank_leaves_out_ends_the_engine_and_is_named(results):

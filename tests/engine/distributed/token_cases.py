@@ -52,8 +52,9 @@ def answers(folder: str, prompts: list[list[int]], world: int, algorithm: str) -
         "replays": sum(stats.graph_replays.values()),
         "kernels": llm.core.runner.kernels["all_reduce"],
     }
+    graphs = llm.core.runner._graphs.runner
     llm.close()
-    return found
+    return found | {"graphs_left": 0 if graphs is None else len(graphs._captured)}
 
 
 def skipped(folder: str, prompts: list[list[int]]) -> Any:

@@ -233,6 +233,19 @@ def test_garbage_is_no_longer_frozen_after_a_capture_that_failed():
     assert gc.get_freeze_count() == before
 
 
+def test_a_first_graph_that_fails_takes_no_other_with_it(monkeypatch):
+    """torch refuses the memory pool of a failed capture, unless another graph holds it."""
+    renewed = []
+    monkeypatch.setattr(EmulatedGraphs, "renew_pool", lambda self: renewed.append(len(held)))
+    no_kernel = FAILURES["no such kernel"]
+    steps = Steps({decode_key(8): no_kernel, decode_key(2): no_kernel})
+    runner = made(steps, DECODE, captured=False)
+    held = runner._captured
+    runner.capture(silent)
+    assert renewed == [0]
+    assert [key.rows for key in runner.keys] == [1, 4]
+
+
 def test_memory_is_measured_with_the_largest_graphs():
     sizes = decode_buckets(256)
     steps, keys = Steps(), [decode_key(size) for size in sizes]
