@@ -157,6 +157,7 @@ class Followers:
         self._closed = self._watch.closing = True
         for member in self._members:
             try:
+                member.life.send(Kind.STOP)
                 member.messages.send(Kind.STOP)
             except Closed:
                 continue  # it has exited

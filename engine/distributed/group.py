@@ -47,6 +47,7 @@ class Group:
         self._kernels: SumKernels | None = None
         self._is_broken = False  # a rank is gone
         self._frees: list[Callable[[], None]] = []
+        self._aborting: threading.Thread | None = None
         if size > 1:
             _groups[self.name] = self
 
@@ -180,8 +181,8 @@ class Group:
         kernels = self._kernels
         if kernels is not None:
             kernels.abort()
-        if self._backend is not None and self.device.type == "cuda":
-            _begin(self._backend.abort)
+        if self._backend is not None and self.device.type == "cuda" and self._aborting is None:
+            self._aborting = _begin(self._backend.abort)
 
     def close(self) -> None:
         """Free the connections, and what the ranks share: all close at the same time.
@@ -196,9 +197,9 @@ class Group:
             kernels.close()
         _groups.pop(self.name, None)
         backend, self._backend = self._backend, None
-        if backend is None or (self._is_broken and self.device.type == "cuda"):
+        if backend is None:
             return
-        closing = _begin(backend.shutdown)
+        closing = self._aborting or _begin(backend.shutdown)
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
             logger.warning(

@@ -2,6 +2,7 @@
 
 On one come the messages, which the main thread reads. The other tells rank 0 every second that this
 process lives, and ends the process when rank 0 is gone, whatever the main thread is waiting for.
+Before rank 0 closes the engine, it says so on both, and the main thread has time to close too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Inbox:
             while True:
                 self._life.send(Kind.ALIVE)
                 if selector.select(_ALIVE_SECONDS):
-                    self._life.receive()  # rank 0 says nothing here: this raises
+                    self._life.receive()  # this raises, unless rank 0 says that it will close
+                    return
                 if self._check is not None:
                     self._check()
         except Closed:

@@ -34,7 +34,7 @@ def test_rounds_call_every_algorithm_and_find_nothing(calls):
     assert row["ok"]
     assert (row["rounds"], row["replays"], row["wrong"], row["late"]) == (21, 1, 0, "")
     assert {*calls} == {*ALGORITHMS}
-    assert len(calls) == 42
+    assert len(calls) == 63, "once to load the kernels"
 
 
 def test_a_wrong_bit_is_counted(calls, monkeypatch):

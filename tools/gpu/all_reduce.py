@@ -34,6 +34,7 @@ _MAX_BYTES, _LARGE = 128 << 10, 4 << 20
 _BYTES = [1 << power for power in range(10, 23, 2)]
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 _CALLS = 20  # in a graph that is timed
+Work = Callable[[], Any]
 
 
 def rounds(args: argparse.Namespace) -> list[Row]:
@@ -88,30 +89,27 @@ def skewed(world: int, device: str = "cuda", share: int = 1) -> Row:
     group = VirtualGroup(world, device, max_bytes=_MAX_BYTES, max_blocks=4)
     made = cases(world, device)
     wrong = torch.zeros((), dtype=torch.long, device=device)
-    has_streams = device == "cuda"
     owns = [own_members(group, rank) for rank in range(world)]  # graphs read them
 
-    def one_round(call: Callable[[], None]) -> None:
+    def clear() -> None:
         for case in made:
             case.out.fill_(float("nan"))
-        call()
-        for case in made:
-            wrong.add_(case.wrong())
 
     def together() -> None:
         for case in made:
             group.all_reduce(case.x, case.algorithm, out=case.out)
 
-    if has_streams:
-        # Loads the kernels. CUDA does that when running ones have ended, but below the first rank's
-        # kernel runs until those of the others have been launched.
-        together()
-    apart = partial(_apart, owns, made) if has_streams else together
-    num_rounds = _repeat(partial(one_round, apart), _ROUNDS // share // _CASES, device) * _CASES
-    replays = _repeat(partial(one_round, together), _REPLAYS // share, device)
+    def compare() -> None:
+        for case in made:
+            wrong.add_(case.wrong())
+
+    at_once = [partial(_calls, own, made) for own in owns] if device == "cuda" else [together]
+    together()  # loads the kernels, which a capture forbids
+    replays = _repeat(clear, [together], compare, _REPLAYS // share, device)
+    num_rounds = _repeat(clear, at_once, compare, _ROUNDS // share // _CASES, device) * _CASES
     late = group.late_ranks()
     return {
-        "ranks": world, "streams": world if has_streams else 1, "rounds": num_rounds,
+        "ranks": world, "streams": len(at_once), "rounds": num_rounds,
         "replays": replays, "wrong": int(wrong), "late": "; ".join(map(str, late)),
         "ok": int(wrong) == 0 and not late,
     }  # fmt: skip
@@ -126,34 +124,44 @@ def own_members(group: VirtualGroup, rank: int) -> Members:
     )
 
 
-def _apart(owns: list[Members], made: list[Case]) -> None:
-    """Make the calls of each rank on a stream of its own, with random delays before them."""
-    main = torch.cuda.current_stream()
-    streams = [torch.cuda.Stream() for _ in owns]
-    for own, stream in zip(owns, streams, strict=True):
-        rows = slice(own.first_rank, own.first_rank + 1)
-        stream.wait_stream(main)
-        with torch.cuda.stream(stream):
-            for case in made:
-                torch.cuda._sleep(int(torch.randint(_MOST_CYCLES, ())))
-                all_reduce(case.x[rows], own, case.algorithm, out=case.out[rows])
-    for stream in streams:
-        main.wait_stream(stream)
+def _calls(own: Members, made: list[Case]) -> None:
+    """Make the calls of one rank, with random delays before them."""
+    rows = slice(own.first_rank, own.first_rank + 1)
+    for case in made:
+        torch.cuda._sleep(int(torch.randint(_MOST_CYCLES, ())))
+        all_reduce(case.x[rows], own, case.algorithm, out=case.out[rows])
 
 
-def _repeat(work: Callable[[], None], times: int, device: str) -> int:
-    """Do some work so often, on a GPU by replays of a graph; return how often."""
-    work()
+def _repeat(before: Work, at_once: list[Work], after: Work, times: int, device: str) -> int:
+    """Do some work so often, on a GPU by replays of graphs; return how often.
+
+    Each of ``at_once`` has a graph and a stream of its own, as branches of one graph may wait for
+    each other. On a CPU it is done once.
+    """
     if device == "cpu":
+        for work in (before, *at_once, after):
+            work()
         return 1
+    main, streams = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in at_once]
+    first, last, *graphs = [_graph(work) for work in (before, after, *at_once)]
+    for _ in range(times):
+        first.replay()
+        for stream, graph in zip(streams, graphs, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                graph.replay()
+        for stream in streams:
+            main.wait_stream(stream)
+        last.replay()
     torch.cuda.synchronize()
+    return times
+
+
+def _graph(work: Work) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    for _ in range(times):
-        graph.replay()
-    torch.cuda.synchronize()
-    return times
+    return graph
 
 
 def times(world: int, device: str = "cuda") -> Iterator[Row]:
@@ -173,10 +181,7 @@ def _microseconds(call: Callable[[], Any]) -> float:
     """Return the median time of a call in a CUDA graph of several."""
     call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(_CALLS):
-            call()
+    graph = _graph(lambda: [call() for _ in range(_CALLS)])
     found = []
     for _ in range(20):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

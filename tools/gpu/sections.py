@@ -39,7 +39,7 @@ SECTIONS = {
     "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100),
     "all_reduce_latency": Section("gpu.all_reduce", "latency", 60),
     "all_reduce_ipc": Section("gpu.all_reduce_ipc", "ipc", 120, beside_others=True),
-    "tensor_parallel": Section("gpu.engine_ranks", "tensor_parallel", 180, beside_others=True),
+    "tensor_parallel": Section("gpu.engine_ranks", "tensor_parallel", 180),
     "against_compile": Section("gpu.compiled", "against_compile", 360, ahead=8),
 }
 # Sections of --gpus N, for several GPUs of one machine. Those behind tuned_plan use its plan.
