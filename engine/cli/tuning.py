@@ -32,10 +32,19 @@ def tune_sums(world: int | None, *, as_json: bool) -> None:
         print(json.dumps({"plan": fields, "rows": tuned.rows, "file": str(path)}))
         return
     Console().print(times_table(tuned))
-    fused, most = _size(tuned.plan.fused_threshold), _size(tuned.plan.max_bytes)
-    print(f"one kernel sums, adds and normalises messages of up to {fused}")
-    print(f"torch sums messages of more than {most}")
+    print(summary(tuned))
     print(f"{path}: used by engines with --tp {world} on this hardware from now on")
+
+
+def summary(tuned: Tuned) -> str:
+    """Return who sums which messages."""
+    if not tuned.plan.max_bytes:
+        return "torch sums messages of every size: it is faster at all of these"
+    fused, most = _size(tuned.plan.fused_threshold), _size(tuned.plan.max_bytes)
+    return (
+        f"one kernel sums, adds and normalises messages of up to {fused}\n"
+        f"torch sums messages of more than {most}"
+    )
 
 
 def times_table(tuned: Tuned) -> Table:

@@ -155,6 +155,8 @@ def _joined(
     plan = plan or _plan(group.size, device, fabric, config)
     told = plan.fields()
     check_equal(tell_all(exchange, told), list(told))
+    if not plan.max_bytes:
+        return "torch sums messages of every size faster here, as kiln warmup --tune-comm measured"
     layout = plan.layout(group.size)
     try:
         memory = open_memory(layout.num_bytes, group.rank, exchange, device)
@@ -183,7 +185,8 @@ def _plan(world: int, device: torch.device, fabric: str, config: ModeConfig | No
     forced = settings().all_reduce_algorithm
     if config is None and forced == "auto":
         tuned = tune_table.load(tune_table.key_of(world, device, fabric))
-        if tuned is not None:
+        must = settings().kernel_choice(FAMILY) == "jit"
+        if tuned is not None and (tuned.max_bytes or not must):
             return tuned
     blocks = HOST_BLOCKS
     if device.type == "cuda":

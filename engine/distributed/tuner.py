@@ -81,7 +81,8 @@ def best_plan(times: Times, sizes: Sequence[int], widest: Plan) -> tuple[float, 
     """Return the plan with the least mean of logarithms of times, and that mean.
 
     Each algorithm has one range of sizes, in the order in which ModeConfig tries them; torch has
-    those above. ``times`` without an entry: the algorithm cannot take that size.
+    those above, and all if the plan's ``max_bytes`` is 0. ``times`` without an entry: the algorithm
+    cannot take that size. Raises ConfigError if nothing can take one.
     """
     order = [*ALGORITHMS, *(("torch",) if times.get("torch") else ())]
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
@@ -95,8 +96,8 @@ def best_plan(times: Times, sizes: Sequence[int], widest: Plan) -> tuple[float, 
     limits = [0, *(sizes[cut - 1] if cut else 0 for cut in cuts)]
     one_shot_push, two_shot_push, one_shot_pull = limits[1:4]
     largest = limits[4] if "torch" in order else widest.max_bytes
-    if math.isinf(cost) or not largest:
-        raise ConfigError("torch sums messages of every measured size faster than Kiln's kernels")
+    if math.isinf(cost):
+        raise ConfigError(f"no all-reduce can sum messages of all of these sizes: {list(sizes)}")
     modes = ModeConfig(one_shot_push, two_shot_push, one_shot_pull, measured=True)
     return cost / len(sizes), replace(widest, modes=modes, max_bytes=largest)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -25,6 +26,7 @@ from kiln.engine.lora.batch_info import NO_ADAPTER
 from kiln.engine.lora.operators import OPENED as LORA_OPERATORS
 from kiln.engine.lora.runtime import Adapters
 from kiln.engine.requests.batch import Batch
+from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.graph_check import GraphCheck
 
@@ -135,7 +137,8 @@ class StepGraphs:
         if self.runner is None or self._step.device.type != "cuda":
             return 0
         self._clear_inputs()
-        return self.runner.measure(self._free_bytes)
+        with self._captures():
+            return self.runner.measure(self._free_bytes)
 
     @torch.inference_mode()
     def capture(self, pool: KVPool, progress: Progress) -> None:
@@ -147,7 +150,8 @@ class StepGraphs:
             return
         free, begun = self._free_bytes(), time.perf_counter()
         self._clear_inputs()
-        self.runner.capture(progress)
+        with self._captures():
+            self.runner.capture(progress)
         counts = self.runner.counts
         counts.captured = len(self.runner.keys)
         counts.seconds = time.perf_counter() - begun
@@ -185,6 +189,23 @@ class StepGraphs:
         # While serving only a DeviceError ends the process; others are errors of requests.
         self._judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
+
+    @contextmanager
+    def _captures(self) -> Iterator[None]:
+        """Say what to do if a capture fails although no rank can go on without that graph."""
+        try:
+            with explained(self._step.device, "capturing CUDA graphs"):
+                yield
+        except KilnError:
+            raise
+        except Exception as error:
+            if self._group.size == 1:
+                raise
+            reason = f"{error}".partition("\n")[0]
+            raise ModelError(
+                f"a CUDA graph cannot be captured: {reason}; of several ranks none may go on "
+                "without it: use --disable-cuda-graph"
+            ) from error
 
     def _clear_inputs(self) -> None:
         """Let a capture see padding alone: a smaller size reads other places than the last step."""

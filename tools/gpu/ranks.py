@@ -120,13 +120,13 @@ def run_processes(
 def _wait(
     children: Sequence[subprocess.Popen[bytes]], seconds: float, may_fail: Collection[int]
 ) -> list[int | None]:
-    """Wait until all have ended, or some time after the first that failed and may not."""
+    """Wait until all but those that may fail have ended, or some time after the first failure."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        codes = [child.poll() for child in children]
+        codes = [child.poll() for rank, child in enumerate(children) if rank not in may_fail]
         if None not in codes:
             break
-        if any(code for rank, code in enumerate(codes) if rank not in may_fail):
+        if any(codes):
             until = min(until, time.monotonic() + _LATE)
         time.sleep(0.05)
     return [child.poll() for child in children]

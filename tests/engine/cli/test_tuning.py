@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from kiln.engine.cli.tuning import times_table
+from kiln.engine.cli.tuning import summary, times_table
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.tuner import Tuned
 from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
@@ -28,3 +28,14 @@ def test_the_times_of_the_chosen_blocks_and_what_engines_will_use():
     assert ["1", "KiB", "*", "3.2", "-", "9.0"] in lines
     assert ["2", "MiB", "-", "21.0", "*", "20.0"] in lines
     assert not any("77.0" in line or "66.0" in line for line in lines), "not with these blocks"
+
+
+def test_who_sums_which_messages():
+    plan = Plan(ModeConfig(4096, measured=True), 2048, max_bytes=1 << 20)
+    lines = summary(Tuned(plan, ())).splitlines()
+    assert lines == [
+        "one kernel sums, adds and normalises messages of up to 2 KiB",
+        "torch sums messages of more than 1 MiB",
+    ]
+    never = Plan(ModeConfig(0, measured=True), 0, max_bytes=0)
+    assert summary(Tuned(never, ())).startswith("torch sums messages of every size")

@@ -185,18 +185,25 @@ def must_work(group: Group) -> Any:
         set_environment(KILN_CPU_KERNELS="host")
 
 
+def measured(ours: CustomAllReduceV2, kernel_ns: int, torch_ns: int) -> tuner.Tuned:
+    """Tune with given times: a busy machine's could favour either."""
+
+    def nanoseconds(call: Any, device: Any, kernels: Any) -> int:
+        call()
+        return torch_ns if kernels is None else kernel_ns
+
+    kept, tuner.nanoseconds_of = tuner.nanoseconds_of, nanoseconds
+    found = ours.tune((256, 2048), torch.float32)
+    tuner.nanoseconds_of = kept
+    return found
+
+
 def tuned(group: Group) -> Any:
     """Measure, keep, and find it again in a new group."""
     ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
     before = ours.plan.modes.measured
 
-    def nanoseconds(call: Any, device: Any, kernels: Any) -> int:
-        call()
-        return 9000 if kernels is None else 1000  # a busy machine's times could favour torch
-
-    kept, tuner.nanoseconds_of = tuner.nanoseconds_of, nanoseconds
-    found = ours.tune((256, 2048), torch.float32)
-    tuner.nanoseconds_of = kept
+    found = measured(ours, 1000, 9000)
     if group.rank == 0:
         ours.store(found)
     group.minimum([0])
@@ -210,6 +217,24 @@ def tuned(group: Group) -> Any:
         "blocks": sorted({row["blocks"] for row in found.rows}),
     }
     again.close()
+    return facts
+
+
+def torch_is_faster(group: Group) -> Any:
+    """Measured so: engines leave all sums to torch, unless KILN_ALL_REDUCE=jit asks for kernels."""
+    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    if group.rank == 0:
+        ours.store(measured(ours, 9000, 1000))
+    else:
+        measured(ours, 9000, 1000)
+    ours.close()
+    group.minimum([0])
+    again = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    set_environment(KILN_ALL_REDUCE="jit")
+    forced = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    set_environment()
+    facts = {"reason": again.disabled_reason, "forced": forced.disabled_reason}
+    forced.close()
     return facts
 
 
@@ -230,7 +255,7 @@ CASES = {
     "bits": bits, "skips": skips, "differs": differs, "waits_differ": waits_differ,
     "no_access": no_access, "no_memory": no_memory, "torch_only": torch_only,
     "environment_differs": environment_differs, "must_work": must_work, "tuned": tuned,
-    "wrong_bits": wrong_bits, "aborted": aborted,
+    "wrong_bits": wrong_bits, "aborted": aborted, "torch_is_faster": torch_is_faster,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -93,6 +93,12 @@ def test_a_measured_plan_is_kept_and_found_again(of):
     assert one["blocks"] == [0, 1, 2]
 
 
+def test_where_torch_is_faster_it_sums_and_the_engine_says_so(of):
+    for found in of("torch_is_faster"):
+        assert found["reason"].startswith("torch sums messages of every size faster here")
+        assert found["forced"] == "", "KILN_ALL_REDUCE=jit"
+
+
 def test_wrong_sums_are_not_timed(of):
     for found in of("wrong_bits"):
         assert found["error"] == "ConfigError"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from greedy_models import MODELS
 
 from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
-from kiln.engine.errors import ConfigError
+from kiln.engine.errors import ConfigError, ModelError
 from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
+from kiln.engine.runner import model_runner
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,17 @@ def test_two_and_four_ranks_answer_as_transformers(made, llm_of, tokens_of, prom
         stats = llm.core.stats()
         sums = 1 + 2 * model.config.num_hidden_layers  # behind the embedding, and two a layer
         assert stats.all_reduces == {"torch": sums * (stats.steps + 1)}  # with the trial step
+
+
+def test_a_graph_that_no_rank_can_capture_ends_the_load_with_advice(made, llm_of, monkeypatch):
+    def refuse(function):
+        raise RuntimeError("the products of experts read sizes\nin aten/src/ATen")
+
+    device = SimpleNamespace(capture=refuse, keep=None)
+    monkeypatch.setattr(model_runner, "graph_device", lambda *_: device)
+    folder, _ = made("llama-mha-biases")
+    with pytest.raises(ModelError, match=r"read sizes; of several ranks .*--disable-cuda-graph"):
+        llm_of(folder, 2)
 
 
 def answer(model, prompt, count=8):
