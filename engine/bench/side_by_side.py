@@ -151,9 +151,10 @@ def _as_kiln_error(name: str, error: Exception) -> KilnError:
 
 
 def write(report: Report, folder: Path, text: str, draw: Draw) -> list[Path]:
-    """Write JSON, page and plot, named for the model and the device, and return their paths."""
+    """Write JSON, page and plot, named for model, device and ranks, and return their paths."""
     place = "cpu" if report.details["device"] == "cpu" else "gpu"
-    name = f"{report.benchmark}-{report.details['model']}-{place}"
+    ranks = report.details.get("limits", {}).get("tensor_parallel_size", 1)
+    name = f"{report.benchmark}-{report.details['model']}-{place}" + f"-tp{ranks}" * (ranks > 1)
     name = re.sub(r"[^\w.-]+", "-", name)
     processor = report.hardware[place]
     return report.write(folder, name, text, {f"{name}.png": partial(draw, report, processor)})

@@ -6,10 +6,11 @@ import argparse
 from dataclasses import replace
 
 import pytest
-from gpu import all_reduce_ipc, engine_ranks, greedy, rank_checks, several
+from gpu import all_reduce_ipc, engine_ranks, greedy, rank_checks, several, sum_plots
 from gpu.pace import NotMeasured
 from gpu.ranks import CPU, run_job
 from gpu.sections import SECTIONS, SEVERAL_GPUS, WHOLE_SEVERAL
+from matplotlib.figure import Figure
 
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 
@@ -97,3 +98,16 @@ def test_sections_of_several_gpus_fit_their_time_and_have_names_of_their_own():
     assert sum(section.seconds for section in SEVERAL_GPUS.values()) < 1.2 * WHOLE_SEVERAL
     assert not SECTIONS.keys() & SEVERAL_GPUS.keys()
     assert WHOLE_SEVERAL < 480
+
+
+def test_the_plot_has_a_panel_for_each_number_of_ranks_and_a_line_for_each_way():
+    ways = {"one_shot_push": 3.0, "torch": 9.0, "symm_mem": "needs a GPU for each rank"}
+    rows = [
+        {"ranks": world, "bytes": size, **ways} for world in range(2, 9) for size in (1024, 4096)
+    ]
+    figure = Figure()
+    sum_plots.draw_times(rows, "sums", figure)
+    assert [axes.get_title() for axes in figure.axes] == ["2 ranks", "4 ranks", "8 ranks"]
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.lines] == ["one_shot_push", "torch"]
+        assert list(axes.lines[1].get_ydata()) == [9.0, 9.0]

@@ -1,12 +1,18 @@
-"""The output of gpu_check: a table per section, and rooflines of the timings."""
+"""The output of gpu_check: a table per section, rooflines, and plots of the times of sums."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gpu import sum_plots
 from kiln.engine.bench import kernels
-from kiln.engine.bench.report import Plots, Report, Row, grid
+from kiln.engine.bench.report import Report, Row, grid
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def show(name: str, section: dict[str, Any]) -> None:
@@ -18,19 +24,22 @@ def show(name: str, section: dict[str, Any]) -> None:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write JSON, Markdown, and a roofline per kernel family; return the paths."""
+    """Write JSON, Markdown and plots; return the paths."""
     blocks: list[str] = []
-    plots: Plots = {}
+    plots: dict[str, Callable[[Figure], None]] = {}
+    where = f"{report.hardware['gpu']}, {report.date[:10]}"
     for name, section in report.details["sections"].items():
         blocks += [f"## {name}: {section['status']}", section.get("reason", "")]
         rows: list[Row] = section["rows"]
         ceilings = next((row["ceilings"] for row in rows if "ceilings" in row), None)
         if ceilings is not None:  # the timings, shown as ``kiln bench kernels`` shows them
             timed = [row for row in rows if "implementation" in row]
-            where = f"{report.hardware['gpu']}, {report.date[:10]}"
             blocks += kernels.blocks(timed, ceilings)
-            plots = kernels.rooflines(timed, ceilings, where)
+            plots |= kernels.rooflines(timed, ceilings, where)
             rows = [row for row in rows if "implementation" not in row and "ceilings" not in row]
+        if name in sum_plots.SECTIONS and rows:
+            title = f"{sum_plots.SECTIONS[name]}; {where}"
+            plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, rows, title)
         blocks.append(_table(rows))
     return report.write(folder, report.benchmark, report.markdown("GPU check", *blocks), plots)
 

@@ -134,6 +134,9 @@ def test_a_gpus_page_says_what_the_floor_is(tmp_path):
     paths = write(report, tmp_path, page, latency.draw)
     stem = "latency-org-some-gpu"
     assert [path.name for path in paths] == [f"{stem}.json", f"{stem}.md", f"{stem}.png"]
+    report.details["limits"] = {"tensor_parallel_size": 4}
+    paths = write(report, tmp_path, page, latency.draw)
+    assert paths[0].name == f"{stem}-tp4.json", "it leaves the record of one GPU alone"
 
 
 def test_an_offline_row_counts_what_was_asked_for():

@@ -47,7 +47,9 @@ def test_a_load_stays_in_its_bounds_and_in_a_small_vocabulary():
     assert ([len(prompt) for prompt in few], short) == ([2, 2], [3, 3])
 
 
-@pytest.mark.parametrize(("name", "billions"), [("qwen3-0.6b", 0.596), ("llama3-8b", 8.03)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("qwen3-0.6b", 0.596), ("llama3-8b", 8.03), ("llama3-70b", 70.55)]
+)
 def test_a_built_in_shape_is_a_config_that_kiln_serves(name, billions, tmp_path):
     folder = write_shape(name, tmp_path)
     assert folder == tmp_path / name

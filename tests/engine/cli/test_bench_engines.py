@@ -124,7 +124,7 @@ def test_a_latency_report_has_a_plot(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["latency", "qwen3-0.6"], ["'qwen3-0.6'", "qwen3-0.6b, llama3-8b"]),
+        (["latency", "qwen3-0.6"], ["'qwen3-0.6'", "qwen3-0.6b, llama3-8b, llama3-70b"]),
         (["latency", "qwen3-0.6b", "--load-format", "auto"], ["--load-format auto", "no weights"]),
         (["latency", "--baseline", "vllm"], ["no package vllm", sys.executable]),
         (["offline", "--baseline-python", "python"], ["only with --baseline vllm"]),
