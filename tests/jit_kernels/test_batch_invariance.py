@@ -57,7 +57,9 @@ def test_a_split_that_looks_at_the_batch_is_found(monkeypatch):
         return run(case, replace(rule, blocks=1 + len(case.seq_lens)), how)
 
     monkeypatch.setattr(invariance, "_run", by_batch)
-    failures = attention_trials(CPU, 12, 0, longest=300)
+    # Rounded to bf16, few trials may agree by chance; how many depends on torch and the processor.
+    trials = (attention_trials(CPU, 12, seed, longest=300) for seed in range(10))
+    failures = next(filter(None, trials), [])
     assert failures
     assert failures[0].startswith("batch ")
 
