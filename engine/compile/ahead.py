@@ -11,10 +11,12 @@ from kiln.cache.env import Env
 from kiln.engine.compile.artefacts import Artefacts
 from kiln.engine.compile.compiled_model import Progress, build
 from kiln.engine.compile.keys import target_of
+from kiln.engine.distributed.split import Split, group_name
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.loader import load_model
+from kiln.engine.models.splitting import check_split
 
 
 class Ahead(NamedTuple):
@@ -31,17 +33,24 @@ def build_ahead(
     device: torch.device,
     env: Env,
     progress: Progress,
+    world: int = 1,
 ) -> Ahead:
     """Fill the cache with what a start of the model with KILN_COMPILE loads; takes no weights.
 
-    ``progress`` hears of (stage, done, total). Raises ModelError, PieceError and SealedCacheError.
+    ``world``: the ranks that will share the model, whose programs may differ. The pieces are those
+    of a rank. ``progress`` hears of (stage, done, total). Raises ConfigError if the model cannot be
+    divided so, ModelError, PieceError and SealedCacheError.
     """
-    weights, length = DummyWeights(0, dtype), 1  # no piece depends on the length of the context
-    with FakeTensorMode(), torch.inference_mode():
-        model = load_model(family, config, weights, length, dtype, device, _silent)
-    artefacts = Artefacts(env, target_of(device))
-    program, _ = build(model, device, env.compile, artefacts, progress)
-    return Ahead(len(program.pieces), artefacts.built)
+    check_split(config, world)
+    artefacts, length = Artefacts(env, target_of(device)), 1  # no piece depends on the context
+    pieces = 0
+    for rank in range(world):
+        weights, part = DummyWeights(0, dtype), Split(rank, world, group_name(world))
+        with FakeTensorMode(), torch.inference_mode():
+            model = load_model(family, config, weights, length, dtype, device, _silent, split=part)
+        program, _ = build(model, device, env.compile, artefacts, progress)
+        pieces = len(program.pieces)
+    return Ahead(pieces, artefacts.built)
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.distributed import distributed_c10d
 
+from kiln.engine.distributed.split import group_name
 from kiln.engine.distributed.sum_kernels import SumKernels
 from kiln.jit_kernels.ops.all_reduce.record import FUSED
 
@@ -218,10 +219,11 @@ def group_named(name: str) -> Group:
 
 def _free_name(size: int) -> str:
     """Return a name that depends on the size alone, if it can: it is part of compiled pieces."""
-    name, number = f"tp{size}", 0
+    first = name = group_name(size)
+    number = 0
     while name in _groups:
         number += 1
-        name = f"tp{size}.{number}"
+        name = f"{first}.{number}"
     return name
 
 

@@ -35,6 +35,11 @@ def all_of(size: int) -> Share:
     return Share(0, size, size, size)
 
 
+def group_name(world: int) -> str:
+    """Return the name of a process's first group of so many ranks; "" if there is one."""
+    return f"tp{world}" if world > 1 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """How one of ``world`` ranks divides a model. ``group`` names the group that sums up."""

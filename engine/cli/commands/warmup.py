@@ -125,7 +125,7 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
     cache = kernel_cache()
     outcomes, seconds = build_with_progress(jobs, cache, args.jobs, quiet=args.json)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    pieces = {} if errors or args.model is None else _build_pieces(args.model, quiet=args.json)
+    pieces = {} if errors or args.model is None else _build_pieces(args)
     summarise(outcomes, seconds, errors, cache, more=pieces, as_json=args.json)
     if any(isinstance(error, SealedMiss) for error in errors):
         return exit_codes.SEALED_MISS
@@ -139,8 +139,8 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _build_pieces(model: str, *, quiet: bool) -> dict[str, Any]:
-    """Build the pieces of a model as KILN_COMPILE says, and return counts for the report.
+def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
+    """Build the pieces of --model for --tp ranks as KILN_COMPILE says; return counts to report.
 
     Raises ModelError, PieceError and SealedCacheError.
     """
@@ -156,10 +156,10 @@ def _build_pieces(model: str, *, quiet: bool) -> dict[str, Any]:
     from kiln.engine.process.wire import Progress
     from kiln.engine.runner.device import resolve_device, resolve_dtype
 
-    family, config = read_model(resolve_model_folder(model))
+    family, config = read_model(resolve_model_folder(args.model))
     device = resolve_device("auto")
     dtype = resolve_dtype("auto", config.dtype, device)
-    display = None if quiet else LoadingDisplay()
+    display = None if args.json else LoadingDisplay()
 
     def show(stage: str, done: int, total: int) -> None:
         if display is not None:
@@ -167,7 +167,8 @@ def _build_pieces(model: str, *, quiet: bool) -> dict[str, Any]:
 
     start = time.perf_counter()
     try:
-        ahead = build_ahead(family, config, dtype, device, env, show)
+        world = args.tensor_parallel_size or 1
+        ahead = build_ahead(family, config, dtype, device, env, show, world)
     finally:
         if display is not None:
             display.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from kiln.engine.cli.main import main
 from kiln.engine.compile import compiled_model
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
+from kiln.engine.distributed.group import Group
 from kiln.engine.errors import SealedCacheError
 from kiln.engine.runner import model_runner
 from kiln.jit_kernels.compile import warmup
@@ -34,12 +37,12 @@ def kiln(tmp_path, monkeypatch, capsys):
     return run
 
 
-def start(folder, tmp_path, monkeypatch):
+def start(folder, tmp_path, monkeypatch, group=None):
     sealed = {"kernel_cache": "sealed", "kernel_cache_dir": tmp_path / "cache"}
     env = replace(settings(), compile="eager", **sealed)
     monkeypatch.setattr(model_runner, "settings", lambda: env)
     model = ModelConfig(str(folder), device="cpu", load_format="dummy", max_model_len=32)
-    return model_runner.ModelRunner(EngineConfig(model, KVConfig(num_blocks=8)))
+    return model_runner.ModelRunner(EngineConfig(model, KVConfig(num_blocks=8)), None, group)
 
 
 def test_a_start_finds_what_a_warm_up_built(kiln, folder, tmp_path, monkeypatch):
@@ -52,6 +55,27 @@ def test_a_start_finds_what_a_warm_up_built(kiln, folder, tmp_path, monkeypatch)
         assert (code, told["pieces"], told["piece_artefacts_built"]) == (0, 3, built)
     runner = start(model, tmp_path, monkeypatch)
     assert isinstance(runner._model, compiled_model.CompiledModel)
+
+
+def test_every_rank_finds_what_a_warm_up_for_several_built(kiln, folder, tmp_path, monkeypatch):
+    model = folder(num_attention_heads=4, num_key_value_heads=2)
+    alone = SimpleNamespace(allreduce=lambda *_: None, shutdown=lambda: None)  # nobody is asked
+    monkeypatch.setattr(model_runner, "sum_by_kernels", lambda *_: {})
+
+    def begin(rank):
+        group = Group(rank, 2, torch.device("cpu"), alone)
+        try:
+            return start(model, tmp_path, monkeypatch, group)
+        finally:
+            group.close()
+
+    kiln("warmup", "--model", model, KILN_COMPILE="eager")
+    with pytest.raises(SealedCacheError):
+        begin(0)
+    code, out, _ = kiln("warmup", "--model", model, "--tp", "2", "--json", KILN_COMPILE="eager")
+    assert (code, json.loads(out)["pieces"]) == (0, 3)
+    for rank in range(2):
+        assert isinstance(begin(rank)._model, compiled_model.CompiledModel)
 
 
 def test_a_warm_up_tells_what_it_built(kiln, folder):
