@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kiln.engine.distributed.channel import Closed, Kind, listen
+from kiln.engine.distributed.channel import Channel, Closed, Kind, listen
 from kiln.engine.distributed.command import module_command, private_folder
 from kiln.engine.distributed.joining import Member, join
 from kiln.engine.distributed.launched import Launched
@@ -169,6 +169,8 @@ class Followers:
         for member in self._members:
             if member.child is not None:
                 _reap(member.child, until)
+            else:
+                _await_end(member.life, until)
         for member in self._members:
             member.close()
         if self.folder is not None:
@@ -190,3 +192,13 @@ def _reap(child: subprocess.Popen[bytes], until: float) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def _await_end(life: Channel, until: float) -> None:
+    """Wait until a process that another program started has closed its connection."""
+    try:
+        while time.monotonic() < until:
+            life.set_timeout(max(0.01, until - time.monotonic()))
+            life.receive()  # it may still say that it lives
+    except (Closed, OSError):
+        return

@@ -13,6 +13,7 @@ import selectors
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kiln.engine.distributed.channel import Address, Closed, Kind, dial
@@ -66,11 +67,7 @@ class Inbox:
         selector = selectors.DefaultSelector()
         selector.register(self._life, selectors.EVENT_READ)
         try:
-            while True:
-                self._life.send(Kind.ALIVE)
-                if selector.select(_ALIVE_SECONDS):
-                    self._life.receive()  # this raises, unless rank 0 says that it will close
-                    return
+            while not self._will_close(selector):
                 if self._check is not None:
                     self._check()
         except Closed:
@@ -78,3 +75,15 @@ class Inbox:
         except KilnError as error:  # the main thread may wait for a device that never ends
             self.fail(error, expected=True)
             os._exit(1)
+
+    def _will_close(self, selector: selectors.BaseSelector) -> bool:
+        """Say that this rank lives; return whether rank 0 says that it will close.
+
+        Raises Closed if it is gone without a word.
+        """
+        with suppress(Closed):  # it may have said so, and closed since
+            self._life.send(Kind.ALIVE)
+        if not selector.select(_ALIVE_SECONDS):
+            return False
+        self._life.receive()
+        return True

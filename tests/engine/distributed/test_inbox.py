@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import pytest
 
 from kiln.engine.distributed import inbox as inboxes
-from kiln.engine.distributed.channel import Kind, accept, listen
+from kiln.engine.distributed.channel import Channel, Kind, accept, listen
 from kiln.engine.distributed.inbox import Inbox
 
 
@@ -46,6 +47,18 @@ def test_a_follower_ends_when_rank_0_is_gone(connected, exits):
     life.close()
     wait_for_watchers()
     assert exits == [1]
+
+
+def test_what_rank_0_said_before_it_closed_is_heard(monkeypatch, exits):
+    """The next word of this rank may fail: rank 0 has already gone."""
+    ours, theirs = map(Channel, socket.socketpair())
+    theirs.send(Kind.STOP)
+    theirs.close()
+    inbox = Inbox.__new__(Inbox)
+    inbox._life, inbox._check = ours, None
+    inbox._live()
+    assert exits == []
+    ours.close()
 
 
 def test_a_follower_that_is_told_to_stop_has_time_to_close(connected, exits):
