@@ -310,11 +310,11 @@ def torchrun_variables(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 
 def prepare_nccl(*, one_machine: bool) -> None:
-    """Set variables that NCCL, and torch for it, read when they connect; the user's own stay.
+    """Set variables that NCCL and torch's use of it read, unless the user has set them.
 
     Ranks of one machine meet on no network. Buffers of CUDA graphs are not registered: NCCL may
     sum registered ones in another order, and a replayed step would differ from a launched one.
-    torch does not end the process when a rank is gone: Kiln first tells the clients.
+    By default torch ends the process when a rank is gone. That is off: Kiln tells clients first.
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time the message by which rank 0 tells the other ranks a decode step.
+"""Measure how long rank 0 takes to send a decode step to the other ranks.
 
     python tools/bench_step_message.py [--output benchmarks]
 
@@ -59,7 +59,7 @@ def main() -> None:
         "two ranks. With more ranks than cores the followers wait for each other."
     )
     report = Report("step_message", command_line("tools/bench_step_message.py"), rows)
-    page = report.markdown("What it takes to tell the other ranks a step", text,
+    page = report.markdown("Cost of sending a decode step to the other ranks", text,
                            table(columns, rows))  # fmt: skip
     print(page)
     report.write(args.output, "step_message", page)

@@ -37,9 +37,9 @@ def build_ahead(
 ) -> Ahead:
     """Fill the cache with what a start of the model with KILN_COMPILE loads; takes no weights.
 
-    ``world``: the ranks that will share the model, whose programs may differ. The pieces are those
-    of a rank. ``progress`` hears of (stage, done, total). Raises ConfigError if the model cannot be
-    divided so, ModelError, PieceError and SealedCacheError.
+    ``world``: the number of ranks that will share the model. Their programs may differ, so each is
+    built; the pieces are those of one rank. ``progress`` hears of (stage, done, total). Raises
+    ConfigError if so many ranks cannot share the model, ModelError, PieceError, SealedCacheError.
     """
     check_split(config, world)
     artefacts, length = Artefacts(env, target_of(device)), 1  # no piece depends on the context

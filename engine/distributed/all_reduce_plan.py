@@ -19,7 +19,7 @@ class Plan:
 
     ``modes`` chooses the algorithm. ``fused_threshold``: the largest message that one kernel sums,
     adds and normalises. ``max_bytes``: the largest message of any kernel; torch sums larger ones.
-    0: torch sums all, as it was always faster. ``max_blocks``: thread blocks of a call.
+    0: torch sums all messages, because it was always faster. ``max_blocks``: blocks of a call.
     ``forced``: an algorithm for all messages, without the fused kernel; "auto": none.
     """
 

@@ -199,6 +199,6 @@ def _await_end(life: Channel, until: float) -> None:
     try:
         while time.monotonic() < until:
             life.set_timeout(max(0.01, until - time.monotonic()))
-            life.receive()  # it may still say that it lives
+            life.receive()  # a heartbeat
     except (Closed, OSError):
         return

@@ -170,13 +170,16 @@ class Group:
             self._kernels.check()
 
     def before_close(self, free: Callable[[], None]) -> None:
-        """Let ``free`` free CUDA graphs with sums: NCCL closes when none is left, not before."""
+        """Call ``free``, which frees CUDA graphs, before the connections close.
+
+        NCCL waits until no CUDA graph contains its calls.
+        """
         self._frees.append(free)
 
     def abort(self) -> None:
         """End the calls that wait for a rank that is gone, from any thread. They raise.
 
-        It does not wait until NCCL has ended, which may be only after ``close``.
+        It does not wait for NCCL, which may need ``close`` to free the graphs first.
         """
         self._is_broken = True
         kernels = self._kernels
@@ -228,7 +231,7 @@ def _free_name(size: int) -> str:
 
 
 def _begin(end: Callable[[], None]) -> threading.Thread:
-    """Call what ends connections in a thread of its own, as it may never return."""
+    """Call ``end``, which closes connections, in a thread of its own: it may never return."""
 
     def run() -> None:
         with suppress(RuntimeError):  # of connections whose other end is gone

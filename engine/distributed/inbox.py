@@ -2,7 +2,7 @@
 
 On one come the messages, which the main thread reads. The other tells rank 0 every second that this
 process lives, and ends the process when rank 0 is gone, whatever the main thread is waiting for.
-Before rank 0 closes the engine, it says so on both, and the main thread has time to close too.
+Before rank 0 closes the engine, it sends a message on both, so that the main thread can close too.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class Inbox:
             os._exit(1)
 
     def _will_close(self, selector: selectors.BaseSelector) -> bool:
-        """Say that this rank lives; return whether rank 0 says that it will close.
+        """Tell rank 0 that this rank is alive; return whether rank 0 has announced that it closes.
 
-        Raises Closed if it is gone without a word.
+        Raises Closed if the connection was closed without that message.
         """
-        with suppress(Closed):  # it may have said so, and closed since
+        with suppress(Closed):  # rank 0 may have sent the message and closed: it is read below
             self._life.send(Kind.ALIVE)
         if not selector.select(_ALIVE_SECONDS):
             return False

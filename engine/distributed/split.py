@@ -36,7 +36,7 @@ def all_of(size: int) -> Share:
 
 
 def group_name(world: int) -> str:
-    """Return the name of a process's first group of so many ranks; "" if there is one."""
+    """Return the name of a process's first group of ``world`` ranks; "" for a single rank."""
     return f"tp{world}" if world > 1 else ""
 
 

@@ -171,7 +171,10 @@ class CudaGraphRunner:
         self.keys = tuple(own for own in self.keys if own != key)
 
     def free_later(self) -> Callable[[], None]:
-        """Return what frees all graphs, after which no step may come. It holds only the graphs."""
+        """Return a function that frees all graphs. It refers to the graphs alone.
+
+        No step may run after it.
+        """
         return self._captured.clear
 
     def can_run(self, batch: Batch) -> str:

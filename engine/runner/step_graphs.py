@@ -192,7 +192,10 @@ class StepGraphs:
 
     @contextmanager
     def _captures(self) -> Iterator[None]:
-        """Say what to do if a capture fails although no rank can go on without that graph."""
+        """Turn a failed capture into an error with advice if there are several ranks.
+
+        One rank alone cannot go on without a graph, as the others wait for its sums.
+        """
         try:
             with explained(self._step.device, "capturing CUDA graphs"):
                 yield
@@ -203,8 +206,8 @@ class StepGraphs:
                 raise
             reason = f"{error}".partition("\n")[0]
             raise ModelError(
-                f"a CUDA graph cannot be captured: {reason}; of several ranks none may go on "
-                "without it: use --disable-cuda-graph"
+                f"a CUDA graph cannot be captured: {reason}; with tensor parallelism every graph "
+                "must be captured: use --disable-cuda-graph"
             ) from error
 
     def _clear_inputs(self) -> None:

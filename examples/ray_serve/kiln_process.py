@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kiln.engine.distributed.command import module_command
 
-# Linux ends the server when the thread that started it ends, also after kill -9 (prctl with
-# PR_SET_PDEATHSIG, which is 1). If the parent has changed, that thread ended before the call.
+# prctl(PR_SET_PDEATHSIG, SIGTERM) makes Linux stop the server when the thread that started it ends,
+# even if SIGKILL ended it. If the parent process has changed, the thread ended before this call.
 _LAUNCH = (
     "import ctypes, os, sys; parent = int(sys.argv[1]); "
     "ctypes.CDLL(None).prctl(1, 15) == 0 or sys.exit('prctl failed'); "

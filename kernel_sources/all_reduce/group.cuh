@@ -45,7 +45,7 @@ struct Group {
   KILN_FN uint32_t* own_word(int64_t at) const { return reinterpret_cast<uint32_t*>(own + at); }
 };
 
-// A limit on waiting for other ranks. A thread that has exceeded it does not wait again.
+// Limits how long a thread waits for other ranks. After a timeout its later waits return at once.
 struct Watchdog {
   uint32_t limit_ms;
   int missing = -1;  // the rank that did not come in time

@@ -8,8 +8,9 @@
 // its own rank's shard; after another one it reads the sums of the other shards.
 //
 // Memory: all_reduce/areas.cuh. An area holds a shard from each rank, [world, shard], then their
-// sum, [shard]. A rank's own part of its shard is not copied. No barrier follows the last reads:
-// the next call uses another area, and after its barrier all ranks have read this one.
+// sum, [shard]. A rank's own part of its shard is not copied. No barrier is needed after the last
+// reads: the next call uses another area, and its barriers show that all ranks are done with this
+// one.
 //
 // Callers: as for one_shot_push.cu.
 #include "all_reduce/areas.cuh"

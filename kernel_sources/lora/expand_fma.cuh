@@ -1,4 +1,5 @@
-// lora_expand without tensor cores: for float32, and for rows that cannot be loaded in vectors.
+// The lora_expand kernel without tensor cores. It is used for float32, and for rows whose alignment
+// does not allow vector loads.
 #pragma once
 #include "kiln/ptx/early.cuh"
 #include "kiln/ptx/launch.cuh"

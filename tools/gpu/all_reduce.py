@@ -39,7 +39,7 @@ Work = Callable[[], Any]
 
 def rounds(args: argparse.Namespace) -> list[Row]:
     """Return a row for each group size: how many of its rounds gave wrong bits."""
-    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # else streams share queues, as few as eight
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"  # by default streams share 8 queues
     share = 10 if args.quick else 1
     return Pace(args, seconds=80).rows(
         _WORLDS, _name, lambda world: iter([skewed(world, share=share)])
@@ -84,7 +84,7 @@ def cases(world: int, device: str) -> list[Case]:
 def skewed(world: int, device: str = "cuda", share: int = 1) -> Row:
     """Return a row: rounds in which each rank has a stream and delays of its own, and replays.
 
-    On a CPU all ranks make a call in one launch.
+    On a CPU one launch runs all ranks.
     """
     group = VirtualGroup(world, device, max_bytes=_MAX_BYTES, max_blocks=4)
     made = cases(world, device)
@@ -133,10 +133,10 @@ def _calls(own: Members, made: list[Case]) -> None:
 
 
 def _repeat(before: Work, at_once: list[Work], after: Work, times: int, device: str) -> int:
-    """Do some work so often, on a GPU by replays of graphs; return how often.
+    """Do some work ``times`` times, on a GPU by replaying graphs; return how often it was done.
 
-    Each of ``at_once`` has a graph and a stream of its own, as branches of one graph may wait for
-    each other. On a CPU it is done once.
+    The calls of ``at_once`` run at the same time. Each has its own graph and stream, because CUDA
+    may run branches of a single graph one after the other. On a CPU all is done once.
     """
     if device == "cpu":
         for work in (before, *at_once, after):

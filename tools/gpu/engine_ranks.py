@@ -1,9 +1,10 @@
 """Engines of several ranks that share one GPU: their tokens, and what happens if a rank is lost.
 
-Each rank is what torchrun starts on a machine with one GPU, and NCCL is told that the machines
-differ, as it refuses two ranks on one GPU otherwise. So everything runs that runs on several GPUs:
-the kernels over CUDA IPC, NCCL, both in CUDA graphs. The processes take turns on the GPU for
-milliseconds each, so nothing is timed but the notice of a lost rank.
+Each rank gets the variables that torchrun sets on a machine with a single GPU. NCCL_HOSTID differs
+between ranks, because NCCL refuses two ranks on one GPU of the same machine. In this way the same
+code runs as on several GPUs: kernels over CUDA IPC and NCCL, both inside CUDA graphs. The processes
+take turns on the GPU, for milliseconds each, so only the time until a lost rank is noticed is
+measured.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NCCL = "torch"  # as an algorithm: no kernel sums
 
 @dataclass(frozen=True)
 class Case:
-    """An engine, and what it is asked. ``lost``: "kill" or "stop" its last rank meanwhile.
+    """An engine and its requests. ``lost``: "kill" or "stop" its last rank while it generates.
 
     ``wanted``: the tokens for each prompt; empty: those of the dtype's first case.
     """
@@ -93,7 +94,7 @@ def all_cases(folder: Path, device: str, families: list[str]) -> list[Case]:
 
 
 def rounded_cases(plain: Case) -> list[Case]:
-    """Return engines in bfloat16, whose tokens must be equal: two ranks' sums have one rounding."""
+    """Return engines in bfloat16. A sum of two ranks is rounded once, so all give equal tokens."""
     without = replace(plain, dtype="bfloat16", wanted=[], algorithm=NCCL, graphs=False)
     launched = replace(without, algorithm="auto")
     algorithms = [replace(without, algorithm=name, graphs=True) for name in ("auto", *ALGORITHMS)]
@@ -101,7 +102,7 @@ def rounded_cases(plain: Case) -> list[Case]:
 
 
 def judge(case: Case, rows: list[Row], first: dict[str, Any]) -> Iterator[Row]:
-    """Yield the rows of an engine, compared with what must be. ``first``: tokens by dtype."""
+    """Yield the rows of an engine, with ``ok``. ``first``: tokens of each dtype's first case."""
     row, *failed = rows
     tokens = row.pop("tokens", None)
     sums = "NCCL" if case.algorithm == NCCL else case.algorithm
@@ -122,8 +123,8 @@ def _used(case: Case, row: Row) -> bool:
     """Whether the sums and the graphs that the case is about have run."""
     counts: dict[str, int] = row["calls"]
     named = {"auto": "fused_all_reduce_add_rms_norm"}.get(case.algorithm, case.algorithm)
-    full_graphs = case.graphs and case.dtype != "float32"  # float32 attention plans on the host
-    return counts.get(named, 0) > 0 and (row["replays"] > 0 or not full_graphs)
+    wants_replays = case.graphs and case.device == "cuda"
+    return counts.get(named, 0) > 0 and (row["replays"] > 0 or not wants_replays)
 
 
 def run(case: Case) -> list[Row]:

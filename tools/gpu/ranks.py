@@ -89,7 +89,8 @@ def run_processes(
 
     The script's further arguments are a folder of its own and its rank. It writes
     {"rows": [...]} or {"error": "..."} to rankN.json in the folder. ``variables`` returns those of
-    a rank's environment. ``seconds``: the time limit. ``may_fail``: ranks that may end anyhow.
+    a rank's environment. ``seconds``: the time limit. ``may_fail``: ranks whose exit codes do not
+    count.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -50,7 +50,9 @@ def test_a_graph_that_no_rank_can_capture_ends_the_load_with_advice(made, llm_of
     device = SimpleNamespace(capture=refuse, keep=None)
     monkeypatch.setattr(model_runner, "graph_device", lambda *_: device)
     folder, _ = made("llama-mha-biases")
-    with pytest.raises(ModelError, match=r"read sizes; of several ranks .*--disable-cuda-graph"):
+    with pytest.raises(
+        ModelError, match=r"read sizes; with tensor parallelism .*--disable-cuda-graph"
+    ):
         llm_of(folder, 2)
 
 
