@@ -160,8 +160,8 @@ template <class T> static uint64_t apply(Op op, T* p, T v, uint64_t compare) {
 }
 
 // Return whether a thread has loaded an address before, which suggests that it polls. Only one
-// address is remembered. It is replaced after 1, 2, 4, ... loads (Brent's algorithm), so that a loop
-// which polls several addresses is found as well.
+// address is remembered. It is replaced after 1, 2, 4, ... loads (Brent's algorithm), so that a
+// loop which polls several addresses is found as well.
 static bool comes_back(Fiber& f, const void* p) {
   if (f.remembered == p) return true;
   if (++f.loads < f.most_loads) return false;
