@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?=
 
-.PHONY: serve test check bench
+.PHONY: serve test test-deep check bench
 
 serve: $(VENV)/.serve
 	$(BIN)/kiln serve $(MODEL)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The same rules on many more cases, in about an hour. SHARE=0.1 SEED=7 runs a tenth, drawn by 7.
+SHARE ?= 1
+SEED ?= 0
+test-deep: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	  --deep --share $(SHARE) --share-seed $(SEED)
 
 check: $(VENV)/.dev
 	failed=0; \

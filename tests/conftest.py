@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from depth import choose, set_depth
 
 ROOT = Path(__file__).resolve().parents[1]
 _KEEP_DAYS, _KEEP_BYTES = 14, 256 << 20
@@ -17,7 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Name the folder of compiled programs, and how many schedules to try."""
+    """Name the folder of compiled programs, and how deep to test."""
     parser.addoption(
         "--programs",
         type=Path,
@@ -30,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=200,
         help="schedules under which each all-reduce runs (default: 200)",
     )
+    parser.addoption("--deep", action="store_true", help="test each rule on many more cases")
+    parser.addoption("--share", type=float, default=1.0, help="run this share of the tests")
+    parser.addoption("--share-seed", type=int, default=0, help="draws the tests of --share")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     from kiln.cache.disk.trust import make_private_folder
 
+    set_depth(config.option.deep)
     config.option.programs = config.option.programs.absolute()
     if not make_private_folder(config.option.programs):  # a checkout that we cannot write
         temporary = tempfile.TemporaryDirectory(prefix="kiln-tests-")
@@ -57,6 +62,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         for root in config.option.programs.glob("kernels*"):
             for folder in (root, root / "pieces"):
                 prune(folder, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are too deep, or not in the drawn share."""
+    items[:], left_out = choose(items, config.option.share, config.option.share_seed)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(autouse=True)
