@@ -71,10 +71,16 @@ def start(model_folder):
 
 
 @pytest.fixture(scope="session")
-def server(start):
+def server_and_process(start):
+    """The shared server: an httpx client, and the process of the API."""
+    with start("--max-num-seqs", "8", "--max-waiting", "40") as (client, process):
+        yield client, process
+
+
+@pytest.fixture(scope="session")
+def server(server_and_process):
     """The shared server, as an httpx client."""
-    with start("--max-num-seqs", "8", "--max-waiting", "40") as (client, _):
-        yield client
+    return server_and_process[0]
 
 
 @pytest.fixture
