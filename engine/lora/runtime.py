@@ -112,8 +112,7 @@ class Adapters:
             start = 0
             while left and len(group) < most and start + left[0][1] <= store.size:
                 name, size = left.pop(0)
-                store.begin(name, len(group), start)
-                store.copied(wait=True)
+                store.copy_now(name, len(group), start)
                 group[len(group)] = name
                 start += size
             yield group
