@@ -12,6 +12,7 @@ from kiln.engine.config import LoRAConfig
 from kiln.engine.errors import AdapterError, AdapterPathError, ConfigError
 from kiln.engine.lora.adapter import WEIGHTS_FILE, read_adapter
 from kiln.engine.lora.adapter_config import CONFIG_FILE
+from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.copying import Copier
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
@@ -129,8 +130,8 @@ class AdapterStore:
         if self._shard is None:
             adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
         else:
-            whole = self._shard.sites
-            adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most)
+            whole, base = self._shard.sites, BaseWeights(self._sites.all, self._shard.places)
+            adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most, base=base)
             adapter = self._shard(adapter, self._sites.all)
         return pack(adapter, self._sites.all, self._dtype)
 
