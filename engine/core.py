@@ -195,6 +195,9 @@ class EngineCore:
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
             self.scheduler.adapters.wait()  # all that wait may do so for a copy to the device
+        for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
+            self.abort(failed.request_id)
+            outputs.append(failed)
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
         return outputs
