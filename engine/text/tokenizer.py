@@ -6,6 +6,7 @@ This avoids the two seconds of importing transformers, which is used only to con
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,8 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from kiln.engine.errors import ModelError, RequestError
-from kiln.engine.models.model_folder import eos_token_ids, read_json
+from kiln.engine.models.model_folder import eos_token_ids, model_vocab_size, read_json
+from kiln.engine.requests.sampling_params import check_surrogates
 from kiln.engine.text.chat_template import ChatTemplate, Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
 
@@ -34,12 +36,14 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
         eos_ids: frozenset[int] = frozenset(),
+        model_vocab_size: int | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.special_tokens = special_tokens or {}
         self.eos_token_ids = eos_ids
+        self._model_vocab_size = sys.maxsize if model_vocab_size is None else model_vocab_size
         self._templates = {
             name: ChatTemplate(source, self.special_tokens)
             for name, source in (chat_templates or {}).items()
@@ -62,6 +66,7 @@ class Tokenizer:
             special_tokens={name: token.content for name, token in _special_tokens(config).items()},
             chat_templates=_chat_templates(folder, config),
             eos_ids=eos_token_ids(folder),
+            model_vocab_size=model_vocab_size(folder),
         )
 
     @classmethod
@@ -75,6 +80,16 @@ class Tokenizer:
         """The token ids that ``skip_special_tokens`` removes from the text."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def special_id(self, text: str) -> int | None:
+        """Return the special token with this text, if there is one that the model can draw."""
+        return self._special_texts.get(text)
+
+    @cached_property
+    def _special_texts(self) -> dict[str, int]:
+        added = self.backend.get_added_tokens_decoder().items()
+        size = self._model_vocab_size
+        return {token.content: index for index, token in added if token.special and index < size}
 
     @cached_property
     def _longest_token(self) -> int | None:
@@ -93,8 +108,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with BOS and the like if ``add_special_tokens``.
 
-        Calls ``encode_batch_fast``, because ``encode`` holds the GIL during all its work.
+        Calls ``encode_batch_fast``, because ``encode`` holds the GIL during all its work. Raises
+        RequestError if the text has half of a surrogate pair.
         """
+        check_surrogates(text, "the prompt", "prompt")
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -102,7 +119,8 @@ class Tokenizer:
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
         """Whether a text must have more than ``num_tokens`` tokens, judged without tokenizing."""
         longest = self._longest_token
-        return longest is not None and len(text.encode()) > longest * num_tokens
+        size = len(text.encode(errors="surrogatepass"))
+        return longest is not None and size > longest * num_tokens
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; unknown ids are skipped."""
