@@ -9,6 +9,7 @@ from typing import Any
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.hub import download
+from kiln.engine.models.sentencepiece_file import read_sentencepiece
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +81,29 @@ def model_vocab_size(folder: Path) -> int | None:
     return size if type(size) is int else None
 
 
+def sentencepiece_path(folder: Path) -> Path | None:
+    """Return the sentencepiece file of a folder without tokenizer.json, or None.
+
+    A file of that name with tokens in base64, as of Llama 3, is none.
+    """
+    path = folder / "tokenizer.model"
+    if (folder / "tokenizer.json").exists() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return path if file.read(1) == b"\n" else None  # the mark of the first piece
+
+
 def _tokenizer_eos(folder: Path) -> int | None:
     """Return the id of the tokenizer's ``eos_token``, without loading the tokenizer."""
+    path = sentencepiece_path(folder)
+    model = None if path is None else read_sentencepiece(path)
     config = read_json(folder / "tokenizer_config.json")
     token = config.get("eos_token") or read_json(folder / "special_tokens_map.json").get(
         "eos_token"
     )
     text = token.get("content") if isinstance(token, dict) else token
+    if model is not None and "eos_token" not in config:
+        text = text or model.special_tokens.get("eos_token")
     if text is None:
         return None
     try:
@@ -100,6 +117,8 @@ def _tokenizer_eos(folder: Path) -> int | None:
         vocabulary = tokenizer.get("model", {}).get("vocab")
         older = read_json(folder / "added_tokens.json")
         known = vocabulary | older if isinstance(vocabulary, dict) else older
+        if model is not None:
+            known = {piece.text: index for index, piece in enumerate(model.pieces)} | known
         return int(known[text]) if text in known else None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(

@@ -1,7 +1,8 @@
 """The model's tokenizer: text to tokens and back, and chats to tokens.
 
 ``tokenizer.json`` is read with the tokenizers library, the Rust code that transformers also calls.
-This avoids the two seconds of importing transformers, which is used only to convert older formats.
+This avoids the two seconds of importing transformers, which is used only to convert older formats,
+but for files of sentencepiece.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from kiln.engine.errors import ModelError, RequestError
-from kiln.engine.models.model_folder import eos_token_ids, model_vocab_size, read_json
+from kiln.engine.models.model_folder import (
+    eos_token_ids,
+    model_vocab_size,
+    read_json,
+    sentencepiece_path,
+)
+from kiln.engine.models.sentencepiece_file import read_sentencepiece
 from kiln.engine.requests.sampling_params import check_surrogates
 from kiln.engine.text.chat_template import ChatTemplate, Message
+from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
 
 _OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
@@ -57,9 +65,16 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # written by transformers before 4.33
             config |= read_json(folder / "special_tokens_map.json")
-        backend = _backend(folder)
+        path = sentencepiece_path(folder)
+        if path is None:
+            backend = _backend(folder)
+        else:
+            model = read_sentencepiece(path)
+            config = {**model.special_tokens, **config}
+            backend = sentencepiece_backend(model, path, config)
         _add_missing_tokens(backend, folder, config)
-        _set_prefix_space(backend, config)
+        if path is None:
+            _set_prefix_space(backend, config)
         backend.encode_special_tokens = config.get("split_special_tokens") is True
         return cls(
             backend,
