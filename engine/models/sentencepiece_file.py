@@ -69,18 +69,21 @@ def _model(content: bytes, path: Path) -> SentencePieceModel:
         if number == 1:
             pieces.append(_piece(dict(_fields(value))))
         elif number == 2:
-            trainer = dict(_fields(value))
+            trainer |= _fields(value)
         elif number == 3:
-            normalizer = dict(_fields(value))
+            normalizer |= _fields(value)
     if not trainer or not normalizer:
         raise ValueError("it ends before its settings")
-    kind = trainer.get(3, 1)
+    kind = _number(trainer, 3, 1)
     if not pieces or kind not in (1, 2):
         raise ModelError(
             f"{path}: {len(pieces)} pieces, model type {kind}: want a sentencepiece model of type "
             "unigram (1) or bpe (2)"
         )
-    ids = {"unk": trainer.get(40, 0), "bos": trainer.get(41, 1), "eos": trainer.get(42, 2)}
+    ids = {
+        name: _number(trainer, field, default)
+        for name, field, default in (("unk", 40, 0), ("bos", 41, 1), ("eos", 42, 2))
+    }
     suffix, escape, squash = trainer.get(24, 0), normalizer.get(5, 1), normalizer.get(4, 1)
     return SentencePieceModel(
         pieces=tuple(pieces),
@@ -89,7 +92,7 @@ def _model(content: bytes, path: Path) -> SentencePieceModel:
         special_tokens={
             f"{name}_token": pieces[at].text
             for name, at in ids.items()
-            if isinstance(at, int) and at < len(pieces)  # -1, for none, is a large number here
+            if at < len(pieces)  # -1, for none, is a large number here
         },
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         edits_text=bool(normalizer.get(2) or squash or suffix or not escape),
@@ -97,10 +100,17 @@ def _model(content: bytes, path: Path) -> SentencePieceModel:
 
 
 def _piece(fields: dict[int, Value]) -> Piece:
-    text, score = fields[1], fields.get(2, b"\0\0\0\0")
-    assert isinstance(text, bytes)
-    assert isinstance(score, bytes)
-    return Piece(text.decode(), struct.unpack("<f", score)[0], Kind(fields.get(3, 1)))
+    text, score = fields.get(1), fields.get(2, b"\0\0\0\0")
+    if not isinstance(text, bytes) or not isinstance(score, bytes):
+        raise ValueError("a piece without a text, or with a score that is no float")
+    return Piece(text.decode(), struct.unpack("<f", score)[0], Kind(_number(fields, 3, 1)))
+
+
+def _number(fields: dict[int, Value], field: int, default: int) -> int:
+    value = fields.get(field, default)
+    if not isinstance(value, int):
+        raise ValueError(f"field {field} is {value[:20]!r}, not a number")
+    return value
 
 
 def _fields(message: Value) -> Iterator[tuple[int, Value]]:

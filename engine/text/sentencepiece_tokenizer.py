@@ -139,12 +139,13 @@ class _Pieces:
 
 def _add_template(backend: Backend, model: SentencePieceModel, config: dict[str, Any]) -> None:
     """Add BOS in front, unless ``add_bos_token`` is false, and EOS behind if ``add_eos_token``."""
-    parts, ids = ["$A"], []
+    parts: list[str] = ["$A"]
+    ids: list[tuple[str, int]] = []
     for name, default in (("bos", True), ("eos", False)):
         token = config.get(f"{name}_token", model.special_tokens.get(f"{name}_token"))
         wanted = config.get(f"add_{name}_token")
-        text = token["content"] if isinstance(token, dict) else token
-        index = None if text is None else backend.token_to_id(text)
+        text = str(token["content"] if isinstance(token, dict) else token)
+        index = None if token is None else backend.token_to_id(text)
         if index is not None and (default if wanted is None else wanted):
             parts = [text, *parts] if name == "bos" else [*parts, text]
             ids.append((text, index))

@@ -66,10 +66,3 @@ def test_a_stop_string_that_is_a_special_token_ends_an_answer(server, least):
     assert "<|im_end|>" not in choice["text"]
     assert answer["usage"]["completion_tokens"] == least + 1
     assert _streamed(server, body) == (choice["logprobs"]["text_offset"], "<|im_end|>")
-
-
-def test_min_tokens_with_every_token_banned_is_400(server):
-    body = {"prompt": "x", "min_tokens": 1, "max_tokens": 2, "stop_token_ids": list(range(400))}
-    answer = server.post(URL, json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "min_tokens"
