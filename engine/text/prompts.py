@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from kiln.engine.errors import ContextLengthError, RequestError
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates
 from kiln.engine.text.chat_template import Message
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -95,6 +95,7 @@ def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: i
                 f"prompt {index} is text, but there is no tokenizer: give token ids",
                 "prompt",
             )
+        check_surrogates(prompt, f"prompt {index}", "prompt")
         _check_length(prompt, index, tokenizer, max_tokens)
         return Prompt(tokenizer.encode(prompt), prompt)
     return Prompt(_token_ids(prompt, index))
@@ -142,5 +143,6 @@ def read_chats(
     chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
     texts = [tokenizer.render_chat(list(chat), **options) for chat in chats]
     for index, text in enumerate(texts):
+        check_surrogates(text, f"conversation {index}", "messages")
         _check_length(text, index, tokenizer, max_tokens)
     return [Prompt(tokenizer.encode(text, add_special_tokens=False), text) for text in texts]
