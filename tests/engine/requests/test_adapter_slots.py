@@ -376,7 +376,7 @@ def test_two_adapters_that_are_always_wanted_take_turns_in_one_slot(fake_runner)
     run = Run(fake_runner(256), slots, device, clock, max_num_seqs=4)
     for index in range(200):
         for name in "ab":
-            if sum(one.adapter == name for one in run.scheduler.waiting) < 2:
+            if sum(one.adapter == name for one in run.scheduler.waiting) < 6:  # more than run
                 run.add(f"{name}-{index}", name)
         run.step()
     ended = [sum(one.startswith(name) for one in run.ended) for name in "ab"]
