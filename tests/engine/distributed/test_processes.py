@@ -13,7 +13,7 @@ import pytest
 from depth import at_depth
 
 import kiln
-from kiln.engine.errors import ConfigError, DeviceError, ModelError
+from kiln.engine.errors import ConfigError, DeviceError, EngineClosedError, ModelError
 from kiln.engine.runner import load
 
 ROOT = Path(kiln.__file__).resolve().parents[1]
@@ -204,5 +204,5 @@ def test_after_close_no_process_is_left_and_no_step_runs(model_of, llm_of, token
     llm.close()
     llm.close()
     assert follower.child.returncode == 0
-    with pytest.raises(DeviceError):
+    with pytest.raises(EngineClosedError):
         tokens_of(llm)
