@@ -137,6 +137,7 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--override-generation-config": "edit generation_config.json in the folder of MODEL",
         "--max-logprobs": "a request may ask for 20 log-probabilities",
         "--logprobs-mode": "log-probabilities are those at temperature 1, before any filter",
+        "--model-impl": "it runs its own implementations of the models",
         "--scheduling-policy": "requests are scheduled in the order of arrival",
         "--runner": "it generates text, and has no other task",
         "--task": "it generates text, and has no other task",

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from kiln.engine.cli.listen import is_loopback, open_listener
     from kiln.engine.cli.options import engine_config, find_model, served_names
+    from kiln.engine.cli.origins import read_origins
     from kiln.engine.cli.torchrun import with_torchrun
     from kiln.engine.errors import ConfigError
     from kiln.engine.process.child import EngineProcess
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         seconds, flag = getattr(args, name), f"--{name.replace('_', '-')}"
         if not seconds >= 0:
             raise ConfigError(f"{flag} {seconds}: must be 0 or more seconds")
-    served_names(args)  # refuses a command line whose MODEL was taken for a name
+    served_names(args)  # both refuse a command line whose MODEL was taken for another value
+    read_origins(args.allowed_origins or ())
     folder = find_model(args)
     config, place = with_torchrun(engine_config(args, folder))
     logging.basicConfig(
