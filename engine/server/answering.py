@@ -57,7 +57,7 @@ async def respond(request: Request, generation: Generation, form: Form) -> Respo
         deltas = generation.deltas()
         first = await unless_gone(request.receive, _first(deltas))
     except KilnError as error:
-        raise _told(request, error) from error
+        raise _told(request, generation, error) from error
     return EventStream(_events(request, generation, form, (first, deltas)))
 
 
@@ -98,7 +98,7 @@ async def _events(
                 yield event(form.usage_chunk())
             _log(request, generation)
         except KilnError as error:
-            told = _told(request, error)
+            told = _told(request, generation, error)
             note_error(request, told)
             yield event(told.envelope())
         yield DONE
@@ -109,9 +109,11 @@ def _says_something(delta: CompletionDelta) -> bool:
     return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
-def _told(request: Request, error: KilnError) -> ApiError:
+def _told(request: Request, generation: Generation, error: KilnError) -> ApiError:
     """Return an engine error for the client; the error of a single request names its id."""
     told = from_engine(error)
+    if told.param == "prompt":  # which the engine calls it, also for a chat
+        told.param = generation.body.prompt_field
     if isinstance(error, GenerationError):
         told.message += f"; see request {request.state.request_id} in the server's log"
     return told
