@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from types import ModuleType
 import kiln
 from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
-from kiln.engine.cli.exit_codes import INTERRUPTED, OK, WRONG_USE, code_of
+from kiln.engine.cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG_USE, code_of
 from kiln.engine.cli.parser import KilnParser
 from kiln.engine.errors import KilnError
 from kiln.jit_kernels.declare.errors import KernelError
@@ -45,7 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return code_of(error)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # behind the terminal's ^C
         return INTERRUPTED
 
 
