@@ -69,7 +69,7 @@ class Front:
         return response
 
     async def _metrics(self, request: Request) -> Response:
-        headers = passed_on(request.headers.raw, b"host", b"accept-encoding")
+        headers = passed_on(request.headers.raw, b"host", b"accept", b"accept-encoding")
         try:
             calls = self._replicas.broadcast("metrics", headers)
             answers = await calls.results_async(timeout_s=_PROBE_SECONDS)
