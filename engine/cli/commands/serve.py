@@ -16,9 +16,9 @@ import logging
 import sys
 
 from kiln.engine.cli.flags import add_groups
+from kiln.engine.cli.neutral_flags import add_neutral_flags
 from kiln.engine.cli.options import add_engine_arguments, add_lora_arguments
 from kiln.engine.cli.serve_flags import SERVER
-from kiln.engine.cli.vllm_flags import add_neutral_flags
 
 NAME = "serve"
 HELP = "serve a model over OpenAI's API"

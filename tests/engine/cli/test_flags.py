@@ -9,10 +9,11 @@ import pytest
 from kiln.engine.cli.commands import serve
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.main import build_parser, main
+from kiln.engine.cli.neutral_flags import NEUTRAL
 from kiln.engine.cli.options import engine_config, engine_flags, model_of, served_names
 from kiln.engine.cli.parser import KilnParser
 from kiln.engine.cli.serve_flags import SERVER
-from kiln.engine.cli.vllm_flags import ABSENT, NEUTRAL
+from kiln.engine.cli.vllm_flags import ABSENT
 from kiln.engine.config import EngineConfig, LoRAModule
 from kiln.engine.errors import ConfigError
 
