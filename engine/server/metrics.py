@@ -70,7 +70,8 @@ class Metrics:
         if "application/openmetrics-text" not in accept:
             return generate_latest(self.registry), "text/plain; version=0.0.4; charset=utf-8"
         # The default escaping would write kiln_x for kiln:x, although both formats allow colons.
-        text = exposition.generate_latest(self.registry, escaping=exposition.ALLOWUTF8)
+        encode: Callable[..., bytes] = exposition.generate_latest
+        text = encode(self.registry, escaping=exposition.ALLOWUTF8)
         return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

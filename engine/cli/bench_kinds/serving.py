@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         # Imported here: torch and transformers must not take the server's cores.
         from kiln.engine.bench import baseline, in_process
 
-        what = (folder, prompts, args.output_tokens, args.dtype, args.device, arrivals.concurrency)
+        at_a_time = arrivals.concurrency or _CONCURRENCY
+        what = (folder, prompts, args.output_tokens, args.dtype, args.device, at_a_time)
         rows += baseline.measure(*what)
         if args.url is None:  # else the server still uses the GPU
             rows.append(in_process.measure(*what))
