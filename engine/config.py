@@ -29,7 +29,6 @@ class ModelConfig:
     device: str = "auto"
     load_format: LoadFormat = "auto"
     max_model_len: int | None = None  # tokens, prompt and output; None: the model's own
-    served_model_name: str | None = None
     seed: int | None = None  # of requests without one; None: drawn from the system
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kiln.engine.config import EngineConfig, LoRAModule
-from kiln.engine.errors import DeviceError, KilnError, RequestError
+from kiln.engine.errors import DeviceError, KilnError, RequestError, too_long
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
@@ -148,10 +148,8 @@ class EngineCore:
         if length == 0:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if length >= context:
-            raise RequestError(
-                f"the prompt has {length} tokens, but the context is {context} tokens for prompt "
-                "and at least one output token: shorten it",
-                "prompt",
+            raise too_long(
+                context, f"the prompt has {length} tokens, and the output needs at least one"
             )
         self._check_vocabulary(new.prompt_token_ids, "prompt")
         self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")

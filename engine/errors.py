@@ -62,6 +62,16 @@ class ContextLengthError(RequestError):
     """The prompt is longer than the model's context."""
 
 
+def too_long(context: int, problem: str, param: str = "prompt") -> ContextLengthError:
+    """Return the error of a prompt that does not fit a context of so many tokens.
+
+    Clients recognise OpenAI's first sentence, and then shorten the conversation.
+    """
+    return ContextLengthError(
+        f"This model's maximum context length is {context} tokens. However, {problem}", param
+    )
+
+
 class AdapterNotFoundError(RequestError):
     """The request names a LoRA adapter that is not loaded."""
 

@@ -250,7 +250,7 @@ class Scheduler:
             # request keeps a spare block. Else it could be preempted before its first output token.
             if self.running and not self.kv.fits(len(request.token_ids), len(self.running)):
                 break
-            request.row = self._free_rows.pop()
+            request.begin(self._free_rows.pop())
             row = self._row(request, budget)
             assert row is not None, "at least one block is free: checked, or no request is running"
             budget -= row.num_tokens
@@ -311,6 +311,7 @@ class Scheduler:
     def _accept(self, request: Request, sampled: SampledTokens) -> TokenOutput:
         """Append sampled tokens to their request; finish the request at its last one."""
         before, tokens, counts = len(request.token_ids), sampled.token_ids, request.token_counts
+        once = request.told_once
         reason = stopped_by = None
         for token in tokens:
             request.token_ids.append(token)
@@ -326,9 +327,8 @@ class Scheduler:
         if request.adapter is not None:
             self.adapters.count(request.adapter, len(tokens))
         logprobs = None if sampled.logprobs is None else sampled.logprobs[: len(tokens)]
-        seed = request.seed if before == request.num_prompt_tokens else None
         return _new_output(
-            (request.request_id, tokens, reason, stopped_by, logprobs, 0, None, seed)
+            (request.request_id, tokens, reason, stopped_by, logprobs, 0, None, *once)
         )
 
     def _release(self, request: Request) -> None:

@@ -12,6 +12,7 @@ from kiln.jit_kernels.declare.spec import Gpu
 
 # One target per supported GPU generation; ``kiln warmup --arch all`` builds for these.
 ALL_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
+_CAPABILITIES = (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)  # of all GPUs
 _ARCH = re.compile(r"sm_(\d{2,3})[af]?")
 
 
@@ -23,13 +24,33 @@ def compute_capability(arch: str) -> int:
     return int(match[1])
 
 
+def target_of(arch: str) -> str:
+    """Return the target that Kiln uses on the GPUs of an architecture: ``sm_90a`` for ``sm_90``.
+
+    Raises KernelError for an architecture that no GPU has.
+    """
+    capability = compute_capability(arch)
+    if capability not in _CAPABILITIES:
+        near = min(ALL_ARCHS, key=lambda one: abs(compute_capability(one) - capability))
+        raise KernelError(
+            f"{arch!r}: no GPU has this architecture; did you mean {near}? Targets are "
+            f"{', '.join(ALL_ARCHS)}"
+        )
+    return arch + "a" if arch[-1].isdigit() and _has_features(capability // 10) else arch
+
+
+def _has_features(major: int) -> bool:
+    """Whether GPUs of a major version need the ``a`` suffix, which enables wgmma and tcgen05."""
+    return major in (9, 10, 11)
+
+
 def device_arch(device: torch.device) -> str:
     """Return the target of a CUDA device.
 
     Hopper and data-centre Blackwell use the ``a`` suffix, which enables wgmma and tcgen05.
     """
     major, minor = torch.cuda.get_device_capability(device)
-    suffix = "a" if major in (9, 10, 11) else ""
+    suffix = "a" if _has_features(major) else ""
     return f"sm_{major}{minor}{suffix}"
 
 

@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kiln.engine.bench.load_client import LoadError, Measured, run_load
+from kiln.engine.bench.load_client import Arrivals, LoadError, Measured, run_load
 from kiln.engine.bench.plots import draw_throughput
 from kiln.engine.bench.report import Report, Row, table
 from kiln.engine.errors import ModelError
 from kiln.engine.models.model_folder import read_json
 
 _WARM_UP_TOKENS = 4
+_WARM_UP_STREAMS = 16  # of an open loop without a limit
 _COLUMNS = {
     "": "{name}",
     "output tokens/s": "{output_tokens_per_s:,.0f}",
@@ -49,22 +50,43 @@ def make_prompts(folder: Path, count: int, longest: int) -> list[list[int]]:
     ]
 
 
-def measure(url: str, prompts: Sequence[list[int]], output_tokens: int, concurrency: int) -> Row:
+def measure(
+    url: str,
+    prompts: Sequence[list[int]],
+    output_tokens: int,
+    arrivals: Arrivals,
+    api_key: str | None = None,
+) -> Row:
     """Return the row of a server: greedy decoding of exactly ``output_tokens`` tokens per request.
 
     Raises LoadError if a response is incomplete.
     """
     fixed = {"temperature": 0, "ignore_eos": True, "min_tokens": output_tokens}
     bodies = [{"prompt": prompt, "max_tokens": output_tokens, **fixed} for prompt in prompts]
-    warm = [
-        {**body, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0} for body in bodies[:concurrency]
-    ]
-    asyncio.run(run_load(url, warm, concurrency))
-    seconds, answers = asyncio.run(run_load(url, bodies, concurrency))
-    row = {"name": f"kiln, {concurrency} streams", **summarise(seconds, answers)}
+    together = arrivals.concurrency or _WARM_UP_STREAMS
+    warm = [{**body, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0} for body in bodies[:together]]
+    asyncio.run(run_load(url, warm, Arrivals(together), api_key))
+    seconds, answers = asyncio.run(run_load(url, bodies, arrivals, api_key))
+    row = {"name": f"kiln, {_load_name(arrivals)}", **summarise(seconds, answers)}
     if row["output_tokens"] != (expected := output_tokens * len(prompts)):
         raise LoadError(f"{row['output_tokens']} output tokens, not {expected}: nothing to compare")
     return row
+
+
+def _load_name(arrivals: Arrivals) -> str:
+    streams = "" if arrivals.concurrency is None else f"{arrivals.concurrency} streams"
+    if arrivals.rate is None:
+        return streams
+    return f"{arrivals.rate:g} requests/s" + (f", at most {streams}" if streams else "")
+
+
+def describe(arrivals: Arrivals) -> str:
+    """Return how requests arrive, for the report."""
+    limit = "" if arrivals.concurrency is None else f"{arrivals.concurrency} at a time"
+    if arrivals.rate is None:
+        return limit
+    random_times = f"{arrivals.rate:g} a second at random times (Poisson)"
+    return random_times + (f", at most {limit}" if limit else "")
 
 
 def summarise(seconds: float, answers: Sequence[Measured]) -> Row:
@@ -114,7 +136,7 @@ def markdown(report: Report) -> str:
     return report.markdown(
         f"Serving {report.details['model']}",
         f"One run: {load['num_prompts']} prompts of up to {load['prompt_tokens']} random tokens, "
-        f"{load['output_tokens']} output tokens each, greedy, {load['concurrency']} at a time.",
+        f"{load['output_tokens']} output tokens each, greedy, {load['arrivals']}.",
         table(_COLUMNS, report.rows),
     )
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from kiln.engine.bench.shapes import SHAPES, write_shape
 from kiln.engine.cli.measuring import say_written
-from kiln.engine.cli.options import add_engine_arguments, engine_config, find_model, served_name
+from kiln.engine.cli.options import (
+    add_engine_arguments,
+    engine_config,
+    find_model,
+    model_of,
+    served_name,
+)
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError, KilnError
 
@@ -91,23 +97,24 @@ def bench_config(
     ``together``: how many requests must run at once. ``longest``: the most tokens of one. Raises
     ConfigError if a given limit is too low for them.
     """
-    if args.model not in SHAPES or Path(args.model).is_dir():
-        if not Path(args.model).expanduser().exists() and "/" not in args.model:
+    model = model_of(args)
+    if model not in SHAPES or Path(model).is_dir():
+        if not Path(model).expanduser().exists() and "/" not in model:
             raise ConfigError(
-                f"model {args.model!r}: no such folder, not a hub id such as org/name, and not one "
+                f"model {model!r}: no such folder, not a hub id such as org/name, and not one "
                 f"of the built-in shapes {', '.join(SHAPES)}"
             )
         yield served_name(args), _with_limits(args, find_model(args), together, longest)
         return
     if args.load_format == "auto":
         raise ConfigError(
-            f"--load-format auto: the built-in shape {args.model} has no weights to load; leave "
+            f"--load-format auto: the built-in shape {model} has no weights to load; leave "
             "the flag out for random ones"
         )
     with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
-        folder = write_shape(args.model, Path(parent))
+        folder = write_shape(model, Path(parent))
         config = _with_limits(args, folder, together, longest)
-        yield args.model, replace(config, model=replace(config.model, load_format="dummy"))
+        yield model, replace(config, model=replace(config.model, load_format="dummy"))
 
 
 def finish(

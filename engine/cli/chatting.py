@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from kiln.engine.cli.events import EventReader
 from kiln.engine.cli.progress import LoadingDisplay
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError, RequestError
@@ -60,10 +61,11 @@ class ServerChat:
             async with self._http.stream("POST", url, json=body) as answer:
                 if answer.status_code != 200:
                     raise ServerError(_reason((await answer.aread()).decode(errors="replace")))
-                async for line in answer.aiter_lines():
-                    data = line.removeprefix("data: ")
-                    if data and data != "[DONE]":
-                        yield _text_of(json.loads(data))
+                events = EventReader()
+                async for chunk in answer.aiter_bytes():
+                    for data in events.push(chunk):
+                        if data != "[DONE]":
+                            yield _text_of(data)
         except httpx.HTTPError as error:
             raise ServerError(f"the connection to {self._url} broke: {error!r}") from error
 
@@ -125,7 +127,12 @@ def _params(defaults: Defaults, options: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**{**asdict(defaults), "max_tokens": None, **options})
 
 
-def _text_of(chunk: dict[str, Any]) -> str:
+def _text_of(data: str) -> str:
+    """Return the text of an event. Raises ServerError for an error, and for what is no chunk."""
+    try:
+        chunk = json.loads(data)
+    except ValueError as error:
+        raise ServerError(f"the server sent no JSON: {data[:80]!r}") from error
     if "error" in chunk:
         raise ServerError(chunk["error"]["message"])
     return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])

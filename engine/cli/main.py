@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from types import ModuleType
 import kiln
 from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
-from kiln.engine.cli.exit_codes import INTERRUPTED, WRONG_USE, code_of
+from kiln.engine.cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG_USE, code_of
+from kiln.engine.cli.parser import KilnParser
 from kiln.engine.errors import KilnError
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.families import families
@@ -28,7 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = False
     try:
         read(families())
-        args = build_parser().parse_args(argv)
+        parser = build_parser()
+        words = sys.argv[1:] if argv is None else argv
+        if not words:
+            parser.print_help()
+            return OK
+        args = parser.parse_args(words)
         debug = args.debug
         return int(args.run(args))
     except EnvError as error:
@@ -39,13 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return code_of(error)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # behind the terminal's ^C
         return INTERRUPTED
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command."""
-    parser = argparse.ArgumentParser(
+    parser = KilnParser(
         prog="kiln", description="Serve language models on kernels compiled at start-up."
     )
     parser.add_argument("--version", action="version", version=f"kiln {kiln.__version__}")

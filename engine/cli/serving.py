@@ -11,11 +11,12 @@ from pathlib import Path
 import kiln
 from kiln.engine.cli.listen import url_of
 from kiln.engine.cli.options import lora_modules, served_name
+from kiln.engine.cli.origins import read_origins
 from kiln.engine.cli.progress import LoadingDisplay
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
-from kiln.engine.server.run import serve
+from kiln.engine.server.run import Seconds, serve
 from kiln.engine.server.serving import ServerSettings, read_defaults
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -30,7 +31,14 @@ def run_server(
     """Serve until a signal and return 0. Raises KilnError if the engine fails."""
     tokenizer = Tokenizer.load_if_present(folder)
     names = tuple(module.name for module in lora_modules(args))
-    settings = ServerSettings(served_name(args), read_defaults(folder), api_key, names)
+    settings = ServerSettings(
+        served_name(args),
+        read_defaults(folder),
+        api_key,
+        names,
+        allowed_origins=read_origins(args.allowed_origins or ()),
+    )
+    seconds = Seconds(keep_alive=args.timeout_keep_alive, shutdown=args.shutdown_timeout)
     url = url_of(listener)
 
     async def run() -> None:
@@ -43,7 +51,7 @@ def run_server(
                     display.close()
                     _print_summary(client, settings, tokenizer, url, process.started)
 
-                await serve(app, client, listener, args.shutdown_timeout, announce)
+                await serve(app, client, listener, seconds, announce)
         finally:
             display.close()
 

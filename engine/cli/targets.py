@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ def add_arch_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def wanted_archs(text: str | None) -> list[str]:
-    """Return the targets of a flag, or its default targets, without duplicates."""
+    """Return the targets of a flag, or its default targets, without duplicates.
+
+    Raises KernelError for one that no GPU has.
+    """
     import torch
 
-    from kiln.jit_kernels.arch import ALL_ARCHS, device_arch
+    from kiln.jit_kernels.arch import ALL_ARCHS, device_arch, target_of
     from kiln.jit_kernels.settings import settings
 
     text = text or settings().kernel_arch
@@ -33,7 +37,12 @@ def wanted_archs(text: str | None) -> list[str]:
         return sorted({device_arch(torch.device("cuda", index)) for index in range(count)})
     if text is None or text == "all":
         return list(ALL_ARCHS)
-    return list(dict.fromkeys(arch.strip() for arch in text.split(",")))
+    named = [arch.strip() for arch in text.split(",")]
+    targets = [target_of(arch) for arch in named]
+    for arch, target in zip(named, targets, strict=True):
+        if arch != target:
+            print(f"{arch}: taken as {target}, the target of these GPUs", file=sys.stderr)
+    return list(dict.fromkeys(targets))
 
 
 def declared_jobs(arch: str | None) -> list[Job]:

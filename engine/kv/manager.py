@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import too_long
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.requests.request import Request
 
@@ -24,13 +24,13 @@ class KVManager:
         return self.pool.num_blocks * self.block_size
 
     def check(self, num_tokens: int) -> None:
-        """Refuse a prompt that does not fit in the whole pool. Raises RequestError."""
+        """Refuse a prompt that does not fit in the whole pool. Raises ContextLengthError."""
         if num_tokens > self.capacity:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens, but the KV pool holds {self.capacity} "
+            raise too_long(
+                self.capacity,
+                f"the prompt has {num_tokens} tokens, and the KV pool holds {self.capacity} "
                 f"({self.pool.num_blocks} blocks of {self.block_size}): shorten it, or serve with "
                 "more blocks",
-                "prompt",
             )
 
     def room(self, request: Request) -> int:

@@ -37,6 +37,7 @@ _STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown
 _REFUSALS = {
     "QueueFullError": errors.QueueFullError,
     "AdapterNotFoundError": errors.AdapterNotFoundError,
+    "ContextLengthError": errors.ContextLengthError,
 }  # by the name of the class; others are RequestError
 _FAILURES = {
     "ModelError": errors.ModelError,

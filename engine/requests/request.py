@@ -45,8 +45,9 @@ class TokenOutput(NamedTuple):
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
     ``stop_token_ids`` or ``stop_string_ids`` that ended it, if any. ``message`` explains the finish
-    reason "error". ``seed`` is set with the first token; it reproduces the output under the same
-    settings.
+    reason "error". ``seed`` and ``queue_seconds`` are set with the first token. The seed reproduces
+    the output under the same settings; the queue time is that from the request's arrival to its
+    first step.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class TokenOutput(NamedTuple):
     num_cached_tokens: int = 0
     message: str | None = None
     seed: int | None = None
+    queue_seconds: float | None = None
 
 
 def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
@@ -72,6 +74,7 @@ def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
         logprobs=logprobs,
         num_cached_tokens=first.num_cached_tokens,
         seed=next((output.seed for output in outputs if output.seed is not None), None),
+        queue_seconds=first.queue_seconds,
     )
 
 
@@ -100,6 +103,7 @@ class Request:
     adapter: str | None = None  # see NewRequest
     adapter_slot: int = -1  # see ScheduledRequest; valid while it runs
     arrival: float = field(default_factory=time.monotonic)
+    queue_seconds: float | None = None  # from ``arrival`` to its first step
     num_computed_tokens: int = 0
     num_pending: int = 0
     row: int = -1
@@ -125,10 +129,21 @@ class Request:
         self.row, self.adapter_slot, self.block_ids = -1, -1, []
         self.count_tokens()
 
+    def begin(self, row: int) -> None:
+        """Give a waiting request its row."""
+        self.row = row
+        if self.queue_seconds is None:  # a preempted request has waited before
+            self.queue_seconds = time.monotonic() - self.arrival
+
     @property
     def num_output_tokens(self) -> int:
         """How many tokens have been generated."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def told_once(self) -> tuple[int | None, float | None]:
+        """What only the first output has: the seed and the queue time; later None."""
+        return (None, None) if self.num_output_tokens else (self.seed, self.queue_seconds)
 
     @property
     def is_ending(self) -> bool:

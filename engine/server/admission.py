@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import read_body
 from kiln.engine.server.disconnect import unless_gone
@@ -59,23 +59,17 @@ def _check(
 
 
 def _check_length(body: GenerationRequest, length: int, context: int, number: int) -> None:
-    which = f"prompt {number}" if number else "the prompt"
+    has = f"the {body.prompt_field} {'have' if body.prompt_field.endswith('s') else 'has'}"
+    has = f"prompt {number} has" if number else has
     if length >= context:
-        raise ApiError(
-            400,
-            f"{which} has {length} tokens, but the context is {context} tokens for prompt and "
-            "answer together: shorten it",
-            "prompt",
-            "context_length_exceeded",
-        )
+        problem = f"{has} {length} tokens, and the answer needs at least one: shorten it"
+        raise from_engine(too_long(context, problem, body.prompt_field))
     # Reject only a requested max_tokens; reduce a default to what is left.
     max_tokens = body.asked_max_tokens
     if max_tokens is not None and max_tokens > context - length:
         name = body.own_names.get("max_tokens", "max_tokens")
-        raise ApiError(
-            400,
-            f"{name}: is {max_tokens}, but {which} has {length} tokens and the context "
-            f"is {context}: at most {context - length} are left",
-            name,
-            "context_length_exceeded",
+        problem = (
+            f"{has} {length} tokens and {name} is {max_tokens}, {length + max_tokens} in "
+            f"all: at most {context - length} are left for the answer"
         )
+        raise from_engine(too_long(context, problem, name))

@@ -14,6 +14,7 @@ from kiln.engine.errors import KilnError
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.generation import Generation, GenerationError
+from kiln.engine.server.outcomes import note_error
 from kiln.engine.server.responses import Answer, Chunk, encode_json
 from kiln.engine.server.sse import DONE, EventStream, event
 from kiln.engine.server.threads import LARGE
@@ -56,7 +57,7 @@ async def respond(request: Request, generation: Generation, form: Form) -> Respo
         deltas = generation.deltas()
         first = await unless_gone(request.receive, _first(deltas))
     except KilnError as error:
-        raise _told(request, error) from error
+        raise _told(request, generation, error) from error
     return EventStream(_events(request, generation, form, (first, deltas)))
 
 
@@ -97,7 +98,9 @@ async def _events(
                 yield event(form.usage_chunk())
             _log(request, generation)
         except KilnError as error:
-            yield event(_told(request, error).envelope())
+            told = _told(request, generation, error)
+            note_error(request, told)
+            yield event(told.envelope())
         yield DONE
 
 
@@ -106,13 +109,13 @@ def _says_something(delta: CompletionDelta) -> bool:
     return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
-def _told(request: Request, error: KilnError) -> ApiError:
+def _told(request: Request, generation: Generation, error: KilnError) -> ApiError:
     """Return an engine error for the client; the error of a single request names its id."""
     told = from_engine(error)
+    if told.param == "prompt":  # which the engine calls it, also for a chat
+        told.param = generation.body.prompt_field
     if isinstance(error, GenerationError):
-        request_id = request.state.request_id
-        logger.error("%s %s: %s", request.scope["path"], request_id, error)
-        told.message += f"; see request {request_id} in the server's log"
+        told.message += f"; see request {request.state.request_id} in the server's log"
     return told
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 import kiln
 from kiln.engine.process.client import EngineClient
@@ -14,7 +18,8 @@ from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
-from kiln.engine.server.middleware import ApiKey, Limits, RequestIds, error_response
+from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, RequestIds
+from kiln.engine.server.outcomes import ABORTED, Outcomes
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
@@ -31,9 +36,9 @@ def create_app(
 
     Without a tokenizer it accepts only prompts of token ids.
     """
-    metrics = Metrics(client.stats, lambda: client.is_ready)
+    metrics = Metrics(client.stats, lambda: client.is_ready, settings.served_model_name)
     serving = Serving(client, tokenizer, settings, metrics)
-    app = FastAPI(
+    app = _App(
         title="Kiln",
         version=kiln.__version__,
         description="OpenAI's API on kernels compiled at start-up.",
@@ -52,19 +57,47 @@ def create_app(
     app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
-    app.add_middleware(RequestIds)  # the one added last runs first
+    app.around = _around(metrics, settings.allowed_origins)
     openapi.install(app, _BODIES)
     return app
 
 
+class _App(FastAPI):
+    """FastAPI with middleware around its handler of unexpected errors too.
+
+    ``add_middleware`` puts its own inside, where a status 500 would lack their headers.
+    """
+
+    around: Callable[[ASGIApp], ASGIApp]
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return what serves a request."""
+        return self.around(super().build_middleware_stack())
+
+
+def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASGIApp]:
+    def wrap(inner: ASGIApp) -> ASGIApp:
+        if origins:
+            inner = CORSMiddleware(
+                inner,
+                allow_origins=origins,
+                allow_methods=("*",),
+                allow_headers=("*",),
+                expose_headers=("X-Request-Id", "Retry-After"),
+            )
+        return RequestIds(Outcomes(inner, metrics))
+
+    return wrap
+
+
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return ErrorResponse(error)
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     """Return status 499 for the log; the client is gone."""
-    return Response(status_code=499)
+    return Response(status_code=ABORTED)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -75,7 +108,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         404: f"no route {path!r}; /docs lists them",
         405: f"{request.method[:16]} is not allowed on {path!r}",
     }.get(error.status_code, error.detail)
-    response = error_response(ApiError(error.status_code, message))
+    response = ErrorResponse(ApiError(error.status_code, message))
     response.headers.update(error.headers or {})
     return response
 
@@ -84,4 +117,4 @@ async def _on_unexpected(request: Request, error: Exception) -> Response:
     """Return 500 with the request id; the traceback is in the log under that id."""
     request_id = getattr(request.state, "request_id", None)
     message = f"internal error; see request {request_id} in the server's log"
-    return error_response(ApiError(500, message, code="internal_error"))
+    return ErrorResponse(ApiError(500, message, code="internal_error"))

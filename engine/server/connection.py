@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import h11
@@ -14,23 +15,27 @@ from kiln.engine.server.responses import encode_json
 
 _GRACE = 5.0  # seconds for the middleware's 408 to be sent
 
+logger = logging.getLogger(__name__)
+
 
 class Connection(H11Protocol):
     """Closes a connection after a timeout of the client.
 
+    first byte of another request    closed after the keep-alive time, which uvicorn measures
     request headers        408, or no response if no byte of them arrived
     request body           the middleware returns 408; a reset if the body still continues
     reading the response   a reset, which aborts the request like any disconnect
     """
 
-    header_seconds = 10.0  # from connection or end of the last response to the last header
+    header_seconds = 10.0  # from the connection, or the first byte of a later request, to the last
     body_seconds = BODY_SECONDS
     write_seconds = 30.0  # without the client reading a byte of a response
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._reading: asyncio.TimerHandle | None = None
-        self._awaited: object = None  # h11's state for the client
+        self._awaited: object = None  # h11's state for the client; None: it may send nothing
+        self._has_answered = False  # a response on this connection
         self._writing: asyncio.TimerHandle | None = None
         self._unsent = 0  # bytes, when last looked at
         self._was_read = False  # since then: the buffer was emptied, and may be full again
@@ -54,6 +59,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of an unread body."""
+        self._has_answered = True
         super().on_response_complete()
         self._wait_for_client()
         self._watch_writing()
@@ -75,7 +81,9 @@ class Connection(H11Protocol):
 
     def _wait_for_client(self) -> None:
         """Start a timeout if the client must now send something else than before."""
-        state = self.conn.their_state
+        state: object = self.conn.their_state
+        if state is h11.IDLE and self._has_answered and not self.conn.trailing_data[0]:
+            state = None  # uvicorn waits for the keep-alive time
         if state is self._awaited and self._reading is not None:
             return
         self._awaited = state
@@ -93,6 +101,7 @@ class Connection(H11Protocol):
             error = ApiError(
                 408, f"the headers took over {self.header_seconds:g} s", code="timeout"
             )
+            logger.warning("408: %s", error.message)  # neither method nor path is known
             body = encode_json(error.envelope())
             headers = [
                 ("Content-Type", "application/json"),

@@ -95,8 +95,11 @@ class Generation:
         if last is None:
             self.cached_tokens += output.num_cached_tokens
             metrics.time_to_first_token.observe(now - self.started)
+            if output.queue_seconds is not None:
+                metrics.queue_time.observe(output.queue_seconds)
             if answer.stream.completion.index % self.params.n == 0:  # once, as in ``usage``
                 metrics.prompt_tokens.inc(len(answer.new.prompt_token_ids))
+                metrics.prompt_length.observe(len(answer.new.prompt_token_ids))
         else:
             metrics.inter_token_latency.observe(now - last)
         self._last_token[output.request_id] = now
@@ -104,3 +107,4 @@ class Generation:
         if delta.finish_reason is not None:
             metrics.request_success.labels(delta.finish_reason).inc()
             metrics.e2e_request_latency.observe(now - self.started)
+            metrics.output_length.observe(len(answer.stream.completion.token_ids))

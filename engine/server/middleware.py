@@ -25,14 +25,22 @@ OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/version"))
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 64
 BODY_SECONDS = 60.0  # from the headers to the end of the body
+_KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def error_response(error: ApiError) -> Response:
-    """Return an error as a response."""
-    return Response(
-        encode_json(error.envelope()), error.status, error.headers, media_type="application/json"
-    )
+class ErrorResponse(Response):
+    """An error as a response; it leaves the error in the request's state, for the log."""
+
+    def __init__(self, error: ApiError) -> None:
+        body = encode_json(error.envelope())
+        super().__init__(body, error.status, error.headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        scope.setdefault("state", {})["error"] = self._error
+        await super().__call__(scope, receive, send)
 
 
 class RequestIds:
@@ -58,10 +66,11 @@ class RequestIds:
 
 
 class ApiKey:
-    """Rejects requests without the key, except on the three paths for probes.
+    """Rejects requests without the key, except on the paths for probes.
 
-    The key is accepted as ``Authorization: Bearer KEY``, or as the password of Basic, for browsers.
-    Its digests are compared in constant time, so the key may hold any bytes.
+    The key is accepted as ``Authorization: Bearer KEY``, as the password of Basic, for browsers,
+    and as ``x-api-key`` or ``api-key``, for clients of Anthropic's and Azure's APIs. One of them is
+    enough. Its digests are compared in constant time, so the key may hold any bytes.
     """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
@@ -73,24 +82,35 @@ class ApiKey:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
             return await self._app(scope, receive, send)
         error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        response = error_response(error)
+        response = ErrorResponse(error)
         # Two headers: Chromium shows no dialog for Basic if it shares a header with Bearer.
         response.headers.append("WWW-Authenticate", 'Basic realm="kiln: API key as password"')
         response.headers.append("WWW-Authenticate", "Bearer")
         await response(scope, receive, send)
 
     def _admits(self, scope: Scope) -> bool:
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, token = header.partition(b" ")
-        token = token.strip()
-        if scheme.lower() == b"basic":
-            try:
-                token = base64.b64decode(token, validate=True).partition(b":")[2]
-            except binascii.Error:
-                return False
-        elif scheme.lower() != b"bearer":
-            return False
+        tokens = (_token(name, value) for name, value in scope["headers"] if name in _KEY_HEADERS)
+        # A list, so that the time does not tell which of several headers has the key.
+        return any([self._is_key(token) for token in tokens if token is not None])
+
+    def _is_key(self, token: bytes) -> bool:
         return hmac.compare_digest(hashlib.sha256(token).digest(), self._digest)
+
+
+def _token(header: bytes, value: bytes) -> bytes | None:
+    """Return what a header offers as the key; None for another scheme."""
+    if header != b"authorization":
+        return value.strip()
+    scheme, _, token = value.partition(b" ")
+    token = token.strip()
+    if scheme.lower() == b"bearer":
+        return token
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        return base64.b64decode(token, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None
 
 
 class Limits:
@@ -113,10 +133,10 @@ class Limits:
             error = ApiError(
                 431, f"the headers are more than {MAX_HEADER_BYTES} bytes or {MAX_HEADERS}"
             )
-            return await error_response(error)(scope, receive, send)
+            return await ErrorResponse(error)(scope, receive, send)
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdigit() or int(declared) > self._max_bytes:
-            return await error_response(self._too_large())(scope, receive, send)
+            return await ErrorResponse(self._too_large())(scope, receive, send)
         left, complete = self._max_bytes, False
         deadline = asyncio.get_running_loop().time() + self._body_seconds
 

@@ -166,6 +166,11 @@ class GenerationRequest(StrictModel):
         return None
 
     @property
+    def prompt_field(self) -> str:
+        """The field that holds the prompt, for errors."""
+        return "prompt"
+
+    @property
     def own_names(self) -> dict[str, str]:
         """SamplingParams fields that have another name in this body."""
         return {}
@@ -234,6 +239,11 @@ class ChatCompletionRequest(GenerationRequest):
                 "max_completion_tokens",
             )
         return self
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that holds the prompt, for errors."""
+        return "messages"
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Render the conversation and tokenize it."""

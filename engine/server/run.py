@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import uvicorn
 from fastapi import FastAPI
@@ -26,6 +27,13 @@ from kiln.engine.server.middleware import MAX_HEADER_BYTES
 _FLUSH_SECONDS = 2.0  # for the last error events to reach the clients
 
 logger = logging.getLogger(__name__)
+
+
+class Seconds(NamedTuple):
+    """How long an idle connection is kept, and how long a shutdown waits for requests."""
+
+    keep_alive: float
+    shutdown: float
 
 
 class _Server(uvicorn.Server):
@@ -41,7 +49,7 @@ async def serve(
     app: FastAPI,
     client: EngineClient,
     listener: socket.socket,
-    shutdown_timeout: float,
+    seconds: Seconds,
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until a signal. Raises the error of a failed load, or EngineDeadError.
@@ -50,7 +58,7 @@ async def serve(
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection needs a descriptor
-    server = _Server(_uvicorn_config(app))
+    server = _Server(_uvicorn_config(app, seconds.keep_alive))
     signals = _StopSignals()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     over = asyncio.create_task(client.wait_over())
@@ -64,7 +72,7 @@ async def serve(
         server.should_exit = True
         died = over.result() if over.done() else None
         if died is None:
-            await _drain(serving, signals.second, shutdown_timeout)
+            await _drain(serving, signals.second, seconds.shutdown)
             client.fail(EngineDeadError("the server is shutting down"))
         await asyncio.wait((serving,), timeout=_FLUSH_SECONDS)
         server.force_exit = True
@@ -76,7 +84,7 @@ async def serve(
         raise died
 
 
-def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, keep_alive: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=Connection,
@@ -85,6 +93,7 @@ def _uvicorn_config(app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # a float works too
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
 

@@ -35,6 +35,7 @@ class ServerSettings:
     defaults: Defaults = field(default_factory=Defaults)
     api_key: str | None = None
     adapters: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     stall_seconds: float = 300.0
 

@@ -13,11 +13,27 @@ from kiln.engine.server.disconnect import ClientGoneError, unless_gone
 from kiln.engine.server.responses import encode_json
 
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = (
+    (b"\xc2\x85", rb"\u0085"),
+    (b"\xe2\x80\xa8", rb"\u2028"),
+    (b"\xe2\x80\xa9", rb"\u2029"),
+)
 
 
 def event(data: Mapping[str, Any]) -> bytes:
     """Return one event."""
-    return b"data: " + encode_json(data) + b"\n\n"
+    return b"data: " + _one_line(encode_json(data)) + b"\n\n"
+
+
+def _one_line(data: bytes) -> bytes:
+    """Escape the characters that many clients take for the end of a line, although SSE does not.
+
+    They are U+0085, U+2028 and U+2029, which JSON allows in strings, and only there.
+    """
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for raw, escape in _LINE_ENDS:
+            data = data.replace(raw, escape)
+    return data
 
 
 class EventStream(Response):
@@ -33,8 +49,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        with contextlib.suppress(ClientGoneError):
+        try:
             await unless_gone(receive, self._send_all(send))
+        except ClientGoneError:
+            scope.setdefault("state", {})["aborted"] = True  # for the log
 
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._events) as events:

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 import kiln
 from kiln.engine.errors import EngineDeadError
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.metrics import CONTENT_TYPE
 from kiln.engine.server.responses import ModelCard, ModelList, Status
 from kiln.engine.server.serving import ServedModel, Serving
 
@@ -52,10 +52,15 @@ def status_router(serving: Serving) -> APIRouter:
         """Return Kiln's version."""
         return {"version": kiln.__version__}
 
+    # HEAD for probes that want no body. FastAPI adds it to no route by itself.
+    for path, probe in (("/health/live", live), ("/health", ready), ("/health/ready", ready)):
+        router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
+
     @router.get("/metrics", tags=["status"], response_class=Response)
-    async def metrics() -> Response:
-        """Return counters, gauges and latencies in Prometheus's format."""
-        return Response(serving.metrics.render(), media_type=CONTENT_TYPE)
+    async def metrics(request: Request) -> Response:
+        """Return counters, gauges and latencies in Prometheus's format, or as OpenMetrics."""
+        text, content_type = serving.metrics.render(request.headers.get("accept", ""))
+        return Response(text, headers={"Content-Type": content_type})
 
     @router.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from kiln.engine.errors import ContextLengthError, RequestError
+from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates
 from kiln.engine.text.chat_template import Message
 from kiln.engine.text.tokenizer import Tokenizer
@@ -101,13 +101,13 @@ def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: i
     return Prompt(_token_ids(prompt, index))
 
 
-def _check_length(text: str, index: int, tokenizer: Tokenizer, max_tokens: int) -> None:
+def _check_length(
+    text: str, index: int, tokenizer: Tokenizer, max_tokens: int, param: str = "prompt"
+) -> None:
     if tokenizer.surely_exceeds(text, max_tokens):
-        raise ContextLengthError(
-            f"prompt {index} has {len(text)} characters, too many for the {max_tokens} "
-            "tokens of the context: shorten it",
-            "prompt",
-        )
+        which = f"prompt {index}" if param == "prompt" else f"conversation {index} of {param}"
+        problem = f"{which} has {len(text)} characters, which are more: shorten it"
+        raise too_long(max_tokens, problem, param)
 
 
 def _token_ids(prompt: object, index: int) -> list[int]:
@@ -144,5 +144,5 @@ def read_chats(
     texts = [tokenizer.render_chat(list(chat), **options) for chat in chats]
     for index, text in enumerate(texts):
         check_surrogates(text, f"conversation {index}", "messages")
-        _check_length(text, index, tokenizer, max_tokens)
+        _check_length(text, index, tokenizer, max_tokens, "messages")
     return [Prompt(tokenizer.encode(text, add_special_tokens=False), text) for text in texts]

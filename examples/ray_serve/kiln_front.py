@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.middleware import error_response
+from kiln.engine.server.middleware import ErrorResponse
 from kiln.engine.server.sse import DONE, event
 
 _PROBE_SECONDS = 5.0
@@ -41,7 +41,7 @@ class Front:
                 return await self._metrics(request)
             return await self._pass_on(request)
         except ApiError as error:
-            return error_response(error)
+            return ErrorResponse(error)
 
     async def _pass_on(self, request: Request) -> Response:
         call = await read_call(request, self._served_name)
@@ -69,7 +69,7 @@ class Front:
         return response
 
     async def _metrics(self, request: Request) -> Response:
-        headers = passed_on(request.headers.raw, b"host", b"accept-encoding")
+        headers = passed_on(request.headers.raw, b"host", b"accept", b"accept-encoding")
         try:
             calls = self._replicas.broadcast("metrics", headers)
             answers = await calls.results_async(timeout_s=_PROBE_SECONDS)

@@ -10,7 +10,7 @@ import pytest
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.models.registry import known_families
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
-from kiln.engine.requests.request import TokenLogprobs
+from kiln.engine.requests.request import Request, TokenLogprobs
 
 
 class FakeRunner:
@@ -114,8 +114,12 @@ class FakeRunner:
 
 
 @pytest.fixture
-def fake_runner():
-    """The class, for tests that choose its sizes."""
+def fake_runner(monkeypatch):
+    """The class, for tests that choose its sizes.
+
+    Requests get no queue times: they would make the outputs of two equal runs differ.
+    """
+    monkeypatch.setattr(Request, "begin", lambda self, row: setattr(self, "row", row))
     return FakeRunner
 
 

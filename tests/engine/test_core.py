@@ -59,8 +59,13 @@ def test_a_request_runs_to_its_last_token(fake_runner):
     ("prompt", "params", "message", "field"),
     [
         ([], {}, "the prompt is empty", "prompt"),
-        ([1] * 512, {}, "the prompt has 512 tokens, but the context is 512 tokens", "prompt"),
-        ([1] * 300, {}, "the prompt has 300 tokens, but the KV pool holds 256", "prompt"),
+        (
+            [1] * 512,
+            {},
+            "maximum context length is 512 tokens. However, the prompt has 512 tokens",
+            "prompt",
+        ),
+        ([1] * 300, {}, "the prompt has 300 tokens, and the KV pool holds 256", "prompt"),
         ([1, 50], {}, "token id 50, but the vocabulary is 0 to 49", "prompt"),
         ([1, -1], {}, "token id -1, but the vocabulary is 0 to 49", "prompt"),
         ([1], {"stop_token_ids": [99]}, "stop_token_ids has token id 99", "stop_token_ids"),

@@ -175,7 +175,7 @@ def test_an_error_of_one_answer_is_its_own(llm, runner):
     [
         ([[1], []], GREEDY, "prompt 1: the prompt is empty"),
         ([[1], [400]], GREEDY, "prompt 1: prompt has token id 400"),
-        ([[1] * 600], GREEDY, "prompt 0: the prompt has 600 tokens, but the context is 512 tokens"),
+        ([[1] * 600], GREEDY, "prompt 0: This model's maximum context length is 512 tokens"),
         ([[1], "fine", 5], GREEDY, "prompt 2 is '5'"),
         ([[1], [1.5]], GREEDY, r"prompt 1 is '\[1.5\]'"),
         ([["a"]], GREEDY, "must be a text or a list of token ids"),

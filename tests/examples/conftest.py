@@ -46,7 +46,7 @@ class Cluster:
 
     def alive(self) -> set[str]:
         """Return the ids of the replicas that answer."""
-        return set(re.findall(r'kiln:engine_ready\{replica="(\w+)"\} 1\.0', self.metrics()))
+        return set(re.findall(r'kiln:engine_ready\{replica="(\w+)",[^}]*\} 1\.0', self.metrics()))
 
     def processes(self, text: str = "") -> dict[int, str]:
         """Return the command lines, by process id, of the command's processes that have a text."""

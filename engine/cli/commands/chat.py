@@ -1,13 +1,17 @@
 """Chat in the terminal, with a model loaded in its own process or with a server.
 
-Each line is a message. /reset clears the conversation, /quit or Ctrl-D ends, Ctrl-C stops an
-answer. Input from a pipe is answered line by line: echo "What is 17 + 25?" | kiln chat
+Each line is a message. /help lists the commands, such as /reset, which clears the conversation,
+and /quit; Ctrl-D ends too, Ctrl-C stops an answer. Input from a pipe is answered line by line:
+echo "What is 17 + 25?" | kiln chat
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli.options import add_engine_arguments
@@ -19,6 +23,12 @@ if TYPE_CHECKING:
 
 NAME = "chat"
 HELP = "chat in the terminal"
+_COMMAND = re.compile("/[a-z?]+")  # a path has more slashes
+_COMMANDS = {
+    "/help": "show this",
+    "/reset": "clear the conversation",
+    "/quit": "end; Ctrl-D too. Ctrl-C stops an answer, or ends at the prompt",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,12 +76,17 @@ def _talk(runner: asyncio.Runner, chat: Chat, system: str | None) -> None:
     history = list(start)
     terminal = sys.stdin.isatty()
     if terminal:
-        print(f"{chat.name}. A line is a message; /reset, /quit, Ctrl-C to stop an answer.")
+        with contextlib.suppress(ImportError):  # some builds of Python lack it
+            import readline  # noqa: F401  # its import gives input() editing and a history
+        print(f"{chat.name}. A line is a message; /help lists the commands.")
     while (line := _read(terminal)) is not None:
-        if line == "/quit":
-            return
-        if line == "/reset":
-            history = list(start)
+        if _COMMAND.fullmatch(line):
+            if line == "/quit":
+                return
+            if line == "/reset":
+                history = list(start)
+            else:
+                print(_help(line))
         elif line:
             history.append({"role": "user", "content": line})
             said: list[str] = []
@@ -94,7 +109,19 @@ def _read(terminal: bool) -> str | None:
     try:
         return input("\n> " if terminal else "").strip()
     except (EOFError, KeyboardInterrupt):
+        if terminal:
+            print()  # else the shell's prompt follows ours
         return None
+
+
+def _help(line: str) -> str:
+    """Return the answer to ``/help``, and to a word with a slash that is no command."""
+    commands = "\n".join(f"  {name:<8}{meaning}" for name, meaning in _COMMANDS.items())
+    if line == "/help":
+        return commands
+    near = get_close_matches(line, _COMMANDS, 1)
+    hint = f"; did you mean {near[0]}?" if near else f". There are:\n{commands}"
+    return f"{line[:80]} is no command{hint}"
 
 
 async def _answer(chat: Chat, history: list[Message], said: list[str]) -> None:

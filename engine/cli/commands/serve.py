@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from pathlib import Path
 
+from kiln.engine.cli.flags import add_groups
+from kiln.engine.cli.neutral_flags import add_neutral_flags
 from kiln.engine.cli.options import add_engine_arguments, add_lora_arguments
+from kiln.engine.cli.serve_flags import SERVER
 
 NAME = "serve"
 HELP = "serve a model over OpenAI's API"
@@ -26,36 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
     add_lora_arguments(parser)
-    server = parser.add_argument_group("server")
-    server.add_argument("--host", default="127.0.0.1")
-    server.add_argument("--port", type=int, default=8000, help="0: any free port; default 8000")
-    server.add_argument(
-        "--served-model-name", metavar="NAME", help="default: the folder's name or the hub id"
-    )
-    key = server.add_mutually_exclusive_group()
-    key.add_argument("--api-key", metavar="KEY", help="required of every client")
-    key.add_argument("--api-key-file", type=Path, metavar="FILE", help="file that contains the key")
-    server.add_argument(
-        "--allow-unauthenticated",
-        action="store_true",
-        help="serve other machines without a key",
-    )
-    server.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time for requests in flight to finish at shutdown; default 30",
-    )
-    server.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="warning"
-    )
+    add_groups(parser, (SERVER,))
+    parser.set_defaults(host="127.0.0.1", port=8000, log_level="warning")
+    parser.set_defaults(timeout_keep_alive=75.0, shutdown_timeout=30.0)
+    add_neutral_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from kiln.engine.cli.listen import is_loopback, open_listener
-    from kiln.engine.cli.options import engine_config, find_model
+    from kiln.engine.cli.options import engine_config, find_model, served_names
+    from kiln.engine.cli.origins import read_origins
     from kiln.engine.cli.torchrun import with_torchrun
     from kiln.engine.errors import ConfigError
     from kiln.engine.process.child import EngineProcess
@@ -66,8 +49,12 @@ def run(args: argparse.Namespace) -> int:
             f"--host {args.host} is reachable from other machines: set --api-key or "
             "--api-key-file, or allow everybody with --allow-unauthenticated"
         )
-    if not args.shutdown_timeout >= 0:
-        raise ConfigError(f"--shutdown-timeout {args.shutdown_timeout}: must be 0 or more seconds")
+    for name in ("shutdown_timeout", "timeout_keep_alive"):
+        seconds, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if not seconds >= 0:
+            raise ConfigError(f"{flag} {seconds}: must be 0 or more seconds")
+    served_names(args)  # both refuse a command line whose MODEL was taken for another value
+    read_origins(args.allowed_origins or ())
     folder = find_model(args)
     config, place = with_torchrun(engine_config(args, folder))
     logging.basicConfig(
@@ -96,6 +83,8 @@ def _api_key(args: argparse.Namespace) -> str | None:
 
     key: str | None = args.api_key
     if args.api_key_file is not None:
+        if key is not None:
+            raise ConfigError("--api-key and --api-key-file: give one of them")
         try:
             key = args.api_key_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -24,9 +24,12 @@ def run(args: argparse.Namespace) -> int:
     from kiln.jit_kernels.settings import settings
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    table = Table("family", "toggle", "what runs, and why")
+    alike: dict[tuple[str, str], list[str]] = {}  # (toggle, what runs and why) -> families
     for family, what in decide(all_specs().values(), device).summary().items():
-        table.add_row(family, settings().kernel_choice(family), what)
+        alike.setdefault((settings().kernel_choice(family), what), []).append(family)
+    table = Table("families", "toggle", "what runs, and why")
+    for (toggle, what), families in alike.items():
+        table.add_row(", ".join(families), toggle, what)
     console = Console()
     console.print(table)
     if device.type == "cuda":

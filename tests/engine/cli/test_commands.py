@@ -68,12 +68,19 @@ def test_version(kiln):
 
 
 def test_env_shows_every_variable_and_its_value(kiln):
-    shown = kiln("env", KILN_NORM="torch", COLUMNS="200").stdout
-    for name in ("KILN_KERNEL_CACHE_DIR", "KILN_CPU_KERNELS", "KILN_ACTIVATION", "KILN_ROTARY"):
-        assert name in shown
-    (line,) = [line for line in shown.splitlines() if line.startswith("KILN_NORM ")]
-    assert "auto | jit | triton | torch" in line
-    assert line.split("torch", 1)[1].split()[:2] == ["auto", "torch"]
+    from kiln.cache.env import describe, read
+    from kiln.jit_kernels.declare.families import families
+
+    shown = kiln("env", KILN_NORM="torch", COLUMNS="80").stdout
+    given, _, every = shown.partition("\n\n")
+    assert "  KILN_NORM=torch" in given.splitlines(), "what is set comes first"
+    assert "KILN_ROTARY" not in given
+    assert max(map(len, every.splitlines())) <= 80
+    words = " ".join(every.split())
+    for row in describe(families(), read(families())):
+        assert row.name in words
+        assert row.values in words
+        assert " ".join(row.help.split()) in words or "family of kernels" in words
 
 
 def test_doctor_looks_at_everything(kiln, tmp_path):

@@ -86,7 +86,17 @@ def test_a_context_longer_than_the_models(kiln, folder):
         (("--host", "::"), ["--api-key"]),
         (("--shutdown-timeout", -1), ["--shutdown-timeout", "-1"]),
         (("--shutdown-timeout", "nan"), ["--shutdown-timeout", "nan"]),
-        (("--api-key", ""), ["API key is empty"]),
+        (("--timeout-keep-alive", -1), ["--timeout-keep-alive", "-1"]),
+        (
+            (
+                "--api-key",
+                "",
+            ),
+            ["API key is empty"],
+        ),
+        (("--api-key", "a", "--api-key-file", "b"), ["--api-key and --api-key-file"]),
+        (("--enable-lora",), ["--lora-modules", "--lora-root"]),
+        (("--lora-modules", '{"name": "a"}'), ["--lora-modules", "NAME=PATH"]),
         (("--api-key-file", "/no/such/key"), ["/no/such/key"]),
     ],
 )
@@ -102,7 +112,6 @@ def test_a_value_out_of_range(kiln, folder, flags, words):
         ["serve", "--port", "http"],
         ["serve", "--dtype", "int3"],
         ["bake"],
-        [],
         ["bench"],
     ],
 )

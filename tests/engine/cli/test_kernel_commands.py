@@ -303,6 +303,20 @@ def test_choices_tell_what_runs_here(kiln):
     assert code == 0
     (row,) = [line for line in out.splitlines() if " norm " in line]
     assert "KILN_NORM=torch" in row
+    assert out.count("torch: ") == 2, "families of which the same is true share a row"
+
+
+def test_a_target_is_one_that_a_gpu_has(kiln):
+    code, out, err = kiln("warmup", "--arch", "sm_90,sm_90a", "--dry-run")
+    assert code == 0
+    assert "sm_90: taken as sm_90a" in err
+    names = out.splitlines()
+    assert len(set(names)) == len(names)
+    assert all(name.endswith(" sm_90a") for name in names)
+    code, out, err = kiln("warmup", "--arch", "sm_91")
+    assert (code, out) == (1, "")
+    assert "'sm_91': no GPU has this architecture; did you mean sm_90a?" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_help_of_every_verb(kiln):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from metric_lines import value
 
 from kiln.engine.cli.local_server import local_server
 from kiln.engine.text.tokenizer import Tokenizer
@@ -94,10 +95,7 @@ def api(server):
 
 def gauge(client, name):
     """One number of /metrics."""
-    for line in client.get("/metrics").text.splitlines():
-        if line.startswith(f"kiln:{name} "):
-            return float(line.split()[1])
-    raise AssertionError(f"no metric {name}")
+    return value(client.get("/metrics").text, f"kiln:{name}")
 
 
 def wait_until_idle(client):

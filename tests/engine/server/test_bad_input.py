@@ -46,7 +46,7 @@ WRONG = [
     (COMPLETIONS, _good(prompt=["a"] * 100, n=2), "prompt", "at most 128"),
     (COMPLETIONS, _good(prompt=[5] * 128), "prompt", "128 tokens"),
     (COMPLETIONS, _good(prompt="word " * 3000), "prompt", "128"),
-    (CHAT, _chat(messages=[{"role": "user", "content": "x " * 200}]), "prompt", "128"),
+    (CHAT, _chat(messages=[{"role": "user", "content": "x " * 200}]), "messages", "128"),
     (COMPLETIONS, _good(max_tokens=0), "max_tokens", "1 or more, got 0"),
     (COMPLETIONS, _good(max_tokens=-5), "max_tokens", "-5"),
     (COMPLETIONS, _good(max_tokens=127), "max_tokens", "at most 126"),
@@ -124,6 +124,30 @@ def test_a_wrong_body_is_400_and_names_the_field(server, path, body, param, part
     assert part in error["message"]
     if param:
         assert param.split(".")[0] in error["message"]
+
+
+LONG = [{"role": "user", "content": "hi " * 200}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "part"),
+    [
+        (COMPLETIONS, {"prompt": [5] * 128}, "prompt", "the prompt has 128 tokens"),
+        (COMPLETIONS, {"prompt": [[5], [5] * 128]}, "prompt", "prompt 1 has 128 tokens"),
+        (COMPLETIONS, {"prompt": "x" * 400_000}, "prompt", "prompt 0 has 400000 characters"),
+        (COMPLETIONS, {"prompt": [5] * 100, "max_tokens": 29}, "max_tokens", "at most 28 are left"),
+        (CHAT, {"messages": LONG}, "messages", "the messages have"),
+        (CHAT, {"messages": LONG * 2000}, "messages", "of messages has"),
+        (CHAT, {"messages": USER, "max_completion_tokens": 500}, "max_completion_tokens", "is 500"),
+    ],
+)
+def test_what_exceeds_the_context_is_told_in_openais_phrase(server, path, body, param, part):
+    answer = server.post(path, json=body)
+    _check(answer, 400)
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert error["message"].startswith("This model's maximum context length is 128 tokens. ")
+    assert part in error["message"]
 
 
 def _check(answer, status):

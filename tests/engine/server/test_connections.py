@@ -53,11 +53,16 @@ class App:
             self.ended.append((await receive())["type"])
 
 
-async def serve(app, test):
+async def serve(app, test, keep_alive):
     """Run ``test(connect)`` against uvicorn in this loop, on a port of its own."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=Impatient, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1
+        app,
+        http=Impatient,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=keep_alive,
     )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext
@@ -72,8 +77,8 @@ async def serve(app, test):
         await task
 
 
-def run(app, test):
-    asyncio.run(serve(app, test))
+def run(app, test, keep_alive=1):
+    asyncio.run(serve(app, test, keep_alive))
 
 
 async def drip(writer, data):
@@ -210,3 +215,30 @@ def test_requests_on_one_connection_each_have_their_time():
         writer.close()
 
     run(App(), test)
+
+
+def test_a_connection_may_idle_longer_than_headers_may_take():
+    async def test(connect):
+        reader, writer = await connect()
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\nxx")
+            await asyncio.sleep(2 * SHORT)
+        writer.write(b"GET / HTT")  # from its first byte on, a request has its own time
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+    run(App(), test, keep_alive=25)
+
+
+def test_a_connection_is_closed_after_the_keep_alive_time(monkeypatch):
+    monkeypatch.setattr(Impatient, "header_seconds", 25)
+
+    async def test(connect):
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\nxx")
+        assert await reader.read() == b""
+        writer.close()
+
+    run(App(), test, keep_alive=0.1)

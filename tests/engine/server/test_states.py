@@ -7,6 +7,7 @@ import threading
 
 import httpx
 import pytest
+from metric_lines import value
 
 from kiln.engine.errors import EngineDeadError, ModelError
 from kiln.engine.process.adapter_calls import AdapterCalls
@@ -137,7 +138,7 @@ def test_without_an_engine_nothing_is_live():
     for path in ("/health", "/health/live", "/health/ready"):
         assert call(client, "GET", path).status_code == 503
     assert call(client, json=BODY).json()["error"]["code"] == "engine_unavailable"
-    assert "kiln:engine_ready 0.0" in call(client, "GET", "/metrics").text
+    assert value(call(client, "GET", "/metrics").text, "kiln:engine_ready") == 0
 
 
 def test_an_engine_that_owes_a_step_for_too_long_is_not_live():

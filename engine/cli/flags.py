@@ -1,0 +1,97 @@
+"""What a flag is: a row of a table, from which its argument and its setting are made."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Group = tuple[str, Sequence["Flag"]]  # title in ``--help``, and its flags
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag, and the setting that it fills.
+
+    ``names``: separated by spaces. The first long one is the flag's own; the others are accepted as
+    well, and most of them are vLLM's. ``setting``: "part.field" of EngineConfig, empty if it is no
+    setting of the engine. ``switch``: the setting's value if the flag is given; such a flag takes
+    no value. A flag that is not given is None.
+    """
+
+    names: str
+    help: str
+    setting: str = ""
+    type: Callable[[str], Any] = str
+    metavar: str | None = None
+    choices: Sequence[str] | None = None
+    nargs: str | None = None
+    switch: Any = None
+
+    @property
+    def name(self) -> str:
+        """The flag's own name, such as ``--max-num-seqs``."""
+        return next(name for name in self.names.split() if name.startswith("--"))
+
+    @property
+    def dest(self) -> str:
+        """The name of its attribute in the parsed arguments."""
+        return self.name[2:].replace("-", "_")
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Declare the flag."""
+        names = self.names.split()
+        if self.switch is not None:
+            parser.add_argument(
+                *names, dest=self.dest, action="store_const", const=True, help=self.help
+            )
+            return
+        parser.add_argument(
+            *names,
+            dest=self.dest,
+            type=self.type,
+            metavar=self.metavar,
+            choices=self.choices,
+            nargs=self.nargs,
+            help=self.help,
+        )
+
+
+def add_groups(parser: argparse.ArgumentParser, groups: Iterable[Group]) -> None:
+    """Declare the flags of some groups."""
+    for title, flags in groups:
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            flag.add_to(group)
+
+
+def settings_of(args: argparse.Namespace, groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
+    """Return the given settings: part of EngineConfig -> field -> value."""
+    found: dict[str, dict[str, Any]] = {}
+    for flag, value in _given(args, groups):
+        if not flag.setting:
+            continue
+        part, _, field = flag.setting.partition(".")
+        if flag.switch is not None:
+            value = flag.switch
+        found.setdefault(part, {})[field] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+def command_line(args: argparse.Namespace, groups: Iterable[Group]) -> list[str]:
+    """Return the given flags as they are written on a command line."""
+    line: list[str] = []
+    for flag, value in _given(args, groups):
+        line.append(flag.name)
+        if flag.switch is None:
+            line += map(str, value) if isinstance(value, list) else [str(value)]
+    return line
+
+
+def _given(args: argparse.Namespace, groups: Iterable[Group]) -> Iterable[tuple[Flag, Any]]:
+    for _, flags in groups:
+        for flag in flags:
+            value = getattr(args, flag.dest, None)
+            if value is not None:
+                yield flag, value

@@ -1,0 +1,47 @@
+"""The flags of ``kiln serve`` that are no settings of the engine: one table a group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kiln.engine.cli.flags import Flag, Group
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+SERVER: Group = (
+    "server",
+    (
+        Flag("--host", "default 127.0.0.1"),
+        Flag("--port", "0: any free port; default 8000", type=int),
+        Flag(
+            "--served-model-name",
+            "names that requests may give; answers carry the one they were asked by, metrics the "
+            "first. Write MODEL before it. Default: the folder's name or the hub id",
+            metavar="NAME",
+            nargs="+",
+        ),
+        Flag("--api-key", "required of every client", metavar="KEY"),
+        Flag("--api-key-file", "file that contains the key", type=Path, metavar="FILE"),
+        Flag("--allow-unauthenticated", "serve other machines without a key", switch=True),
+        Flag(
+            "--allowed-origins",
+            "pages that may use the API from a browser, such as https://example.org, or '*' for "
+            "all; also a JSON list. Default: none but the pages of this server",
+            metavar="ORIGIN",
+            nargs="+",
+        ),
+        Flag(
+            "--timeout-keep-alive",
+            "time that a connection may wait for its next request; default 75",
+            type=float,
+            metavar="SECONDS",
+        ),
+        Flag(
+            "--shutdown-timeout",
+            "time for requests in flight to finish at shutdown; default 30",
+            type=float,
+            metavar="SECONDS",
+        ),
+        Flag("--log-level", "default warning", choices=LOG_LEVELS),
+    ),
+)

@@ -1,0 +1,156 @@
+"""``kiln chat`` and ``kiln bench serving`` against a server that is not Kiln."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import pty
+import re
+import select
+import statistics
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from kiln.engine.bench.load_client import Arrivals, LoadError, run_load
+from kiln.engine.distributed.command import module_command
+
+ANSWER = "one\u2028two\u0085three"
+KEY = "s3cret"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Lists a model, and streams an answer with raw line separators of Unicode."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._send("application/json", json.dumps({"data": [{"id": "other"}]}))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers.get("Authorization"), body))
+        if self.headers.get("Authorization") != f"Bearer {KEY}":
+            return self.send_error(401)
+        usage = {"completion_tokens": 1, "prompt_tokens": 2}
+        choice = {"delta": {"content": ANSWER}, "text": ANSWER}
+        events = [{"choices": [choice]}, {"choices": [], "usage": usage}]
+        lines = [f"data: {json.dumps(one, ensure_ascii=False)}\n\n" for one in events]
+        return self._send("text/event-stream", "".join(lines) + "data: [DONE]\n\n")
+
+    def _send(self, kind, text):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def other():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = []
+    server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_chat_shows_line_separators_of_unicode_and_has_commands(kiln, other):
+    said = kiln("chat", "--url", other.url, "--api-key", KEY, stdin="hi\n/help\n/hepl\n/usr/bin?\n")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.count(ANSWER) == 2
+    assert "/reset" in said.stdout
+    assert "/hepl is no command; did you mean /help?" in said.stdout
+    sent = [one["content"] for one in other.asked[-1][2]["messages"] if one["role"] == "user"]
+    assert sent == ["hi", "/usr/bin?"]
+
+
+def test_ctrl_c_at_the_prompt_ends_with_a_line_break(other):
+    primary, secondary = pty.openpty()
+    command = [*module_command("kiln.engine.cli.main"), "chat", "--url", other.url]
+    with subprocess.Popen(
+        [*command, "--api-key", KEY],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        start_new_session=True,
+        preexec_fn=lambda: _own_terminal(secondary),
+    ) as chat:
+        os.close(secondary)
+        _read_until(primary, b"> ")
+        os.write(primary, b"hx\x08i\n")  # the line is edited before it is sent
+        _read_until(primary, b"three\r\n\r\n> ")
+        os.write(primary, b"\x03")
+        rest = _read_until(primary, None)
+        assert chat.wait(20) == 0
+    os.close(primary)
+    assert rest.endswith(b"\n")
+    assert other.asked[-1][2]["messages"][-1]["content"] == "hi"
+
+
+def _own_terminal(number):
+    import fcntl
+    import termios
+
+    fcntl.ioctl(number, termios.TIOCSCTTY, 0)
+
+
+def _read_until(number, end):
+    """What a terminal shows up to some bytes; to the end without any."""
+    shown = b""
+    while end is None or end not in re.sub(rb"\x1b\[[0-9;?]*[a-z]", b"", shown):
+        assert select.select([number], [], [], 60)[0], shown
+        try:
+            data = os.read(number, 1024)
+        except OSError:  # the other side is closed
+            data = b""
+        if not data:
+            assert end is None, shown
+            return shown
+        shown += data
+    return shown
+
+
+def test_a_load_sends_the_key(other):
+    bodies = [{"prompt": [1]}] * 3
+    _, answers = asyncio.run(run_load(other.url, bodies, Arrivals(None, 200.0), KEY))
+    assert [one.output_tokens for one in answers] == [1, 1, 1]
+    assert {key for _, key, _ in other.asked} == {f"Bearer {KEY}"}
+    with pytest.raises(LoadError, match="401"):
+        asyncio.run(run_load(other.url, bodies, Arrivals(1)))
+
+
+def test_arrivals_are_random_and_have_the_rate():
+    times = Arrivals(None, 50.0).times(2000)
+    assert times == Arrivals(None, 50.0).times(2000)
+    assert times[-1] == pytest.approx(2000 / 50)
+    gaps = [late - early for early, late in itertools.pairwise(times)]
+    assert min(gaps) > 0
+    # The gaps of a Poisson process are as far apart as they are long.
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.1)
+    assert Arrivals(4).times(3) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--api-key", "x"), "--url"),
+        (("--request-rate", 0), "--request-rate 0"),
+        (("--request-rate", "inf"), "--request-rate inf"),
+        (("--request-rate", 5, "--baseline", "transformers"), "--request-rate"),
+        (("--max-concurrency", 0), "--concurrency 0"),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_refused(kiln, flags, words):
+    refused = kiln("bench", "serving", *flags)
+    assert refused.returncode == 1
+    assert words in refused.stderr
