@@ -28,9 +28,15 @@ def run_server(
     api_key: str | None,
 ) -> int:
     """Serve until a signal and return 0. Raises KilnError if the engine fails."""
-    tokenizer = Tokenizer.load_if_present(folder)
+    tokenizer = Tokenizer.load_if_present(folder, args.chat_template)
     names = tuple(module.name for module in lora_modules(args))
-    settings = ServerSettings(served_name(args), read_defaults(folder), api_key, names)
+    settings = ServerSettings(
+        served_name(args),
+        read_defaults(folder),
+        api_key,
+        names,
+        ignore_unknown_fields=args.ignore_unknown_fields,
+    )
     url = url_of(listener)
 
     async def run() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
@@ -13,7 +15,7 @@ from kiln.engine.server.fields import MAX_PROMPTS
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.serving import Serving
-from kiln.engine.text.prompts import Prompt
+from kiln.engine.text.prompts import Prompt, truncated
 
 MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 
@@ -24,12 +26,14 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
     Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
     too long; and ClientGoneError.
     """
-    body = await read_body(request, model, serving.threads)
-    context = serving.require_ready().max_model_len
+    lenient = serving.settings.ignore_unknown_fields
+    body = await read_body(request, model, serving.threads, ignore_unknown=lenient)
+    serving.require_ready()
     served = serving.require_model(body.model)
     try:
         params = body.sampling_params(serving.settings.defaults)
-        prompts = await unless_gone(request.receive, _read_prompts(serving, request, body, context))
+        reading = _read_prompts(serving, request, body, params)
+        prompts = await unless_gone(request.receive, reading)
     except RequestError as error:
         raise from_engine(error) from error
     _check(serving, body, prompts, params)
@@ -37,11 +41,18 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
 
 
 async def _read_prompts(
-    serving: Serving, request: Request, body: GenerationRequest, context: int
+    serving: Serving, request: Request, body: GenerationRequest, params: SamplingParams
 ) -> list[Prompt]:
-    """Render and tokenize outside the event loop."""
+    """Render, tokenize and truncate outside the event loop."""
+    context = serving.require_ready().max_model_len
+    longest = context if params.truncate_prompt_tokens is None else sys.maxsize
+
+    def read() -> list[Prompt]:
+        prompts = body.read_prompts(serving.tokenizer, longest)
+        return [truncated(prompt, params, context) for prompt in prompts]
+
     size = len(await request.body())  # cached since ``read_body``
-    return await serving.threads.run(lambda: body.read_prompts(serving.tokenizer, context), size)
+    return await serving.threads.run(read, size)
 
 
 def _check(
@@ -63,9 +74,9 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
     if length >= context:
         raise ApiError(
             400,
-            f"{which} has {length} tokens, but the context is {context} tokens for prompt and "
-            "answer together: shorten it",
-            "prompt",
+            f"{body.prompt_name}: This model's maximum context length is {context} tokens for "
+            f"prompt and output together, but {which} has {length} tokens: shorten it",
+            body.prompt_name,
             "context_length_exceeded",
         )
     # Reject only a requested max_tokens; reduce a default to what is left.
@@ -74,8 +85,8 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
         name = body.own_names.get("max_tokens", "max_tokens")
         raise ApiError(
             400,
-            f"{name}: is {max_tokens}, but {which} has {length} tokens and the context "
-            f"is {context}: at most {context - length} are left",
+            f"{name}: This model's maximum context length is {context} tokens, but {which} has "
+            f"{length} tokens and {name} is {max_tokens}: at most {context - length} are left",
             name,
             "context_length_exceeded",
         )

@@ -67,6 +67,7 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     seed: int | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(TypedDict):
@@ -78,6 +79,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Delta(TypedDict, total=False):
@@ -96,6 +98,7 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReason | None
     stop_reason: NotRequired[int | str | None]
     seed: NotRequired[int | None]
+    token_ids: NotRequired[list[int]]
 
 
 class ChatChunk(TypedDict):
@@ -107,6 +110,7 @@ class ChatChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionLogprobs(TypedDict):
@@ -127,6 +131,8 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason | None
     stop_reason: NotRequired[int | str | None]
     seed: NotRequired[int | None]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Completion(TypedDict):

@@ -27,8 +27,9 @@ MAX_BODY_BYTES = 4 * 2**20
 class ServerSettings:
     """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang.
 
-    ``adapters``: the names of the LoRA adapters of the start. Raises ConfigError if one is the
-    model's name.
+    ``adapters``: the names of the LoRA adapters of the start. ``ignore_unknown_fields``: fields of
+    a request that Kiln does not know are a line in the log instead of an error. Raises ConfigError
+    if an adapter has the model's name.
     """
 
     served_model_name: str
@@ -37,6 +38,7 @@ class ServerSettings:
     adapters: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     stall_seconds: float = 300.0
+    ignore_unknown_fields: bool = False
 
     def __post_init__(self) -> None:
         """Check the names."""

@@ -32,6 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--served-model-name", metavar="NAME", help="default: the folder's name or the hub id"
     )
+    server.add_argument(
+        "--chat-template", metavar="FILE", help="in place of the model's own; also its text itself"
+    )
+    server.add_argument(
+        "--ignore-unknown-fields",
+        action="store_true",
+        help="log fields of a request that Kiln does not know, instead of refusing it",
+    )
     key = server.add_mutually_exclusive_group()
     key.add_argument("--api-key", metavar="KEY", help="required of every client")
     key.add_argument("--api-key-file", type=Path, metavar="FILE", help="file that contains the key")
