@@ -12,6 +12,7 @@ import kiln
 from kiln.engine.cli.listen import url_of
 from kiln.engine.cli.options import lora_modules, served_name
 from kiln.engine.cli.progress import LoadingDisplay
+from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
@@ -30,12 +31,14 @@ def run_server(
     """Serve until a signal and return 0. Raises KilnError if the engine fails."""
     tokenizer = Tokenizer.load_if_present(folder, args.chat_template)
     names = tuple(module.name for module in lora_modules(args))
+    templates = [] if tokenizer is None else tokenizer.chat_template_sources
     settings = ServerSettings(
         served_name(args),
         read_defaults(folder),
         api_key,
         names,
         ignore_unknown_fields=args.ignore_unknown_fields,
+        replies=reply_formats(args, templates),
     )
     url = url_of(listener)
 

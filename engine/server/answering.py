@@ -33,8 +33,8 @@ class Form(Protocol):
     def opening(self) -> Sequence[Chunk]:
         """Return the first chunks of a stream."""
 
-    def chunk(self, index: int, delta: CompletionDelta) -> Chunk:
-        """Return the chunk of a delta of output ``index``."""
+    def chunk(self, index: int, delta: CompletionDelta) -> Chunk | None:
+        """Return the chunk of a delta of output ``index``; None if it says nothing yet."""
 
     def usage_chunk(self) -> Chunk:
         """Return the last chunk of a stream, with the token counts and no choices."""
@@ -87,27 +87,22 @@ async def _events(
     first, deltas = begun
     async with contextlib.aclosing(deltas):
         extras = Extras(generation)
-        for chunk in form.opening():
-            yield event(extras.chunk(chunk))
+        for opening in form.opening():
+            yield event(extras.chunk(opening))
         try:
             extras.collect(*first)
-            if _says_something(first[1]):
-                yield event(extras.chunk(form.chunk(*first)))
+            if (chunk := form.chunk(*first)) is not None:
+                yield event(extras.chunk(chunk))
             async for index, delta in deltas:
                 extras.collect(index, delta)
-                if _says_something(delta):
-                    yield event(extras.chunk(form.chunk(index, delta)))
+                if (chunk := form.chunk(index, delta)) is not None:
+                    yield event(extras.chunk(chunk))
             if generation.body.include_usage:
                 yield event(form.usage_chunk())
             _log(request, generation)
         except KilnError as error:
             yield event(_told(request, error).envelope())
         yield DONE
-
-
-def _says_something(delta: CompletionDelta) -> bool:
-    """Whether a delta needs an event: not if all its text is held back."""
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def _told(request: Request, error: KilnError) -> ApiError:

@@ -82,8 +82,8 @@ class Detokenizer:
     """Detokenizes one stream of tokens.
 
     ``context`` is the end of the prompt; with it the first word keeps its leading space.
-    ``skip_special_tokens`` removes special tokens from the text. A stop string counts only if it
-    ends after ``min_tokens`` tokens.
+    ``skip_special_tokens`` removes special tokens from the text, except those in ``shown``. A stop
+    string counts only if it ends after ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -95,8 +95,9 @@ class Detokenizer:
         include_stop: bool = False,
         min_tokens: int = 0,
         context: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         kept = (token for token in reversed(context) if token not in self._skipped)
         before = list(islice(kept, CONTEXT_TOKENS))[::-1]
         by_bytes = tokenizer.token_bytes(0) is not None

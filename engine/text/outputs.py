@@ -39,6 +39,8 @@ class CompletionDelta:
 class CompletionStream:
     """One streaming output; ``completion`` accumulates it.
 
+    The text keeps the special tokens in ``shown``, whatever ``skip_special_tokens`` says.
+
     Stop strings are detected here, because the core handles no text. If ``stopped_early`` becomes
     true, the caller must abort the request in the core and push no more. Without a tokenizer the
     text stays empty.
@@ -51,6 +53,7 @@ class CompletionStream:
         *,
         prompt_token_ids: Sequence[int] = (),
         index: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
         self.stopped_early = False
@@ -67,6 +70,7 @@ class CompletionStream:
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 context=prompt_token_ids,
+                shown=shown,
             )
 
     def hold(self, output: TokenOutput) -> None:
@@ -165,14 +169,15 @@ def begin_answers(
     tokenizer: Tokenizer | None,
     first: int = 0,
     adapter: str | None = None,
+    shown: frozenset[int] = frozenset(),
 ) -> list[Answer]:
     """Return the ``n`` outputs for a prompt, with indices from ``first`` on, from an adapter.
 
-    Each request id is ``name`` plus the index.
+    Each request id is ``name`` plus the index. The text has the special tokens in ``shown``.
     """
     made = []
     for index in range(first, first + params.n):
         own, ids = params.for_answer(index - first), prompt.token_ids
-        stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index)
+        stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index, shown=shown)
         made.append(Answer(NewRequest(f"{name}-{index}", ids, own, adapter), stream))
     return made

@@ -6,7 +6,7 @@ This avoids the two seconds of importing transformers, which is used only to con
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -83,6 +83,11 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
+    def ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the tokens with one of these texts; a text that is no token has none."""
+        found = (self.backend.token_to_id(text) for text in texts)
+        return frozenset(token for token in found if token is not None)
+
     @cached_property
     def _longest_token(self) -> int | None:
         return longest_token(self.backend)
@@ -91,6 +96,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens with added ones; the model's embedding may be larger."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def chat_template_sources(self) -> list[str]:
+        """The texts of the chat templates; empty if there are none."""
+        return [template.source for template in self._templates.values()]
 
     @property
     def has_chat_template(self) -> bool:

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from kiln.engine.cli.options import add_engine_arguments, add_lora_arguments
+from kiln.engine.cli.reply_flags import add_reply_arguments, reply_formats
 
 NAME = "serve"
 HELP = "serve a model over OpenAI's API"
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
     add_lora_arguments(parser)
+    add_reply_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1")
     server.add_argument("--port", type=int, default=8000, help="0: any free port; default 8000")
@@ -76,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.shutdown_timeout >= 0:
         raise ConfigError(f"--shutdown-timeout {args.shutdown_timeout}: must be 0 or more seconds")
+    reply_formats(args)  # names the parsers that are unknown, before the model loads
     folder = find_model(args)
     config, place = with_torchrun(engine_config(args, folder))
     logging.basicConfig(
