@@ -22,16 +22,19 @@ _OPENINGS = (_START, _CHANNEL, _MESSAGE)
 _FUNCTIONS = "functions."
 _MAX_HEADER = 400  # characters
 _HEADER = re.compile(
-    r"\s*(assistant)?\s*(?P<first>to=[^\s<]*)?\s*"
-    r"(<\|channel\|>\s*(?P<channel>\w*))?\s*(?P<second>to=[^\s<]*)?\s*"
+    r"\s*(assistant)?\s*(to=[^\s<]*)?\s*(<\|channel\|>\s*\w*)?\s*(to=[^\s<]*)?\s*"
     r"(<\|constrain\|>)?\s*\w*\s*"
 )
+_RECIPIENT = re.compile(r"to=(?!assistant\b|user\b|all\b)([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\W*(analysis|commentary|final)")
+_MARKS = re.compile(r"<\|(start|channel|constrain)\|>")
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
     source.record()
     yield from source.read_space()
     if (yield from source.next_of("to=")):  # the prompt ends after ``<|start|>assistant``
+        source.recorded()
         yield from _read_message(source, out, tools)
     elif (yield from source.next_of(*_OPENINGS)):
         source.recorded()
@@ -39,34 +42,34 @@ def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]
         out.content(source.recorded())
     while (yield from source.peek()):
         if (yield from source.next_of(*_OPENINGS)):
-            source.record()
             yield from _read_message(source, out, tools)
         elif not (yield from source.read_mark(*_ENDS)):
             yield from source.read_until((*_ENDS, *_OPENINGS), out.content)
 
 
 def _read_message(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    """Read a header and its message. The source must be recording.
+    """Read a header and its message.
 
-    What is no header is content, but the text may end inside a header, which is never shown.
+    Models also write headers that the format does not allow, with stray characters or with a part
+    of it twice. What names a channel or a recipient counts there. Without a message a header is
+    dropped, as when the text ends in it; anything else there is content, without its marks.
     """
     pieces: list[str] = []
     yield from source.read_mark(_START)
     mark = yield from source.read_until((_MESSAGE, _START, *_ENDS), pieces.append)
-    text = "".join(pieces)
-    header = _HEADER.fullmatch(text) if len(text) <= _MAX_HEADER else None
-    if header is None or mark not in ("", _MESSAGE):
-        out.content(source.recorded())
+    header = "".join(pieces)
+    if mark != _MESSAGE or len(header) > _MAX_HEADER:
+        if len(header) > _MAX_HEADER or not _HEADER.fullmatch(header):
+            out.content(_MARKS.sub("", header))
         return
-    source.recorded()
-    if not (yield from source.read_mark(_MESSAGE)):
-        return
-    recipient = (header["first"] or header["second"] or "").removeprefix("to=")
+    source.read(len(_MESSAGE))
+    recipient = "".join(_RECIPIENT.findall(header)[:1])
+    channel = "".join(_CHANNEL_NAME.findall(header)[-1:])
     name = recipient.removeprefix(_FUNCTIONS)
     if tools and name and (recipient != name or name in tools):
         yield from _read_call(source, out, name)
         write = out.content
-    elif (recipient and recipient == name) or header["channel"] == "analysis":
+    elif (recipient and recipient == name) or channel == "analysis":
         out.reasoning("\n")
         write = out.reasoning
     else:

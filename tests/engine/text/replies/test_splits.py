@@ -107,3 +107,29 @@ def test_arguments_arrive_while_they_are_written(form):
     early = reader.push(text[:cut])
     assert early.tool_calls[0].name == "write_file"
     assert early.tool_calls[0].arguments.endswith("y" * 100)
+
+
+HEADERS = {  # what models write into headers of harmony: the reasoning, the content and the calls
+    "<|channel|>analysis<|message|>a<|end|>": ("a", "", []),
+    "<|channel|>commentary<|message|>a<|end|>": ("", "a", []),
+    "<|channel|>final<|message|>a": ("", "a", []),
+    "<|channel|>––commentary?<|message|>a": ("", "a", []),
+    "<|channel|>analysis to=functions.f code<|message|>{}<|call|>": ("", "", ["f"]),
+    "<|channel|>commentary?commentary? to=functions.f<|message|>{}": ("", "", ["f"]),
+    "<|channel|>commentary to=assistant<|channel|>analysis<|message|>a": ("a", "", []),
+    "<|channel|>commentary to=functions.a-b.c <|constrain|>json<|message|>{}": ("", "", ["a-b.c"]),
+    "<|channel|>commentary to=get_weather<|message|>{}": ("", "", ["get_weather"]),
+    "<|channel|>commentary to=python code<|message|>a": ("a", "", []),
+    " to=functions.f<|channel|>commentary json<|message|>{}": ("", "", ["f"]),
+    "<|channel|>anal": ("", "", []),
+    "<|channel|>analysis": ("", "", []),
+    "<|channel|>I think that": ("", "I think that", []),
+}
+
+
+@pytest.mark.parametrize("text", HEADERS)
+def test_a_header_of_harmony_says_what_its_message_is(text):
+    form = next(form for form in FORMATS if form.parser == "openai")
+    content, reasoning, calls = read(form, list(text))
+    assert (reasoning, content, [name for name, _ in calls]) == HEADERS[text]
+    assert all(arguments == "{}" for _, arguments in calls)
