@@ -9,18 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 from reply_texts import FORMATS, NOW, TOOLS, WEATHER
+from scripted_engine import Writer
 
-from kiln.engine.process.adapter_calls import AdapterCalls
-from kiln.engine.process.token_stream import TokenStream
-from kiln.engine.process.wire import ModelInfo
-from kiln.engine.requests.request import TokenLogprobs, TokenOutput
 from kiln.engine.server.app import create_app
 from kiln.engine.server.serving import ServerSettings
 from kiln.engine.text.replies.choice import choose_formats
 from kiln.engine.text.tokenizer import Tokenizer
 
 TEMPLATE = Path(__file__).parents[1] / "text" / "replies" / "templates" / "hermes.jinja"
-EOS = 2
 MESSAGES = [{"role": "user", "content": "What is the weather?"}]
 BODY = {"messages": MESSAGES, "tools": TOOLS}
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|channel|>", "<|message|>", "<|call|>"]
@@ -41,34 +37,6 @@ def with_marks(folder):
     template = TEMPLATE.read_text(encoding="utf-8")
     eos = loaded.eos_token_ids
     return Tokenizer(loaded.backend, chat_templates={"default": template}, eos_ids=eos)
-
-
-class Writer:
-    """An EngineClient whose outputs are given texts, one token at a time."""
-
-    def __init__(self, tokenizer, *texts, end="stop"):
-        self.ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        self.end = end
-        self.is_ready = self.is_alive = True
-        self.seconds_without_progress = 0.0
-        self.adapters = AdapterCalls(lambda message: None)
-        self.model_info = ModelInfo(4096, 1000, "float32", "cpu")
-        self.requests = []
-
-    def stats(self):
-        return {}
-
-    def stream(self, *requests):
-        self.requests = requests
-        stream = TokenStream([request.request_id for request in requests], lambda names: None)
-        for request, ids in zip(requests, self.ids, strict=True):
-            ids = [*ids, EOS] if self.end == "stop" else ids
-            for place, token in enumerate(ids):
-                reason = self.end if place == len(ids) - 1 else None
-                logprobs = [TokenLogprobs(token, -1.0, 1, [])]
-                wanted = logprobs if request.params.logprobs is not None else None
-                stream.put(TokenOutput(request.request_id, [token], reason, logprobs=wanted))
-        return stream
 
 
 def post(writer, tokenizer, parser, body, reasoning=None):

@@ -25,7 +25,7 @@ _HEADER = re.compile(
     r"\s*(assistant)?\s*(to=[^\s<]*)?\s*(<\|channel\|>\s*\w*)?\s*(to=[^\s<]*)?\s*"
     r"(<\|constrain\|>)?\s*\w*\s*"
 )
-_RECIPIENT = re.compile(r"to=(?!assistant\b|user\b|all\b)([^\s<]+)")
+_RECIPIENT = re.compile(r"to=(?!assistant\b|user\b|all\b)([\w.:-]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\W*(analysis|commentary|final)")
 _MARKS = re.compile(r"<\|(start|channel|constrain)\|>")
 
