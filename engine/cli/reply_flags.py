@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kiln.engine.text.replies.choice import ReplyFormats, choose_formats
+if TYPE_CHECKING:
+    from kiln.engine.text.replies.choice import ReplyFormats
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ def reply_formats(args: argparse.Namespace, templates: Sequence[str] = ()) -> Re
 
     Warns about templates that have tools in no known format. Raises ConfigError.
     """
+    from kiln.engine.text.replies.choice import choose_formats
+
     formats = choose_formats(templates, args.tool_call_parser, args.reasoning_parser)
     logger.info(
         "tool calls: %s, reasoning: %s",
