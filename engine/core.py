@@ -17,6 +17,7 @@ from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.requests.adapter_jobs import AdapterJobs, AdapterStore
 from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
+from kiln.engine.requests.finish import check_min_tokens
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.stats import EngineStats
 from kiln.engine.scheduler import Scheduler
@@ -152,6 +153,7 @@ class EngineCore:
         self._check_vocabulary(new.prompt_token_ids, "prompt")
         self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")
         self._check_vocabulary(list(new.params.logit_bias or ()), "logit_bias")
+        check_min_tokens(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
         self.scheduler.check(new)
 
     def add(self, new: NewRequest) -> None:
@@ -195,6 +197,9 @@ class EngineCore:
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
             self.scheduler.adapters.wait()  # all that wait may do so for a copy to the device
+        for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
+            self.abort(failed.request_id)
+            outputs.append(failed)
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
         return outputs

@@ -5,6 +5,9 @@ pool of exactly their size.
 
     on host --place--> copying --copied--> resident --evict--> on host
 
+A copy that fails puts its adapter back on the host, and the requests that wait for it fail. A
+pinned adapter keeps its place, and its next request copies it again.
+
 An adapter is evicted only while it is idle: no running request uses it, and no launched step whose
 tokens are unknown. Of the idle ones the least recently used goes first; a pinned one never goes.
 Each step's admission is one pass:
@@ -26,6 +29,7 @@ from typing import NamedTuple
 
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundError
 from kiln.engine.requests.loaded_adapter import LoadedAdapter, Mover
+from kiln.engine.requests.request import Request, TokenOutput
 from kiln.engine.requests.spans import Span, first_fit, largest_gap
 
 PATIENCE = 2.0  # seconds
@@ -64,6 +68,7 @@ class AdapterSlots:
         self._seen: dict[str, bool] = {}  # in this pass, in its order: whether it has a place
         self._since: dict[str, float] = {}  # since when they are wanted without a place
         self._drain: _Drain | None = None
+        self._failed: dict[str, AdapterError] = {}  # by name, why the last copy failed
 
     @property
     def loaded(self) -> list[LoadedAdapter]:
@@ -117,17 +122,23 @@ class AdapterSlots:
             self._take_off(own)
         del self._loaded[name]
         self._since.pop(name, None)
+        self._failed.pop(name, None)
         return True
 
     def place_all(self) -> None:
-        """Place adapters while there is room, before the first request comes, and wait for them."""
+        """Place adapters while there is room, before the first request comes, and wait for them.
+
+        Raises AdapterError if one cannot be copied.
+        """
         for own in self._loaded.values():
             start = first_fit(self._spans(), self.size, own.size)
             slot = self._free_slot()
             if own.slot < 0 and start is not None and slot is not None:
                 self._put(own, slot, start)
-        while any(one.slot >= 0 and not one.ready for one in self._loaded.values()):
+        while any(one.copying for one in self._loaded.values()):
             self.wait()
+        for error in self._failed.values():
+            raise error
 
     def begin_pass(self, in_flight: Callable[[], Set[int]]) -> None:
         """Begin the admission of a step. ``in_flight`` returns the slots of launched steps."""
@@ -143,6 +154,8 @@ class AdapterSlots:
         May begin to copy it to the device.
         """
         own, drain = self._loaded[name], self._drain
+        if name in self._failed:  # its requests are about to fail
+            return None
         stays = drain is None or own.pinned or name == drain.name or name in drain.kept
         may_move = drain is None or name == drain.name
         tried = name in self._seen
@@ -151,6 +164,8 @@ class AdapterSlots:
             return None
         self._seen[name] = True
         if not own.ready:
+            if own.slot >= 0 and not own.copying:  # a pinned one whose last copy failed
+                self._put(own, own.slot, own.start)
             return None
         own.used = self._passes
         return own.slot
@@ -177,7 +192,10 @@ class AdapterSlots:
 
     def hold(self, name: str) -> None:
         """Count a new request of an adapter. Raises AdapterNotFoundError."""
-        self.get(name).requests += 1
+        own = self.get(name)
+        if not own.is_waited_for:  # a copy that failed before concerns no request
+            self._failed.pop(name, None)
+        own.requests += 1
 
     def drop(self, name: str) -> None:
         """Forget a request that was counted."""
@@ -197,17 +215,31 @@ class AdapterSlots:
         """Count tokens that were generated with an adapter."""
         self._loaded[name].tokens += num_tokens
 
-    def collect(self) -> None:
+    def collect(self, *, wait: bool = False) -> None:
         """Make the adapters ready whose copies have ended."""
-        if self._mover is not None:
-            for name in self._mover.copied():
-                self._loaded[name].ready = True
+        for name, error in () if self._mover is None else self._mover.copied(wait=wait):
+            own = self._loaded[name]
+            own.copying, own.ready = False, error is None
+            if error is not None:
+                self._failed[name] = error
+                if not own.pinned:
+                    self._take_off(own)
 
     def wait(self) -> None:
         """Wait until a copy to the device has ended, if there is any."""
-        if self._mover is not None:
-            for name in self._mover.copied(wait=True):
-                self._loaded[name].ready = True
+        self.collect(wait=True)
+
+    def fail_waiting(self, waiting: Iterable[Request]) -> list[TokenOutput]:
+        """Return the ends of those of the waiting requests whose adapters could not be copied.
+
+        The caller drops these requests. Later requests of the same adapters copy them again.
+        """
+        failed, self._failed = self._failed, {}
+        return [
+            TokenOutput(request.request_id, [], "error", message=f"{failed[request.adapter]}")
+            for request in waiting
+            if request.adapter in failed
+        ]
 
     def _is_late(self, name: str, since: float) -> bool:
         return self._loaded[name].slot < 0 and self._now - since >= self._patience
@@ -220,7 +252,7 @@ class AdapterSlots:
         return next((slot for slot in range(self.num_slots) if slot not in taken), None)
 
     def _is_idle(self, own: LoadedAdapter, in_flight: Set[int]) -> bool:
-        return own.ready and not own.running and own.slot not in in_flight
+        return not own.copying and not own.running and own.slot not in in_flight
 
     def _place(self, own: LoadedAdapter) -> bool:
         """Put an adapter on the device, and evict idle ones for it; False if there is no room."""
@@ -257,7 +289,8 @@ class AdapterSlots:
         return len(spans) < self.num_slots and first_fit(spans, self.size, own.size) is not None
 
     def _put(self, own: LoadedAdapter, slot: int, start: int) -> None:
-        own.slot, own.start, own.ready, own.used = slot, start, False, self._passes
+        own.slot, own.start, own.used = slot, start, self._passes
+        own.copying, own.ready = True, False
         own.placements += 1
         assert self._mover is not None
         self._mover.begin(own.name, slot, start)

@@ -11,6 +11,7 @@ from kiln.engine.errors import AdapterError
 from kiln.engine.lora.packing import PackedAdapter
 from kiln.engine.lora.store import AdapterStore
 from kiln.engine.requests.adapter_jobs import AdapterInfo
+from kiln.engine.requests.loaded_adapter import Copied
 
 
 class LeadStore:
@@ -65,14 +66,15 @@ class LeadStore:
         self._own.begin(name, slot, start)
         self._followers.tell(Kind.BEGIN, [name, slot, start])
 
-    def copied(self, *, wait: bool = False) -> Sequence[str]:
+    def copied(self, *, wait: bool = False) -> Sequence[Copied]:
         """Publish the adapters whose copies have ended here, and wait for the other ranks'."""
-        names = self._own.copied(wait=wait)
-        for name in names:
-            self._followers.tell(Kind.PLACE, name)
-        return names
+        ended = self._own.copied(wait=wait)
+        for name, error in ended:
+            if error is None:  # else the other ranks forget their copies when the slot is cleared
+                self._followers.tell(Kind.PLACE, name)
+        return ended
 
     def clear(self, slot: int) -> None:
-        """Empty a slot."""
+        """Empty a slot; a copy to it that ``copied`` has not returned is forgotten."""
         self._own.clear(slot)
         self._followers.tell(Kind.CLEAR, slot)

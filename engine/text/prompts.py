@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from kiln.engine.errors import ContextLengthError, RequestError
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.tokenizer import Tokenizer
 from kiln.engine.text.tools import read_tools
@@ -123,6 +123,7 @@ def _read(
                 f"prompt {index} is text, but there is no tokenizer: give token ids",
                 "prompt",
             )
+        check_surrogates(prompt, f"prompt {index}", "prompt")
         _check_length(prompt, f"prompt {index}", "prompt", tokenizer, max_tokens)
         return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt)
     return Prompt(_token_ids(prompt, index))
@@ -183,5 +184,6 @@ def read_chats(
     ]
     for index, text in enumerate(texts):
         which = f"conversation {index}" if len(texts) > 1 else "the conversation"
+        check_surrogates(text, which, "messages")
         _check_length(text, which, "messages", tokenizer, max_tokens)
     return [Prompt(tokenizer.encode(text, add_special_tokens), text) for text in texts]
