@@ -104,8 +104,8 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def ids_of(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the tokens with one of these texts; a text that is no token has none."""
-        found = (self.backend.token_to_id(text) for text in texts)
+        """Return the special tokens with one of these texts, of those that the model can draw."""
+        found = map(self.special_id, texts)
         return frozenset(token for token in found if token is not None)
 
     def special_id(self, text: str) -> int | None:
