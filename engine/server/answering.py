@@ -13,7 +13,6 @@ from starlette.responses import Response
 from kiln.engine.errors import KilnError
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
-from kiln.engine.server.extras import Extras
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.responses import Answer, Chunk, encode_json
 from kiln.engine.server.sse import DONE, EventStream, event
@@ -33,8 +32,8 @@ class Form(Protocol):
     def opening(self) -> Sequence[Chunk]:
         """Return the first chunks of a stream."""
 
-    def chunk(self, index: int, delta: CompletionDelta) -> Chunk:
-        """Return the chunk of a delta of output ``index``."""
+    def chunk(self, index: int, delta: CompletionDelta) -> Chunk | None:
+        """Return the chunk of a delta of output ``index``; None if it says nothing yet."""
 
     def usage_chunk(self) -> Chunk:
         """Return the last chunk of a stream, with the token counts and no choices."""
@@ -66,7 +65,7 @@ async def _whole(generation: Generation, form: Form) -> bytes:
     await generation.collect()
 
     def write() -> bytes:
-        return encode_json(Extras(generation).answer(form.answer()))
+        return encode_json(form.answer())
 
     entries = generation.usage["completion_tokens"] * (1 + (generation.params.logprobs or 0))
     size = entries * _ENTRY_BYTES
@@ -86,28 +85,20 @@ async def _events(
     """Yield the events of a stream; an error becomes its last event before [DONE]."""
     first, deltas = begun
     async with contextlib.aclosing(deltas):
-        extras = Extras(generation)
-        for chunk in form.opening():
-            yield event(extras.chunk(chunk))
+        for opening in form.opening():
+            yield event(opening)
         try:
-            extras.collect(*first)
-            if _says_something(first[1]):
-                yield event(extras.chunk(form.chunk(*first)))
+            if (chunk := form.chunk(*first)) is not None:
+                yield event(chunk)
             async for index, delta in deltas:
-                extras.collect(index, delta)
-                if _says_something(delta):
-                    yield event(extras.chunk(form.chunk(index, delta)))
+                if (chunk := form.chunk(index, delta)) is not None:
+                    yield event(chunk)
             if generation.body.include_usage:
                 yield event(form.usage_chunk())
             _log(request, generation)
         except KilnError as error:
             yield event(_told(request, error).envelope())
         yield DONE
-
-
-def _says_something(delta: CompletionDelta) -> bool:
-    """Whether a delta needs an event: not if all its text is held back."""
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def _told(request: Request, error: KilnError) -> ApiError:

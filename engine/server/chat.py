@@ -38,8 +38,10 @@ class ChatForm:
             for index in range(len(self._generation.completions))
         ]
 
-    def chunk(self, index: int, delta: CompletionDelta) -> ChatChunk:
-        """Return the chunk of a delta of output ``index``."""
+    def chunk(self, index: int, delta: CompletionDelta) -> ChatChunk | None:
+        """Return the chunk of a delta of output ``index``; None if all its text is held back."""
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return None
         new: Delta = {"content": delta.text} if delta.text else {}
         choice = self._choice(index, new, self._write_logprobs(delta))
         if delta.finish_reason is not None:
