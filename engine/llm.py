@@ -186,13 +186,14 @@ class LLM:
         read = read_prompts(prompts, self.tokenizer, self._max_read(sampling_params))
         return self._run(read, spread_params(sampling_params, len(read)), lora)
 
-    def chat(
+    def chat(  # noqa: PLR0913 (vLLM's keywords)
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -201,8 +202,10 @@ class LLM:
         """Answer one conversation, or a list of them, through the model's chat template.
 
         ``lora`` as in ``generate``. ``chat_template`` is another template, as a file or as text,
-        and ``chat_template_kwargs`` are variables of it; ``tools`` are shown to the model. With
-        ``continue_final_message`` the answer is the rest of the last message. Raises RequestError.
+        ``chat_template_content_format`` "string" or "openai" (parts) the form of content that it
+        gets, and ``chat_template_kwargs`` are variables of it. ``tools`` are shown to the model.
+        With ``continue_final_message`` the answer is the rest of the last message. Raises
+        RequestError.
 
         >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text  # doctest: +SKIP
         'Hi! How can I help?'
@@ -217,6 +220,7 @@ class LLM:
             self.tokenizer,
             self._max_read(sampling_params),
             chat_template=template,
+            content_format=chat_template_content_format,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
             add_generation_prompt=add_generation_prompt,

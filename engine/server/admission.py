@@ -28,11 +28,11 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
     """
     lenient = serving.settings.ignore_unknown_fields
     body = await read_body(request, model, serving.threads, ignore_unknown=lenient)
-    serving.require_ready()
+    context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)
     try:
         params = body.sampling_params(serving.settings.defaults)
-        reading = _read_prompts(serving, request, body, params)
+        reading = _read_prompts(serving, request, body, params, context)
         prompts = await unless_gone(request.receive, reading)
     except RequestError as error:
         raise from_engine(error) from error
@@ -41,10 +41,13 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
 
 
 async def _read_prompts(
-    serving: Serving, request: Request, body: GenerationRequest, params: SamplingParams
+    serving: Serving,
+    request: Request,
+    body: GenerationRequest,
+    params: SamplingParams,
+    context: int,
 ) -> list[Prompt]:
     """Render, tokenize and truncate outside the event loop."""
-    context = serving.require_ready().max_model_len
     longest = context if params.truncate_prompt_tokens is None else sys.maxsize
 
     def read() -> list[Prompt]:
@@ -74,9 +77,9 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
     if length >= context:
         raise ApiError(
             400,
-            f"{body.prompt_name}: This model's maximum context length is {context} tokens for "
-            f"prompt and output together, but {which} has {length} tokens: shorten it",
-            body.prompt_name,
+            f"{which} has {length} tokens, but the context is {context} tokens for prompt and "
+            "answer together: shorten it",
+            "prompt",
             "context_length_exceeded",
         )
     # Reject only a requested max_tokens; reduce a default to what is left.
@@ -85,8 +88,8 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
         name = body.own_names.get("max_tokens", "max_tokens")
         raise ApiError(
             400,
-            f"{name}: This model's maximum context length is {context} tokens, but {which} has "
-            f"{length} tokens and {name} is {max_tokens}: at most {context - length} are left",
+            f"{name}: is {max_tokens}, but {which} has {length} tokens and the context "
+            f"is {context}: at most {context - length} are left",
             name,
             "context_length_exceeded",
         )

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from kiln.engine.errors import KilnError
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
-from kiln.engine.server.extras import Extras
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.responses import Answer, Chunk, encode_json
 from kiln.engine.server.sse import DONE, EventStream, event
@@ -66,7 +65,7 @@ async def _whole(generation: Generation, form: Form) -> bytes:
     await generation.collect()
 
     def write() -> bytes:
-        return encode_json(Extras(generation).answer(form.answer()))
+        return encode_json(form.answer())
 
     entries = generation.usage["completion_tokens"] * (1 + (generation.params.logprobs or 0))
     size = entries * _ENTRY_BYTES
@@ -86,17 +85,14 @@ async def _events(
     """Yield the events of a stream; an error becomes its last event before [DONE]."""
     first, deltas = begun
     async with contextlib.aclosing(deltas):
-        extras = Extras(generation)
         for opening in form.opening():
-            yield event(extras.chunk(opening))
+            yield event(opening)
         try:
-            extras.collect(*first)
             if (chunk := form.chunk(*first)) is not None:
-                yield event(extras.chunk(chunk))
+                yield event(chunk)
             async for index, delta in deltas:
-                extras.collect(index, delta)
                 if (chunk := form.chunk(index, delta)) is not None:
-                    yield event(extras.chunk(chunk))
+                    yield event(chunk)
             if generation.body.include_usage:
                 yield event(form.usage_chunk())
             _log(request, generation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -44,20 +44,14 @@ async def read_body(
     except ClientDisconnect as error:
         raise ClientGoneError from error
 
-    def parse() -> Body:
+    def parse(extra: Literal["ignore"] | None = None) -> Body:
         check_shape(data)
         try:
-            return model.model_validate_json(data)
+            return model.model_validate_json(data, extra=extra)
         except ValidationError as error:
-            if ignore_unknown and (unknown := unknown_fields(error)):
+            if ignore_unknown and extra is None and (unknown := unknown_fields(error)):
                 logger.warning("%s: ignored unknown fields: %s", request.url.path, unknown)
-                return parse_known()
-            raise from_validation(error, model) from None
-
-    def parse_known() -> Body:
-        try:
-            return model.model_validate_json(data, extra="ignore")
-        except ValidationError as error:
+                return parse("ignore")
             raise from_validation(error, model) from None
 
     return parse() if len(data) < LARGE else await threads.run(parse, len(data))

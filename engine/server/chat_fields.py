@@ -13,7 +13,10 @@ from kiln.engine.text.messages import part_text
 
 
 class ContentPart(StrictModel):
-    """A part of a message's content: only text."""
+    """A part of a message's content: only text.
+
+    Where the chat template wants one text, parts are joined by newlines.
+    """
 
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -49,8 +52,10 @@ class ToolCall(StrictModel):
     cache_control: Any = Field(None, description="No effect")
 
 
-_Parts = Annotated[listed(ContentPart), Tag("<list>")]  # type: ignore[valid-type]
-Content = Annotated[Annotated[str, Tag("<text>")] | _Parts, Discriminator(kind_of_text)]
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[listed(ContentPart), Tag("<list>")],  # type: ignore[valid-type]
+    Discriminator(kind_of_text),
+]
 
 
 class Message(StrictModel):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -64,7 +64,8 @@ class TextFormat(StrictModel):
 
 
 if TYPE_CHECKING:  # the fields that do not act are read from the table
-    _ChatRows = _CompletionRows = StrictModel
+    _ChatRows: TypeAlias = StrictModel
+    _CompletionRows: TypeAlias = StrictModel
 else:
     _ChatRows, _CompletionRows = model_of("ChatRows", CHAT), model_of("CompletionRows", COMPLETION)
 
@@ -113,11 +114,6 @@ class GenerationRequest(StrictModel):
     def continuous_usage(self) -> bool:
         """Whether each chunk of a stream has the token counts so far."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    @property
-    def prompt_name(self) -> str:
-        """The field that holds the prompt."""
-        return "prompt"
 
     @property
     def echoes(self) -> bool:
@@ -243,11 +239,6 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
     def keeps_all_calls(self) -> bool:
         """Whether a reply may have more than one tool call."""
         return self.parallel_tool_calls is not False
-
-    @property
-    def prompt_name(self) -> str:
-        """The field that holds the prompt."""
-        return "messages"
 
     @property
     def asked_max_tokens(self) -> int | None:

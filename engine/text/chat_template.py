@@ -75,13 +75,15 @@ class ChatTemplate:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        content_format: str = "auto",
         variables: Mapping[str, object] | None = None,
     ) -> str:
         """Return the text of a chat. ``variables`` are for the template (``enable_thinking`` …).
 
         With ``continue_final_message`` the text ends with the content of the last message; else an
-        answer is asked for, unless ``add_generation_prompt`` is false. Raises RequestError if there
-        are no messages, if one is malformed, or if the template rejects them.
+        answer is asked for, unless ``add_generation_prompt`` is false. ``content_format`` as in
+        ``read_messages``. Raises RequestError if there are no messages, if one is malformed, or if
+        the template rejects them.
         """
         if not messages:
             raise RequestError("messages is empty: give at least one", "messages")
@@ -93,7 +95,7 @@ class ChatTemplate:
             )
         variables = variables or {}
         self._check(tools, variables)
-        read = read_messages(messages, self.forms)
+        read = read_messages(messages, self.forms, content_format)
         if continue_final_message:
             read[-1] = _marked(read[-1], len(read) - 1)
         if add_generation_prompt is None:

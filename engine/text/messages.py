@@ -9,27 +9,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kiln.engine.errors import RequestError
-from kiln.engine.text.template_forms import Message, TemplateForms, as_parts
+from kiln.engine.text.template_forms import ContentForm, Message, TemplateForms, as_parts
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # the last two are names of /v1/responses
 _BETWEEN_TEXTS = "\n"  # joins the text parts of one message, as in vLLM
 _BETWEEN_SYSTEM = "\n\n"  # joins the system messages that become one
 _DROPPED = ("cache_control", "annotations")  # without meaning for a template
+_FORMATS: Mapping[str, ContentForm | None] = MappingProxyType(
+    {"auto": None, "string": "text", "openai": "parts"}
+)
 _MAX_SHOWN = 80  # characters of a value in an error
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]], forms: TemplateForms) -> list[Message]:
+def read_messages(
+    messages: Sequence[Mapping[str, Any]], forms: TemplateForms, content_format: str = "auto"
+) -> list[Message]:
     """Return messages as the template wants them. Raises RequestError naming the wrong field.
 
     Text parts are joined by newlines where the template prints the content, and a text becomes one
     part where it loops over parts. Nulls are dropped. A developer's message is a system message for
-    a template that does not show that role.
+    a template that does not show that role. ``content_format`` "string" or "openai" (parts) sets
+    the form of content instead, by vLLM's names.
     """
+    if content_format not in _FORMATS:
+        name = "chat_template_content_format"
+        raise RequestError(f"{name}: must be {', '.join(_FORMATS)}, got {content_format!r}", name)
+    form = _FORMATS[content_format]
     read = [_read(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
-    return [_shaped(message, forms) for message in _with_known_roles(read, forms)]
+    return [_shaped(message, forms, form) for message in _with_known_roles(read, forms)]
 
 
 def part_text(part: object, where: str) -> str:
@@ -159,8 +170,8 @@ def _with_known_roles(messages: list[Message], forms: TemplateForms) -> list[Mes
     return [{**leading[0], "content": text}, *made] if leading else made
 
 
-def _shaped(message: Message, forms: TemplateForms) -> Message:
-    """Give the content the form that the template wants for its role."""
+def _shaped(message: Message, forms: TemplateForms, form: ContentForm | None) -> Message:
+    """Give the content a form, or the one that the template wants for its role."""
     content = message.get("content")
     if content is None:
         no_content: Message = {"content": ""}
@@ -169,7 +180,7 @@ def _shaped(message: Message, forms: TemplateForms) -> Message:
         elif forms.content("assistant") == "parts":
             no_content = {"content": as_parts("")}
         return {**message, **no_content}
-    match forms.content(message["role"]):
+    match form or forms.content(message["role"]):
         case "parts":
             texts = [content] if isinstance(content, str) else content
             return {**message, "content": [part for text in texts for part in as_parts(text)]}

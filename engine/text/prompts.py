@@ -124,18 +124,17 @@ def _read(
                 "prompt",
             )
         check_surrogates(prompt, f"prompt {index}", "prompt")
-        _check_length(prompt, f"prompt {index}", "prompt", tokenizer, max_tokens)
+        _check_length(prompt, index, tokenizer, max_tokens)
         return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt)
     return Prompt(_token_ids(prompt, index))
 
 
-def _check_length(text: str, which: str, param: str, tokenizer: Tokenizer, max_tokens: int) -> None:
-    """Reject a text that cannot fit, in the words by which clients know this error of OpenAI's."""
+def _check_length(text: str, index: int, tokenizer: Tokenizer, max_tokens: int) -> None:
     if tokenizer.surely_exceeds(text, max_tokens):
         raise ContextLengthError(
-            f"{param}: This model's maximum context length is {max_tokens} tokens, but {which} has "
-            f"{len(text)} characters, which are more tokens: shorten it",
-            param,
+            f"prompt {index} has {len(text)} characters, too many for the {max_tokens} "
+            "tokens of the context: shorten it",
+            "prompt",
         )
 
 
@@ -183,7 +182,6 @@ def read_chats(
         for chat in chats
     ]
     for index, text in enumerate(texts):
-        which = f"conversation {index}" if len(texts) > 1 else "the conversation"
-        check_surrogates(text, which, "messages")
-        _check_length(text, which, "messages", tokenizer, max_tokens)
+        check_surrogates(text, f"conversation {index}", "messages")
+        _check_length(text, index, tokenizer, max_tokens)
     return [Prompt(tokenizer.encode(text, add_special_tokens), text) for text in texts]

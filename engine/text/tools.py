@@ -6,9 +6,10 @@ wrong schema would fail late, or not at all.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from kiln.engine.errors import RequestError
@@ -21,6 +22,7 @@ MAX_VALUES = 65_536  # entries of objects and lists
 MAX_CHARACTERS = 2**18
 MAX_DEPTH = 40
 _NAME = re.compile(r"[a-zA-Z0-9_.-]+")
+_MAX_KEPT = 8192  # characters of a schema that is remembered as checked
 _MAX_SHOWN = 160  # characters of what is wrong
 
 
@@ -102,11 +104,25 @@ def _check_schema(schema: object, where: str, size: _Size) -> None:
     if not isinstance(schema, Mapping):
         raise _wrong(where, f"must be a JSON Schema, an object, got {repr(schema)[:80]}")
     size.add(schema, where)
-    error = next(_schemas().iter_errors(schema), None)
-    if error is not None:
-        place = ".".join(map(str, error.absolute_path))[:_MAX_SHOWN]
-        said = error.message if len(error.message) <= _MAX_SHOWN else f"{error.message[:159]}…"
-        raise _wrong(where, f"is not a JSON Schema: {f'at {place}: ' if place else ''}{said}")
+    try:
+        text = json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise _wrong(where, f"is not JSON: {error}") from error
+    # Agents send the same tools with every request.
+    find = _first_error if len(text) <= _MAX_KEPT else _first_error.__wrapped__
+    if found := find(text):
+        raise _wrong(where, f"is not a JSON Schema: {found}")
+
+
+@lru_cache(maxsize=1024)
+def _first_error(text: str) -> str | None:
+    """Return what is wrong with a schema, given as JSON; None if nothing is."""
+    error = next(_schemas().iter_errors(json.loads(text)), None)
+    if error is None:
+        return None
+    place = ".".join(map(str, error.absolute_path))[:_MAX_SHOWN]
+    said = error.message if len(error.message) <= _MAX_SHOWN else f"{error.message[:159]}…"
+    return f"at {place}: {said}" if place else str(said)
 
 
 @cache

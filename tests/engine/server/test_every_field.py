@@ -60,6 +60,7 @@ def _n(complete):
     choices = complete(n=3)["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     assert len({choice["text"] for choice in choices}) == 3
+    assert len(complete(n=20, max_tokens=1)["choices"]) == 20  # eight run at once
 
 
 def _ignore_eos(complete):

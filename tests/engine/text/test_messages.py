@@ -67,6 +67,16 @@ def test_the_form_may_depend_on_the_role():
     assert render(MIXED, [say("system", PARTS), USER]) == f"<system>{TEXT}<user>hi"
 
 
+@pytest.mark.parametrize(
+    ("form", "expected"), [("string", TEXT), ("openai", "two;lines;"), ("auto", TEXT)]
+)
+def test_the_form_of_content_may_be_set(form, expected):
+    prompt = render(MIXED, [say("user", TEXT if form == "auto" else PARTS)], content_format=form)
+    assert prompt == f"<user>{expected}"
+    with pytest.raises(RequestError, match="must be auto, string, openai"):
+        render(MIXED, [USER], content_format="json")
+
+
 def test_the_callers_messages_stay_as_they_are():
     messages = [say("developer", PARTS), say("user", PARTS, cache_control={}, name=None)]
     before = json.dumps(messages)

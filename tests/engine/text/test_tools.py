@@ -77,6 +77,23 @@ def test_a_schema_that_would_take_long_is_refused_unchecked(what, monkeypatch):
     assert caught.value.param == "tools[0].function.parameters"
 
 
+def test_a_schema_is_checked_once_for_all_requests(monkeypatch):
+    wrong, fine = ({"type": kind, "title": "only here"} for kind in ("robot", "null"))
+    read_tools([tool(fine)])
+    with pytest.raises(RequestError):
+        read_tools([tool(wrong)])
+    monkeypatch.setattr(module, "_schemas", None)
+    read_tools([tool(fine)])
+    with pytest.raises(RequestError, match="'robot' is not one of"):
+        read_tools([tool(wrong)])
+
+
+def test_values_that_json_lacks_are_refused():
+    with pytest.raises(RequestError, match="is not JSON") as caught:
+        read_tools([tool({"default": {1, 2}})])
+    assert caught.value.param == "tools[0].function.parameters"
+
+
 def test_the_bounds_are_of_all_tools_together():
     part = {"properties": {str(i): {} for i in range(3000)}}
     read_tools([tool(part)] * 2)
