@@ -24,23 +24,16 @@ enough room, because each adapter fits beside the pinned ones, and the others lo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import NamedTuple
 
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundError
-from kiln.engine.requests.loaded_adapter import LoadedAdapter, Mover
+from kiln.engine.requests.loaded_adapter import Drain, LoadedAdapter, Mover
 from kiln.engine.requests.request import Request, TokenOutput
 from kiln.engine.requests.spans import Span, first_fit, largest_gap
 
 PATIENCE = 2.0  # seconds
 _SHOWN = 400  # characters of names in a message
-
-
-class _Drain(NamedTuple):
-    """``name`` waits for a place; only ``kept`` adapters and the pinned ones may be used."""
-
-    name: str
-    kept: frozenset[str]
 
 
 class AdapterSlots:
@@ -67,7 +60,7 @@ class AdapterSlots:
         self._in_flight: Callable[[], Set[int]] = frozenset
         self._seen: dict[str, bool] = {}  # in this pass, in its order: whether it has a place
         self._since: dict[str, float] = {}  # since when they are wanted without a place
-        self._drain: _Drain | None = None
+        self._drain: Drain | None = None
         self._failed: dict[str, AdapterError] = {}  # by name, why the last copy failed
 
     @property
@@ -241,6 +234,15 @@ class AdapterSlots:
             if request.adapter in failed
         ]
 
+    def rebuild(self, wanted: Iterable[str]) -> None:
+        """Make all state anew, after an exception at any line; ``wanted``: by waiting requests."""
+        self._seen, self._since, self._drain, self._failed = {}, {}, None, {}
+        requests = Counter(wanted)
+        for own in self._loaded.values():
+            if own.slot >= 0 and self._mover is not None:
+                self._mover.clear(own.slot)
+            own.restart(requests[own.name])
+
     def _is_late(self, name: str, since: float) -> bool:
         return self._loaded[name].slot < 0 and self._now - since >= self._patience
 
@@ -304,7 +306,7 @@ class AdapterSlots:
         self._mover.clear(own.slot)
         own.slot, own.start, own.ready = -1, -1, False
 
-    def _drain_for(self, own: LoadedAdapter) -> _Drain:
+    def _drain_for(self, own: LoadedAdapter) -> Drain:
         """Choose which adapters lose their requests, those with the fewest first."""
         there = [one for one in self._loaded.values() if one.slot >= 0]
         kept = [one for one in there if one.pinned or one.running]
@@ -313,7 +315,7 @@ class AdapterSlots:
                 break
             if not one.pinned:
                 kept.remove(one)
-        return _Drain(own.name, frozenset(one.name for one in kept))
+        return Drain(own.name, frozenset(one.name for one in kept))
 
     def _pin(
         self, own: LoadedAdapter, start: int, fixed: Sequence[Span], in_flight: Set[int]

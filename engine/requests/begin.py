@@ -26,6 +26,5 @@ def begin_request(
         is_plain=params.is_plain,
         adapter=new.adapter,
     )
-    if params.penalizes:
-        request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
+    request.count_tokens()
     return request

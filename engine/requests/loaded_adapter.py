@@ -51,6 +51,16 @@ class LoadedAdapter:
     placements: int = 0  # copies to the device since it was loaded
     tokens: int = 0  # generated since it was loaded
 
+    def restart(self, requests: int) -> None:
+        """Let ``requests`` requests wait for it, as if it had never been on the device.
+
+        A pinned one keeps its place; its next request copies it there.
+        """
+        self.requests, self.running = requests, 0
+        self.copying = self.ready = False
+        if not self.pinned:
+            self.slot = self.start = -1
+
     @property
     def is_waited_for(self) -> bool:
         """Whether a request waits for it."""
@@ -60,3 +70,10 @@ class LoadedAdapter:
     def span(self) -> Span:
         """Its part of the pool."""
         return Span(self.start, self.size)
+
+
+class Drain(NamedTuple):
+    """``name`` waits for a place; only ``kept`` adapters and the pinned ones may be used."""
+
+    name: str
+    kept: frozenset[str]

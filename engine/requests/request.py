@@ -108,6 +108,23 @@ class Request:
     num_preemptions: int = 0
     token_counts: dict[int, int] = field(default_factory=dict)
 
+    def count_tokens(self) -> None:
+        """Set ``token_counts``, if there are penalties, to the tokens that there are."""
+        if self.params.penalizes:
+            counts = dict.fromkeys(self.token_ids[: self.num_prompt_tokens], 0)
+            for token in self.token_ids[self.num_prompt_tokens :]:
+                counts[token] = counts.get(token, 0) + 1
+            self.token_counts = counts
+
+    def restart(self) -> None:
+        """Make it wait, as if it had never run; its output so far counts as a part of the prompt.
+
+        Its blocks and its row are not returned to anybody.
+        """
+        self.num_computed_tokens = self.num_pending = self.num_table_blocks = 0
+        self.row, self.adapter_slot, self.block_ids = -1, -1, []
+        self.count_tokens()
+
     @property
     def num_output_tokens(self) -> int:
         """How many tokens have been generated."""

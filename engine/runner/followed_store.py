@@ -34,6 +34,8 @@ class FollowedStore:
                 packed = self._read.pop(told).result()
                 assert packed is not None, "rank 0 was told that it could not be read"
                 self._store.add(packed)
+            case Kind.DROP:
+                self._read.pop(told)
             case Kind.FORGET:
                 self._store.forget(told)
             case Kind.BEGIN:

@@ -40,15 +40,22 @@ class LeadStore:
         self._followers.tell(Kind.READ, {"name": name, "path": path})
         try:
             packed = self._own.read(name, path)
-        finally:  # the replies of this READ must not be taken for those of the next
-            failed = self._followers.replies()
-        for rank, error in failed:
+        except BaseException:
+            self._followers.replies()  # must not be taken for those of the next READ
+            self._followers.tell(Kind.DROP, name)
+            raise
+        for rank, error in self._followers.replies():
+            self._followers.tell(Kind.DROP, name)
             raise AdapterError(f"rank {rank}: {error}")
         return packed
 
     def add(self, packed: Any, /) -> int:
         """Keep what ``read`` returned, and return its elements. Raises AdapterError."""
-        elements = self._own.add(packed)
+        try:
+            elements = self._own.add(packed)
+        except BaseException:
+            self._followers.tell(Kind.DROP, packed.name)
+            raise
         self._followers.tell(Kind.ADD, packed.name)
         return elements
 
