@@ -29,7 +29,6 @@ from kiln.engine.errors import EngineClosedError, RequestError
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.requests.request import NewRequest, RequestOutput
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.text.chat_template import Message
 from kiln.engine.text.outputs import Answer, begin_answers
 from kiln.engine.text.prompts import (
     Prompt,
@@ -38,7 +37,9 @@ from kiln.engine.text.prompts import (
     read_prompts,
     spread_lora,
     spread_params,
+    truncated,
 )
+from kiln.engine.text.template_forms import Message
 from kiln.engine.text.tokenizer import Tokenizer
 from kiln.jit_kernels.ready import ready_guard
 
@@ -47,7 +48,8 @@ class LLM:
     """A model loaded in this process, for batches of prompts.
 
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
-    token ids, and so it does with ``skip_tokenizer_init``. ``max_model_len`` is in tokens.
+    token ids, and so it does with ``skip_tokenizer_init``. ``chat_template`` is a file or the text
+    of a template in the place of the model's own. ``max_model_len`` is in tokens.
     ``num_kv_blocks`` None sizes the KV pool by the available memory. ``seed`` fixes the tokens of
     requests without a seed, which otherwise differ from one LLM to the next.
     The other settings are those of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA
@@ -90,6 +92,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         seed: int | None = None,
         skip_tokenizer_init: bool = False,
+        chat_template: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         kv = KVConfig(
@@ -120,7 +123,7 @@ class LLM:
             ),
             ParallelConfig(tensor_parallel_size),
         )
-        self._load(config, skip_tokenizer_init, progress)
+        self._load(config, skip_tokenizer_init, progress, chat_template)
 
     @classmethod
     def from_config(
@@ -139,11 +142,17 @@ class LLM:
         return llm
 
     def _load(
-        self, config: EngineConfig, skip_tokenizer_init: bool, progress: Progress | None
+        self,
+        config: EngineConfig,
+        skip_tokenizer_init: bool,
+        progress: Progress | None,
+        chat_template: str | None = None,
     ) -> None:
         folder = resolve_model_folder(config.model.model)
         config = replace(config, model=replace(config.model, model=str(folder)))
-        self.tokenizer = None if skip_tokenizer_init else Tokenizer.load_if_present(folder)
+        self.tokenizer = None
+        if not skip_tokenizer_init:
+            self.tokenizer = Tokenizer.load_if_present(folder, chat_template)
         self._core: EngineCore | None = EngineCore(config, progress)
         ready_guard().declare_ready()
         self._request_ids = itertools.count()
@@ -208,36 +217,56 @@ class LLM:
         >>> llm.generate([[1, 2, 3], "Hello"], greedy)[0].outputs[0].token_ids  # doctest: +SKIP
         [17, 4, 4, 2]
         """
-        read = read_prompts(prompts, self.tokenizer, self.core.max_model_len)
+        read = read_prompts(prompts, self.tokenizer, self._max_read(sampling_params))
         return self._run(read, spread_params(sampling_params, len(read)), lora)
 
-    def chat(
+    def chat(  # noqa: PLR0913 (vLLM's keywords)
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
-        ``lora`` as in ``generate``; ``chat_template_kwargs`` are extra template variables. Raises
+        ``lora`` as in ``generate``. ``chat_template`` is another template, as a file or as text,
+        ``chat_template_content_format`` "string" or "openai" (parts) the form of content that it
+        gets, and ``chat_template_kwargs`` are variables of it. ``tools`` are shown to the model.
+        With ``continue_final_message`` the answer is the rest of the last message. Raises
         RequestError.
 
         >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text  # doctest: +SKIP
         'Hi! How can I help?'
         """
+        template = None
+        if chat_template is not None:
+            if self.tokenizer is None:
+                raise RequestError("chat_template: there is no tokenizer", "chat_template")
+            template = self.tokenizer.other_template(chat_template)
         read = read_chats(
             messages,
             self.tokenizer,
-            self.core.max_model_len,
-            add_generation_prompt=add_generation_prompt,
+            self._max_read(sampling_params),
+            chat_template=template,
+            content_format=chat_template_content_format,
             tools=tools,
-            **(chat_template_kwargs or {}),
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
         )
         return self._run(read, spread_params(sampling_params, len(read)), lora)
+
+    def _max_read(self, params: SamplingParams | Sequence[SamplingParams] | None) -> int:
+        """Return how many tokens a prompt may have before it is truncated."""
+        each = [params] if isinstance(params, SamplingParams) else params or ()
+        cut = any(isinstance(one, SamplingParams) and one.truncate_prompt_tokens for one in each)
+        return sys.maxsize if cut else self.core.max_model_len
 
     def _run(
         self,
@@ -258,13 +287,15 @@ class LLM:
         answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
         adapters = spread_lora(lora, len(prompts))
-        for prompt, each, adapter in zip(prompts, params, adapters, strict=True):
+        for given, each, adapter in zip(prompts, params, adapters, strict=True):
             request_id = str(next(self._request_ids))
-            made = begin_answers(request_id, prompt, each, self.tokenizer, adapter=adapter)
+            prompt = truncated(given, each, self.core.max_model_len)
+            tokenizer = self.tokenizer if each.detokenize else None
+            made = begin_answers(request_id, prompt, each, tokenizer, adapter=adapter)
             self._check(made[0].new, len(results))
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]
-            results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, outputs))
+            results.append(RequestOutput(request_id, given.text, prompt.token_ids, outputs))
         try:
             self.core.clear()  # of the last batch, if Ctrl-C came again while it was dropped
             # From here on the garbage collector skips all objects that exist now: steps create many

@@ -45,3 +45,30 @@ SERVER: Group = (
         Flag("--log-level", "default warning", choices=LOG_LEVELS),
     ),
 )
+CHATS: Group = (
+    "chats",
+    (
+        Flag(
+            "--chat-template",
+            "in place of the model's own; also its text itself",
+            metavar="FILE",
+        ),
+        Flag(
+            "--tool-call-parser",
+            "format of tool calls, such as hermes or qwen3_coder; none: calls stay text. "
+            "Default: the one that the chat template shows",
+            metavar="NAME",
+        ),
+        Flag(
+            "--reasoning-parser",
+            "format of reasoning, such as qwen3 or deepseek_r1; none: it stays in the content. "
+            "Default: <think>…</think> if the chat template has it",
+            metavar="NAME",
+        ),
+        Flag(
+            "--ignore-unknown-fields",
+            "log fields of a request that Kiln does not know, instead of refusing it",
+            switch=True,
+        ),
+    ),
+)

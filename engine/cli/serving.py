@@ -13,6 +13,7 @@ from kiln.engine.cli.listen import url_of
 from kiln.engine.cli.options import lora_modules, served_name
 from kiln.engine.cli.origins import read_origins
 from kiln.engine.cli.progress import LoadingDisplay
+from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
@@ -29,14 +30,17 @@ def run_server(
     api_key: str | None,
 ) -> int:
     """Serve until a signal and return 0. Raises KilnError if the engine fails."""
-    tokenizer = Tokenizer.load_if_present(folder)
+    tokenizer = Tokenizer.load_if_present(folder, args.chat_template)
     names = tuple(module.name for module in lora_modules(args))
+    templates = [] if tokenizer is None else tokenizer.chat_template_sources
     settings = ServerSettings(
         served_name(args),
         read_defaults(folder),
         api_key,
         names,
         allowed_origins=read_origins(args.allowed_origins or ()),
+        ignore_unknown_fields=bool(args.ignore_unknown_fields),
+        replies=reply_formats(args, templates),
     )
     seconds = Seconds(keep_alive=args.timeout_keep_alive, shutdown=args.shutdown_timeout)
     url = url_of(listener)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kiln.engine.errors import RequestError
+from kiln.engine.requests.neutral_settings import without_neutral
 
 MAX_COUNT = 2**31 - 1  # largest integer except a seed: it fits messages and kernels
 MAX_SEED = 2**63 - 1
-MAX_ANSWERS = 8
+MAX_ANSWERS = 128  # OpenAI's limit
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256  # bounds the text held back
@@ -25,8 +27,19 @@ MAX_REPETITION_PENALTY = 10.0
 _SHOWN_BITS = 256  # of an integer in an error message
 
 
+class _AllKeywords(type):
+    """Lets a dataclass accept vLLM's keywords that it has no field for, at neutral values.
+
+    Fields for them would make every message to the engine longer.
+    """
+
+    def __call__(cls, *values: Any, **settings: Any) -> Any:
+        names = (field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+        return super().__call__(*values, **without_neutral(settings, names))
+
+
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(metaclass=_AllKeywords):
     """Sampling settings of one request, validated on construction.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 keeps all tokens. ``max_tokens`` None generates
@@ -35,7 +48,10 @@ class SamplingParams:
     random. ``logit_bias`` is added to the logits of token ids. Then, for tokens in prompt or
     output, positive logits are divided and negative ones multiplied by ``repetition_penalty``. For
     tokens in the output, ``frequency_penalty`` times the number of occurrences and
-    ``presence_penalty`` once are subtracted. Raises RequestError naming a field out of range.
+    ``presence_penalty`` once are subtracted. ``detokenize`` false leaves the text empty.
+    ``truncate_prompt_tokens`` keeps that many tokens at the end of the prompt, -1 as many as fit
+    the context with one more. vLLM's other keywords are accepted at values without effect. Raises
+    RequestError naming a field that is out of range, not supported, or unknown.
     """
 
     temperature: float = 1.0
@@ -56,9 +72,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None
+    detokenize: bool = True
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Normalise the stop lists to tuples and check every range."""
+        self._check("stop", _is_list(self.stop) or isinstance(self.stop, str), "texts")
+        self._check("stop_token_ids", _is_list(self.stop_token_ids), "a list of token ids")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
@@ -80,6 +100,11 @@ class SamplingParams:
             self._check("seed", -MAX_SEED <= self.seed <= MAX_SEED, "a 64-bit integer")
         if self.logprobs is not None:
             self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+        if self.truncate_prompt_tokens is not None:
+            self._check_at_least("truncate_prompt_tokens", -1)
+            self._check("truncate_prompt_tokens", self.truncate_prompt_tokens != 0, "-1 or a count")
+        if not self.detokenize:
+            self._check("detokenize", not self.stop, "true with stop strings")
         self._check_lists()
 
     def _check_lists(self) -> None:
@@ -109,7 +134,7 @@ class SamplingParams:
             self._check(name, _is_number(getattr(self, name)), "a number")
         for name in ("top_k", "n", "min_tokens"):
             self._check(name, type(getattr(self, name)) is int, "an integer")
-        for name in ("seed", "max_tokens", "logprobs"):
+        for name in ("seed", "max_tokens", "logprobs", "truncate_prompt_tokens"):
             value = getattr(self, name)
             self._check(name, value is None or type(value) is int, "an integer or null")
 
@@ -171,6 +196,11 @@ def check_surrogates(text: str, what: str, param: str) -> None:
 def _is_number(value: object) -> bool:
     """Whether a value is a number, not a bool or NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def _is_list(value: object) -> bool:
+    """Whether a value is a list of some kind, or None."""
+    return value is None or (isinstance(value, Collection) and not isinstance(value, str))
 
 
 def _is_token_id(value: object) -> bool:

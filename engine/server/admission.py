@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError, too_long
@@ -13,7 +15,7 @@ from kiln.engine.server.fields import MAX_PROMPTS
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.serving import Serving
-from kiln.engine.text.prompts import Prompt
+from kiln.engine.text.prompts import Prompt, truncated
 
 MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 
@@ -24,12 +26,14 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
     Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
     too long; and ClientGoneError.
     """
-    body = await read_body(request, model, serving.threads)
+    lenient = serving.settings.ignore_unknown_fields
+    body = await read_body(request, model, serving.threads, ignore_unknown=lenient)
     context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)
     try:
         params = body.sampling_params(serving.settings.defaults)
-        prompts = await unless_gone(request.receive, _read_prompts(serving, request, body, context))
+        reading = _read_prompts(serving, request, body, params, context)
+        prompts = await unless_gone(request.receive, reading)
     except RequestError as error:
         raise from_engine(error) from error
     _check(serving, body, prompts, params)
@@ -37,11 +41,21 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
 
 
 async def _read_prompts(
-    serving: Serving, request: Request, body: GenerationRequest, context: int
+    serving: Serving,
+    request: Request,
+    body: GenerationRequest,
+    params: SamplingParams,
+    context: int,
 ) -> list[Prompt]:
-    """Render and tokenize outside the event loop."""
+    """Render, tokenize and truncate outside the event loop."""
+    longest = context if params.truncate_prompt_tokens is None else sys.maxsize
+
+    def read() -> list[Prompt]:
+        prompts = body.read_prompts(serving.tokenizer, longest)
+        return [truncated(prompt, params, context) for prompt in prompts]
+
     size = len(await request.body())  # cached since ``read_body``
-    return await serving.threads.run(lambda: body.read_prompts(serving.tokenizer, context), size)
+    return await serving.threads.run(read, size)
 
 
 def _check(

@@ -33,8 +33,8 @@ class Form(Protocol):
     def opening(self) -> Sequence[Chunk]:
         """Return the first chunks of a stream."""
 
-    def chunk(self, index: int, delta: CompletionDelta) -> Chunk:
-        """Return the chunk of a delta of output ``index``."""
+    def chunk(self, index: int, delta: CompletionDelta) -> Chunk | None:
+        """Return the chunk of a delta of output ``index``; None if it says nothing yet."""
 
     def usage_chunk(self) -> Chunk:
         """Return the last chunk of a stream, with the token counts and no choices."""
@@ -86,14 +86,14 @@ async def _events(
     """Yield the events of a stream; an error becomes its last event before [DONE]."""
     first, deltas = begun
     async with contextlib.aclosing(deltas):
-        for chunk in form.opening():
-            yield event(chunk)
+        for opening in form.opening():
+            yield event(opening)
         try:
-            if _says_something(first[1]):
-                yield event(form.chunk(*first))
+            if (chunk := form.chunk(*first)) is not None:
+                yield event(chunk)
             async for index, delta in deltas:
-                if _says_something(delta):
-                    yield event(form.chunk(index, delta))
+                if (chunk := form.chunk(index, delta)) is not None:
+                    yield event(chunk)
             if generation.body.include_usage:
                 yield event(form.usage_chunk())
             _log(request, generation)
@@ -102,11 +102,6 @@ async def _events(
             note_error(request, told)
             yield event(told.envelope())
         yield DONE
-
-
-def _says_something(delta: CompletionDelta) -> bool:
-    """Whether a delta needs an event: not if all its text is held back."""
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def _told(request: Request, generation: Generation, error: KilnError) -> ApiError:

@@ -7,14 +7,15 @@ of numbers are cheap and not limited here: a prompt may be long.
 
 from __future__ import annotations
 
+import logging
 import re
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from kiln.engine.server.disconnect import ClientGoneError
-from kiln.engine.server.errors import ApiError, from_validation
+from kiln.engine.server.errors import ApiError, from_validation, unknown_fields
 from kiln.engine.server.fields import StrictModel
 from kiln.engine.server.threads import LARGE, Threads
 
@@ -22,11 +23,18 @@ MAX_CONTAINERS = 16_384  # objects and lists in one body, such as messages and t
 MAX_KEYS = 65_536  # keys of all objects in one body
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
+logger = logging.getLogger(__name__)
+
 Body = TypeVar("Body", bound=StrictModel)
 
 
-async def read_body(request: Request, model: type[Body], threads: Threads) -> Body:
-    """Parse and check a body. Raises ApiError (400, 408, 413, 415), and ClientGoneError."""
+async def read_body(
+    request: Request, model: type[Body], threads: Threads, *, ignore_unknown: bool = False
+) -> Body:
+    """Parse and check a body. Raises ApiError (400, 408, 413, 415), and ClientGoneError.
+
+    ``ignore_unknown``: an unknown field is a line in the log, not an error.
+    """
     content_type = request.headers.get("content-type", "")
     if not _JSON_TYPE.match(content_type):
         shown = repr(content_type[:80]) if content_type else "not set"
@@ -36,11 +44,14 @@ async def read_body(request: Request, model: type[Body], threads: Threads) -> Bo
     except ClientDisconnect as error:
         raise ClientGoneError from error
 
-    def parse() -> Body:
+    def parse(extra: Literal["ignore"] | None = None) -> Body:
         check_shape(data)
         try:
-            return model.model_validate_json(data)
+            return model.model_validate_json(data, extra=extra)
         except ValidationError as error:
+            if ignore_unknown and extra is None and (unknown := unknown_fields(error)):
+                logger.warning("%s: ignored unknown fields: %s", request.url.path, unknown)
+                return parse("ignore")
             raise from_validation(error, model) from None
 
     return parse() if len(data) < LARGE else await threads.run(parse, len(data))

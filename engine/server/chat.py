@@ -8,14 +8,17 @@ from kiln.engine.requests.request import CompletionOutput
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.logprobs import LogprobWriter
 from kiln.engine.server.responses import (
+    AssistantMessage,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
     Delta,
-    finish_reason,
+    ToolCallDelta,
 )
 from kiln.engine.text.outputs import CompletionDelta
+from kiln.engine.text.replies.deltas import ReplyDelta
+from kiln.engine.text.replies.deltas import ToolCallDelta as CallPart
 
 
 class ChatForm:
@@ -38,12 +41,14 @@ class ChatForm:
             for index in range(len(self._generation.completions))
         ]
 
-    def chunk(self, index: int, delta: CompletionDelta) -> ChatChunk:
-        """Return the chunk of a delta of output ``index``."""
-        new: Delta = {"content": delta.text} if delta.text else {}
-        choice = self._choice(index, new, self._write_logprobs(delta))
+    def chunk(self, index: int, delta: CompletionDelta) -> ChatChunk | None:
+        """Return the chunk of a delta of output ``index``; None if all its text is held back."""
+        reply = self._generation.reply(index, delta)
+        if not (reply or delta.logprobs or delta.finish_reason):
+            return None
+        choice = self._choice(index, _delta(reply), self._write_logprobs(delta))
         if delta.finish_reason is not None:
-            choice["finish_reason"] = finish_reason(delta.finish_reason)
+            choice["finish_reason"] = self._generation.finish_reason(index)
             choice["stop_reason"] = delta.stop_reason
             choice["seed"] = self._generation.completions[index].seed
         return self._chunk(choice)
@@ -62,9 +67,9 @@ class ChatForm:
             "choices": [
                 {
                     "index": one.index,
-                    "message": {"role": "assistant", "content": one.text, "refusal": None},
+                    "message": _message(self._generation.whole_reply(one.index)),
                     "logprobs": self._write_logprobs(one),
-                    "finish_reason": finish_reason(one.finish_reason),
+                    "finish_reason": self._generation.finish_reason(one.index),
                     "stop_reason": one.stop_reason,
                     "seed": one.seed,
                 }
@@ -92,3 +97,49 @@ class ChatForm:
 
     def _write_logprobs(self, part: CompletionDelta | CompletionOutput) -> ChatLogprobs | None:
         return None if self._logprobs is None else self._logprobs.chat(part)
+
+
+def _message(reply: ReplyDelta) -> AssistantMessage:
+    """Return a complete message."""
+    only_calls = reply.tool_calls and not reply.content
+    message: AssistantMessage = {
+        "role": "assistant",
+        "content": None if only_calls else reply.content,
+        "refusal": None,
+    }
+    if reply.reasoning:
+        message["reasoning_content"] = message["reasoning"] = reply.reasoning
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id or "",
+                "type": "function",
+                "function": {"name": call.name or "", "arguments": call.arguments},
+            }
+            for call in reply.tool_calls
+        ]
+    return message
+
+
+def _delta(reply: ReplyDelta) -> Delta:
+    """Return what a chunk adds to a message."""
+    new: Delta = {}
+    if reply.reasoning:
+        new["reasoning_content"] = new["reasoning"] = reply.reasoning
+    if reply.content:
+        new["content"] = reply.content
+    if reply.tool_calls:
+        new["tool_calls"] = [_call(part) for part in reply.tool_calls]
+    return new
+
+
+def _call(part: CallPart) -> ToolCallDelta:
+    """Return a part of a call; the id, the type and the name come in the first one alone."""
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    return {
+        "index": part.index,
+        "id": part.call_id or "",
+        "type": "function",
+        "function": {"name": part.name, "arguments": part.arguments},
+    }

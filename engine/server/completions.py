@@ -37,8 +37,10 @@ class CompletionForm:
         indices = range(len(self._generation.completions))
         return [self._chunk(self._choice(index, self._prompt(index))) for index in indices]
 
-    def chunk(self, index: int, delta: CompletionDelta) -> Completion:
-        """Return the chunk of a delta of output ``index``."""
+    def chunk(self, index: int, delta: CompletionDelta) -> Completion | None:
+        """Return the chunk of a delta of output ``index``; None if all its text is held back."""
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return None
         choice = self._choice(index, delta.text, self._write_logprobs(delta))
         if delta.finish_reason is not None:
             choice["finish_reason"] = finish_reason(delta.finish_reason)

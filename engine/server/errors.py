@@ -129,6 +129,15 @@ def from_validation(error: ValidationError, model: type[BaseModel]) -> ApiError:
     return ApiError(400, message, param or None)
 
 
+def unknown_fields(error: ValidationError) -> str:
+    """Return the names of the fields that are unknown, cut to a line; empty if there are none."""
+    if error.error_count() > _MAX_ERRORS:
+        return "too many to list"
+    problems = error.errors(include_url=False, include_input=False)
+    names = [_place(one["loc"]) for one in problems if one["type"] == "extra_forbidden"]
+    return ascii(", ".join(names))[1:-1][: 3 * _MAX_SHOWN]
+
+
 def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
     """Return the message for one error, and the path of its field."""
     where = _place(problem["loc"])
@@ -150,9 +159,12 @@ def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Return the path of a field, such as ``messages.0.content``; drops names of union members."""
-    steps = [str(step)[:_MAX_SHOWN] for step in location if step not in FORMS]
-    return ".".join(steps)[: 2 * _MAX_SHOWN]
+    """Return the path of a field, such as ``messages[0].content``; drops names of union members."""
+    steps = [step for step in location if step not in FORMS]
+    path = "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_SHOWN]}" for step in steps
+    )
+    return path.removeprefix(".")[: 2 * _MAX_SHOWN]
 
 
 def shorten(value: Any) -> str:

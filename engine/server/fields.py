@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from kiln.engine.requests.neutral_settings import is_neutral
 from kiln.engine.requests.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
@@ -33,6 +34,9 @@ class StrictModel(BaseModel):
     """A part of a request body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+_NAMES = {"None": "null", "True": "true", "False": "false"}  # JSON's
 
 
 class Only:
@@ -51,16 +55,17 @@ class Only:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Describe the field by its accepted values."""
-        return {"enum": list(self._neutral), "description": "Not supported yet"}
+        return {"enum": list(self._neutral)}
 
     def _check(self, value: Any) -> Any:
-        if value in self._neutral:
+        if is_neutral(value, self._neutral):
             return value
-        allowed = " or ".join("null" if item is None else repr(item) for item in self._neutral)
+        allowed = " or ".join(_NAMES.get(repr(item), repr(item)) for item in self._neutral)
         raise ValueError(f"is not supported yet: leave it out, or send {allowed}")
 
 
-def _kind_of_text(value: Any) -> str:
+def kind_of_text(value: Any) -> str:
+    """Return the form of a text by its type, so that errors refer to that form."""
     return "<list>" if isinstance(value, list) else "<text>"
 
 
@@ -87,7 +92,7 @@ TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # as an object key
 StopTexts = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_STOP_STRINGS)]
 StopField = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[StopTexts, Tag("<list>")],
-    Discriminator(_kind_of_text),
+    Discriminator(kind_of_text),
 ]
 StopTokenIds = Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)]
 LogitBias = Annotated[dict[TokenId, float], Field(max_length=MAX_LOGIT_BIAS)]
@@ -105,9 +110,3 @@ PromptField = Annotated[
 def listed(entry: Any) -> Any:
     """Return the type of a list that reports only its first invalid entry."""
     return Annotated[list[entry], _FAIL_FAST]
-
-
-def text_or_parts(part: Any) -> Any:
-    """Return the type of a message's content: a string, or a list of parts."""
-    parts = Annotated[list[part], _FAIL_FAST, Tag("<list>")]
-    return Annotated[Annotated[str, Tag("<text>")] | parts, Discriminator(_kind_of_text)]

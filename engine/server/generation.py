@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kiln.engine.errors import KilnError
 from kiln.engine.requests.request import CompletionOutput, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import GenerationRequest
-from kiln.engine.server.responses import Usage
+from kiln.engine.server.responses import ChatFinishReason, Usage, finish_reason
 from kiln.engine.server.serving import ServedModel, Serving
 from kiln.engine.text.outputs import Answer, CompletionDelta, begin_answers
 from kiln.engine.text.prompts import Prompt
+from kiln.engine.text.replies.choice import ReplyFormats
+from kiln.engine.text.replies.deltas import ReplyDelta
+from kiln.engine.text.replies.reader import ReplyReader
+from kiln.engine.text.tokenizer import Tokenizer
 
 
 class GenerationError(KilnError):
@@ -35,17 +39,27 @@ class Generation:
     started: float = field(default_factory=time.monotonic)
     cached_tokens: int = 0
     _answers: dict[str, Answer] = field(default_factory=dict)
+    _readers: dict[int, ReplyReader] = field(default_factory=dict)
     _last_token: dict[str, float] = field(default_factory=dict)  # arrival of the newest token
 
     def __post_init__(self) -> None:
         """Create the engine requests."""
-        params, tokenizer = self.params, self.serving.tokenizer
+        tools, formats = self.body.reply_tools, self.serving.settings.replies
+        tokenizer, shown = self.serving.tokenizer, frozenset[int]()
+        if tools is not None and tokenizer is not None:
+            shown = tokenizer.ids_of(formats.marks(with_tools=bool(tools)))
+            self.params = _ending_replies(self.params, tokenizer, formats)
+        params = self.params
         for number, prompt in enumerate(self.prompts):
             first = number * params.n
             for answer in begin_answers(
-                self.request_id, prompt, params, tokenizer, first, self.served.adapter
+                self.request_id, prompt, params, tokenizer, first, self.served.adapter, shown
             ):
                 self._answers[answer.new.request_id] = answer
+                if tools is not None:
+                    self._readers[answer.stream.completion.index] = formats.reader(
+                        tools, prompt=prompt.text or "", parallel=self.body.keeps_all_calls
+                    )
 
     @property
     def completions(self) -> list[CompletionOutput]:
@@ -82,6 +96,23 @@ class Generation:
                 self._measure(answer, output, delta)
                 yield answer.stream.completion.index, delta
 
+    def reply(self, index: int, delta: CompletionDelta) -> ReplyDelta:
+        """Return what a delta adds to the message of output ``index`` of a chat.
+
+        To be called for each delta of ``deltas``, in their order.
+        """
+        return self._readers[index].push(delta.text, last=delta.finish_reason is not None)
+
+    def whole_reply(self, index: int) -> ReplyDelta:
+        """Return the whole message of output ``index`` of a chat, after ``collect``."""
+        return self._readers[index].push(self.completions[index].text, last=True)
+
+    def finish_reason(self, index: int) -> ChatFinishReason | None:
+        """Return OpenAI's reason for the end of output ``index`` of a chat."""
+        reason = finish_reason(self.completions[index].finish_reason)
+        called = reason == "stop" and bool(self._readers[index].tool_calls)
+        return "tool_calls" if called else reason
+
     async def collect(self) -> list[CompletionOutput]:
         """Wait for all outputs and return them."""
         async for _ in self.deltas():
@@ -108,3 +139,16 @@ class Generation:
             metrics.request_success.labels(delta.finish_reason).inc()
             metrics.e2e_request_latency.observe(now - self.started)
             metrics.output_length.observe(len(answer.stream.completion.token_ids))
+
+
+def _ending_replies(
+    params: SamplingParams, tokenizer: Tokenizer, formats: ReplyFormats
+) -> SamplingParams:
+    """Return the parameters with the stop tokens of the model's replies.
+
+    Most models have them among their EOS tokens, so that ``ignore_eos`` turns off both.
+    """
+    stops = sorted(tokenizer.ids_of(formats.stops) - tokenizer.eos_token_ids)
+    if params.ignore_eos or not stops:
+        return params
+    return replace(params, stop_token_ids=(*(params.stop_token_ids or ()), *stops))

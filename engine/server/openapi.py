@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from kiln.engine.server.field_table import TABLES, FieldRow
 from kiln.engine.server.responses import ErrorEnvelope
 
 _NO_ERRORS: Mapping[int, str] = MappingProxyType({})
@@ -57,8 +58,20 @@ def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
             _, bodies = models_json_schema(
                 [(body, "validation") for body in models], ref_template=_REF
             )
+            for name, rows in TABLES.items():
+                _describe_fields(bodies["$defs"][name], rows)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _describe_fields(body: dict[str, Any], rows: Sequence[FieldRow]) -> None:
+    """Say in a body's schema what each field does; acting fields come first."""
+    shapes = body["properties"]
+    for row in sorted(rows, key=lambda row: ("acting", "neutral", "refused").index(row.kind)):
+        shape = {**shapes.pop(row.name), "description": row.says, "x-kiln": row.kind}
+        if row.values:
+            shape["enum"] = list(row.values)
+        shapes[row.name] = shape

@@ -5,30 +5,35 @@ Types are checked here. Ranges are checked by SamplingParams, for the server and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kiln.engine.errors import RequestError
 from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.server.chat_fields import Message, Tool, check_tool_choice
 from kiln.engine.server.errors import ApiError
+from kiln.engine.server.field_table import CHAT, COMPLETION, model_of
 from kiln.engine.server.fields import (
     Int,
     LogitBias,
-    Only,
     PromptField,
     StopField,
     StopTokenIds,
     StrictModel,
-    Unsupported,
     listed,
-    text_or_parts,
 )
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
 from kiln.engine.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
+ReasoningEffort = Annotated[str, Field(max_length=32)]
+# Clients that always send ``logprobs`` send false where they want none, in both APIs.
+CountOrFalse = Annotated[
+    Int | None, BeforeValidator(lambda value: None if value is False else value)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,13 @@ class Defaults:
 
 
 class StreamOptions(StrictModel):
-    """How to stream. ``include_usage`` adds one last chunk with the token counts."""
+    """How to stream."""
 
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(None, description="End with a chunk of the token counts")
+    continuous_usage_stats: bool | None = Field(
+        None, description="Every chunk has the token counts so far"
+    )
+    include_obfuscation: bool | None = Field(None, description="No effect: nothing is padded")
 
 
 class TextFormat(StrictModel):
@@ -54,85 +63,45 @@ class TextFormat(StrictModel):
     type: Literal["text"]
 
 
-class TextPart(StrictModel):
-    """A text part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(StrictModel):
-    """One turn of a conversation.
-
-    The last five fields may be null, because OpenAI's clients send a response back unchanged.
-    """
-
-    role: Literal["system", "user", "assistant"]
-    content: text_or_parts(TextPart)  # type: ignore[valid-type]
-    refusal: Unsupported = None
-    annotations: Annotated[list[Any] | None, Only(None, [])] = None
-    audio: Unsupported = None
-    function_call: Unsupported = None
-    tool_calls: Annotated[list[Any] | None, Only(None, [])] = None
-
-    @property
-    def text(self) -> str:
-        """The content as one string."""
-        content: Any = self.content
-        return content if isinstance(content, str) else "".join(part.text for part in content)
+if TYPE_CHECKING:  # the fields that do not act are read from the table
+    _ChatRows: TypeAlias = StrictModel
+    _CompletionRows: TypeAlias = StrictModel
+else:
+    _ChatRows, _CompletionRows = model_of("ChatRows", CHAT), model_of("CompletionRows", COMPLETION)
 
 
 class GenerationRequest(StrictModel):
-    """The common fields of chat and completions."""
+    """The common fields of chat and completions; ``field_table`` describes each."""
 
-    model: str | None = Field(
-        None, description="The name of the served model, also if omitted, or of a LoRA adapter"
-    )
-    max_tokens: Int | None = Field(
-        None, description="Of one output; chat default: up to the context"
-    )
-    min_tokens: Int | None = Field(
-        None, description="No stop token or stop string ends the output before this many"
-    )
+    model: str | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Int | None = Field(
-        None, description="Sample from this many most likely tokens; 0 or -1 for all"
-    )
-    min_p: float | None = Field(
-        None, description="Least probability of a token, relative to the most likely one"
-    )
-    seed: int | None = Field(None, description="The same seed and settings sample the same tokens")
-    n: Int | None = Field(None, description="Outputs for each prompt, 1 to 8")
+    top_k: Int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: Int | None = None
     stop: StopField | None = None
     stop_token_ids: StopTokenIds | None = None
-    ignore_eos: bool | None = Field(None, description="Continue after the EOS token")
-    skip_special_tokens: bool | None = Field(
-        None, description="Remove special tokens from the text; true by default"
-    )
-    include_stop_str_in_output: bool | None = Field(
-        None, description="Keep the stop string in the text"
-    )
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Only a label in the server's log")
-    presence_penalty: float | None = Field(
-        None, description="Subtracted from the logits of tokens already generated, -2 to 2"
-    )
-    frequency_penalty: float | None = Field(
-        None, description="Subtracted for each time a token was generated, -2 to 2"
-    )
-    repetition_penalty: float | None = Field(
-        None, description="Divides the positive logits of tokens in prompt or output, 0.01 to 10"
-    )
-    logit_bias: LogitBias | None = Field(
-        None, description="Added to the logits of token ids, -100 to 100"
-    )
+    user: str | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
     response_format: TextFormat | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Int | None = None
+    add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
-        if self.stream_options is not None and not self.stream:
+        if not self.stream and (self.include_usage or self.continuous_usage):
             raise ApiError(400, "stream_options: needs stream to be true", "stream_options")
         return self
 
@@ -140,6 +109,11 @@ class GenerationRequest(StrictModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the token counts so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def echoes(self) -> bool:
@@ -171,6 +145,16 @@ class GenerationRequest(StrictModel):
         return "prompt"
 
     @property
+    def reply_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that a chat's reply may call; None if the output is no reply."""
+        return None
+
+    @property
+    def keeps_all_calls(self) -> bool:
+        """Whether a reply may have more than one tool call."""
+        return True
+
+    @property
     def own_names(self) -> dict[str, str]:
         """SamplingParams fields that have another name in this body."""
         return {}
@@ -183,7 +167,7 @@ class GenerationRequest(StrictModel):
                 *("temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "stop"),
                 *("stop_token_ids", "ignore_eos", "skip_special_tokens"),
                 *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
-                "repetition_penalty",
+                *("repetition_penalty", "truncate_prompt_tokens"),
             )
             if getattr(self, name) is not None
         }
@@ -204,32 +188,28 @@ class GenerationRequest(StrictModel):
             raise RequestError(str(error).replace(name, own, 1), own) from error
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(_ChatRows, GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: listed(Message)  # type: ignore[valid-type]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: Annotated[list[Any] | None, Only(None, [])] = None
-    tool_choice: Annotated[Any, Only(None, "none", "auto")] = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
-    parallel_tool_calls: Unsupported = None
-    reasoning_effort: Unsupported = None
-    modalities: Annotated[list[Any] | None, Only(None, ["text"])] = None
-    audio: Unsupported = None
-    prediction: Unsupported = None
-    service_tier: Unsupported = None
-    store: Annotated[bool | None, Only(None, False)] = None
-    metadata: Unsupported = None
+    tools: listed(Tool) | None = None  # type: ignore[valid-type]
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatCompletionRequest:
         if not self.messages:
             raise ApiError(400, "messages: needs at least one message", "messages")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", "top_logprobs")
+        check_tool_choice(self.tool_choice)
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise ApiError(
@@ -247,8 +227,28 @@ class ChatCompletionRequest(GenerationRequest):
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Render the conversation and tokenize it."""
-        messages = [{"role": one.role, "content": one.text} for one in self.messages]
-        return read_chats(messages, tokenizer, max_tokens)
+        effort = self.reasoning_effort
+        variables = {} if effort is None else {"reasoning_effort": effort}
+        return read_chats(
+            dumped(self.messages),
+            tokenizer,
+            max_tokens,
+            tools=self.reply_tools,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=bool(self.continue_final_message),
+            chat_template_kwargs=variables | (self.chat_template_kwargs or {}),
+            add_special_tokens=bool(self.add_special_tokens),
+        )
+
+    @property
+    def reply_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model sees and the reply may call."""
+        return [] if self.tool_choice == "none" else dumped(self.tools)
+
+    @property
+    def keeps_all_calls(self) -> bool:
+        """Whether a reply may have more than one tool call."""
+        return self.parallel_tool_calls is not False
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -269,14 +269,17 @@ class ChatCompletionRequest(GenerationRequest):
         return names
 
 
-class CompletionRequest(GenerationRequest):
+def dumped(models: Sequence[StrictModel] | None) -> list[dict[str, Any]]:
+    """Return models as they were sent."""
+    return [model.model_dump(exclude_unset=True) for model in models or ()]
+
+
+class CompletionRequest(_CompletionRows, GenerationRequest):
     """The body of POST /v1/completions."""
 
     prompt: PromptField
     echo: bool | None = None
-    logprobs: Int | None = None
-    best_of: Annotated[int | None, Only(None, 1)] = None
-    suffix: Annotated[str | None, Only(None, "")] = None
+    logprobs: CountOrFalse = None
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
@@ -293,7 +296,8 @@ class CompletionRequest(GenerationRequest):
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Tokenize text prompts; a prompt has one of four forms."""
-        return read_prompts(self.prompt, tokenizer, max_tokens)
+        special = self.add_special_tokens is not False
+        return read_prompts(self.prompt, tokenizer, max_tokens, add_special_tokens=special)
 
     @property
     def default_max_tokens(self) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import (
     Literal,
-    NotRequired,  # pydantic's schemas need this one
+    NotRequired,  # pydantic's schemas need these
+    Required,
 )
 
 import msgspec
 from typing_extensions import TypedDict
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 encode_json = msgspec.json.Encoder().encode
 
@@ -50,12 +52,49 @@ class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
 
 
+class FunctionCall(TypedDict):
+    """The function of a tool call. ``arguments`` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call that the client is asked to make."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionDelta(TypedDict, total=False):
+    """What a chunk adds to a call: its name comes first, then its arguments piece by piece."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict, total=False):
+    """A part of the tool call ``index``; only the first one has ``id`` and ``type``."""
+
+    index: Required[int]
+    id: str
+    type: Literal["function"]
+    function: Required[FunctionDelta]
+
+
 class AssistantMessage(TypedDict):
-    """A complete assistant message."""
+    """A complete assistant message. ``content`` is null if there are only tool calls.
+
+    ``reasoning`` and ``reasoning_content`` are the same text under its two names.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -64,9 +103,10 @@ class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: int | str | None
     seed: int | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatCompletion(TypedDict):
@@ -78,6 +118,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Delta(TypedDict, total=False):
@@ -85,6 +126,9 @@ class Delta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
+    reasoning: str
+    tool_calls: list[ToolCallDelta]
 
 
 class ChatChunkChoice(TypedDict):
@@ -93,9 +137,10 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: NotRequired[int | str | None]
     seed: NotRequired[int | None]
+    token_ids: NotRequired[list[int]]
 
 
 class ChatChunk(TypedDict):
@@ -107,6 +152,7 @@ class ChatChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionLogprobs(TypedDict):
@@ -127,6 +173,8 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason | None
     stop_reason: NotRequired[int | str | None]
     seed: NotRequired[int | None]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Completion(TypedDict):

@@ -17,6 +17,7 @@ from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.threads import Threads
+from kiln.engine.text.replies.choice import ReplyFormats
 from kiln.engine.text.tokenizer import Tokenizer
 
 _SHOWN_NAMES = 400  # characters
@@ -27,8 +28,10 @@ MAX_BODY_BYTES = 4 * 2**20
 class ServerSettings:
     """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang.
 
-    ``adapters``: the names of the LoRA adapters of the start. Raises ConfigError if one is the
-    model's name.
+    ``adapters``: the names of the LoRA adapters of the start. ``ignore_unknown_fields``: fields of
+    a request that Kiln does not know are a line in the log instead of an error. ``replies``: how
+    the model writes reasoning and tool calls. Raises ConfigError if an adapter has the model's
+    name.
     """
 
     served_model_name: str
@@ -38,6 +41,8 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     stall_seconds: float = 300.0
+    ignore_unknown_fields: bool = False
+    replies: ReplyFormats = field(default_factory=ReplyFormats)
 
     def __post_init__(self) -> None:
         """Check the names."""

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kiln.engine.errors import ModelError, RequestError
-
-Message = dict[str, Any]
+from kiln.engine.errors import ConfigError, ModelError, RequestError
+from kiln.engine.text.messages import read_messages
+from kiln.engine.text.template_forms import Message, TemplateForms
 
 _MAX_RENDERED = 64 * 2**20  # characters; more than any context holds
+_MAX_TRIAL = 2**20  # characters of a trial
 _MAX_SHOWN = 200  # characters of a template's error message
+# Appended to the message to continue. The space shows whether the template trims the content.
+_END_OF_TEXT = "KILN_CONTINUES_THIS_MESSAGE "
+# What a chat is rendered from: requests set these by fields of their own, or not at all.
+_OWN_VARIABLES = frozenset(
+    ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+)
+_OWN_VARIABLES |= {"conversation", "tokenize", "self", "caller", "loop", "varargs", "kwargs"}
 
 
 class ChatTemplate:
@@ -35,42 +46,113 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self.source = source
         self._special_tokens = special_tokens
+        self._reserved = _OWN_VARIABLES | set(environment.globals) | set(special_tokens)
         try:
             self._template = environment.from_string(source)
+            self._reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template, line {error.lineno}: {error.message}") from error
 
+    def reads(self, variable: str) -> bool:
+        """Whether the template reads a variable."""
+        return variable in self._reads
+
+    @cached_property
+    def forms(self) -> TemplateForms:
+        """The forms of messages that the template accepts."""
+
+        def render(messages: list[Message], tools: list[dict[str, Any]]) -> str:
+            return self._text(messages, tools, {"add_generation_prompt": False}, _MAX_TRIAL)
+
+        return TemplateForms(render)
+
     def render(
         self,
-        messages: list[Message],
+        messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        **variables: object,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        content_format: str = "auto",
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """Return the text of a chat. ``variables`` are for the template (``enable_thinking`` …).
 
-        Raises RequestError if there are no messages, or if the template rejects them.
+        With ``continue_final_message`` the text ends with the content of the last message; else an
+        answer is asked for, unless ``add_generation_prompt`` is false. ``content_format`` as in
+        ``read_messages``. Raises RequestError if there are no messages, if one is malformed, or if
+        the template rejects them.
         """
         if not messages:
             raise RequestError("messages is empty: give at least one", "messages")
-        if not all(isinstance(message, dict) for message in messages):
-            raise RequestError("messages must be objects with a role and content", "messages")
-        try:
-            pieces = self._template.generate(
-                messages=[_without_nulls(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **variables},
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message: asks for the rest of the last message, and "
+                "add_generation_prompt for a new one: send one of them",
+                "continue_final_message",
             )
-            return _joined(pieces)
+        variables = variables or {}
+        self._check(tools, variables)
+        read = read_messages(messages, self.forms, content_format)
+        if continue_final_message:
+            read[-1] = _marked(read[-1], len(read) - 1)
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        settings = {"add_generation_prompt": add_generation_prompt, **variables}
+        try:
+            text = self._text(read, tools, settings, _MAX_RENDERED)
+            text.encode()  # the arguments of a call may spell half a surrogate pair
         except Exception as error:  # a template is a program and can raise anything
             said = str(error)[:_MAX_SHOWN] or type(error).__name__
             raise RequestError(
                 f"the model's chat template does not accept these messages: {said}", "messages"
             ) from error
+        return _continued(text) if continue_final_message else text
+
+    def _text(
+        self,
+        messages: list[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, object],
+        limit: int,
+    ) -> str:
+        given = {"documents": None, **self._special_tokens, **variables}
+        return _joined(
+            self._template.generate({**given, "messages": messages, "tools": tools}), limit
+        )
+
+    def _check(
+        self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, object]
+    ) -> None:
+        """Refuse tools that the model would not see, and variables that Kiln sets itself."""
+        if tools and not self.reads("tools"):
+            raise RequestError(
+                "tools: the model's chat template does not show them to the model: leave them out, "
+                "or send tool_choice 'none'",
+                "tools",
+            )
+        for name in variables:
+            if name in self._reserved:
+                where = f"chat_template_kwargs.{name[:_MAX_SHOWN]}"
+                raise RequestError(f"{where}: is set by Kiln, and cannot be replaced", where)
+
+
+def template_text(given: str) -> str:
+    """Return the text of a template that is given as a file or as text. Raises ConfigError.
+
+    What has braces or several lines is a template.
+    """
+    if any(mark in given for mark in "{}\n"):
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template {given[:_MAX_SHOWN]!r}: cannot be read ({error}): give a file, or the "
+            "text of a template"
+        ) from error
 
 
 class _GenerationTag(Extension):
@@ -84,24 +166,39 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _joined(pieces: Iterator[str]) -> str:
+def _marked(message: Message, index: int) -> Message:
+    """Return a message whose text ends with a mark. Raises RequestError if it has no text."""
+    content = message.get("content")
+    if isinstance(content, str) and content.strip():
+        return {**message, "content": content + _END_OF_TEXT}
+    if isinstance(content, list) and content and content[-1]["text"].strip():
+        last = {**content[-1], "text": content[-1]["text"] + _END_OF_TEXT}
+        return {**message, "content": [*content[:-1], last]}
+    where = f"messages[{index}].content"
+    raise RequestError(f"{where}: is empty, but continue_final_message continues it", where)
+
+
+def _continued(text: str) -> str:
+    """Return the text up to the mark, as transformers does. Raises RequestError without it."""
+    place = text.rfind(_END_OF_TEXT.strip())
+    if place < 0:
+        raise RequestError(
+            "continue_final_message: the model's chat template does not show the last message",
+            "continue_final_message",
+        )
+    trimmed = not text.startswith(_END_OF_TEXT, place)
+    return text[:place].rstrip() if trimmed else text[:place]
+
+
+def _joined(pieces: Iterator[str], limit: int) -> str:
     """Join the rendered pieces. Raises ValueError as soon as the text becomes too long."""
     kept, length = [], 0
     for piece in pieces:
         length += len(piece)
-        if length > _MAX_RENDERED:
-            raise ValueError(f"it renders more than {_MAX_RENDERED} characters")
+        if length > limit:
+            raise ValueError(f"it renders more than {limit} characters")
         kept.append(piece)
     return "".join(kept)
-
-
-def _without_nulls(message: Message) -> Message:
-    """Drop null fields, which many templates print, and set both field names of the reasoning."""
-    kept = {key: value for key, value in message.items() if value is not None}
-    reasoning = kept.get("reasoning_content", kept.get("thinking", kept.get("reasoning")))
-    if reasoning is not None:
-        kept = {"thinking": reasoning, **kept, "reasoning_content": reasoning}
-    return kept
 
 
 def _tojson(

@@ -118,9 +118,10 @@ class Detokenizer:
     """Detokenizes one stream of tokens.
 
     ``context`` is the end of the prompt; with it the first word keeps its leading space.
-    ``skip_special_tokens`` removes special tokens from the text. A stop string counts only if it
-    ends after ``min_tokens`` tokens. With ``with_offsets``, ``offsets`` gets the position in the
-    text at which each token begins; it is that of the next character for a token without text.
+    ``skip_special_tokens`` removes special tokens from the text, except those in ``shown``. A stop
+    string counts only if it ends after ``min_tokens`` tokens. With ``with_offsets``, ``offsets``
+    gets the position in the text at which each token begins; it is that of the next character for
+    a token without text.
     """
 
     def __init__(
@@ -133,8 +134,9 @@ class Detokenizer:
         min_tokens: int = 0,
         context: Sequence[int] = (),
         with_offsets: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         kept = (token for token in reversed(context) if token not in self._skipped)
         before = list(islice(kept, CONTEXT_TOKENS))[::-1]
         by_bytes = tokenizer.token_bytes(0) is not None

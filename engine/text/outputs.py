@@ -41,6 +41,8 @@ class CompletionDelta:
 class CompletionStream:
     """One streaming output; ``completion`` accumulates it.
 
+    The text keeps the special tokens in ``shown``, whatever ``skip_special_tokens`` says.
+
     Stop strings are detected here, because the core handles no text; but one that is the text of a
     special token is a stop token of the core, since such text may be left out of the output. If
     ``stopped_early`` becomes true, the caller must abort the request in the core and push no more.
@@ -54,6 +56,7 @@ class CompletionStream:
         *,
         prompt_token_ids: Sequence[int] = (),
         index: int = 0,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         reports = params.logprobs is not None
         self.completion = CompletionOutput(
@@ -75,6 +78,7 @@ class CompletionStream:
                 min_tokens=params.min_tokens,
                 context=prompt_token_ids,
                 with_offsets=reports,
+                shown=shown,
             )
 
     def hold(self, output: TokenOutput) -> None:
@@ -190,15 +194,16 @@ def begin_answers(
     tokenizer: Tokenizer | None,
     first: int = 0,
     adapter: str | None = None,
+    shown: frozenset[int] = frozenset(),
 ) -> list[Answer]:
     """Return the ``n`` outputs for a prompt, with indices from ``first`` on, from an adapter.
 
-    Each request id is ``name`` plus the index.
+    Each request id is ``name`` plus the index. The text has the special tokens in ``shown``.
     """
     made = []
     for index in range(first, first + params.n):
         own, ids = params.for_answer(index - first), prompt.token_ids
-        stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index)
+        stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index, shown=shown)
         new = NewRequest(f"{name}-{index}", ids, own, adapter, tuple(stream.stop_tokens))
         made.append(Answer(new, stream))
     return made

@@ -9,8 +9,9 @@ from typing import Any, TypedDict
 
 from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates
-from kiln.engine.text.chat_template import Message
+from kiln.engine.text.template_forms import Message
 from kiln.engine.text.tokenizer import Tokenizer
+from kiln.engine.text.tools import read_tools
 
 
 class TextPrompt(TypedDict):
@@ -37,17 +38,38 @@ class Prompt:
 
 
 def read_prompts(
-    prompts: PromptInput | Sequence[PromptInput], tokenizer: Tokenizer | None, max_tokens: int
+    prompts: PromptInput | Sequence[PromptInput],
+    tokenizer: Tokenizer | None,
+    max_tokens: int,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[Prompt]:
     """Parse one prompt or many. Raises RequestError naming the first malformed one.
 
     A text that must have more than ``max_tokens`` tokens is rejected without tokenizing it.
+    ``add_special_tokens``: BOS and the like before a text.
     """
     one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
     many = [prompts] if one else prompts
     if not isinstance(many, Iterable):
         raise RequestError(f"prompts is a {type(prompts).__name__}, not a text or a list", "prompt")
-    return [_read(prompt, index, tokenizer, max_tokens) for index, prompt in enumerate(many)]
+    return [
+        _read(prompt, index, tokenizer, max_tokens, add_special_tokens)
+        for index, prompt in enumerate(many)
+    ]
+
+
+def truncated(prompt: Prompt, params: SamplingParams, context: int) -> Prompt:
+    """Return the last ``truncate_prompt_tokens`` tokens of a prompt, if they are limited.
+
+    -1 leaves room for ``max_tokens`` in the ``context``, or for one token.
+    """
+    most = params.truncate_prompt_tokens
+    if most == -1:
+        most = max(1, context - (params.max_tokens or 1))
+    if most is None or len(prompt.token_ids) <= most:
+        return prompt
+    return Prompt(prompt.token_ids[-most:])
 
 
 def spread_params(
@@ -79,7 +101,13 @@ def spread_lora(lora: str | Sequence[str | None] | None, count: int) -> list[str
     return listed
 
 
-def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: int) -> Prompt:
+def _read(
+    prompt: object,
+    index: int,
+    tokenizer: Tokenizer | None,
+    max_tokens: int,
+    add_special_tokens: bool,
+) -> Prompt:
     if isinstance(prompt, Mapping):
         known = {"prompt", "prompt_token_ids"}
         if len(prompt) != 1 or not known & set(prompt):
@@ -97,7 +125,7 @@ def _read(prompt: object, index: int, tokenizer: Tokenizer | None, max_tokens: i
             )
         check_surrogates(prompt, f"prompt {index}", "prompt")
         _check_length(prompt, index, tokenizer, max_tokens)
-        return Prompt(tokenizer.encode(prompt), prompt)
+        return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt)
     return Prompt(_token_ids(prompt, index))
 
 
@@ -130,19 +158,30 @@ def read_chats(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
     tokenizer: Tokenizer | None,
     max_tokens: int,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    add_special_tokens: bool = False,
     **options: Any,
 ) -> list[Prompt]:
-    """Render and tokenize one conversation or many with the template's ``options``.
+    """Render and tokenize one conversation or many.
 
-    One that must have more than ``max_tokens`` tokens is rejected before that. Raises RequestError.
+    ``options`` are those of ``Tokenizer.render_chat``. Templates write BOS and the like themselves,
+    so ``add_special_tokens`` adds a second one to most. A conversation that must have more than
+    ``max_tokens`` tokens is rejected before it is tokenized. Raises RequestError.
     """
     if tokenizer is None:
         raise RequestError("there is no tokenizer: give token ids", "messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of messages, with at least one", "messages")
+    read = read_tools(tools)
     chats: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
-    texts = [tokenizer.render_chat(list(chat), **options) for chat in chats]
+    variables = dict(chat_template_kwargs or {})
+    texts = [
+        tokenizer.render_chat(list(chat), tools=read, variables=variables, **options)
+        for chat in chats
+    ]
     for index, text in enumerate(texts):
         check_surrogates(text, f"conversation {index}", "messages")
         _check_length(text, index, tokenizer, max_tokens, "messages")
-    return [Prompt(tokenizer.encode(text, add_special_tokens=False), text) for text in texts]
+    return [Prompt(tokenizer.encode(text, add_special_tokens), text) for text in texts]

@@ -8,6 +8,7 @@ but for files of sentencepiece.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +25,9 @@ from kiln.engine.models.model_folder import (
 )
 from kiln.engine.models.sentencepiece_file import read_sentencepiece
 from kiln.engine.requests.sampling_params import check_surrogates
-from kiln.engine.text.chat_template import ChatTemplate, Message
+from kiln.engine.text.chat_template import ChatTemplate, template_text
 from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
+from kiln.engine.text.template_forms import Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
 
 _OLDER_FORMS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
@@ -60,8 +62,11 @@ class Tokenizer:
         self._bytes: dict[tuple[int, bool], bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Load the tokenizer of a model folder. Raises ModelError if missing or unreadable."""
+    def load(cls, folder: Path, chat_template: str | None = None) -> Tokenizer:
+        """Load the tokenizer of a model folder, with another chat template if one is given.
+
+        Raises ModelError if missing or unreadable, ConfigError for the chat template.
+        """
         config = read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # written by transformers before 4.33
             config |= read_json(folder / "special_tokens_map.json")
@@ -79,22 +84,29 @@ class Tokenizer:
         return cls(
             backend,
             special_tokens={name: token.content for name, token in _special_tokens(config).items()},
-            chat_templates=_chat_templates(folder, config),
+            chat_templates=_chat_templates(folder, config)
+            if chat_template is None
+            else {"default": template_text(chat_template)},
             eos_ids=eos_token_ids(folder),
             model_vocab_size=model_vocab_size(folder),
         )
 
     @classmethod
-    def load_if_present(cls, folder: Path) -> Tokenizer | None:
+    def load_if_present(cls, folder: Path, chat_template: str | None = None) -> Tokenizer | None:
         """Load a folder's tokenizer; None without one, for serving token ids only."""
         present = any((folder / name).exists() for name in ("tokenizer.json", *_OLDER_FORMS))
-        return cls.load(folder) if present else None
+        return cls.load(folder, chat_template) if present else None
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The token ids that ``skip_special_tokens`` removes from the text."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the special tokens with one of these texts, of those that the model can draw."""
+        found = map(self.special_id, texts)
+        return frozenset(token for token in found if token is not None)
 
     def special_id(self, text: str) -> int | None:
         """Return the special token with this text, if there is one that the model can draw."""
@@ -114,6 +126,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens with added ones; the model's embedding may be larger."""
         return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def chat_template_sources(self) -> list[str]:
+        """The texts of the chat templates; empty if there are none."""
+        return [template.source for template in self._templates.values()]
 
     @property
     def has_chat_template(self) -> bool:
@@ -163,37 +180,40 @@ class Tokenizer:
             return self.decode([token_id], skip_special_tokens=False)
         return known.decode("utf-8", errors="replace")
 
-    def render_chat(
-        self,
-        messages: list[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        **variables: object,
-    ) -> str:
-        """Render a chat to text. Raises RequestError if the model has no chat template."""
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
+        """Return the model's chat template; some models have one of its own for tools.
+
+        Raises RequestError if the model has none.
+        """
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise RequestError(
                 "the model has no chat template: send a prompt to completions instead", "messages"
             )
-        return self._templates[name].render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
-        )
+        return self._templates[name]
 
-    def apply_chat_template(
+    def other_template(self, chat_template: str) -> ChatTemplate:
+        """Return a template other than the model's. Raises ConfigError or ModelError."""
+        return ChatTemplate(template_text(chat_template), self.special_tokens)
+
+    def render_chat(
         self,
-        messages: list[Message],
+        messages: Sequence[Mapping[str, Any]],
         *,
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        **variables: object,
-    ) -> list[int]:
-        """Render a chat and tokenize it without adding a second BOS."""
-        text = self.render_chat(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
-        )
-        return self.encode(text, add_special_tokens=False)
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: ChatTemplate | None = None,
+        **options: Any,
+    ) -> str:
+        """Render a chat to text; the options are those of ``ChatTemplate.render``.
+
+        Raises RequestError, also if the model has no chat template and none is given.
+        """
+        template = chat_template or self.chat_template(with_tools=bool(tools))
+        return template.render(messages, tools=tools, **options)
+
+    def apply_chat_template(self, messages: list[Message], **options: Any) -> list[int]:
+        """Render a chat as ``render_chat`` and tokenize it without adding a second BOS."""
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
 
 def _backend(folder: Path) -> Backend:

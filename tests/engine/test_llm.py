@@ -283,6 +283,55 @@ def test_a_config_is_taken_whole(runner, tokenizer_folders):
     assert len(llm.generate([[1, 2]] * 3, GREEDY)) == 3
 
 
+def test_a_prompt_is_truncated_at_its_beginning(llm):
+    long = list(range(1, 300)) * 2
+    for most, kept in ((4, 4), (-1, 500)):  # 512 tokens of context less 12 of the answer
+        params = GREEDY.replace(truncate_prompt_tokens=most)
+        (output,) = llm.generate(long, params)
+        assert output.prompt_token_ids == long[-kept:]
+    (output,) = llm.generate("Hello " * 3000, GREEDY.replace(truncate_prompt_tokens=2))
+    assert len(output.prompt_token_ids) == 2
+
+
+def test_without_detokenization_the_tokens_are_the_same_and_the_text_is_empty(llm):
+    text, ids = (only(llm.generate("Hello", GREEDY.replace(detokenize=d))) for d in (True, False))
+    assert (ids.text, ids.token_ids) == ("", text.token_ids)
+    assert text.text
+
+
+def test_a_chat_may_have_another_template_and_continue_its_last_message(llm, tmp_path):
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is "}]
+    source = "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ mood }}"
+    (tmp_path / "other.jinja").write_text(source)
+    for template in (source, str(tmp_path / "other.jinja")):
+        options = {"chat_template": template, "chat_template_kwargs": {"mood": "!"}}
+        assert llm.chat(messages, GREEDY, **options)[0].prompt == "[2+2?][It is ]!"
+        (output,) = llm.chat(messages, GREEDY, continue_final_message=True, **options)
+        assert output.prompt == "[2+2?][It is "
+        again = LLM(llm.core.config.model.model, chat_template=template)
+        assert again.chat(messages, GREEDY)[0].prompt == "[2+2?][It is ]"
+    with pytest.raises(ConfigError, match=r"nowhere\.jinja"):
+        llm.chat(messages, GREEDY, chat_template="nowhere.jinja")
+
+
+def test_a_chat_is_read_as_the_server_reads_it(llm):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "2"},
+    ]
+    source = "{% for m in messages %}{{ m.content }}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    prompt = llm.chat(messages, GREEDY, chat_template=source)[0].prompt
+    assert prompt.startswith("hi[]")
+    assert '"arguments": {"a": 1}' in prompt
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].type: is 'image_url'"):
+        llm.chat([{"role": "user", "content": [{"type": "image_url"}]}], GREEDY)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}
+    with pytest.raises(RequestError, match=r"tools\[0\].function.parameters: is not a JSON Schema"):
+        llm.chat(messages[:1], GREEDY, tools=[tool])
+
+
 @pytest.mark.parametrize("least", [0, 5])
 def test_a_stop_string_that_is_a_special_token_ends_the_answer_after_min_tokens(llm, runner, least):
     whole = only(llm.generate("Hello", GREEDY.replace(max_tokens=40)))

@@ -18,7 +18,8 @@ import sys
 from kiln.engine.cli.flags import add_groups
 from kiln.engine.cli.neutral_flags import add_neutral_flags
 from kiln.engine.cli.options import add_engine_arguments, add_lora_arguments
-from kiln.engine.cli.serve_flags import SERVER
+from kiln.engine.cli.reply_flags import reply_formats
+from kiln.engine.cli.serve_flags import CHATS, SERVER
 
 NAME = "serve"
 HELP = "serve a model over OpenAI's API"
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the server and of the engine."""
     add_engine_arguments(parser)
     add_lora_arguments(parser)
-    add_groups(parser, (SERVER,))
+    add_groups(parser, (CHATS, SERVER))
     parser.set_defaults(host="127.0.0.1", port=8000, log_level="warning")
     parser.set_defaults(timeout_keep_alive=75.0, shutdown_timeout=30.0)
     add_neutral_flags(parser)
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag} {seconds}: must be 0 or more seconds")
     served_names(args)  # both refuse a command line whose MODEL was taken for another value
     read_origins(args.allowed_origins or ())
+    reply_formats(args)  # names the parsers that are unknown, before the model loads
     folder = find_model(args)
     config, place = with_torchrun(engine_config(args, folder))
     logging.basicConfig(

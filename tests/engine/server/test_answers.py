@@ -118,7 +118,7 @@ def test_a_chat_counts_the_tokens_of_the_rendered_template(api, tokenizer):
     answer = api.post("/v1/chat/completions", json=CHAT).json()
     messages = [
         {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "Grüße 日本"},
+        {"role": "user", "content": "Grüße \n日本"},  # the texts of two parts are lines
     ]
     assert answer["usage"]["prompt_tokens"] == len(tokenizer.apply_chat_template(messages))
     assert answer["object"] == "chat.completion"

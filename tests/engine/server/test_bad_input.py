@@ -1,6 +1,7 @@
 """Whatever is sent, the answer is a named error in a line or two, and the server goes on."""
 
 import json
+import re
 import socket
 
 import httpx
@@ -19,6 +20,20 @@ def _chat(**changes):
     return {"messages": USER, "max_tokens": 2, **changes}
 
 
+TOOL = {"role": "tool", "content": "x"}
+CALL = "messages[0].tool_calls[0].function"
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def _tool(**changes):
+    return {"type": "function", "function": {"name": "f", "parameters": {}, **changes}}
+
+
+def _call(arguments):
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
 # (path, body, the field to blame, a part of the message)
 WRONG = [
     (COMPLETIONS, _good(temprature=1), "temprature", "did you mean temperature?"),
@@ -31,17 +46,17 @@ WRONG = [
     (COMPLETIONS, _good(prompt=5), "prompt", "must be a string, got 5"),
     (COMPLETIONS, _good(prompt=None), "prompt", "must be a string"),
     (COMPLETIONS, _good(prompt={}), "prompt", "must be a string"),
-    (COMPLETIONS, _good(prompt=["a", 5]), "prompt.1", "must be a string, got 5"),
-    (COMPLETIONS, _good(prompt=[1, "a"]), "prompt.1", "must be an integer, got 'a'"),
-    (COMPLETIONS, _good(prompt=[[1], [True]]), "prompt.1.0", "must be an integer, got True"),
-    (COMPLETIONS, _good(prompt=[1.5, 2]), "prompt.0", "must be a string"),
+    (COMPLETIONS, _good(prompt=["a", 5]), "prompt[1]", "must be a string, got 5"),
+    (COMPLETIONS, _good(prompt=[1, "a"]), "prompt[1]", "must be an integer, got 'a'"),
+    (COMPLETIONS, _good(prompt=[[1], [True]]), "prompt[1][0]", "must be an integer, got True"),
+    (COMPLETIONS, _good(prompt=[1.5, 2]), "prompt[0]", "must be a string"),
     (COMPLETIONS, _good(prompt=[]), "prompt", "empty"),
     (COMPLETIONS, _good(prompt=""), "prompt", "empty"),
     (COMPLETIONS, _good(prompt=[[]]), "prompt", "empty"),
-    (COMPLETIONS, _good(prompt=[-1]), "prompt.0", "greater than or equal to 0"),
+    (COMPLETIONS, _good(prompt=[-1]), "prompt[0]", "greater than or equal to 0"),
     (COMPLETIONS, _good(prompt=[400]), "prompt", "400"),
-    (COMPLETIONS, _good(prompt=[2**31]), "prompt.0", "less than"),
-    (COMPLETIONS, _good(prompt=[2**70]), "prompt.0", "less than"),
+    (COMPLETIONS, _good(prompt=[2**31]), "prompt[0]", "less than"),
+    (COMPLETIONS, _good(prompt=[2**70]), "prompt[0]", "less than"),
     (COMPLETIONS, _good(prompt=["a"] * 129), "prompt", "at most 128"),
     (COMPLETIONS, _good(prompt=["a"] * 100, n=2), "prompt", "at most 128"),
     (COMPLETIONS, _good(prompt=[5] * 128), "prompt", "128 tokens"),
@@ -57,8 +72,8 @@ WRONG = [
     (COMPLETIONS, _good(max_tokens=True), "max_tokens", "must be an integer"),
     (COMPLETIONS, _good(min_tokens=3), "min_tokens", "at most max_tokens"),
     (COMPLETIONS, _good(min_tokens=-1), "min_tokens", "0 or more"),
-    (COMPLETIONS, _good(n=0), "n", "between 1 and 8, got 0"),
-    (COMPLETIONS, _good(n=9), "n", "between 1 and 8, got 9"),
+    (COMPLETIONS, _good(n=0), "n", "between 1 and 128, got 0"),
+    (COMPLETIONS, _good(n=129), "n", "between 1 and 128, got 129"),
     (COMPLETIONS, _good(n=10**30), "n", "less than"),
     (COMPLETIONS, _good(temperature=-1), "temperature", "between 0 and 100, got -1"),
     (COMPLETIONS, _good(temperature="hot"), "temperature", "must be a number, got 'hot'"),
@@ -77,11 +92,11 @@ WRONG = [
     (COMPLETIONS, _good(seed=2**63), "seed", "64-bit"),
     (COMPLETIONS, _good(seed="x"), "seed", "must be an integer"),
     (COMPLETIONS, _good(stop=5), "stop", "must be a string"),
-    (COMPLETIONS, _good(stop=["a", None]), "stop.1", "must be a string"),
+    (COMPLETIONS, _good(stop=["a", None]), "stop[1]", "must be a string"),
     (COMPLETIONS, _good(stop=""), "stop", "1 to 256 characters"),
     (COMPLETIONS, _good(stop=["x"] * 17), "stop", "at most 16"),
     (COMPLETIONS, _good(stop="x" * 257), "stop", "1 to 256 characters"),
-    (COMPLETIONS, _good(stop_token_ids=[-1]), "stop_token_ids.0", "greater than or equal to 0"),
+    (COMPLETIONS, _good(stop_token_ids=[-1]), "stop_token_ids[0]", "greater than or equal to 0"),
     (COMPLETIONS, _good(stop_token_ids=[400]), "stop_token_ids", "400"),
     (COMPLETIONS, _good(stop_token_ids=5), "stop_token_ids", "must be a list"),
     (COMPLETIONS, _good(logprobs=21), "logprobs", "0 to 20"),
@@ -94,6 +109,9 @@ WRONG = [
     (COMPLETIONS, _good(stream=True, stream_options={"x": 1}), "stream_options.x", "not a known"),
     (COMPLETIONS, _good(user=5), "user", "must be a string"),
     (CHAT, _chat(logprobs=5), "logprobs", "must be true or false"),
+    (COMPLETIONS, _good(truncate_prompt_tokens=0), "truncate_prompt_tokens", "-1 or a count"),
+    (COMPLETIONS, _good(truncate_prompt_tokens=-2), "truncate_prompt_tokens", "-1 or more"),
+    (CHAT, _chat(reasoning_effort="x" * 33), "reasoning_effort", "at most 32"),
     (CHAT, _chat(top_logprobs=2), "top_logprobs", "needs logprobs"),
     (CHAT, _chat(logprobs=True, top_logprobs=21), "top_logprobs", "0 to 20"),
     (CHAT, {"messages": USER, "max_completion_tokens": 0}, "max_completion_tokens", "got 0"),
@@ -101,16 +119,47 @@ WRONG = [
     (CHAT, _chat(max_completion_tokens=3), "max_completion_tokens", "send one"),
     (CHAT, _chat(messages=[]), "messages", "at least one"),
     (CHAT, _chat(messages="hi"), "messages", "must be a list"),
-    (CHAT, _chat(messages=[5]), "messages.0", "must be a JSON object"),
-    (CHAT, _chat(messages=[{"role": "tool", "content": "x"}]), "messages.0.role", "'tool'"),
-    (CHAT, _chat(messages=[{"role": "user"}]), "messages.0.content", "required"),
-    (CHAT, _chat(messages=[{"role": "user", "content": None}]), "messages.0.content", "string"),
-    (CHAT, _chat(messages=[{"role": "user", "content": "x", "name": "y"}]), "messages.0.name", ""),
+    (CHAT, _chat(messages=[5]), "messages[0]", "must be a JSON object"),
+    (CHAT, _chat(messages=[{"role": "robot", "content": "x"}]), "messages[0].role", "'robot'"),
+    (CHAT, _chat(messages=[TOOL]), "messages[0].tool_call_id", "required of a tool's message"),
+    (CHAT, _chat(messages=[{"role": "user"}]), "messages[0].content", "must be a string"),
+    (CHAT, _chat(messages=[_call("{")]), f"{CALL}.arguments", "must be a JSON object, got '{'"),
+    (CHAT, _chat(messages=[_call("[1]")]), f"{CALL}.arguments", "must be a JSON object"),
+    (CHAT, _chat(messages=[_call(5)]), f"{CALL}.arguments", "must be a JSON object, got 5"),
+    (CHAT, _chat(messages=[{"role": "user", "content": "x", "nam": 1}]), "messages[0].nam", ""),
+    (CHAT, _chat(tools=[_tool(strict=True)]), "tools[0].function.strict", "not supported yet"),
+    (CHAT, _chat(tools=[_tool(name="a b")]), "tools[0].function.name", "letters, digits"),
+    (CHAT, _chat(tools=[{"type": "custom"}]), "tools[0].type", "must be 'function'"),
+    (CHAT, _chat(tools=[_tool()]), "tools", "template does not show them"),
+    (
+        CHAT,
+        _chat(tools=[_tool(), _tool(parameters={"type": "objekt"})]),
+        "tools[1].function.parameters",
+        "is not a JSON Schema: at type: 'objekt' is not one of",
+    ),
+    (CHAT, _chat(tools=[_tool(parameters=5)]), "tools[0].function.parameters", "JSON Schema"),
+    (CHAT, _chat(tool_choice="required"), "tool_choice", "'required' is not supported yet"),
+    (CHAT, _chat(tool_choice="any"), "tool_choice", "must be 'auto' or 'none'"),
+    (CHAT, _chat(tool_choice=NAMED), "tool_choice", "to call one function is not supported yet"),
+    (
+        CHAT,
+        _chat(chat_template_kwargs={"messages": []}),
+        "chat_template_kwargs.messages",
+        "by Kiln",
+    ),
+    (CHAT, _chat(chat_template_kwargs=5), "chat_template_kwargs", "must be an object"),
+    (
+        CHAT,
+        _chat(add_generation_prompt=True, continue_final_message=True),
+        "continue_final_message",
+        "send one of them",
+    ),
+    (CHAT, _chat(messages=[{"role": "user", "content": None}]), "messages[0].content", "string"),
     (
         CHAT,
         _chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
-        "messages.0.content.0.type",
-        "must be 'text', got 'image_url'",
+        "messages[0].content[0]",
+        "is 'image_url', but the model reads only text",
     ),
 ]
 
@@ -123,7 +172,7 @@ def test_a_wrong_body_is_400_and_names_the_field(server, path, body, param, part
     assert error["param"] == param, error
     assert part in error["message"]
     if param:
-        assert param.split(".")[0] in error["message"]
+        assert re.split(r"[.\[]", param)[0] in error["message"]
 
 
 LONG = [{"role": "user", "content": "hi " * 200}]

@@ -1,13 +1,16 @@
 """The shape of a body is bounded before anything is made of it."""
 
+import asyncio
 import json
 
 import pytest
 from pydantic import ValidationError
+from starlette.requests import Request
 
-from kiln.engine.server.body import MAX_CONTAINERS, MAX_KEYS, check_shape
+from kiln.engine.server.body import MAX_CONTAINERS, MAX_KEYS, check_shape, read_body
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
+from kiln.engine.server.threads import Threads
 
 USER = {"role": "user", "content": "x"}
 
@@ -60,3 +63,51 @@ def test_a_long_list_is_one_error(model, body):
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps(body))
     assert caught.value.error_count() <= 2
+
+
+def _read(body, **options):
+    data = json.dumps(body).encode()
+
+    async def receive():
+        return {"type": "http.request", "body": data}
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"x")],
+    }
+    request = Request(scope, receive)
+    return asyncio.run(read_body(request, CompletionRequest, Threads(), **options))
+
+
+def test_unknown_fields_are_one_line_of_the_log_if_they_are_ignored(caplog):
+    body = {"prompt": "a", "mood": 1, "new\nline": 2, "stream_options": {"x": 3}}
+    with pytest.raises(ApiError, match="mood: is not a known field"):
+        _read(body)
+    assert not caplog.records
+    assert _read(body, ignore_unknown=True).prompt == "a"
+    (record,) = caplog.records
+    said = "/v1/completions: ignored unknown fields: stream_options.x, mood, new\\nline"
+    assert record.getMessage() == said
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"prompt": "a", "mood": 1, "top_p": "x"}, "top_p: must be a number"),
+        ({"prompt": "a", "mood": 1, "suffix": "x"}, "suffix: is not supported yet"),
+        ({"mood": 1}, "prompt: is required"),
+        ({"prompt": "a", "top_p": "x"}, "top_p: must be a number"),
+    ],
+)
+def test_what_is_wrong_stays_an_error_if_unknown_fields_are_ignored(body, part):
+    with pytest.raises(ApiError, match=part):
+        _read(body, ignore_unknown=True)
+
+
+def test_many_unknown_fields_are_ignored_too(caplog):
+    body = {"prompt": "a", **{f"f{i}": i for i in range(500)}}
+    assert _read(body, ignore_unknown=True).prompt == "a"
+    assert len(caplog.records[0].getMessage()) < 400

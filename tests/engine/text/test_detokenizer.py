@@ -201,3 +201,14 @@ def test_the_bytes_of_each_token_are_what_it_adds_to_a_text(tokenizers, kind):
         added = tokenizer.decode([*anchor, token_id], skip_special_tokens=False)
         if REPLACEMENT not in added:
             assert tokenizer.token_bytes(token_id) == added.removeprefix(before).encode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_special_tokens_that_are_to_be_shown_appear(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    shown, other = sorted(tokenizer.special_ids)[-2:]
+    name = tokenizer.backend.id_to_token(shown)
+    assert tokenizer.ids_of([name, "no token at all"]) == {shown}
+    ids = [*tokenizer.encode("world", add_special_tokens=False), other, shown, other]
+    _, text = stream(Detokenizer(tokenizer, shown=tokenizer.ids_of([name])), ids)
+    assert text.split(name) == ["world", ""] or text.split(f" {name}") == ["world", ""]

@@ -179,12 +179,15 @@ def test_chats_are_rendered_and_encoded_as_transformers_does(pairs, kind, templa
     options = {
         "add_generation_prompt": True,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-        "enable_thinking": False,
     }
-    expected = theirs.apply_chat_template(CHAT, chat_template=source, tokenize=False, **options)
-    assert mine.render_chat(CHAT, **options) == expected
-    ids = theirs.apply_chat_template(CHAT, chat_template=source, return_dict=False, **options)
-    assert mine.apply_chat_template(CHAT, **options) == list(ids)
+    if "tools" not in source:  # a template that does not show them
+        options["tools"] = None
+    variables = {"enable_thinking": False}
+    theirs_options = {**options, **variables, "chat_template": source}
+    expected = theirs.apply_chat_template(CHAT, tokenize=False, **theirs_options)
+    assert mine.render_chat(CHAT, **options, variables=variables) == expected
+    ids = theirs.apply_chat_template(CHAT, return_dict=False, **theirs_options)
+    assert mine.apply_chat_template(CHAT, **options, variables=variables) == list(ids)
 
 
 def test_a_bos_in_the_template_is_there_once(pairs):
@@ -206,11 +209,11 @@ def load_with_template(folder, source):
 def test_a_template_in_the_config_and_named_ones_are_found(folder):
     named = [
         {"name": "default", "template": "plain"},
-        {"name": "tool_use", "template": "with tools"},
+        {"name": "tool_use", "template": "with {{ tools | length }} tools"},
     ]
     tokenizer = load_with_template(folder, named)
     assert tokenizer.render_chat(CHAT) == "plain"
-    assert tokenizer.render_chat(CHAT, tools=[{}]) == "with tools"
+    assert tokenizer.render_chat(CHAT, tools=[{}]) == "with 1 tools"
     assert load_with_template(folder, "text").render_chat(CHAT) == "text"
     (folder / "chat_template.jinja").write_text("a file comes first")
     assert Tokenizer.load(folder).render_chat(CHAT) == "a file comes first"
@@ -242,7 +245,7 @@ def test_a_chat_that_the_template_refuses_is_a_request_error(pairs, source, mess
     tokenizer = Tokenizer(backend, chat_templates={"default": source})
     with pytest.raises(RequestError, match=message) as caught:
         tokenizer.render_chat(messages)
-    assert caught.value.param == "messages"
+    assert caught.value.param.startswith("messages")
 
 
 def test_a_model_without_a_template_says_what_to_do(pairs):

@@ -1,0 +1,81 @@
+"""What clients of vLLM ask responses for besides OpenAI's fields: token ids, and running usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from kiln.engine.server.answering import Form
+from kiln.engine.server.generation import Generation
+from kiln.engine.server.responses import Answer, Chunk
+from kiln.engine.text.outputs import CompletionDelta
+
+
+class WithExtras:
+    """A form of responses with the additions that the request asks for.
+
+    ``return_token_ids``: a chat has ``prompt_token_ids`` once, in its first chunk; completions have
+    them in each choice's. ``token_ids`` of a choice are the new ones in a chunk.
+    ``continuous_usage_stats``: each chunk has the token counts so far.
+    """
+
+    def __init__(self, form: Form, generation: Generation) -> None:
+        self._form = form
+        self._generation = generation
+        self._wants_ids = bool(generation.body.return_token_ids)
+        self._wants_usage = generation.body.continuous_usage
+        self._held: dict[int, list[int]] = {}  # ids of an output since its last chunk
+        self._begun: set[int] = set()  # outputs whose prompt was sent
+
+    def opening(self) -> Sequence[Chunk]:
+        """Return the first chunks of a stream."""
+        return [self._more(chunk) for chunk in self._form.opening()]
+
+    def chunk(self, index: int, delta: CompletionDelta) -> Chunk | None:
+        """Return the chunk of a delta of output ``index``; None if it says nothing yet."""
+        if self._wants_ids:
+            self._held.setdefault(index, []).extend(delta.token_ids)
+        chunk = self._form.chunk(index, delta)
+        return None if chunk is None else self._more(chunk)
+
+    def usage_chunk(self) -> Chunk:
+        """Return the last chunk of a stream, with the token counts and no choices."""
+        return self._form.usage_chunk()
+
+    def answer(self) -> Answer:
+        """Return the complete response body."""
+        answer = self._form.answer()
+        if not self._wants_ids:
+            return answer
+        choices = []
+        for index, choice in enumerate(answer["choices"]):
+            prompt = {} if _is_chat(answer) else {"prompt_token_ids": self._prompt(index)}
+            ids = self._generation.completions[index].token_ids
+            choices.append({**choice, "token_ids": ids, **prompt})
+        whole = {"prompt_token_ids": self._prompt(0)} if _is_chat(answer) else {}
+        return cast(Answer, {**answer, "choices": choices, **whole})
+
+    def _more(self, chunk: Chunk) -> Chunk:
+        """Return the chunk of one output with the additions."""
+        new: dict[str, Any] = dict(chunk)
+        if self._wants_usage:
+            new["usage"] = self._generation.usage
+        if self._wants_ids:
+            (choice,) = chunk["choices"]
+            index = choice["index"]
+            ids = {"token_ids": self._held.pop(index, [])}
+            if _is_chat(chunk) and not self._begun:
+                new["prompt_token_ids"] = self._prompt(0)
+            elif not _is_chat(chunk) and index not in self._begun:
+                ids["prompt_token_ids"] = self._prompt(index)
+            self._begun.add(index)
+            new["choices"] = [{**choice, **ids}]
+        return cast(Chunk, new)
+
+    def _prompt(self, index: int) -> list[int]:
+        generation = self._generation
+        return generation.prompts[index // generation.params.n].token_ids
+
+
+def _is_chat(answer: Mapping[str, Any]) -> bool:
+    return str(answer["object"]).startswith("chat.")

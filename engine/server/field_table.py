@@ -1,0 +1,145 @@
+"""Every field of the two bodies of generation, what it does, and which values do nothing.
+
+A field acts; or it is neutral, accepted because it has no meaning for generation; or it is refused
+by name, except at values that ask for nothing. The request models are checked against this table,
+and ``/docs`` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import create_model
+
+from kiln.engine.requests.neutral_settings import NEUTRAL_SETTINGS
+from kiln.engine.server.fields import Only, StrictModel
+
+Kind = Literal["acting", "neutral", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """One field. ``values`` are the accepted ones of a neutral or refused field; empty: any."""
+
+    name: str
+    kind: Kind
+    says: str
+    values: tuple[Any, ...] = ()
+
+
+def _acting(**fields: str) -> list[FieldRow]:
+    return [FieldRow(name, "acting", says) for name, says in fields.items()]
+
+
+def _neutral(says: str, *names: str, values: tuple[Any, ...] = ()) -> list[FieldRow]:
+    return [FieldRow(name, "neutral", says, values) for name in names]
+
+
+def _refused(*names: str, values: tuple[Any, ...] = (None,)) -> list[FieldRow]:
+    return [FieldRow(name, "refused", "Not supported yet", values) for name in names]
+
+
+def _settings(*names: str) -> list[FieldRow]:
+    """Return sampling settings of vLLM's that Kiln refuses unless they are neutral."""
+    return [row for name in names for row in _refused(name, values=NEUTRAL_SETTINGS[name])]
+
+
+COMMON = (
+    *_acting(
+        model="The name of the served model, also if omitted, or of a LoRA adapter",
+        max_tokens="Of one output; chat default: up to the context",
+        min_tokens="No stop token or stop string ends the output before this many",
+        temperature="0 is greedy; default: the model's own",
+        top_p="Sample from the most likely tokens with this much probability together",
+        top_k="Sample from this many most likely tokens; 0 or -1 for all",
+        min_p="Least probability of a token, relative to the most likely one",
+        seed="The same seed and settings sample the same tokens",
+        n="Outputs for each prompt, 1 to 128; more than run at once wait in the queue",
+        stop="Up to 16 strings that end the output",
+        stop_token_ids="Token ids that end the output",
+        ignore_eos="Continue after the EOS token",
+        skip_special_tokens="Remove special tokens from the text; true by default",
+        include_stop_str_in_output="Keep the stop string in the text",
+        stream="Send the output as server-sent events",
+        stream_options="How to stream",
+        presence_penalty="Subtracted from the logits of tokens already generated, -2 to 2",
+        frequency_penalty="Subtracted for each time a token was generated, -2 to 2",
+        repetition_penalty="Divides the positive logits of tokens in prompt or output, 0.01 to 10",
+        logit_bias="Added to the logits of token ids, -100 to 100",
+        response_format="Only text",
+        return_token_ids="Also return the token ids of prompt and outputs",
+        truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits",
+        add_special_tokens="Add BOS and the like; default: true for a prompt, false for a chat",
+        user="A label in the server's log",
+    ),
+    *_neutral(
+        "No effect: labels for the client's own use",
+        *("metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store"),
+    ),
+    *_neutral("No effect", "service_tier", values=(None, "auto", "default")),
+    *_neutral("No effect", "priority", values=(None, 0)),
+    *_settings(
+        *("allowed_token_ids", "bad_words", "best_of", "early_stopping", "length_penalty"),
+        *("logits_processors", "prompt_logprobs", "repetition_detection"),
+        *("spaces_between_special_tokens", "structured_outputs", "thinking_token_budget"),
+        "use_beam_search",
+    ),
+    *_refused(
+        *("cache_salt", "kv_transfer_params", "vllm_xargs", "request_id", "guided_json"),
+        *("guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),
+        *("lora_path", "rid", "custom_logit_processor", "session_params"),
+    ),
+    *_refused("return_tokens_as_token_ids", "return_hidden_states", values=(None, False)),
+)
+CHAT = (
+    *COMMON,
+    *_acting(
+        messages="The conversation",
+        max_completion_tokens="Another name of max_tokens",
+        logprobs="Return log-probabilities",
+        top_logprobs="Also those of this many most likely tokens, 0 to 20",
+        tools="Functions that the model may call",
+        tool_choice="auto, the default, or none: the model does not see the tools",
+        chat_template_kwargs="Variables for the chat template, such as enable_thinking",
+        reasoning_effort="A variable for the chat template; no effect if it does not read it",
+        add_generation_prompt="False: do not ask for a new message; go on where the chat ends",
+        continue_final_message="The output is the rest of the last message",
+        parallel_tool_calls="False: at most one tool call; no effect without tools",
+    ),
+    *_neutral("No effect: answers are as long as the model makes them", "verbosity"),
+    *_neutral("No effect", "modalities", values=(None, ["text"])),
+    *_neutral("No effect", "echo", values=(None, False)),
+    *_neutral("No effect", *("include_reasoning", "separate_reasoning"), values=(None, True)),
+    *_neutral("No effect", "stream_reasoning", values=(None, True)),
+    *_refused("functions", "documents", values=(None, [])),
+    *_refused("function_call", values=(None, "none", "auto")),
+    *_refused(
+        *("audio", "prediction", "web_search_options", "chat_template", "media_io_kwargs"),
+        "mm_processor_kwargs",
+    ),
+)
+COMPLETION = (
+    *COMMON,
+    *_acting(
+        prompt="A text, a list of texts, a list of token ids, or a list of such lists",
+        echo="Begin each output with its prompt",
+        logprobs="Return log-probabilities of this many most likely tokens, 0 to 20",
+    ),
+    *_refused("suffix", values=(None, "")),
+)
+TABLES: dict[str, tuple[FieldRow, ...]] = {
+    "ChatCompletionRequest": CHAT,
+    "CompletionRequest": COMPLETION,
+}
+
+
+def model_of(name: str, rows: Iterable[FieldRow]) -> type[StrictModel]:
+    """Return a model of the fields of some rows that do not act."""
+    fields: dict[str, Any] = {
+        row.name: (Annotated[Any, Only(*row.values)] if row.values else Any, None)
+        for row in rows
+        if row.kind != "acting"
+    }
+    return create_model(name, __base__=StrictModel, **fields)

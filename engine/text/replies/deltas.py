@@ -1,0 +1,44 @@
+"""What some text adds to an assistant message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A part of a tool call. ``name`` and ``call_id`` are set in a call's first delta only.
+
+    ``index`` is the call's place in its message, from 0; ``arguments`` is JSON text to append to
+    the call's arguments.
+    """
+
+    index: int
+    arguments: str
+    name: str | None = None
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyDelta:
+    """What some text adds to a message. False if it adds nothing."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything is added."""
+        return bool(self.content or self.reasoning or self.tool_calls)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of a message. ``arguments`` is JSON text.
+
+    If the text ended or broke inside the arguments, they end there too: nothing is completed.
+    """
+
+    name: str
+    arguments: str
+    call_id: str

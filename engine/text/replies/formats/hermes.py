@@ -1,0 +1,28 @@
+"""Hermes, Qwen 2.5 and Qwen 3: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+
+from __future__ import annotations
+
+from kiln.engine.text.replies.format import ToolFormat, Tools
+from kiln.engine.text.replies.json_calls import JsonCall
+from kiln.engine.text.replies.message import MessageBuilder
+from kiln.engine.text.replies.source import Steps, TextSource
+
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+
+
+def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
+    while (yield from source.read_until((_BEGIN,), out.content)):
+        source.record()
+        source.read(len(_BEGIN))
+        yield from source.read_space()
+        if (yield from JsonCall(source, out).read()):
+            yield from source.read_end(_END, out.content)
+
+
+FORMAT = ToolFormat(
+    names=("hermes",),
+    parse=_parse,
+    shown_by=((_BEGIN,),),
+    unless=("<function=", "<arg_key>"),
+    marks=(_BEGIN, _END),
+)

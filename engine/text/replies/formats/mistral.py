@@ -1,0 +1,80 @@
+"""Mistral: ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`` or ``[TOOL_CALLS]name[ARGS]{…}``.
+
+The second form repeats the mark for each call. ``[CALL_ID]`` and an id may follow the name, and
+``[ARGS]`` may be missing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+
+from kiln.engine.text.replies.format import ToolFormat, Tools
+from kiln.engine.text.replies.json_calls import JsonCall, read_arguments
+from kiln.engine.text.replies.message import MessageBuilder
+from kiln.engine.text.replies.source import Steps, TextSource
+
+_MARK, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NAME = re.compile(r"[\w.:-]*")
+_LETTERS = string.ascii_letters + string.digits
+
+
+def _new_id() -> str:
+    """Return nine letters or digits: the templates refuse other ids."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(9))
+
+
+def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
+    while (yield from source.read_until((_MARK,), out.content)):
+        source.record()
+        source.read(len(_MARK))
+        yield from source.read_space()
+        first = yield from source.peek()
+        if first == "[":
+            source.read(1)
+            yield from _read_list(source, out)
+        elif first == "{":
+            yield from JsonCall(source, out).read()
+        else:
+            yield from _read_named(source, out)
+
+
+def _read_list(source: TextSource, out: MessageBuilder) -> Steps[None]:
+    """Read calls up to the closing bracket. The source must be recording."""
+    yield from source.read_space()
+    while (yield from JsonCall(source, out).read()):
+        source.record()
+        yield from source.read_space()
+        between = yield from source.read_mark(",", "]")
+        if between == "]":
+            source.recorded()
+            return
+        yield from source.read_space()
+
+
+def _read_named(source: TextSource, out: MessageBuilder) -> Steps[None]:
+    """Read a name and an object. The source must be recording."""
+    name, call_id = list[str](), list[str]()
+    yield from source.read_while(_NAME, name.append)
+    yield from source.read_space()
+    if (yield from source.read_mark(_ID)):
+        yield from source.read_while(_NAME, call_id.append)
+    yield from source.read_mark(_ARGUMENTS)
+    yield from source.read_space()
+    if not name or (yield from source.peek()) != "{":
+        out.content(source.recorded())
+        return
+    source.recorded()
+    known = "".join(call_id)
+    out.call("".join(name), known if len(known) == 9 and known.isalnum() else None)
+    yield from read_arguments(source, out)
+
+
+FORMAT = ToolFormat(
+    names=("mistral",),
+    parse=_parse,
+    shown_by=((_MARK,),),
+    marks=(_MARK, _ID, _ARGUMENTS),
+    new_id=_new_id,
+)

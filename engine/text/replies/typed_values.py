@@ -1,0 +1,125 @@
+"""Turn the raw text of an argument into JSON, by the type that the tool's schema gives it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+_ANY = frozenset(("null", "boolean", "integer", "number", "array", "object"))
+_TYPES: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    str: "string",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+_MAX_REFERENCES = 8  # a schema may refer to itself
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_ESCAPED = frozenset("\\\n\r'\"abfnrtvxuUN01234567")
+_RAW_STRING = re.compile(r"[rR][bB]?['\"]")
+_MAX_LITERAL = 2**16  # characters; Python's own reader of literals is slow and recursive
+
+
+def to_json(value: object) -> str:
+    """Return a value as JSON text, which can be encoded in UTF-8. Raises ValueError."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:  # half of a character: only its escape can be sent
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
+    """Return the JSON types that a parameter may have; empty if the schema does not say."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return frozenset(_types(schema, found, _MAX_REFERENCES))
+
+
+def _types(root: Mapping[str, Any], schema: Any, depth: int) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    given = schema.get("type")
+    yield from [given] if isinstance(given, str) else _strings(given)
+    for choice in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(choice) or ():
+            yield from _types(root, part, depth - 1)
+    if given is None:
+        for value in schema.get("enum") or ([schema["const"]] if "const" in schema else ()):
+            yield _type_of(value)
+    yield from _types(root, _referred(root, schema.get("$ref")), depth - 1)
+
+
+def _strings(given: object) -> list[str]:
+    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+
+
+def _referred(root: Mapping[str, Any], reference: object) -> Any:
+    """Return what a reference inside the schema points to, else None."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for name in reference[2:].split("/"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _type_of(value: object) -> str:
+    return _TYPES.get(type(value), "")
+
+
+def typed(raw: str, types: frozenset[str]) -> str:
+    """Return the JSON text of an argument that was written as ``raw``.
+
+    A value that fits one of the types keeps it. What fits none, and what has no type in the schema,
+    is a string: the function can still judge it.
+    """
+    wanted = types & _ANY
+    for reader in (_read_json, _read_python):
+        try:
+            value = reader(raw.strip()) if wanted else raw
+            kind = _type_of(value)
+            if kind == "number" and "integer" in wanted and value == int(value):
+                return to_json(int(value))
+            if kind in wanted or (kind == "integer" and "number" in wanted):
+                return to_json(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError):
+            continue
+    return to_json(raw)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_read_json: Callable[[str], Any] = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def _read_python(text: str) -> Any:
+    """Read a Python literal, which some models write for objects and booleans."""
+    if len(text) > _MAX_LITERAL:
+        raise ValueError("too long")
+    return ast.literal_eval(parse_expression(text))
+
+
+def parse_expression(text: str) -> ast.expr:
+    r"""Parse a Python expression without evaluating it.
+
+    A backslash that begins no escape stands for itself, as Python has it; it is doubled first,
+    because Python warns of it. Raises SyntaxError, ValueError, RecursionError or MemoryError.
+    """
+    if not _RAW_STRING.search(text):
+        text = _ESCAPE.sub(lambda found: _doubled(found[0]), text)
+    return ast.parse(text, mode="eval").body
+
+
+def _doubled(escape: str) -> str:
+    return escape if escape[1] in _ESCAPED else f"\\{escape}"
