@@ -30,7 +30,7 @@ class ModelConfig:
     load_format: LoadFormat = "auto"
     max_model_len: int | None = None  # tokens, prompt and output; None: the model's own
     served_model_name: str | None = None
-    seed: int = 0
+    seed: int | None = None  # of requests without one; None: drawn from the system
 
     def __post_init__(self) -> None:
         """Check the choices. Raises ConfigError."""

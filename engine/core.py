@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,9 +17,11 @@ from kiln.engine.kv.manager import KVManager
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.requests.adapter_jobs import AdapterJobs, AdapterStore
 from kiln.engine.requests.adapter_slots import AdapterSlots
-from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
+from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
+from kiln.engine.requests.finish import check_min_tokens
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.stats import EngineStats
+from kiln.engine.runner.rerun import failed_alone, run_halves, run_part
 from kiln.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ class Runner(Protocol):
         """Raise DeviceError if another rank is gone."""
 
     def close(self) -> None:
-        """Release what other processes hold for this runner."""
+        """End threads, and the processes of other ranks."""
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute a batch, and to sample a token for each row with ``samples``."""
@@ -123,6 +126,7 @@ class EngineCore:
         )
         self._overlaps = config.scheduler.overlap
         self._in_flight: deque[InFlight] = deque()  # oldest first
+        self._is_changing = False  # or a change was interrupted, and the state is not consistent
         self._steps = 0
         self._steps_not_ahead = 0
         self._prompt_tokens = 0
@@ -152,23 +156,32 @@ class EngineCore:
         self._check_vocabulary(new.prompt_token_ids, "prompt")
         self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")
         self._check_vocabulary(list(new.params.logit_bias or ()), "logit_bias")
+        check_min_tokens(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
         self.scheduler.check(new)
 
     def add(self, new: NewRequest) -> None:
         """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
-        self.scheduler.add(new)
+        with self._changing():
+            self.scheduler.add(new)
 
     def abort(self, request_id: str) -> None:
         """Drop a request at once and free its blocks. An unknown id is ignored."""
-        self.scheduler.abort(request_id)
+        with self._changing():
+            self.scheduler.abort(request_id)
+
+    def clear(self) -> None:
+        """Drop every request at once and free its blocks."""
+        with self._changing():
+            self.scheduler.clear()
+            self._in_flight.clear()
 
     def check_ranks(self) -> None:
         """Raise DeviceError if another rank is gone; ``step`` does so too."""
         self.runner.check_ranks()
 
     def close(self) -> None:
-        """Stop the other ranks, if there are any; no step may follow."""
+        """End threads and other ranks; no step may follow. Memory is freed with the core."""
         self.runner.close()
 
     def step(self) -> list[TokenOutput]:
@@ -180,12 +193,26 @@ class EngineCore:
         A request that makes the runner raise finishes with reason "error"; the others get their
         tokens. Raises DeviceError if the device fails permanently.
         """
-        try:
+        with self._changing():
             return self._step()
-        except BaseException:  # also Ctrl-C: the next step, if any, repeats them
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Surround a change of the scheduler's state, which Ctrl-C may interrupt at any line.
+
+        The next change then begins with a consistent state: all requests wait, as if preempted,
+        and the steps in flight are dropped. It also does so if its own beginning is interrupted.
+        """
+        if self._is_changing:
             self._in_flight.clear()
-            self.scheduler.take_back()
+            self.scheduler.rebuild()
+        self._is_changing = True
+        try:
+            yield
+        except RequestError:  # refused before anything was changed
+            self._is_changing = False
             raise
+        self._is_changing = False
 
     def _step(self) -> list[TokenOutput]:
         outputs = []
@@ -195,6 +222,9 @@ class EngineCore:
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
             self.scheduler.adapters.wait()  # all that wait may do so for a copy to the device
+        for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
+            self.scheduler.abort(failed.request_id)
+            outputs.append(failed)
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
         return outputs
@@ -223,9 +253,8 @@ class EngineCore:
     def _tokens_of(self, step: InFlight) -> tuple[SampledTokens, ...]:
         """Return the tokens of a step; if it raised, run its requests again, without the culprits.
 
-        A row can run again: it writes the same keys and values to the same slots, and its sampled
-        token depends only on its seed and position. A step that was launched behind the failed one
-        has read tokens that do not exist: it is dropped, and its requests are scheduled again.
+        A step that was launched behind the failed one has read tokens that do not exist: it is
+        dropped, and its requests are scheduled again.
         """
         try:
             if step.error is not None:
@@ -236,14 +265,18 @@ class EngineCore:
         except Exception as error:
             self._drop_steps_behind()
             rows = self.scheduler.still_valid(step.batch).requests
-            failed = self._failed(rows, error)
+            # What is left of the step may be innocent: a request that has ended since made it fail.
+            others = len(rows) < len(step.batch.requests)
+            failed = () if others else failed_alone(rows, error)
         # Outside the handler: the error keeps the memory of the failed step alive.
-        return failed or self._run_halves(rows)
+        if others and rows:
+            return run_part(self._run, rows)
+        return failed or run_halves(self._run, rows)
 
     def _drop_steps_behind(self) -> None:
         while len(self._in_flight) > 1:
             step = self._in_flight.pop()
-            self.scheduler.take_back(1)
+            self.scheduler.take_back()
             if step.error is None:
                 try:
                     self.runner.collect(step.launched)
@@ -252,32 +285,8 @@ class EngineCore:
                 except Exception as error:
                     logger.warning("a step behind a failed one failed too: %r", error)
 
-    def _run(self, rows: tuple[ScheduledRequest, ...]) -> tuple[SampledTokens, ...]:
-        """Run a part of a step that failed; if it raises too, bisect it further."""
-        try:
-            return self.runner.collect(self.runner.launch(Batch(rows))).tokens
-        except DeviceError:
-            raise
-        except Exception as error:
-            failed = self._failed(rows, error)
-        return failed or self._run_halves(rows)
-
-    def _run_halves(self, rows: tuple[ScheduledRequest, ...]) -> tuple[SampledTokens, ...]:
-        middle = len(rows) // 2
-        return tuple(
-            token for half in (rows[:middle], rows[middle:]) if half for token in self._run(half)
-        )
-
-    def _failed(
-        self, rows: tuple[ScheduledRequest, ...], error: Exception
-    ) -> tuple[SampledTokens, ...]:
-        """Return the error of a row that failed alone; nothing if the rows must be halved."""
-        if len(rows) == 1:
-            logger.exception("request %r failed and ends", rows[0].request_id)
-            return (SampledTokens(rows[0].request_id, [], error=_blame(rows[0], error)),)
-        if rows:
-            logger.warning("a step of %d requests failed, halving it: %r", len(rows), error)
-        return ()
+    def _run(self, batch: Batch) -> StepOutput:
+        return self.runner.collect(self.runner.launch(batch))
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
@@ -324,11 +333,6 @@ class EngineCore:
             raise RequestError(
                 f"{name} has token id {wrong}, but the vocabulary is 0 to {size - 1}", name
             )
-
-
-def _blame(row: ScheduledRequest, error: Exception) -> str:
-    what = str(error) if isinstance(error, KilnError) else f"{type(error).__name__}: {error}"
-    return f"request {row.request_id!r} failed; the engine continues: {what}"
 
 
 def load_runner(

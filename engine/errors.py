@@ -15,6 +15,7 @@ KilnError
 ├── SlowReaderError  the reader of a stream fell too far behind; the stream ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
 │   └── CustomAllReduceTimeout   a rank did not come to a sum over the ranks; the message names it
+├── EngineClosedError  the engine was closed, or this process is a fork of the one that made it
 └── EngineDeadError  the engine process is gone or frozen
 """
 
@@ -83,6 +84,10 @@ class CustomAllReduceTimeout(DeviceError):
 
 class SlowReaderError(KilnError):
     """Tokens arrive faster than the stream's reader takes them, and too many are waiting."""
+
+
+class EngineClosedError(KilnError):
+    """The engine was closed, or runs in the process that this one was forked from."""
 
 
 class EngineDeadError(KilnError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +25,7 @@ from kiln.engine.config import (
     SchedulerConfig,
 )
 from kiln.engine.core import EngineCore, Progress
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import EngineClosedError, RequestError
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.requests.request import NewRequest, RequestOutput
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -48,8 +50,10 @@ class LLM:
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
     token ids, and so it does with ``skip_tokenizer_init``. ``chat_template`` is a file or the text
     of a template in the place of the model's own. ``max_model_len`` is in tokens.
-    ``num_kv_blocks`` None sizes the KV pool by the available memory. The other settings are those
-    of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA adapters to their folders,
+    ``num_kv_blocks`` None sizes the KV pool by the available memory. ``seed`` fixes the tokens of
+    requests without a seed, which otherwise differ from one LLM to the next.
+    The other settings are those of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA
+    adapters to their folders,
     of which ``max_loras`` may run at once. ``tensor_parallel_size`` above 1 shares the model with
     that many less one processes, which ``close`` stops; the end of a ``with`` block does so too.
     Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an adapter.
@@ -86,7 +90,7 @@ class LLM:
         max_lora_rank: int | None = None,
         lora_memory_gib: float | None = None,
         tensor_parallel_size: int = 1,
-        seed: int = 0,
+        seed: int | None = None,
         skip_tokenizer_init: bool = False,
         chat_template: str | None = None,
         progress: Progress | None = None,
@@ -149,9 +153,23 @@ class LLM:
         self.tokenizer = None
         if not skip_tokenizer_init:
             self.tokenizer = Tokenizer.load_if_present(folder, chat_template)
-        self.core = EngineCore(config, progress)
+        self._core: EngineCore | None = EngineCore(config, progress)
         ready_guard().declare_ready()
         self._request_ids = itertools.count()
+        self._lock = threading.Lock()  # of the engine: one call at a time
+        self._process_id = os.getpid()
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine. Raises EngineClosedError after ``close``, and in a fork of this process."""
+        if os.getpid() != self._process_id:
+            raise EngineClosedError(
+                f"this LLM belongs to process {self._process_id}, and its threads and its device "
+                f"are not in process {os.getpid()}, a fork of it: make an LLM after the fork"
+            )
+        if self._core is None:
+            raise EngineClosedError("this LLM was closed: make a new one")
+        return self._core
 
     def __enter__(self) -> LLM:
         """Return the LLM."""
@@ -162,8 +180,23 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stop the processes of other ranks; nothing can be generated then. May be repeated."""
-        self.core.close()
+        """Free all memory and stop the processes of other ranks, after the calls that run.
+
+        Nothing can be generated then. May be repeated; in a fork of this process it does nothing.
+        """
+        if os.getpid() != self._process_id:
+            return
+        with self._lock:
+            core, self._core = self._core, None
+        if core is None:
+            return
+        # Imported here, as by the core: the rest works without torch.
+        from kiln.engine.runner.memory import free_unused
+
+        device_type = core.runner.device_type
+        core.close()
+        del core
+        free_unused(device_type)
 
     def generate(
         self,
@@ -177,7 +210,8 @@ class LLM:
         A prompt is a text, a list of token ids, or vLLM's ``{"prompt": …}`` or
         ``{"prompt_token_ids": …}``; ``sampling_params`` are one for all or one for each, and so
         is ``lora``, the name of an adapter or None. The whole batch is checked before it runs.
-        Raises RequestError naming the prompt and the field.
+        Calls from several threads wait for each other. Raises RequestError naming the prompt and
+        the field, EngineClosedError after ``close`` and in a fork of the process.
 
         >>> greedy = SamplingParams(temperature=0, max_tokens=8)  # doctest: +SKIP
         >>> llm.generate([[1, 2, 3], "Hello"], greedy)[0].outputs[0].token_ids  # doctest: +SKIP
@@ -241,6 +275,15 @@ class LLM:
         lora: str | Sequence[str | None] | None,
     ) -> list[RequestOutput]:
         """Check and queue every request, and run steps until all have finished."""
+        with self._lock:
+            return self._run_alone(prompts, params, lora)
+
+    def _run_alone(
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        lora: str | Sequence[str | None] | None,
+    ) -> list[RequestOutput]:
         answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
         adapters = spread_lora(lora, len(prompts))
@@ -253,17 +296,17 @@ class LLM:
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]
             results.append(RequestOutput(request_id, given.text, prompt.token_ids, outputs))
-        # From here on the garbage collector skips all objects that exist now: steps create many
-        # objects, and a full collection of a process with torch takes a tenth of a second.
-        gc.freeze()
         try:
+            self.core.clear()  # of the last batch, if Ctrl-C came again while it was dropped
+            # From here on the garbage collector skips all objects that exist now: steps create many
+            # objects, and a full collection of a process with torch takes a tenth of a second.
+            gc.freeze()
             for answer in answers.values():
                 self.core.add(answer.new)
             self._step_until_done(answers)
         finally:  # after an error or Ctrl-C, drop the whole batch from the engine
             gc.unfreeze()
-            for request_id in answers:
-                self.core.abort(request_id)
+            self.core.clear()
         return results
 
     def _step_until_done(self, answers: dict[str, Answer]) -> None:

@@ -25,7 +25,6 @@ ones return. One that is passed over gets its slot in the end, as AdapterSlots s
 from __future__ import annotations
 
 import random
-import sys
 from collections import deque
 from collections.abc import Set
 from functools import partial
@@ -39,6 +38,7 @@ from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, S
 from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.finish import finish_reason, stop_reason
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
+from kiln.engine.requests.scheduled_step import ScheduledStep
 
 SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 _NO_TOKENS: frozenset[int] = frozenset()
@@ -53,7 +53,7 @@ class Scheduler:
 
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
     able to finish when it runs alone. ``adapters`` are the LoRA adapters; ``seed`` generates the
-    seeds of requests without one.
+    seeds of requests without one, None draws it from the system's randomness.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Scheduler:
         max_model_len: int,
         eos_token_ids: frozenset[int] = frozenset(),
         adapters: AdapterSlots | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         self.config = config
         self.kv = kv
@@ -78,7 +78,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
         self._counting: dict[str, Request] = {}  # those of them with penalties
-        self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # scheduled, oldest first
+        self._in_flight: deque[ScheduledStep] = deque()  # oldest first
         self._free_rows = list(range(config.num_rows))[::-1]
         self._seeds = random.Random(seed)
 
@@ -93,8 +93,7 @@ class Scheduler:
 
         Penalties count every token of the output.
         """
-        counting = self._counting.values()
-        return any(request.num_pending and not request.is_ending for request in counting)
+        return any(one.num_pending and not one.is_ending for one in self._counting.values())
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that could never run. Raises RequestError."""
@@ -102,14 +101,7 @@ class Scheduler:
             raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
         if new.adapter is not None:
             self.adapters.get(new.adapter)
-        prompt, kv = len(new.prompt_token_ids), self.kv
-        if prompt > kv.capacity:
-            raise RequestError(
-                f"the prompt has {prompt} tokens, but the KV pool holds {kv.capacity} "
-                f"({kv.pool.num_blocks} blocks of {kv.block_size}): shorten it, or serve with "
-                "more blocks",
-                "prompt",
-            )
+        self.kv.check(len(new.prompt_token_ids))
 
     def add(self, new: NewRequest) -> None:
         """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
@@ -134,6 +126,29 @@ class Scheduler:
         if request is not None:
             self._release(request)
 
+    def clear(self) -> None:
+        """Drop every request, free its blocks, and forget the launched steps."""
+        for request_id in tuple(self._requests):
+            self.abort(request_id)
+        self._in_flight.clear()
+
+    def rebuild(self) -> None:
+        """Make all state anew from the requests, after an exception at any line of this class.
+
+        Every request waits again, and the launched steps are forgotten. Tokens whose output was
+        lost stay, but for the last one of a request: it ends the request once more.
+        """
+        self._in_flight.clear()
+        self.kv.clear()
+        self._free_rows = list(range(self.config.num_rows))[::-1]
+        self.running, self.waiting = [], deque(self._requests.values())
+        for request in self.waiting:
+            if request.num_output_tokens and finish_reason(request):
+                del request.token_ids[-1]
+            request.restart()
+        self._counting = {one.request_id: one for one in self.waiting if one.params.penalizes}
+        self.adapters.rebuild(one.adapter for one in self.waiting if one.adapter is not None)
+
     def schedule(self) -> Batch:
         """Return the batch of the next step; empty if there is nothing to do."""
         requests: list[Request] = []
@@ -157,7 +172,7 @@ class Scheduler:
             self._admit(budget, requests, rows)
         batch = Batch(tuple(rows))
         if rows:
-            self._in_flight.append((batch, requests))
+            self._in_flight.append(ScheduledStep(batch, requests))
         return batch
 
     def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
@@ -189,24 +204,12 @@ class Scheduler:
 
         Requests that have ended or were preempted are left out.
         """
-        requests = next(owners for made, owners in self._in_flight if made is batch)
-        rows = []
-        for row, request in zip(batch.requests, requests, strict=True):
-            if self._requests.get(row.request_id) is request and request.row == row.row:
-                start = row.num_computed_tokens
-                tokens = request.token_ids[start : start + row.num_tokens]
-                rows.append(row._replace(token_ids=tokens))
-        return Batch(tuple(rows))
+        step = next(one for one in self._in_flight if one.batch is batch)
+        return step.still_valid(self._requests)
 
-    def take_back(self, most: int = sys.maxsize) -> None:
-        """Drop the newest uncommitted steps; their requests will be scheduled again."""
-        for _ in range(min(most, len(self._in_flight))):
-            batch, requests = self._in_flight.pop()
-            for row, request in zip(batch.requests, requests, strict=True):
-                request.num_pending -= row.samples
-                if request.row == row.row:  # neither ended nor preempted since
-                    request.num_computed_tokens = row.num_computed_tokens
-                    request.num_table_blocks = row.num_blocks
+    def take_back(self) -> None:
+        """Drop the newest uncommitted step; its requests will be scheduled again."""
+        self._in_flight.pop().take_back()
 
     def slots_in_flight(self) -> Set[int]:
         """Return the adapter slots that launched steps read; -1 is no slot."""
@@ -332,10 +335,7 @@ class Scheduler:
         """Remove a finished request and free its blocks."""
         del self._requests[request.request_id]
         self._counting.pop(request.request_id, None)
-        if request.row >= 0:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        (self.running if request.row >= 0 else self.waiting).remove(request)
         self._free(request)
         if request.adapter is not None:
             self.adapters.drop(request.adapter)

@@ -31,7 +31,7 @@ LEVELS = [
     ("llm", "process"),
     ("bench",),
 ]
-MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 350, 60, 80
+MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 350, 60, 100
 MAX_ARROWS = 224  # between rooms
 
 

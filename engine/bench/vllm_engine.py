@@ -124,7 +124,7 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "gpu_memory_utilization": config.kv.pool_memory("cuda"),
         "enable_prefix_caching": False,
-        "seed": model.seed,
+        "seed": model.seed or 0,
         **_parallel_keywords(config.parallel),
         **_lora_keywords(config.lora),
     }

@@ -56,7 +56,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--max-model-len", type=int, metavar="TOKENS", help="context; default: the model's"
     )
-    model.add_argument("--seed", type=int, help="for requests without one; default 0")
+    model.add_argument("--seed", type=int, help="for requests without one; default: random")
     model.add_argument(
         "--tp",
         "--tensor-parallel-size",

@@ -30,14 +30,15 @@ class Kind(IntEnum):
     STEP = 2  # to followers: run this step
     READ = 3  # to followers: read an adapter, and reply
     ADD = 4  # to followers: keep the adapter that was read
-    FORGET = 5  # to followers: free an adapter's host memory
-    BEGIN = 6  # to followers: begin to copy an adapter to the device
-    PLACE = 7  # to followers: publish the adapter that was copied
-    CLEAR = 8  # to followers: empty an adapter slot
-    STOP = 9  # to followers: exit
-    ALIVE = 10  # to rank 0, every second
-    REPLY = 11  # to rank 0: READ has ended
-    FAILED = 12  # to rank 0: this rank is about to exit
+    DROP = 5  # to followers: do not keep the adapter that was read, if it could be read
+    FORGET = 6  # to followers: free an adapter's host memory
+    BEGIN = 7  # to followers: begin to copy an adapter to the device
+    PLACE = 8  # to followers: publish the adapter that was copied
+    CLEAR = 9  # to followers: empty an adapter slot
+    STOP = 10  # to followers: exit
+    ALIVE = 11  # to rank 0, every second
+    REPLY = 12  # to rank 0: READ has ended
+    FAILED = 13  # to rank 0: this rank is about to exit
 
 
 _KINDS = frozenset(Kind)
@@ -61,6 +62,9 @@ class Channel:
                 self._socket.sendall(_HEADER.pack(kind, len(content)) + content)
         except OSError as error:
             raise Closed(str(error)) from error
+        except BaseException:  # Ctrl-C: a part may have been sent, and nobody could read the rest
+            self._socket.close()
+            raise
 
     def tell(self, kind: Kind, content: Any) -> None:
         """Send a message whose content is JSON. Raises Closed."""

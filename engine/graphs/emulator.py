@@ -64,7 +64,9 @@ class EmulatedGraphs:
         recorder = _Recorder(self._opened)
         with _no_reads(recorder), recorder:
             function(recorder.graph.between)
-        return recorder.graph
+        # The recorder may outlive this call, as a part of what torch keeps of replaced methods.
+        graph, recorder.graph = recorder.graph, EmulatedGraph()
+        return graph
 
     def renew_pool(self) -> None:
         """Do nothing: each recording owns its memory."""

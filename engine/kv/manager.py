@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kiln.engine.errors import RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.requests.request import Request
 
@@ -21,6 +22,16 @@ class KVManager:
     def capacity(self) -> int:
         """The capacity of the pool in tokens."""
         return self.pool.num_blocks * self.block_size
+
+    def check(self, num_tokens: int) -> None:
+        """Refuse a prompt that does not fit in the whole pool. Raises RequestError."""
+        if num_tokens > self.capacity:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, but the KV pool holds {self.capacity} "
+                f"({self.pool.num_blocks} blocks of {self.block_size}): shorten it, or serve with "
+                "more blocks",
+                "prompt",
+            )
 
     def room(self, request: Request) -> int:
         """Return how many tokens fit in a request's own blocks plus the free ones."""
@@ -44,6 +55,10 @@ class KVManager:
         """Free all blocks of a request."""
         self.pool.free(request.block_ids)
         request.block_ids = []  # a new list: the running batch still reads the old one
+
+    def clear(self) -> None:
+        """Make every block free, whoever held it."""
+        self.pool = BlockPool(self.pool.num_blocks)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

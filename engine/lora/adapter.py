@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import AdapterError, ModelError
 from kiln.engine.lora.adapter_config import AdapterConfig, read_adapter_config
-from kiln.engine.lora.sites import Kind, Part, Sites
+from kiln.engine.lora.base_weights import BaseWeights
+from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.lora.tensor_names import Role, split_name
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -54,10 +55,12 @@ def read_adapter(
     dtype: torch.dtype,
     *,
     max_rank: int | None = None,
+    base: BaseWeights | None = None,
 ) -> Adapter:
     """Read an adapter for a model, with its tensors in ``dtype`` on the CPU.
 
-    A larger rank than ``max_rank`` is refused before its tensors are read.
+    A larger rank than ``max_rank`` is refused before its tensors are read. Copies of base weights
+    must equal those of ``base``, which None takes from ``sites``.
     Raises AdapterError, which names the adapter and the key or tensor: a file is missing or
     damaged, a key or tensor is not supported, or a tensor does not fit config or model.
     """
@@ -66,7 +69,9 @@ def read_adapter(
             raise ModelError(f"{folder} is not a folder: give one with {WEIGHTS_FILE}")
         config = read_adapter_config(folder, [part.name for part in sites.parts])
         with _opened(folder) as file:
-            return Adapter(name, _Reader(folder, file, config, sites, dtype, max_rank).pairs())
+            base = BaseWeights(sites.all) if base is None else base
+            reader = _Reader(folder, file, config, sites, dtype, max_rank, base)
+            return Adapter(name, reader.pairs())
     except (ModelError, OSError) as error:
         raise AdapterError(f"LoRA adapter {name!r}: {error}") from error
 
@@ -82,34 +87,47 @@ class _Reader:
         sites: Sites,
         dtype: torch.dtype,
         max_rank: int | None,
+        base: BaseWeights,
     ) -> None:
         self._path = folder / WEIGHTS_FILE
         self._file = file
         self._config = config
         self._dtype = dtype
         self._max_rank = max_rank
+        self._base = base
         self._refused = sites.refused
-        self._parts = {part.name: (part, site.kind) for site in sites.all for part in site.parts}
+        self._parts = {part.name: (part, site) for site in sites.all for part in site.parts}
 
     def pairs(self) -> dict[int, LoRAPair]:
         """Return the pairs of all modules."""
         found: dict[str, dict[Role, str]] = {}
+        copies: list[tuple[str, str]] = []  # modules, tensors
+        adapters: dict[str, str] = {}  # names of adapters, and a tensor of each
         for name in sorted(self._file.keys()):
-            module, role = split_name(name, self._refused, self._path)
+            module, role, adapter = split_name(name, self._parts, self._refused, self._path)
+            if role in (Role.BASE_WEIGHT, Role.WEIGHT):
+                copies.append((module, name))
+                continue
             found.setdefault(module, {})[role] = name
-        self._check_modules(found)
+            adapters.setdefault(adapter, name)
+        if len(adapters) > 1:
+            raise ModelError(
+                f"{self._path}: holds tensors of several adapters, such as "
+                f"{' and '.join([*adapters.values()][:2])}: save each in a folder of its own"
+            )
+        self._check_modules(found, [module for module, _ in copies])
         pairs = {}
         for module, names in found.items():
-            part, kind = self._parts[module]
-            self._check_base(names, part, kind)
-            if not set(names) <= {Role.BASE_WEIGHT, Role.BASE_BIAS}:
-                pairs[part.row] = self._pair(names, part, kind)
+            part, site = self._parts[module]
+            pairs[part.row] = self._pair(names, part, site.kind)
         if not pairs:
             raise ModelError(f"{self._path}: holds no LoRA tensors")
+        for module, name in copies:
+            self._check_copy(name, *self._parts[module])
         return pairs
 
-    def _check_modules(self, found: Iterable[str]) -> None:
-        unknown = [module for module in found if module not in self._parts]
+    def _check_modules(self, found: Iterable[str], copied: Iterable[str]) -> None:
+        unknown = [module for module in (*found, *copied) if module not in self._parts]
         if unknown:
             raise ModelError(
                 f"{self._path}: the model has no {', '.join(unknown[:_SHOWN])} "
@@ -123,19 +141,23 @@ class _Reader:
                 "leave out"
             )
 
-    def _check_base(self, names: Mapping[Role, str], part: Part, kind: Kind) -> None:
-        """Check the shapes of copies of base weights, which are not used."""
+    def _check_copy(self, name: str, part: Part, site: Site) -> None:
+        """Check that a copy of a base weight is the model's, which is used."""
         shape = (part.output_size, part.input_size)
-        if Role.BASE_WEIGHT in names:
-            wanted = shape[::-1] if kind is Kind.EMBEDDING else shape
-            self._check(names[Role.BASE_WEIGHT], wanted, "the model's")
-        if Role.BASE_BIAS in names:
-            self._check(names[Role.BASE_BIAS], shape[:1], "the model's")
+        self._check(name, shape[::-1] if site.kind is Kind.EMBEDDING else shape, "the model's is")
+        row = self._base.first_difference(site, part, self._file.get_slice(name))
+        if row is not None:
+            raise ModelError(
+                f"{self._path}: tensor {name} is a copy of {part.name} that differs from the "
+                f"model's, first in row {row}: the adapter needs this weight, which trained whole "
+                "modules (modules_to_save) or new tokens change, and Kiln uses the model's: serve "
+                "a model that was saved with it, or save the adapter without it "
+                "(save_embedding_layers=False)"
+            )
 
     def _pair(self, names: Mapping[Role, str], part: Part, kind: Kind) -> LoRAPair:
         roles = (Role.EMBEDDING_A, Role.EMBEDDING_B) if kind is Kind.EMBEDDING else (Role.A, Role.B)
-        wanted = {*roles, Role.BASE_WEIGHT, Role.BASE_BIAS}
-        odd = [name for role, name in names.items() if role not in wanted]
+        odd = [name for role, name in names.items() if role not in roles]
         if odd:
             raise ModelError(
                 f"{self._path}: tensor {odd[0]}: {part.name} needs {' and '.join(map(_end, roles))}"

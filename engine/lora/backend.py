@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-from kiln.engine.lora.batch_info import LoRABatchInfo, make_batch_info
+from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo, make_batch_info
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Site
 
@@ -29,13 +29,20 @@ class BaseLoRABackend(ABC):
     def __init__(self, pool: AdapterPool) -> None:
         self.pool = pool
 
-    @property
-    def layout(self) -> int:
-        """A number that changes if graphs that were captured before must not be replayed."""
-        return 0
-
     def reserve_rank(self, rank: int) -> None:  # noqa: B027 (backends without graphs need nothing)
-        """Let graphs fit adapters of up to this rank, also of those that are loaded later."""
+        """Let graphs that are captured later fit every adapter of up to this rank."""
+
+    def reserve_loaded(self) -> None:  # noqa: B027 (backends without graphs need nothing)
+        """Let graphs that are captured later fit the adapters that are in the pool now."""
+
+    @property
+    def graphs_fit_any(self) -> bool:
+        """Whether graphs fit any adapter: without a reservation they have no room for one."""
+        return False
+
+    def graphs_fit(self, slots: Collection[int]) -> bool:
+        """Whether graphs fit the adapters that are in these slots now; -1 is no adapter."""
+        return set(slots) <= {NO_ADAPTER}
 
     def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
         """Return a batch of a graph's size, whose adapters ``fill_batch`` sets.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,15 @@ STAGING_BYTES = 8 * 2**20  # of each of two buffers
 Write = Callable[[torch.Tensor, torch.Tensor], None]  # from, to
 
 
+class EndedCopy(NamedTuple):
+    """A copy that has ended. ``error``: what it raised; the elements then hold anything."""
+
+    adapter: PackedAdapter
+    slot: int
+    start: int
+    error: BaseException | None
+
+
 class Copier:
     """Copies in a thread; no step may read the elements until a copy has ended."""
 
@@ -23,6 +33,7 @@ class Copier:
         self._pool = pool
         self._write: Write = StagedWrite(pool) if pool.values.is_cuda else copy
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-lora-copy")
+        self._thread.submit(int).result()  # starts it: a later copy needs no new thread
         self._copies: deque[tuple[Future[None], tuple[PackedAdapter, int, int]]] = deque()
 
     def begin(self, adapter: PackedAdapter, slot: int, start: int) -> None:
@@ -34,18 +45,24 @@ class Copier:
         future = self._thread.submit(self._write, adapter.values, place)
         self._copies.append((future, (adapter, slot, start)))
 
-    def ended(self, *, wait: bool) -> list[tuple[PackedAdapter, int, int]]:
-        """Return adapter, slot and start of each copy that has ended, each once.
+    def ended(self, *, wait: bool) -> list[EndedCopy]:
+        """Return each copy that has ended, once, in the order of their beginning.
 
         A step that is launched from now on sees them. With ``wait``, first wait for the oldest.
         """
         found = []
         while self._copies and (wait or self._copies[0][0].done()):
             future, copied = self._copies.popleft()
-            future.result()
-            found.append(copied)
+            found.append(EndedCopy(*copied, future.exception()))
             wait = False
         return found
+
+    def forget(self, slot: int) -> None:
+        """Drop the copies to a slot that ``ended`` has not returned; first wait for them."""
+        of_slot = [each for each in self._copies if each[1][1] == slot]
+        for each in of_slot:
+            each[0].exception()
+            self._copies.remove(each)
 
 
 @torch.inference_mode()

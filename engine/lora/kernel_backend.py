@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +37,10 @@ class KernelLoRA(BaseLoRABackend):
     The kernels find the ranks, scales and weights of a tile's adapter in tables on the device. The
     tables, and the tiles of a step's tokens, keep their addresses. ``max_tokens``: of a step.
     ``overlap``: in a CUDA graph, A runs beside the layer.
+
+    A graph keeps the widths of h that were reserved before its capture. An adapter in the pool may
+    need wider ones, which steps without a graph then have. A kernel reads the tables only at the
+    adapters of its tokens, so a graph serves a step if each adapter of that step fits.
     """
 
     name = "kernels"
@@ -58,35 +62,46 @@ class KernelLoRA(BaseLoRABackend):
         self._part_ends = {
             site: [part.output_start + part.output_size for part in site.parts] for site in sites
         }
-        self._widths = dict.fromkeys(sites, 0)  # of h
+        self._first_rows = [site.parts[0].row for site in sites]
+        self._graph_widths = np.zeros(len(sites), np.int64)  # of h in graphs, by site
+        self._widths = dict.fromkeys(sites, 0)  # of h in steps without a graph, never smaller
+        self._misfits: frozenset[int] = frozenset()  # slots of adapters that do not fit in graphs
         self._most_tiles = num_tiles(min(max_tokens, MOST_SMALL), self._num_slots)
+        self._workspace_width = 0
         self._workspace = make_workspace(0, 0, device)
+        self._graph_workspace = self._workspace  # graphs keep only its address
         self._version = -1
-        self._layout = 0
         overlaps = overlap and device.type == "cuda"
         self._beside = torch.cuda.Stream(device) if overlaps else None  # of low priority
         self._follow_pool()
 
-    @property
-    def layout(self) -> int:
-        """A number that changes if graphs that were captured before must not be replayed."""
-        if self._version != self.pool.version:
-            self._follow_pool()
-        return self._layout
-
     def reserve_rank(self, rank: int) -> None:
-        """Let graphs fit adapters of up to this rank, also of those that are loaded later."""
-        for site in self._widths:
-            self._widen(site, rank * len(site.parts))
+        """Let graphs that are captured later fit every adapter of up to this rank."""
+        self._reserve(np.array([rank * len(site.parts) for site in self._widths]))
 
-    def _widen(self, site: Site, width: int) -> None:
-        """Make h at least so wide. It never shrinks: a captured graph has its width."""
-        width = -(-width // _VECTOR) * _VECTOR
-        if width > self._widths[site]:
-            self._widths[site] = width
-            self._layout += 1
-            most, device = max(self._widths.values()), self._numbers.device
-            self._workspace = make_workspace(self._most_tiles, most, device)
+    def reserve_loaded(self) -> None:
+        """Let graphs that are captured later fit the adapters that are in the pool now."""
+        self._reserve(self._needed_widths().max(axis=1, initial=0))
+
+    @property
+    def graphs_fit_any(self) -> bool:
+        """Whether graphs fit any adapter: without a reservation they have no room for one."""
+        return bool(self._graph_widths.any())
+
+    def graphs_fit(self, slots: Collection[int]) -> bool:
+        """Whether graphs fit the adapters that are in these slots now; -1 is no adapter."""
+        self._follow_pool()
+        return not self._misfits or self._misfits.isdisjoint(slots)
+
+    def _reserve(self, widths: np.ndarray) -> None:
+        self._graph_widths = np.maximum(self._graph_widths, _aligned(widths))
+        self._version = -1
+        self._follow_pool()
+        self._graph_workspace = self._workspace
+
+    def _needed_widths(self) -> np.ndarray:
+        """Return the width of h that the adapter of each slot needs, [num_sites, num_slots]."""
+        return _aligned(np.add.reduceat(self.pool.ranks, self._first_rows, axis=0))
 
     def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
         """Return a batch of a graph's size, whose adapters ``fill_batch`` sets."""
@@ -106,8 +121,7 @@ class KernelLoRA(BaseLoRABackend):
         samples: Sequence[bool],
     ) -> None:
         """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding."""
-        if self._version != self.pool.version:
-            self._follow_pool()
+        self._follow_pool()
         of_tokens, sampling = slots_of_tokens(slots, lengths, samples)
         sizes = [info.num_tokens, self.pruned_batch_info(info).num_tokens]
         ends = np.cumsum([num_elements(size, self._num_slots) for size in sizes])
@@ -178,18 +192,33 @@ class KernelLoRA(BaseLoRABackend):
         return torch.empty(len(rows), self._widths[site], dtype=torch.float32, device=rows.device)
 
     def _follow_pool(self) -> None:
-        """Copy the pool's tables; steps that were launched before still see the old ones."""
+        """Copy the pool's tables if they have changed.
+
+        Steps that were launched before still see the old ones.
+        """
         pool = self.pool
+        if self._version == pool.version:
+            return
         self._version = pool.version  # read first: another thread may change the tables meanwhile
         on_host = (pool.ranks, pool.scales, pool.a_offsets, pool.b_offsets)
         for table, own in zip(self._tables, on_host, strict=True):
             host = torch.from_numpy(own)
             # From page-locked memory the copy does not wait for the step that runs.
             table.copy_(host.pin_memory() if table.is_cuda else host, non_blocking=True)
-        for site in self._part_ends:
-            first = site.parts[0].row
-            ranks = pool.ranks[first : first + len(site.parts)].sum(axis=0)
-            self._widen(site, int(ranks.max(initial=0)))
+        needed = self._needed_widths()
+        misfits = (needed > self._graph_widths[:, None]).any(axis=0)
+        self._misfits = frozenset(np.flatnonzero(misfits).tolist())
+        widths = np.maximum(self._graph_widths, needed.max(axis=1, initial=0)).tolist()
+        self._widths = dict(zip(self._widths, widths, strict=True))
+        if max(widths) > self._workspace_width:
+            self._workspace_width = max(widths)
+            device = self._numbers.device
+            self._workspace = make_workspace(self._most_tiles, self._workspace_width, device)
+
+
+def _aligned(widths: np.ndarray) -> np.ndarray:
+    """Return widths at which rows of h begin at a vector."""
+    return -(-widths // _VECTOR) * _VECTOR
 
 
 def slots_of_tokens(

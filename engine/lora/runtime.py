@@ -67,15 +67,20 @@ class Adapters:
         with lora_step(_AdapterStep(self.backend, self._sites, info)):
             yield
 
-    @property
-    def fit_graphs(self) -> bool:
-        """See BaseLoRABackend."""
-        return self.backend.fits_graphs
+    def reserve_graphs(self) -> bool:
+        """Let graphs fit every adapter that is loaded now; return whether they fit any.
 
-    @property
-    def layout(self) -> int:
-        """See BaseLoRABackend."""
-        return self.backend.layout
+        False if the backend has no graphs, or no adapter is loaded and no rank was reserved.
+        """
+        if not self.backend.fits_graphs:
+            return False
+        for _ in self.groups(self.store.num_slots):
+            self.backend.reserve_loaded()
+        return self.backend.graphs_fit_any
+
+    def fit(self, batch: Batch) -> bool:
+        """Whether graphs fit the adapters of a batch."""
+        return self.backend.graphs_fit(batch.columns.adapter_slot)
 
     @contextmanager
     def fixed_step(self, num_tokens: int, num_rows: int) -> Iterator[None]:
@@ -107,8 +112,7 @@ class Adapters:
             start = 0
             while left and len(group) < most and start + left[0][1] <= store.size:
                 name, size = left.pop(0)
-                store.begin(name, len(group), start)
-                store.copied(wait=True)
+                store.copy_now(name, len(group), start)
                 group[len(group)] = name
                 start += size
             yield group

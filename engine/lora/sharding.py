@@ -50,19 +50,24 @@ class Shard:
 
     def pair(self, pair: LoRAPair, site: Site, part: Part) -> LoRAPair:
         """Return the rank's part of the pair of one part of a site. Raises ConfigError."""
-        a, b, split = pair.a, pair.b, self.split
+        outputs, inputs = self.places(site, part)
+        return LoRAPair(pair.a[:, inputs], pair.b[outputs], pair.scale)
+
+    def places(self, site: Site, part: Part) -> tuple[slice, slice]:
+        """Return which outputs and inputs of a part of a site the rank has. Raises ConfigError."""
+        outputs, inputs, split = slice(None), slice(None), self.split
         if site.kind is Kind.EMBEDDING:
-            a = a[:, split.vocabulary(site.input_size).place]
+            inputs = split.vocabulary(site.input_size).place
         elif site.kind is Kind.HEAD:
-            b = b[split.vocabulary(part.output_size).place]
+            outputs = split.vocabulary(part.output_size).place
         elif site.kind is Kind.QKV and not part.name.endswith("q_proj"):
             head_dim = part.output_size // self.num_kv_heads
-            b = b[split.kv_heads(self.num_kv_heads, head_dim, part.name).place]
+            outputs = split.kv_heads(self.num_kv_heads, head_dim, part.name).place
         elif site.kind in (Kind.QKV, Kind.GATE_UP):
-            b = b[split.equal(part.output_size, part.name, "outputs").place]
+            outputs = split.equal(part.output_size, part.name, "outputs").place
         elif part.name.endswith(_ROW_PARALLEL):
-            a = a[:, split.equal(part.input_size, part.name, "inputs").place]
-        return LoRAPair(a, b, pair.scale)
+            inputs = split.equal(part.input_size, part.name, "inputs").place
+        return outputs, inputs
 
 
 class AdapterShard:
@@ -78,6 +83,7 @@ class AdapterShard:
         weights = NoWeights(config.dtype)
         family.build(config, weights, 1, config.dtype, meta, lambda done: None, self.sites)
         self._shard = Shard(split, config.num_kv_heads)
+        self.places = self._shard.places
 
     def __call__(self, adapter: Adapter, own: Sequence[Site]) -> Adapter:
         """Return the rank's part of an adapter, with zeros where ``own`` layers are padded."""

@@ -54,12 +54,14 @@ class Site:
 
     For an embedding ``input_size`` is the vocabulary. ``rows``: [num_parts] int32 on the model's
     device, the rows of the parts in the tables of the adapter pool; its address tells the site.
+    ``weight``: the layer's own.
     """
 
     kind: Kind
     input_size: int
     parts: tuple[Part, ...]
     rows: torch.Tensor
+    weight: torch.Tensor
 
 
 class Sites:
@@ -84,19 +86,17 @@ class Sites:
         if kind is None:
             self.refused.update(dict.fromkeys((name for name, _ in projection.parts), "a router"))
             return layer
-        device = layer.weight.device
-        site = self._add(kind, projection.input_size, projection.parts, device)
+        site = self._add(kind, projection.input_size, projection.parts, layer.weight)
         return LoRALinear(layer.weight, layer.bias, rows=site.rows)
 
     def embedding(self, name: str, layer: Embedding) -> Embedding:
         """Return an embedding that adds the adapters' parts; ``name`` is the checkpoint's."""
         vocab_size, hidden_size = layer.weight.shape
-        device = layer.weight.device
-        site = self._add(Kind.EMBEDDING, vocab_size, ((name, hidden_size),), device)
+        site = self._add(Kind.EMBEDDING, vocab_size, ((name, hidden_size),), layer.weight)
         return LoRAEmbedding(layer.weight, rows=site.rows)
 
     def _add(
-        self, kind: Kind, input_size: int, parts: tuple[tuple[str, int], ...], device: torch.device
+        self, kind: Kind, input_size: int, parts: tuple[tuple[str, int], ...], weight: torch.Tensor
     ) -> Site:
         made, start = [], 0
         for name, size in parts:
@@ -104,7 +104,7 @@ class Sites:
             self._num_parts += 1
             start += size
         numbers = [part.row for part in made]
-        rows = torch.tensor(numbers, dtype=torch.int32, device=device)
-        site = Site(kind, input_size, tuple(made), rows)
+        rows = torch.tensor(numbers, dtype=torch.int32, device=weight.device)
+        site = Site(kind, input_size, tuple(made), rows, weight)
         self.all.append(site)
         return site

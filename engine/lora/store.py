@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,12 +12,16 @@ from kiln.engine.config import LoRAConfig
 from kiln.engine.errors import AdapterError, AdapterPathError, ConfigError
 from kiln.engine.lora.adapter import WEIGHTS_FILE, read_adapter
 from kiln.engine.lora.adapter_config import CONFIG_FILE
+from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.copying import Copier
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
 from kiln.engine.requests.adapter_jobs import AdapterInfo
+from kiln.engine.requests.loaded_adapter import Copied
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 _GIB = 2**30
@@ -92,15 +97,32 @@ class AdapterStore:
         """Begin to copy an adapter to the elements of the pool from ``start`` on."""
         self._copier.begin(self._host[name], slot, start)
 
-    def copied(self, *, wait: bool = False) -> Sequence[str]:
+    def copied(self, *, wait: bool = False) -> Sequence[Copied]:
         """Publish the adapters whose copies have ended, between steps, and return them."""
-        ended = self._copier.ended(wait=wait)
-        for packed, slot, start in ended:
-            self.pool.place(packed, slot, start)
-        return [packed.name for packed, _, _ in ended]
+        found = []
+        for packed, slot, start, error in self._copier.ended(wait=wait):
+            if error is None:
+                self.pool.place(packed, slot, start)
+                found.append(Copied(packed.name))
+                continue
+            logger.error("copying LoRA adapter %r failed", packed.name, exc_info=error)
+            why = (str(error) or repr(error)).partition("\n")[0]
+            failed = AdapterError(
+                f"LoRA adapter {packed.name!r}: copying it to the device failed: {why[:200]}"
+            )
+            found.append(Copied(packed.name, failed))
+        return found
+
+    def copy_now(self, name: str, slot: int, start: int) -> None:
+        """Copy an adapter and wait for it, while no other copy runs. Raises AdapterError."""
+        self.begin(name, slot, start)
+        for _, error in self.copied(wait=True):
+            if error is not None:
+                raise error
 
     def clear(self, slot: int) -> None:
-        """Empty a slot."""
+        """Empty a slot; a copy to it that ``copied`` has not returned is forgotten."""
+        self._copier.forget(slot)
         self.pool.clear(slot)
 
     def _read(self, name: str, folder: Path) -> PackedAdapter:
@@ -108,8 +130,8 @@ class AdapterStore:
         if self._shard is None:
             adapter = read_adapter(name, folder, self._sites, self._dtype, max_rank=most)
         else:
-            whole = self._shard.sites
-            adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most)
+            whole, base = self._shard.sites, BaseWeights(self._sites.all, self._shard.places)
+            adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most, base=base)
             adapter = self._shard(adapter, self._sites.all)
         return pack(adapter, self._sites.all, self._dtype)
 

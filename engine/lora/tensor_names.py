@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 from kiln.engine.errors import ModelError
 
@@ -13,16 +15,31 @@ _EXPERTS = ".experts."
 
 
 class Role(Enum):
-    """What of a module a tensor is; the value is the end of its name."""
+    """What of a module a tensor is; the value is the end of its name in PEFT's own files."""
 
     A = ".lora_A.weight"
     B = ".lora_B.weight"
     EMBEDDING_A = ".lora_embedding_A"
     EMBEDDING_B = ".lora_embedding_B"
-    BASE_WEIGHT = ".base_layer.weight"  # a copy of the base model's, saved beside embeddings
-    BASE_BIAS = ".base_layer.bias"
+    # Copies of the base model's weight: of a layer that has an adapter, and of another one.
+    BASE_WEIGHT = ".base_layer.weight"
+    WEIGHT = ".weight"
 
 
+class TensorName(NamedTuple):
+    """A tensor's module in the checkpoint, its role, and the name of its adapter, or ""."""
+
+    module: str
+    role: Role
+    adapter: str = ""
+
+
+# PEFT's files leave out the adapter's name, which is "default" unless one was given. Files that
+# were made of a model's state_dict have it.
+_LORA = re.compile(
+    r"(?P<module>.+)(?:(?P<pair>\.lora_[AB])(?:\.(?P<of_pair>[^.]+))?\.weight"
+    r"|(?P<table>\.lora_embedding_[AB])(?:\.(?P<of_table>(?!(?:weight|bias)$)[^.]+))?)"
+)
 _WEIGHT = "a whole trained weight (modules_to_save)"
 _BIAS = "a trained bias (bias, modules_to_save)"
 _UNKNOWN = "PEFT's save_pretrained writes no such name"
@@ -32,27 +49,44 @@ _REFUSED = {
     ".lora_magnitude_vector": "DoRA (use_dora)",
     ".lora_magnitude_vector.weight": "DoRA (use_dora)",
     ".trainable_tokens_delta": "trained tokens (trainable_token_indices)",
+    ".base_layer.bias": "a copy of a base bias: remove it from the file",
     ".weight": _WEIGHT,
     ".bias": _BIAS,
 }
 
 
-def split_name(name: str, refused: Mapping[str, str], path: Path) -> tuple[str, Role]:
-    """Return the checkpoint's name of a tensor's module, and the tensor's role.
+def split_name(
+    name: str, parts: Container[str], refused: Mapping[str, str], path: Path
+) -> TensorName:
+    """Return what a tensor's name says.
 
-    ``refused``: modules that take no adapter. Raises ModelError for a tensor that Kiln cannot use.
+    ``parts``: modules that can have an adapter; ``refused``: modules that take none. Raises
+    ModelError for a tensor that Kiln cannot use.
     """
     if not name.startswith(_PREFIX):
         raise ModelError(f"{path}: tensor {name[:120]}: want a name that begins with {_PREFIX}")
     whole = name.removeprefix(_PREFIX)
-    role = next((role for role in Role if whole.endswith(role.value)), None)
-    if role is None:
+    found = _parsed(whole, parts)
+    if found is None:
         why = next((why for end, why in _REFUSED.items() if whole.endswith(end)), _UNKNOWN)
         if ".lora_" in whole and why in (_WEIGHT, _BIAS):
             why = _UNKNOWN
         raise ModelError(f"{path}: tensor {name[:120]} is not supported: {why}")
-    module = whole.removesuffix(role.value)
+    module = found.module
     what = "experts" if _EXPERTS in f"{module}." else refused.get(module)
     if what is not None:
         raise ModelError(f"{path}: tensor {name[:120]} is not supported: it adapts {what}")
-    return module, role
+    return found
+
+
+def _parsed(whole: str, parts: Container[str]) -> TensorName | None:
+    lora = _LORA.fullmatch(whole)
+    if lora is not None:
+        pair, table = lora["pair"], lora["table"]
+        role = Role(table or f"{pair}.weight")
+        return TensorName(lora["module"], role, lora["of_pair"] or lora["of_table"] or "")
+    for role in (Role.BASE_WEIGHT, Role.WEIGHT):
+        module = whole.removesuffix(role.value)
+        if module != whole and (role is Role.BASE_WEIGHT or module in parts):
+            return TensorName(module, role)
+    return None

@@ -51,13 +51,18 @@ class Builder:
         self._shape = rank_attention(config.attention, split)
         self._hidden = all_of(config.hidden_size)
         rope = config.rope
-        table = rotary_table(rope.rotary_dim, max_model_len, rope.theta, rope.scaling)
+        table = rotary_table(config.head_dim, max_model_len, rope.theta, rope.scaling)
         self._rotary = Rotary(table.to(device))
 
     def embedding(self) -> Embedding | VocabParallelEmbedding:
         """Build the token embedding."""
         share = self._split.vocabulary(self._config.vocab_size)
-        part = self._parameters.embedding("model.embed_tokens", share, self._config.hidden_size)
+        part = self._parameters.embedding(
+            "model.embed_tokens",
+            share,
+            self._config.hidden_size,
+            "lm_head" if self._config.tie_word_embeddings else None,
+        )
         if self._split.world == 1:
             return part
         places = torch.full((share.whole,), share.room, dtype=torch.int64, device=self._device)
@@ -65,7 +70,10 @@ class Builder:
         return VocabParallelEmbedding(places, part)
 
     def head(self, embedding: Embedding | VocabParallelEmbedding) -> Linear | VocabParallelHead:
-        """Build the projection to logits, or tie it to the embedding."""
+        """Build the projection to logits, or tie it to the embedding.
+
+        As in transformers 5, a checkpoint with another head than its embedding keeps both.
+        """
         share = self._split.vocabulary(self._config.vocab_size)
         parts = (("lm_head", share.room),)
         projection = Projection("lm_head", parts, self._config.hidden_size, outputs=(share,))

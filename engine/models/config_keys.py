@@ -17,15 +17,13 @@ _READ = (
 )
 # Keys that describe the file or the training, or select between equivalent implementations.
 _METADATA = (
-    *("model_type", "transformers_version", "name_or_path", "_name_or_path", "_commit_hash"),
+    *("model_type", "transformers_version", "name_or_path"),
     *("auto_map", "custom_pipelines", "transformers.js_config", "is_llama_config"),
     *("unsloth_fixed", "unsloth_version", "finetuning_task", "task_specific_params"),
     *("id2label", "label2id", "num_labels", "problem_type", "tokenizer_class"),
     *("initializer_range", "pretraining_tp", "chunk_size_feed_forward", "gradient_checkpointing"),
     *("use_cache", "return_dict", "output_attentions", "output_hidden_states"),
-    *("tie_last_hidden_states", "attn_implementation", "_attn_implementation"),
-    *("_attn_implementation_autoset", "_attn_implementation_internal", "_flash_attn_2_enabled"),
-    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+    *("tie_last_hidden_states", "attn_implementation", "experts_implementation"),
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
 )
 # Generation settings, which transformers also drops from config.json.

@@ -22,6 +22,10 @@ class DummyWeights(Weights):
         self._seed = seed
         self._dtype = dtype
 
+    def has(self, name: str) -> bool:
+        """Return False: there is no checkpoint."""
+        return False
+
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype, the same for all tensors."""
         return self._dtype

@@ -63,10 +63,11 @@ class Family:
 
     ``keys`` holds the supported keys of config.json that ``config_keys`` does not list, and keys
     with a default specific to the family. Each maps to transformers' default for an absent key, or
-    to None without one.
+    to None without one. ``model_type`` in config.json stands for a missing list of architectures.
     """
 
     architectures: tuple[str, ...]
     traits: Callable[[Fields], Traits]
     keys: Mapping[str, Any] = field(default_factory=dict)
     build: Build = Decoder
+    model_type: str = ""

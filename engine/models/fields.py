@@ -23,8 +23,12 @@ class Fields:
         return self._values.get(name) is not None
 
     def switched_on(self) -> list[str]:
-        """Return the names of the fields that are not null, false, zero or empty."""
-        return [name for name, value in self._values.items() if value]
+        """Return the names of the fields that are not null, false, zero or empty.
+
+        Names that begin with an underscore are left out: transformers keeps notes of its own in
+        them, which never change what a model computes.
+        """
+        return [name for name, value in self._values.items() if value and name[:1] != "_"]
 
     def error(self, name: str, problem: str) -> ModelError:
         """Return a ModelError about one field."""

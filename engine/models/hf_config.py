@@ -106,9 +106,9 @@ def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
 
 
 def _read_dtype(fields: Fields) -> torch.dtype:
-    """Read ``dtype`` (transformers 5) or ``torch_dtype`` (4); float32 if both are absent."""
+    """Read ``dtype`` (transformers 5) or ``torch_dtype`` (4)."""
     name = "dtype" if "dtype" in fields else "torch_dtype"
-    text = fields.text(name, "float32").removeprefix("torch.")
+    text = fields.text(name).removeprefix("torch.")
     if text not in _DTYPES:
         raise fields.error(name, f"Kiln supports {', '.join(_DTYPES)}")
     return _DTYPES[text]

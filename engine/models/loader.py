@@ -11,6 +11,7 @@ from kiln.engine.config import LoadFormat
 from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
+from kiln.engine.models.fused_experts import FusedExperts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
@@ -42,6 +43,8 @@ def load_model(  # noqa: PLR0913 (see Build)
     def on_layer(done: int) -> None:
         progress("weights", done, total)
 
+    if config.traits.experts is not None:
+        weights = FusedExperts(weights, config.traits.experts)
     model = family.build(config, weights, max_model_len, dtype, device, on_layer, wrapper, split)
     weights.finish()
     return model

@@ -18,6 +18,7 @@ from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.weights import Weights
 
+_COMPARED_ROWS = 1024
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -99,22 +100,46 @@ class Parameters:
         bias = self._bias(projection) if projection.bias else None
         return self._wrapped(projection, Linear(weight, bias))
 
-    def embedding(self, name: str, vocabulary: Share, hidden_size: int) -> Embedding:
+    def embedding(
+        self, name: str, vocabulary: Share, hidden_size: int, twin: str | None = None
+    ) -> Embedding:
         """Return the embedding of a name without ".weight". Raises ModelError.
 
-        Behind a share of the vocabulary there is a row of zeros.
+        Behind a share of the vocabulary there is a row of zeros. ``twin`` names a layer with the
+        same weight, whose tensor is used if it is the only one of the two.
         """
         rows = vocabulary.room + (not vocabulary.is_whole)
-        weight = self._empty(rows, hidden_size)
-        self._fill(f"{name}.weight", weight, name, (vocabulary, all_of(hidden_size)))
+        weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
+        if twin is not None and not self._weights.has(stored):
+            stored = f"{twin}.weight" if self._weights.has(f"{twin}.weight") else stored
+        self._fill(stored, weight, name, (vocabulary, all_of(hidden_size)))
         layer = Embedding(weight)
         return layer if self._wrapper is None else self._wrapper.embedding(name, layer)
 
     def tied(self, projection: Projection, weight: torch.Tensor) -> Linear:
-        """Return a projection with the weight [output, input] of another layer."""
-        for part, _ in projection.parts:
-            self._weights.ignore(f"{part}.weight")
+        """Return a projection of one part with the weight [output, input] of another layer.
+
+        If the checkpoint has another weight for it, return a projection with that one.
+        """
+        ((part, _),), (rows,) = projection.parts, projection.output_shares
+        name = f"{part}.weight"
+        if self._weights.has(name) and not self._equals(name, weight, rows):
+            return self.linear(projection)
+        self._weights.ignore(name)
         return self._wrapped(projection, Linear(weight))
+
+    def _equals(self, name: str, weight: torch.Tensor, rows: Share) -> bool:
+        """Whether the rank's rows of a tensor equal ``weight``; reads few at a time, for memory."""
+        inputs = weight.shape[1]
+        for start in range(0, rows.size, _COMPARED_ROWS):
+            ours = weight[start : min(start + _COMPARED_ROWS, rows.size)]
+            theirs = self._empty(*ours.shape)
+            first = rows.start + start
+            place = (slice(first, first + len(ours)), slice(inputs))
+            self._weights.fill(name, theirs, (rows.whole, inputs), place)
+            if not torch.equal(ours, theirs):
+                return False
+        return True
 
     def experts(self, projection: Projection, num_experts: int) -> torch.Tensor:
         """Return a projection of every expert, [num_experts, output, input]. Raises ModelError.

@@ -47,6 +47,10 @@ class NoWeights(Weights):
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
+    def has(self, name: str) -> bool:
+        """Return False: there is no checkpoint."""
+        return False
+
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype, the same for all tensors."""
         return self._dtype

@@ -15,6 +15,7 @@ from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
 from kiln.engine.models.model_folder import read_json
+from kiln.engine.models.safetensors_weights import stored_dtype
 
 
 @cache
@@ -38,10 +39,26 @@ def read_model(folder: Path) -> tuple[Family, HFConfig]:
         raise ModelError(f"{path} is missing: {folder} is not a model in Hugging Face format")
     content = read_json(path)
     fields = Fields(content, path)
-    for architecture in fields.texts("architectures"):
-        family = known_families().get(architecture)
-        if family is not None:
-            fields = Fields({**family.keys, **content}, path)
-            refuse_unknown_keys(fields, family.keys, architecture)
-            return family, read_config(fields, architecture, family.traits(fields))
-    raise fields.error("architectures", f"Kiln serves {', '.join(sorted(known_families()))}")
+    architecture = _architecture(fields)
+    family = known_families()[architecture]
+    if content.get("dtype") is None and content.get("torch_dtype") is None:
+        content = {**content, "dtype": stored_dtype(folder)}
+    fields = Fields({**family.keys, **content}, path)
+    refuse_unknown_keys(fields, family.keys, architecture)
+    return family, read_config(fields, architecture, family.traits(fields))
+
+
+def _architecture(fields: Fields) -> str:
+    """Return the supported architecture, by its name or by the model type. Raises ModelError."""
+    named, known = fields.texts("architectures"), known_families()
+    for architecture in named:
+        if architecture in known:
+            return architecture
+    wanted = f"Kiln serves {', '.join(sorted(known))}"
+    if named:
+        raise fields.error("architectures", wanted)
+    model_type = fields.text("model_type", "")
+    for architecture, family in known.items():
+        if model_type and family.model_type == model_type:
+            return architecture
+    raise fields.error("architectures", f"and model_type is {model_type!r}: {wanted}")

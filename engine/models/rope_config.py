@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kiln.engine.errors import ModelError
 from kiln.engine.models.fields import Fields
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
 
@@ -19,16 +18,17 @@ _OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
         *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
         *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
         "finetuned",  # describes how the checkpoint was made
+        # Of DeepSeek-R1-0528-Qwen3-8B. transformers does not read it, and neither does Kiln.
+        "attn_factor",
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The rotary embedding of a model. ``rotary_dim`` dimensions of each head are rotated."""
+    """The rotary embedding of a model, which rotates all dimensions of each head."""
 
     theta: float
-    rotary_dim: int
     scaling: RopeScaling | None
     max_positions: int  # longest context in tokens, scaling included
 
@@ -45,19 +45,28 @@ def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     fields.count("max_position_embeddings")  # required
     max_positions = min(fields.count(name) for name in _LENGTHS if name in fields)
     theta = fields.number("rope_theta", _DEFAULT_THETA)
-    share = fields.number("partial_rotary_factor", 1.0)
     scaling = None
     if rope is not None:
         theta = rope.number("rope_theta", theta)
-        share = rope.number("partial_rotary_factor", share)
         scaling = _read_scaling(rope, max_positions)
-    rotary_dim = int(head_dim * share)
-    if share > 1 or rotary_dim < 2 or rotary_dim % 2:
-        raise ModelError(
-            f"partial_rotary_factor {share} rotates {rotary_dim} of {head_dim} dimensions of a "
-            f"head, want an even number of at least 2 and at most head_dim"
+    if scaling is not None:
+        _refuse_partial(fields, rope or fields, head_dim, scaling)
+    if head_dim % 2:
+        raise fields.error("head_dim", f"want an even number of dimensions, not {head_dim}")
+    return RopeConfig(theta, scaling, _reach(scaling, max_positions))
+
+
+def _refuse_partial(fields: Fields, rope: Fields, head_dim: int, scaling: RopeScaling) -> None:
+    """Raise ModelError if only a part of each head would be rotated.
+
+    The models of transformers ignore ``partial_rotary_factor`` without scaling, and fail with it.
+    """
+    place = rope if "partial_rotary_factor" in rope else fields
+    if int(head_dim * place.number("partial_rotary_factor", 1.0)) != head_dim:
+        raise place.error(
+            "partial_rotary_factor",
+            f"Kiln rotates whole heads with rope type {scaling.kind}: want 1",
         )
-    return RopeConfig(theta, rotary_dim, scaling, _reach(scaling, max_positions))
 
 
 def _read_scaling(rope: Fields, max_positions: int) -> RopeScaling | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +48,15 @@ class SafetensorsWeights(Weights):
         self._files: dict[Path, Any] = {}
         self._homes = self._find(folder)
         self._used: set[str] = set()
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of all tensors."""
+        return self._homes.keys()
+
+    def has(self, name: str) -> bool:
+        """Whether the files have a tensor."""
+        return name in self._homes
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in its file. Raises ModelError."""
@@ -106,6 +116,12 @@ class SafetensorsWeights(Weights):
             path = folder / _SINGLE
             return dict.fromkeys(self._open(path), path)
         homes = _read_index(index)
+        single = folder / _SINGLE
+        if single.exists() and single not in homes.values():
+            raise ModelError(
+                f"{folder}: {_SINGLE} and {_INDEX}, which lists other files, are both here: "
+                "remove the one that is not the model"
+            )
         held = {path: self._open(path) for path in sorted(set(homes.values()))}
         for name, path in homes.items():
             if name not in held[path]:
@@ -122,6 +138,20 @@ class SafetensorsWeights(Weights):
                 f"{path}: not a complete safetensors file ({error}): download it again"
             ) from error
         return frozenset(self._files[path].keys())
+
+
+def stored_dtype(folder: Path) -> str:
+    """Return the name of the dtype that holds every float of the weights; float32 without any.
+
+    Float8 and narrower types are left out. Raises ModelError.
+    """
+    if not any((folder / name).exists() for name in (_INDEX, _SINGLE)):
+        return "float32"
+    weights = SafetensorsWeights(folder)
+    found = {weights.dtype(name) for name in weights.names}
+    floats = [dtype for dtype in found if dtype.is_floating_point and dtype.itemsize > 1]
+    dtype = reduce(torch.promote_types, floats) if floats else torch.float32
+    return str(torch.float32 if dtype == torch.float64 else dtype).removeprefix("torch.")
 
 
 def _unreadable(path: Path, name: str, error: Exception) -> ModelError:

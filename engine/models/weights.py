@@ -14,6 +14,10 @@ class Weights(ABC):
     """A source of tensors, addressed by their checkpoint names."""
 
     @abstractmethod
+    def has(self, name: str) -> bool:
+        """Whether a checkpoint has a tensor that not every checkpoint has."""
+
+    @abstractmethod
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the source. Raises ModelError."""
 

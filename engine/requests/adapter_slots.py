@@ -5,6 +5,9 @@ pool of exactly their size.
 
     on host --place--> copying --copied--> resident --evict--> on host
 
+A copy that fails puts its adapter back on the host, and the requests that wait for it fail. A
+pinned adapter keeps its place, and its next request copies it again.
+
 An adapter is evicted only while it is idle: no running request uses it, and no launched step whose
 tokens are unknown. Of the idle ones the least recently used goes first; a pinned one never goes.
 Each step's admission is one pass:
@@ -21,22 +24,16 @@ enough room, because each adapter fits beside the pinned ones, and the others lo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import NamedTuple
 
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundError
-from kiln.engine.requests.loaded_adapter import LoadedAdapter, Mover
+from kiln.engine.requests.loaded_adapter import Drain, LoadedAdapter, Mover
+from kiln.engine.requests.request import Request, TokenOutput
 from kiln.engine.requests.spans import Span, first_fit, largest_gap
 
 PATIENCE = 2.0  # seconds
 _SHOWN = 400  # characters of names in a message
-
-
-class _Drain(NamedTuple):
-    """``name`` waits for a place; only ``kept`` adapters and the pinned ones may be used."""
-
-    name: str
-    kept: frozenset[str]
 
 
 class AdapterSlots:
@@ -63,7 +60,8 @@ class AdapterSlots:
         self._in_flight: Callable[[], Set[int]] = frozenset
         self._seen: dict[str, bool] = {}  # in this pass, in its order: whether it has a place
         self._since: dict[str, float] = {}  # since when they are wanted without a place
-        self._drain: _Drain | None = None
+        self._drain: Drain | None = None
+        self._failed: dict[str, AdapterError] = {}  # by name, why the last copy failed
 
     @property
     def loaded(self) -> list[LoadedAdapter]:
@@ -117,17 +115,23 @@ class AdapterSlots:
             self._take_off(own)
         del self._loaded[name]
         self._since.pop(name, None)
+        self._failed.pop(name, None)
         return True
 
     def place_all(self) -> None:
-        """Place adapters while there is room, before the first request comes, and wait for them."""
+        """Place adapters while there is room, before the first request comes, and wait for them.
+
+        Raises AdapterError if one cannot be copied.
+        """
         for own in self._loaded.values():
             start = first_fit(self._spans(), self.size, own.size)
             slot = self._free_slot()
             if own.slot < 0 and start is not None and slot is not None:
                 self._put(own, slot, start)
-        while any(one.slot >= 0 and not one.ready for one in self._loaded.values()):
+        while any(one.copying for one in self._loaded.values()):
             self.wait()
+        for error in self._failed.values():
+            raise error
 
     def begin_pass(self, in_flight: Callable[[], Set[int]]) -> None:
         """Begin the admission of a step. ``in_flight`` returns the slots of launched steps."""
@@ -143,6 +147,8 @@ class AdapterSlots:
         May begin to copy it to the device.
         """
         own, drain = self._loaded[name], self._drain
+        if name in self._failed:  # its requests are about to fail
+            return None
         stays = drain is None or own.pinned or name == drain.name or name in drain.kept
         may_move = drain is None or name == drain.name
         tried = name in self._seen
@@ -151,6 +157,8 @@ class AdapterSlots:
             return None
         self._seen[name] = True
         if not own.ready:
+            if own.slot >= 0 and not own.copying:  # a pinned one whose last copy failed
+                self._put(own, own.slot, own.start)
             return None
         own.used = self._passes
         return own.slot
@@ -177,7 +185,10 @@ class AdapterSlots:
 
     def hold(self, name: str) -> None:
         """Count a new request of an adapter. Raises AdapterNotFoundError."""
-        self.get(name).requests += 1
+        own = self.get(name)
+        if not own.is_waited_for:  # a copy that failed before concerns no request
+            self._failed.pop(name, None)
+        own.requests += 1
 
     def drop(self, name: str) -> None:
         """Forget a request that was counted."""
@@ -197,17 +208,40 @@ class AdapterSlots:
         """Count tokens that were generated with an adapter."""
         self._loaded[name].tokens += num_tokens
 
-    def collect(self) -> None:
+    def collect(self, *, wait: bool = False) -> None:
         """Make the adapters ready whose copies have ended."""
-        if self._mover is not None:
-            for name in self._mover.copied():
-                self._loaded[name].ready = True
+        for name, error in () if self._mover is None else self._mover.copied(wait=wait):
+            own = self._loaded[name]
+            own.copying, own.ready = False, error is None
+            if error is not None:
+                self._failed[name] = error
+                if not own.pinned:
+                    self._take_off(own)
 
     def wait(self) -> None:
         """Wait until a copy to the device has ended, if there is any."""
-        if self._mover is not None:
-            for name in self._mover.copied(wait=True):
-                self._loaded[name].ready = True
+        self.collect(wait=True)
+
+    def fail_waiting(self, waiting: Iterable[Request]) -> list[TokenOutput]:
+        """Return the ends of those of the waiting requests whose adapters could not be copied.
+
+        The caller drops these requests. Later requests of the same adapters copy them again.
+        """
+        failed, self._failed = self._failed, {}
+        return [
+            TokenOutput(request.request_id, [], "error", message=f"{failed[request.adapter]}")
+            for request in waiting
+            if request.adapter in failed
+        ]
+
+    def rebuild(self, wanted: Iterable[str]) -> None:
+        """Make all state anew, after an exception at any line; ``wanted``: by waiting requests."""
+        self._seen, self._since, self._drain, self._failed = {}, {}, None, {}
+        requests = Counter(wanted)
+        for own in self._loaded.values():
+            if own.slot >= 0 and self._mover is not None:
+                self._mover.clear(own.slot)
+            own.restart(requests[own.name])
 
     def _is_late(self, name: str, since: float) -> bool:
         return self._loaded[name].slot < 0 and self._now - since >= self._patience
@@ -220,7 +254,7 @@ class AdapterSlots:
         return next((slot for slot in range(self.num_slots) if slot not in taken), None)
 
     def _is_idle(self, own: LoadedAdapter, in_flight: Set[int]) -> bool:
-        return own.ready and not own.running and own.slot not in in_flight
+        return not own.copying and not own.running and own.slot not in in_flight
 
     def _place(self, own: LoadedAdapter) -> bool:
         """Put an adapter on the device, and evict idle ones for it; False if there is no room."""
@@ -257,7 +291,8 @@ class AdapterSlots:
         return len(spans) < self.num_slots and first_fit(spans, self.size, own.size) is not None
 
     def _put(self, own: LoadedAdapter, slot: int, start: int) -> None:
-        own.slot, own.start, own.ready, own.used = slot, start, False, self._passes
+        own.slot, own.start, own.used = slot, start, self._passes
+        own.copying, own.ready = True, False
         own.placements += 1
         assert self._mover is not None
         self._mover.begin(own.name, slot, start)
@@ -271,7 +306,7 @@ class AdapterSlots:
         self._mover.clear(own.slot)
         own.slot, own.start, own.ready = -1, -1, False
 
-    def _drain_for(self, own: LoadedAdapter) -> _Drain:
+    def _drain_for(self, own: LoadedAdapter) -> Drain:
         """Choose which adapters lose their requests, those with the fewest first."""
         there = [one for one in self._loaded.values() if one.slot >= 0]
         kept = [one for one in there if one.pinned or one.running]
@@ -280,7 +315,7 @@ class AdapterSlots:
                 break
             if not one.pinned:
                 kept.remove(one)
-        return _Drain(own.name, frozenset(one.name for one in kept))
+        return Drain(own.name, frozenset(one.name for one in kept))
 
     def _pin(
         self, own: LoadedAdapter, start: int, fixed: Sequence[Span], in_flight: Set[int]

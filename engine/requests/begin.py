@@ -22,10 +22,9 @@ def begin_request(
         seed=seed,
         min_total_tokens=prompt + params.min_tokens,
         max_total_tokens=total,
-        stop_token_ids=stop_token_ids(params, eos_token_ids),
+        stop_token_ids=stop_token_ids(new, eos_token_ids),
         is_plain=params.is_plain,
         adapter=new.adapter,
     )
-    if params.penalizes:
-        request.token_counts = dict.fromkeys(new.prompt_token_ids, 0)
+    request.count_tokens()
     return request

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from kiln.engine.requests.request import FinishReason, Request
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.errors import RequestError
+from kiln.engine.requests.request import FinishReason, NewRequest, Request
+from kiln.engine.requests.sampling_params import MAX_BIAS
 
 
-def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens that end the request: EOS unless ignored, and ``stop_token_ids``."""
-    listed = frozenset(params.stop_token_ids or ())
-    return listed if params.ignore_eos else listed | eos_token_ids
+def stop_token_ids(new: NewRequest, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """Return the tokens that end a request: EOS unless ignored, and those that it lists."""
+    listed = frozenset((*(new.params.stop_token_ids or ()), *new.stop_string_ids))
+    return listed if new.params.ignore_eos else listed | eos_token_ids
+
+
+def check_min_tokens(new: NewRequest, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    """Raise RequestError if no token of the vocabulary may be drawn before ``min_tokens``.
+
+    Until then stop tokens are banned. A bias of -100 counts as a ban, as in OpenAI's API.
+    """
+    if new.params.min_tokens == 0:
+        return
+    biases = new.params.logit_bias or {}
+    banned = {token for token, bias in biases.items() if bias <= -MAX_BIAS}
+    if len(banned | stop_token_ids(new, eos_token_ids)) >= vocab_size:
+        raise RequestError(
+            f"min_tokens is {new.params.min_tokens}, but until then EOS, stop, stop_token_ids and "
+            f"logit_bias ban all {vocab_size} tokens of the vocabulary: leave some, or drop "
+            "min_tokens",
+            "min_tokens",
+        )
 
 
 def finish_reason(request: Request) -> FinishReason | None:

@@ -14,12 +14,16 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A generation request as submitted: the message from client to engine."""
+    """A generation request as submitted: the message from client to engine.
+
+    ``stop_string_ids`` are the tokens whose text is one of the stop strings.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     adapter: str | None = None  # name of a LoRA adapter; None: the base model
+    stop_string_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,9 @@ class TokenOutput(NamedTuple):
     """A request's output of one step: the message from engine to client.
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
-    ``stop_token_ids`` that ended it, if any. ``message`` explains the finish reason "error".
-    ``seed`` is set with the first token; it reproduces the output under the same settings.
+    ``stop_token_ids`` or ``stop_string_ids`` that ended it, if any. ``message`` explains the finish
+    reason "error". ``seed`` is set with the first token; it reproduces the output under the same
+    settings.
     """
 
     request_id: str
@@ -103,6 +108,23 @@ class Request:
     num_preemptions: int = 0
     token_counts: dict[int, int] = field(default_factory=dict)
 
+    def count_tokens(self) -> None:
+        """Set ``token_counts``, if there are penalties, to the tokens that there are."""
+        if self.params.penalizes:
+            counts = dict.fromkeys(self.token_ids[: self.num_prompt_tokens], 0)
+            for token in self.token_ids[self.num_prompt_tokens :]:
+                counts[token] = counts.get(token, 0) + 1
+            self.token_counts = counts
+
+    def restart(self) -> None:
+        """Make it wait, as if it had never run; its output so far counts as a part of the prompt.
+
+        Its blocks and its row are not returned to anybody.
+        """
+        self.num_computed_tokens = self.num_pending = self.num_table_blocks = 0
+        self.row, self.adapter_slot, self.block_ids = -1, -1, []
+        self.count_tokens()
+
     @property
     def num_output_tokens(self) -> int:
         """How many tokens have been generated."""
@@ -129,7 +151,8 @@ class CompletionOutput:
     """One of the ``n`` outputs for a prompt.
 
     ``error`` explains the finish reason "error". ``seed`` and the same settings reproduce the
-    output; it is None before the first token.
+    output; it is None before the first token. ``text_offsets``, kept only with log-probabilities,
+    says for each token at which character of the text it begins.
     """
 
     index: int
@@ -140,6 +163,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
     seed: int | None = None
+    text_offsets: list[int] | None = None
 
 
 @dataclass(slots=True)

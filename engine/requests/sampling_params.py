@@ -113,6 +113,8 @@ class SamplingParams(metaclass=_AllKeywords):
         self._check("stop", len(stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
         fits = all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in stop)
         self._check("stop", fits, f"strings of 1 to {MAX_STOP_STRING_CHARS} characters")
+        for each in stop:
+            check_surrogates(each, "a stop string", "stop")
         fits = len(ids) <= MAX_STOP_TOKEN_IDS
         self._check("stop_token_ids", fits, f"at most {MAX_STOP_TOKEN_IDS} token ids")
         wanted = f"token ids, 0 to {MAX_COUNT}"
@@ -177,6 +179,18 @@ class SamplingParams(metaclass=_AllKeywords):
     def replace(self, **changes: object) -> SamplingParams:
         """Return a copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def check_surrogates(text: str, what: str, param: str) -> None:
+    """Raise RequestError if half of a surrogate pair is in a text: no bytes can encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{what} has half of a surrogate pair, U+{ord(text[error.start]):04X}, at character "
+            f"{error.start}: send whole characters",
+            param,
+        ) from None
 
 
 def _is_number(value: object) -> bool:

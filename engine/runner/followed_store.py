@@ -34,12 +34,17 @@ class FollowedStore:
                 packed = self._read.pop(told).result()
                 assert packed is not None, "rank 0 was told that it could not be read"
                 self._store.add(packed)
+            case Kind.DROP:
+                self._read.pop(told)
             case Kind.FORGET:
                 self._store.forget(told)
             case Kind.BEGIN:
                 self._store.begin(*told)
             case Kind.PLACE:
-                self._store.copied(wait=True)  # copies end in the order of their beginning
+                # Copies end in the order of their beginning.
+                for _, error in self._store.copied(wait=True):
+                    if error is not None:  # rank 0 has this adapter, so this rank cannot go on
+                        raise error
             case Kind.CLEAR:
                 self._store.clear(told)
             case _:

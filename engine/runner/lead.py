@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,8 @@ class LeadRunner(ModelRunner):
         self, config: EngineConfig, followers: Followers, group: Group, progress: Progress | None
     ) -> None:
         self._followers = followers
-        self._release = weakref.finalize(self, _release, followers, group)  # also at exit
+        # Also at exit, but not at that of a fork of this process.
+        self._release = weakref.finalize(self, _release, followers, group, os.getpid())
         super().__init__(config, progress, group)
         own = self.rank_store
         self._lead_store = None if own is None else LeadStore(own, followers)
@@ -70,14 +72,17 @@ class LeadRunner(ModelRunner):
         self._group.check()
 
     def close(self) -> None:
-        """Stop the other ranks; safe to call more than once."""
+        """Stop the other ranks, and do what ModelRunner does. May be repeated."""
         self._release()
+        super().close()
 
     def _announce(self, frame: StepFrame) -> None:
         self._followers.send(Kind.STEP, encode(frame))
 
 
-def _release(followers: Followers, group: Group) -> None:
+def _release(followers: Followers, group: Group, process_id: int) -> None:
+    if os.getpid() != process_id:
+        return
     followers.stop()
     group.close()  # together with them; one that waits for a sum of this rank ends too
     followers.close()

@@ -11,6 +11,7 @@ from kiln.engine.errors import AdapterError
 from kiln.engine.lora.packing import PackedAdapter
 from kiln.engine.lora.store import AdapterStore
 from kiln.engine.requests.adapter_jobs import AdapterInfo
+from kiln.engine.requests.loaded_adapter import Copied
 
 
 class LeadStore:
@@ -39,15 +40,22 @@ class LeadStore:
         self._followers.tell(Kind.READ, {"name": name, "path": path})
         try:
             packed = self._own.read(name, path)
-        finally:  # the replies of this READ must not be taken for those of the next
-            failed = self._followers.replies()
-        for rank, error in failed:
+        except BaseException:
+            self._followers.replies()  # must not be taken for those of the next READ
+            self._followers.tell(Kind.DROP, name)
+            raise
+        for rank, error in self._followers.replies():
+            self._followers.tell(Kind.DROP, name)
             raise AdapterError(f"rank {rank}: {error}")
         return packed
 
     def add(self, packed: Any, /) -> int:
         """Keep what ``read`` returned, and return its elements. Raises AdapterError."""
-        elements = self._own.add(packed)
+        try:
+            elements = self._own.add(packed)
+        except BaseException:
+            self._followers.tell(Kind.DROP, packed.name)
+            raise
         self._followers.tell(Kind.ADD, packed.name)
         return elements
 
@@ -65,14 +73,15 @@ class LeadStore:
         self._own.begin(name, slot, start)
         self._followers.tell(Kind.BEGIN, [name, slot, start])
 
-    def copied(self, *, wait: bool = False) -> Sequence[str]:
+    def copied(self, *, wait: bool = False) -> Sequence[Copied]:
         """Publish the adapters whose copies have ended here, and wait for the other ranks'."""
-        names = self._own.copied(wait=wait)
-        for name in names:
-            self._followers.tell(Kind.PLACE, name)
-        return names
+        ended = self._own.copied(wait=wait)
+        for name, error in ended:
+            if error is None:  # else the other ranks forget their copies when the slot is cleared
+                self._followers.tell(Kind.PLACE, name)
+        return ended
 
     def clear(self, slot: int) -> None:
-        """Empty a slot."""
+        """Empty a slot; a copy to it that ``copied`` has not returned is forgotten."""
         self._own.clear(slot)
         self._followers.tell(Kind.CLEAR, slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -32,3 +33,10 @@ def weight_bytes(config: HFConfig, dtype: torch.dtype, device: torch.device, wor
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return count_parameters(config) * dtype.itemsize // world
+
+
+def free_unused(device_type: str) -> None:
+    """Free what nothing refers to any more, and give the memory that torch keeps to the device."""
+    gc.collect()  # engines, models and graphs contain cycles
+    if device_type == "cuda":
+        torch.cuda.empty_cache()

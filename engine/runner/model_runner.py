@@ -55,6 +55,7 @@ from kiln.jit_kernels.registry import all_specs
 from kiln.jit_kernels.settings import settings
 
 _CPU_TRIAL_TOKENS = 16
+_DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class ModelRunner:
         self.kernels |= sum_by_kernels(self._group, self.device, self.dtype)
         with torch.inference_mode(), explained(self.device, "loading the model"):
             hf, length = self.model_config, self.max_model_len
-            weights = open_weights(folder, wanted.load_format, wanted.seed, self.dtype)
+            weights = open_weights(folder, wanted.load_format, _DUMMY_SEED, self.dtype)
             sites = Sites() if config.lora.enabled else None  # None: layers without adapters
             place = (self.dtype, self.device)
             model = load_model(family, hf, weights, length, *place, report, sites, split)
@@ -209,7 +210,13 @@ class ModelRunner:
         """Raise DeviceError if another rank is gone."""
 
     def close(self) -> None:
-        """Release what other processes hold for this runner."""
+        """End the thread of the steps and free the graphs; no step may follow. May be repeated.
+
+        The rest of the memory is freed with the runner.
+        """
+        if isinstance(self._steps, ThreadedSteps):
+            self._steps.close(wait=self._group.size == 1)  # else another rank may be gone
+        self._group.close()
 
     def _kernel_needs(self) -> Needs:
         own = kernel_needs(self.model_config, self.dtype, self.kv_dtype)

@@ -100,7 +100,6 @@ class StepGraphs:
         self._step = step
         self._strict = env.graph_strict
         self._shadowed = 0
-        self._layout = 0  # of the adapters, at the capture
         self.runner: CudaGraphRunner | None = None
         if device is None:
             return
@@ -110,11 +109,7 @@ class StepGraphs:
             key for key in keys if (captures_attention if key.is_decode else captures_prefills)
         }
         self._between = LayersBetween(step.layers, device.keep)
-        self._adapters = adapters if adapters is not None and adapters.fit_graphs else None
-        if self._adapters is not None:
-            self._meet_adapters()
-            if not self._layout:  # no adapter is known, and no rank is given
-                self._adapters = None
+        self._adapters = adapters if adapters is not None and adapters.reserve_graphs() else None
         if self._adapters is not None:  # graphs of the base model contain nothing of LoRA
             adapted = {key: key._replace(variant=LORA) for key in keys}
             self._whole |= {adapted[key] for key in self._whole}
@@ -216,11 +211,6 @@ class StepGraphs:
         if self._adapters is not None:
             self._adapters.clear()
 
-    def _meet_adapters(self) -> None:
-        """Put every adapter in the pool once: graphs fit the largest ranks seen so far."""
-        for _ in self._groups():
-            self._layout = 0 if self._adapters is None else self._adapters.layout
-
     def _groups(self) -> Iterator[Iterable[int]]:
         """Yield groups of adapter slots; the adapters of each are in the pool meanwhile."""
         if self._adapters is None:
@@ -233,8 +223,8 @@ class StepGraphs:
         if batch.has_adapters:
             if self._adapters is None:
                 return "a LoRA adapter"
-            if self._adapters.layout != self._layout:
-                return "a LoRA adapter of a larger rank than at the capture"
+            if not self._adapters.fit(batch):
+                return "a LoRA adapter with more ranks than graphs have room for"
         return self.runner.can_run(batch)
 
     def _capture(self, key: GraphKey, between: Between) -> torch.Tensor:

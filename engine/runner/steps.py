@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -12,21 +12,23 @@ from kiln.engine.distributed.group import Group
 from kiln.engine.errors import DeviceError
 from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.lora.runtime import Adapters
-from kiln.engine.requests.batch import Batch, ScheduledRequest, StepOutput
+from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
+from kiln.engine.runner.sample_alone import Sampled, sample_or_fail_alone
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
 from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.step_graphs import StepGraphs
-from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
+from kiln.jit_kernels.ops.sampling.functions import sample_tokens
 
 
 class PendingStep(NamedTuple):
-    """A launched step. ``samples`` is None if no request samples."""
+    """A launched step. ``samples`` is None if no request samples; ``failed`` as of Sampled."""
 
     description: str
     sampling: Sequence[ScheduledRequest]
     samples: PendingSamples | None
+    failed: Mapping[str, SampledTokens]
 
 
 class Steps:
@@ -49,7 +51,7 @@ class Steps:
         self._group = group
         self._adapters = adapters
         self.announce: Callable[[StepFrame], None] | None = None
-        self._interrupted = ""  # the step that the other ranks ran and this one did not
+        self._lost = ""  # why the other ranks are not where this one is
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -58,28 +60,33 @@ class Steps:
         Raises DeviceError if the device is lost, ConfigError if memory ran out.
         """
         about = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
-        if self._interrupted:
-            raise DeviceError(
-                f"rank 0 of {self._group.size} was interrupted in {self._interrupted}, which the "
-                "other ranks run: start Kiln again"
-            )
+        if self._lost:
+            raise DeviceError(self._lost)
         with explained(self._step.device, about):
             key = self._choose_graph(batch)
             words = self._step.inputs.send(batch)
             if self.announce is None:
-                return self._launch(batch, key, about)
-            self.announce(StepFrame(batch, key, words))
+                return self._pending(batch, self._compute(batch, key), about)
+        frame = StepFrame(batch, key, words)
+        # From here on an error that leaves this function, or an interrupt, is the engine's end: the
+        # other ranks run the step, and wait for the sums of this one.
+        self._lost = self._loss(f"was interrupted in {about}")
         try:
             with explained(self._step.device, about):
-                return self._launch(batch, key, about)
-        except Exception as error:  # the other ranks wait for the sums of this one
-            raise DeviceError(
-                f"rank 0 of {self._group.size} failed in {about}, which the other ranks run too: "
-                f"{error or repr(error)}; an engine needs all its ranks: start Kiln again"
-            ) from error
-        except BaseException:
-            self._interrupted = about
-            raise
+                self.announce(frame)
+                sampled = self._compute(batch, key)
+        except Exception as error:
+            self._lost = self._loss(f"failed in {about}", f": {error or repr(error)}")
+            raise DeviceError(self._lost) from error
+        self._lost = ""
+        with explained(self._step.device, about):
+            return self._pending(batch, sampled, about)
+
+    def _loss(self, what: str, why: str = "") -> str:
+        return (
+            f"rank 0 of {self._group.size} {what}, which the other ranks run too{why}; an engine "
+            "needs all its ranks: start Kiln again"
+        )
 
     @torch.inference_mode()
     def follow(self, frame: StepFrame) -> None:
@@ -88,7 +95,7 @@ class Steps:
         about = f"a step of {frame.batch.num_tokens} tokens"
         with explained(self._step.device, about):
             self._step.inputs.send_message(frame.words)
-            self._launch(frame.batch, frame.key, about)
+            self._compute(frame.batch, frame.key)
 
     def collect(self, step: PendingStep) -> StepOutput:
         """Wait for a step and return its tokens. Raises DeviceError if device or rank is lost."""
@@ -96,19 +103,24 @@ class Steps:
             self._group.check()
             return StepOutput(())
         with explained(self._step.device, step.description):
-            output = StepOutput(step.samples.wait(step.sampling))
+            tokens = step.samples.wait(step.sampling)
+            if step.failed:
+                tokens = tuple(step.failed.get(one.request_id, one) for one in tokens)
+            output = StepOutput(tokens)
         self._group.check()  # sums without all ranks give tokens that mean nothing
         return output
 
-    def _launch(self, batch: Batch, key: GraphKey | None, about: str) -> PendingStep:
-        """Run the step of the message that was sent last."""
-        sampling: Sequence[ScheduledRequest] = batch.requests
-        if not all(batch.columns.samples):
-            sampling = [request for request in batch.requests if request.samples]
-        samples = self._run(batch, sampling) if key is None else self._replay(key, batch, sampling)
-        if samples is None or self._group.rank > 0:
-            return PendingStep(about, sampling, None)
-        return PendingStep(about, sampling, self._copies.begin(samples))
+    def _compute(self, batch: Batch, key: GraphKey | None) -> Sampled | None:
+        """Run the step of the message that was sent last. Ranks above 0 may return None."""
+        sampling = _sampling(batch)
+        return self._run(batch, sampling) if key is None else self._replay(key, batch, sampling)
+
+    def _pending(self, batch: Batch, sampled: Sampled | None, about: str) -> PendingStep:
+        """Start to copy the results of a step to the host."""
+        if sampled is None:
+            return PendingStep(about, (), None, {})
+        copies = self._copies.begin(sampled.samples)
+        return PendingStep(about, _sampling(batch), copies, sampled.failed)
 
     def _choose_graph(self, batch: Batch) -> GraphKey | None:
         """Return the graph that a batch runs in; None, and the reason is counted, if in none."""
@@ -123,22 +135,22 @@ class Steps:
 
     def _replay(
         self, key: GraphKey, batch: Batch, sampling: Sequence[ScheduledRequest]
-    ) -> Samples | None:
+    ) -> Sampled | None:
         used = len(sampling)
         logits = self._graphs.replay(key, batch, used)
         if not sampling:
             return None
         if batch.is_plain:
-            return self._step.samples(key.rows)
+            return Sampled(self._step.samples(key.rows))
         return self._sample(logits[:used], sampling)  # once more, behind the graph
 
-    def _run(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
+    def _run(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
         if self._adapters is None:
             return self._run_layers(batch, sampling)
         with self._adapters.step(batch):
             return self._run_layers(batch, sampling)
 
-    def _run_layers(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Samples | None:
+    def _run_layers(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
         inputs = self._step.inputs.make(batch)
         hidden = self._step.hidden(inputs)
         if not sampling:
@@ -146,18 +158,28 @@ class Steps:
         logits = self._step.model.logits(hidden.index_select(0, inputs.sample_rows))
         return self._sample(logits, sampling)
 
-    def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Samples | None:
-        """Sample on every rank alike; where a request edits its logits, on rank 0 for all."""
+    def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
+        """Sample on every rank alike; where a request edits its logits, on rank 0 for all.
+
+        There a request that raises fails alone: the other ranks get a token of it like any other.
+        """
         rows = len(sampling)
         settings, keys = self._step.inputs.sampling(rows)
         if all(request.is_plain for request in sampling):
-            return sample_tokens(logits, settings, keys, out=self._step.samples(rows))
-        own, samples = self._step.inputs.sampled[:rows], None
+            return Sampled(sample_tokens(logits, settings, keys, out=self._step.samples(rows)))
+        own, sampled = self._step.inputs.sampled[:rows], None
         if self._group.rank == 0:
-            samples = sample(logits, settings, keys, sampling)
-            own.copy_(samples.tokens)
+            sampled = sample_or_fail_alone(sample, logits, settings, keys, sampling)
+            own.copy_(sampled.samples.tokens)
         self._group.broadcast(own)
-        return samples
+        return sampled
+
+
+def _sampling(batch: Batch) -> Sequence[ScheduledRequest]:
+    """Return the requests of a step that sample."""
+    if all(batch.columns.samples):
+        return batch.requests
+    return [request for request in batch.requests if request.samples]
 
 
 class ThreadedSteps:
@@ -174,3 +196,7 @@ class ThreadedSteps:
     def collect(self, step: Future[PendingStep]) -> StepOutput:
         """Wait for a step and return its tokens. Raises what the step raised."""
         return self._steps.collect(step.result())
+
+    def close(self, *, wait: bool) -> None:
+        """End the thread behind the steps that were launched."""
+        self._thread.shutdown(wait=wait)

@@ -41,7 +41,7 @@ class CompletionForm:
         """Return the chunk of a delta of output ``index``; None if all its text is held back."""
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return None
-        choice = self._choice(index, delta.text, self._write_logprobs(index, delta))
+        choice = self._choice(index, delta.text, self._write_logprobs(delta))
         if delta.finish_reason is not None:
             choice["finish_reason"] = finish_reason(delta.finish_reason)
             choice["stop_reason"] = delta.stop_reason
@@ -58,7 +58,7 @@ class CompletionForm:
             {
                 "index": one.index,
                 "text": self._prompt(one.index) + one.text,
-                "logprobs": self._write_logprobs(one.index, one),
+                "logprobs": self._write_logprobs(one),
                 "finish_reason": finish_reason(one.finish_reason),
                 "stop_reason": one.stop_reason,
                 "seed": one.seed,
@@ -95,6 +95,6 @@ class CompletionForm:
         return prompt.text or ""
 
     def _write_logprobs(
-        self, index: int, part: CompletionDelta | CompletionOutput
+        self, part: CompletionDelta | CompletionOutput
     ) -> CompletionLogprobs | None:
-        return None if self._logprobs is None else self._logprobs.completion(index, part)
+        return None if self._logprobs is None else self._logprobs.completion(part)

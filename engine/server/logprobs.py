@@ -18,7 +18,6 @@ class LogprobWriter:
     def __init__(self, tokenizer: Tokenizer | None, count: int) -> None:
         self._tokenizer = tokenizer
         self._count = count
-        self._offsets: dict[int, int] = {}
 
     def chat(self, part: CompletionDelta | CompletionOutput) -> ChatLogprobs:
         """Return positions in the chat format."""
@@ -32,29 +31,23 @@ class LogprobWriter:
             ]
         }
 
-    def completion(
-        self, index: int, part: CompletionDelta | CompletionOutput
-    ) -> CompletionLogprobs:
-        """Return the next positions of output ``index`` in the completions format."""
-        offset = self._offsets.get(index, 0)
+    def completion(self, part: CompletionDelta | CompletionOutput) -> CompletionLogprobs:
+        """Return positions in the completions format."""
         written: CompletionLogprobs = {
-            "text_offset": [],
+            "text_offset": list(part.text_offsets or ()),
             "token_logprobs": [],
             "tokens": [],
             "top_logprobs": [],
         }
         for token_id, position in _positions(part):
-            name = self._name(token_id)
-            written["text_offset"].append(offset)
-            written["tokens"].append(name)
+            written["tokens"].append(self._name(token_id))
             written["token_logprobs"].append(_finite(position[token_id].logprob))
-            # OpenAI also lists the sampled token, even if it is not among the most likely.
-            shown = [(token_id, position[token_id]), *self._likely(position)]
-            written["top_logprobs"].append(
-                {self._name(token): _finite(entry.logprob) for token, entry in shown}
-            )
-            offset += len(name)
-        self._offsets[index] = offset
+            # OpenAI also lists the sampled token, even if it is not among the most likely. Of two
+            # tokens with the same text, it comes first, and else the more likely one.
+            top: dict[str, float] = {}
+            for token, entry in [(token_id, position[token_id]), *self._likely(position)]:
+                top.setdefault(self._name(token), _finite(entry.logprob))
+            written["top_logprobs"].append(top)
         return written
 
     def _likely(self, position: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:

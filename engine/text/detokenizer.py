@@ -18,6 +18,13 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TextStream(Protocol):
     """Turns tokens into text, one complete character at a time."""
 
+    @property
+    def position(self) -> int:
+        """The number of characters so far, without an incomplete one."""
+
+    def place(self, token_id: int) -> int:
+        """Return the position of the character in which the next token begins."""
+
     def push(self, token_id: int) -> str:
         """Return the text that the token completes, or ""."""
 
@@ -32,16 +39,39 @@ class ByteStream:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._first = not context
+        self.position = 0
+
+    def place(self, token_id: int) -> int:
+        """Return the position of the character in which the next token begins.
+
+        All parts of a character have its position. A token that does not continue it comes behind.
+        """
+        begun, _ = self._decoder.getstate()
+        piece = self._tokenizer.token_bytes(token_id, self._first)
+        if not begun or not piece or _continues(begun, piece):
+            return self.position
+        return self.position + len(begun.decode(errors="replace"))
 
     def push(self, token_id: int) -> str:
         """Return the text that the token completes, or ""."""
         piece = self._tokenizer.token_bytes(token_id, self._first) or b""
         self._first = self._first and not self._tokenizer.token_bytes(token_id)
-        return self._decoder.decode(piece)
+        text = self._decoder.decode(piece)
+        self.position += len(text)
+        return text
 
     def finish(self) -> str:
         """Return the text of an incomplete character at the end."""
         return self._decoder.decode(b"", final=True)
+
+
+def _continues(begun: bytes, piece: bytes) -> bool:
+    """Whether a token continues a character whose first bytes are known."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(begun + piece[:1])
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class WindowStream:
@@ -51,6 +81,11 @@ class WindowStream:
         self._tokenizer = tokenizer
         self._context = list(context)
         self._pending: list[int] = []
+        self.position = 0
+
+    def place(self, token_id: int) -> int:
+        """Return the position of the character in which the next token begins."""
+        return self.position
 
     def push(self, token_id: int) -> str:
         """Return the text that the token completes, or ""."""
@@ -68,6 +103,7 @@ class WindowStream:
         # The context must start at a character boundary; else it decodes to garbage.
         context = self._pending if text else [*self._context, *self._pending]
         self._context, self._pending = context[-MAX_PENDING_TOKENS:], []
+        self.position += len(text)
         return text
 
     def _pending_text(self) -> str:
@@ -83,7 +119,8 @@ class Detokenizer:
 
     ``context`` is the end of the prompt; with it the first word keeps its leading space.
     ``skip_special_tokens`` removes special tokens from the text. A stop string counts only if it
-    ends after ``min_tokens`` tokens.
+    ends after ``min_tokens`` tokens. With ``with_offsets``, ``offsets`` gets the position in the
+    text at which each token begins; it is that of the next character for a token without text.
     """
 
     def __init__(
@@ -95,6 +132,7 @@ class Detokenizer:
         include_stop: bool = False,
         min_tokens: int = 0,
         context: Sequence[int] = (),
+        with_offsets: bool = False,
     ) -> None:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         kept = (token for token in reversed(context) if token not in self._skipped)
@@ -104,6 +142,13 @@ class Detokenizer:
         self._stops = StopMatcher(stop, include_stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
+        self._with_offsets = with_offsets
+        self.offsets: list[int] = []
+
+    @property
+    def position(self) -> int:
+        """The number of characters of all tokens so far."""
+        return self._stream.position
 
     @property
     def num_tokens(self) -> int:
@@ -122,7 +167,11 @@ class Detokenizer:
             if self.stopped_by is not None:
                 break
             self._num_tokens += 1
-            if token_id not in self._skipped:
+            shows = token_id not in self._skipped
+            if self._with_offsets:
+                stream = self._stream
+                self.offsets.append(stream.place(token_id) if shows else stream.position)
+            if shows:
                 armed = self._num_tokens > self._min_tokens
                 shown.append(self._stops.feed(self._stream.push(token_id), armed))
         return "".join(shown)

@@ -25,7 +25,8 @@ class CompletionDelta:
     """The part of an output that one ``TokenOutput`` adds.
 
     ``text`` may differ from the text of ``token_ids``: an incomplete character and a possible stop
-    string are held back for a later delta. ``message`` explains an error.
+    string are held back for a later delta. ``message`` explains an error. ``text_offsets`` as in
+    CompletionOutput.
     """
 
     text: str
@@ -34,14 +35,16 @@ class CompletionDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     message: str | None = None
+    text_offsets: list[int] | None = None
 
 
 class CompletionStream:
     """One streaming output; ``completion`` accumulates it.
 
-    Stop strings are detected here, because the core handles no text. If ``stopped_early`` becomes
-    true, the caller must abort the request in the core and push no more. Without a tokenizer the
-    text stays empty.
+    Stop strings are detected here, because the core handles no text; but one that is the text of a
+    special token is a stop token of the core, since such text may be left out of the output. If
+    ``stopped_early`` becomes true, the caller must abort the request in the core and push no more.
+    Without a tokenizer the text stays empty.
     """
 
     def __init__(
@@ -52,7 +55,11 @@ class CompletionStream:
         prompt_token_ids: Sequence[int] = (),
         index: int = 0,
     ) -> None:
-        self.completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        reports = params.logprobs is not None
+        self.completion = CompletionOutput(
+            index, logprobs=[] if reports else None, text_offsets=[] if reports else None
+        )
+        self.stop_tokens = _stop_tokens(tokenizer, params)
         self.stopped_early = False
         self._params = params
         self._tokenizer = tokenizer
@@ -67,6 +74,7 @@ class CompletionStream:
                 include_stop=params.include_stop_str_in_output,
                 min_tokens=params.min_tokens,
                 context=prompt_token_ids,
+                with_offsets=reports,
             )
 
     def hold(self, output: TokenOutput) -> None:
@@ -98,6 +106,7 @@ class CompletionStream:
             finish_reason=reason,
             stop_reason=stop_reason if stopped_by is None else stopped_by,
             message=output.message,
+            text_offsets=self._offsets(used),
         )
         self._append(delta)
         return delta
@@ -111,16 +120,30 @@ class CompletionStream:
         detokenizer, count = self._detokenizer, len(output.token_ids)
         if detokenizer is None:
             return "", None, count
-        shown = output.token_ids
-        if output.finish_reason == "stop" and not self._params.include_stop_str_in_output:
-            shown = shown[:-1]  # the stop token is in token_ids, but not in the text
+        shown, includes, ended_by = output.token_ids, self._params.include_stop_str_in_output, None
+        if output.finish_reason == "stop":
+            ended_by = self.stop_tokens.get(shown[-1])
+            if ended_by is not None or not includes:
+                shown = shown[:-1]  # the stop token is in token_ids, but not in the text
         before = detokenizer.num_tokens
         text = detokenizer.push(shown)
         if detokenizer.stopped_by is not None:
             count = detokenizer.num_tokens - before
         if output.finish_reason is not None:
             text += detokenizer.finish()
+        if detokenizer.stopped_by is None and ended_by is not None:
+            return text + (ended_by if includes else ""), ended_by, count
         return text, detokenizer.stopped_by, count
+
+    def _offsets(self, count: int) -> list[int] | None:
+        """Return where the last ``count`` tokens begin; None without log-probabilities."""
+        if self.completion.text_offsets is None:
+            return None
+        if self._detokenizer is None:
+            return [0] * count
+        known, position = self._detokenizer.offsets, self._detokenizer.position
+        known += [position] * (len(self.completion.token_ids) + count - len(known))
+        return known[len(known) - count :]
 
     def _append(self, delta: CompletionDelta) -> None:
         completion = self.completion
@@ -128,6 +151,8 @@ class CompletionStream:
         completion.token_ids += delta.token_ids
         if completion.logprobs is not None:
             completion.logprobs += delta.logprobs or []
+        if completion.text_offsets is not None:
+            completion.text_offsets += delta.text_offsets or []
         completion.finish_reason = delta.finish_reason
         completion.stop_reason = delta.stop_reason
         completion.error = delta.message
@@ -174,5 +199,14 @@ def begin_answers(
     for index in range(first, first + params.n):
         own, ids = params.for_answer(index - first), prompt.token_ids
         stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index)
-        made.append(Answer(NewRequest(f"{name}-{index}", ids, own, adapter), stream))
+        new = NewRequest(f"{name}-{index}", ids, own, adapter, tuple(stream.stop_tokens))
+        made.append(Answer(new, stream))
     return made
+
+
+def _stop_tokens(tokenizer: Tokenizer | None, params: SamplingParams) -> dict[int, str]:
+    """Return the special tokens whose text is a stop string, with that string."""
+    if tokenizer is None:
+        return {}
+    found = {tokenizer.special_id(stop): stop for stop in params.stop_strings}
+    return {token: stop for token, stop in found.items() if token is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from kiln.engine.errors import ContextLengthError, RequestError
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.tokenizer import Tokenizer
 from kiln.engine.text.tools import read_tools
@@ -123,6 +123,7 @@ def _read(
                 f"prompt {index} is text, but there is no tokenizer: give token ids",
                 "prompt",
             )
+        check_surrogates(prompt, f"prompt {index}", "prompt")
         _check_length(prompt, index, tokenizer, max_tokens)
         return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt)
     return Prompt(_token_ids(prompt, index))
@@ -181,5 +182,6 @@ def read_chats(
         for chat in chats
     ]
     for index, text in enumerate(texts):
+        check_surrogates(text, f"conversation {index}", "messages")
         _check_length(text, index, tokenizer, max_tokens)
     return [Prompt(tokenizer.encode(text, add_special_tokens), text) for text in texts]

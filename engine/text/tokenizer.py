@@ -1,11 +1,13 @@
 """The model's tokenizer: text to tokens and back, and chats to tokens.
 
 ``tokenizer.json`` is read with the tokenizers library, the Rust code that transformers also calls.
-This avoids the two seconds of importing transformers, which is used only to convert older formats.
+This avoids the two seconds of importing transformers, which is used only to convert older formats,
+but for files of sentencepiece.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +17,16 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from kiln.engine.errors import ModelError, RequestError
-from kiln.engine.models.model_folder import eos_token_ids, read_json
+from kiln.engine.models.model_folder import (
+    eos_token_ids,
+    model_vocab_size,
+    read_json,
+    sentencepiece_path,
+)
+from kiln.engine.models.sentencepiece_file import read_sentencepiece
+from kiln.engine.requests.sampling_params import check_surrogates
 from kiln.engine.text.chat_template import ChatTemplate, template_text
+from kiln.engine.text.sentencepiece_tokenizer import sentencepiece_backend
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.token_bytes import longest_token, piece_decoder
 
@@ -36,12 +46,14 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         chat_templates: dict[str, str] | None = None,
         eos_ids: frozenset[int] = frozenset(),
+        model_vocab_size: int | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.special_tokens = special_tokens or {}
         self.eos_token_ids = eos_ids
+        self._model_vocab_size = sys.maxsize if model_vocab_size is None else model_vocab_size
         self._templates = {
             name: ChatTemplate(source, self.special_tokens)
             for name, source in (chat_templates or {}).items()
@@ -58,9 +70,16 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:  # written by transformers before 4.33
             config |= read_json(folder / "special_tokens_map.json")
-        backend = _backend(folder)
+        path = sentencepiece_path(folder)
+        if path is None:
+            backend = _backend(folder)
+        else:
+            model = read_sentencepiece(path)
+            config = {**model.special_tokens, **config}
+            backend = sentencepiece_backend(model, path, config)
         _add_missing_tokens(backend, folder, config)
-        _set_prefix_space(backend, config)
+        if path is None:
+            _set_prefix_space(backend, config)
         backend.encode_special_tokens = config.get("split_special_tokens") is True
         return cls(
             backend,
@@ -69,6 +88,7 @@ class Tokenizer:
             if chat_template is None
             else {"default": template_text(chat_template)},
             eos_ids=eos_token_ids(folder),
+            model_vocab_size=model_vocab_size(folder),
         )
 
     @classmethod
@@ -82,6 +102,16 @@ class Tokenizer:
         """The token ids that ``skip_special_tokens`` removes from the text."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def special_id(self, text: str) -> int | None:
+        """Return the special token with this text, if there is one that the model can draw."""
+        return self._special_texts.get(text)
+
+    @cached_property
+    def _special_texts(self) -> dict[str, int]:
+        added = self.backend.get_added_tokens_decoder().items()
+        size = self._model_vocab_size
+        return {token.content: index for index, token in added if token.special and index < size}
 
     @cached_property
     def _longest_token(self) -> int | None:
@@ -100,8 +130,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with BOS and the like if ``add_special_tokens``.
 
-        Calls ``encode_batch_fast``, because ``encode`` holds the GIL during all its work.
+        Calls ``encode_batch_fast``, because ``encode`` holds the GIL during all its work. Raises
+        RequestError if the text has half of a surrogate pair.
         """
+        check_surrogates(text, "the prompt", "prompt")
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -109,7 +141,8 @@ class Tokenizer:
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
         """Whether a text must have more than ``num_tokens`` tokens, judged without tokenizing."""
         longest = self._longest_token
-        return longest is not None and len(text.encode()) > longest * num_tokens
+        size = len(text.encode(errors="surrogatepass"))
+        return longest is not None and size > longest * num_tokens
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; unknown ids are skipped."""

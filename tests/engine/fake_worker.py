@@ -82,7 +82,7 @@ class FakeCore:
         self.requests[request_id][1] = count + 1
         limit = min(new.params.max_tokens or CONTEXT, CONTEXT - len(new.prompt_token_ids))
         reason = None
-        if token in stop_token_ids(new.params, frozenset()):
+        if token in stop_token_ids(new, frozenset()):
             reason = "stop"
         elif count + 1 >= limit:
             reason = "length"

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.config import (
+    EngineConfig,
+    KVConfig,
+    LoRAConfig,
+    LoRAModule,
+    ModelConfig,
+    SchedulerConfig,
+)
 from kiln.engine.core import EngineCore
 from kiln.engine.errors import DeviceError, QueueFullError, RequestError
+from kiln.engine.requests.loaded_adapter import Copied
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -20,7 +28,9 @@ PROPERTY = settings(
 
 def make_core(runner, eos=frozenset(), **scheduler):
     config = EngineConfig(
-        ModelConfig("fake"), KVConfig(block_size=runner.block_size), SchedulerConfig(**scheduler)
+        ModelConfig("fake", seed=0),
+        KVConfig(block_size=runner.block_size),
+        SchedulerConfig(**scheduler),
     )
     return EngineCore(config, runner=runner, eos=eos)
 
@@ -322,3 +332,63 @@ def test_steps_run_one_ahead_and_wait_only_for_penalties(fake_runner):
         assert runner.most == most
         assert core.stats().steps == 9  # no step too many: its end is known by its length
         assert core.stats().steps_not_ahead == (8 if penalty else 0)
+
+
+@pytest.mark.parametrize("num_innocent", [1, 2])
+def test_who_shared_a_failed_step_with_a_request_that_is_gone_runs_again(fake_runner, num_innocent):
+    """The client of the culprit goes away while its step runs; the others are not to blame."""
+    names = [f"innocent {index}" for index in range(num_innocent)]
+    runner, healthy = fake_runner(), make_core(fake_runner())
+    runner.raise_late = True
+    core = make_core(runner)
+    for index, name in enumerate(names):
+        for each in (core, healthy):
+            each.add(NewRequest(name, [3 + index, 4], GREEDY))
+    core.add(NewRequest("culprit", [1, 2], GREEDY.replace(max_tokens=50)))
+    before = core.step() + core.step()
+    runner.raise_for["culprit"] = ValueError("only with the culprit in the batch")
+    before += core.step()  # launches the step that fails
+    core.abort("culprit")
+    outputs = run_to_end(core)
+    for name, wanted in run_to_end(healthy).items():
+        assert [out for out in before if out.request_id == name] + outputs[name] == wanted
+
+
+class SlowStore:
+    """An adapter store whose copies end only when they are waited for."""
+
+    num_slots, size, sizes = 1, 10, {"a": 10, "b": 10}
+
+    def __init__(self):
+        self.begun, self.waits = [], 0
+
+    def info(self, name, path, *, pinned):
+        return name
+
+    def begin(self, name, slot, start):
+        self.begun.append(name)
+
+    def copied(self, *, wait=False):
+        self.waits += wait
+        done, self.begun = (self.begun, []) if wait else ([], self.begun)
+        return [Copied(name) for name in done]
+
+    def clear(self, slot):
+        pass
+
+
+def test_a_core_with_nothing_else_to_do_waits_for_the_copy_of_an_adapter(fake_runner):
+    """Else it would ask for it again and again."""
+    runner = fake_runner()
+    runner.adapter_store = SlowStore()
+    modules = tuple(LoRAModule(name, "folder") for name in "ab")
+    config = EngineConfig(
+        ModelConfig("fake"), KVConfig(block_size=4), lora=LoRAConfig(modules, max_loras=1)
+    )
+    core = EngineCore(config, runner=runner, eos=frozenset())
+    runner.adapter_store.waits = 0  # those of the start
+    for name in "ab":
+        core.add(NewRequest(name, [1, 2], GREEDY, adapter=name))
+    outputs = run_to_end(core, limit=20)
+    assert [len(outputs[name]) for name in "ab"] == [5, 5]
+    assert runner.adapter_store.waits == 1  # one was placed at the start

@@ -10,6 +10,7 @@ import torch
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.core import EngineCore
+from kiln.engine.errors import RequestError
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -48,14 +49,15 @@ def answers(core, *requests):
     return found
 
 
-def test_a_request_that_bans_every_token_ends_alone(core):
-    all_of_them = {"stop_token_ids": list(range(VOCABULARY)), "min_tokens": 2}
-    bad = NewRequest("bad", [1, 2], SamplingParams(max_tokens=4, **all_of_them))
-    (error,) = answers(core, bad).values()
-    assert error[0] == []
-    assert "only stop tokens can be sampled" in error[1]
-    good = NewRequest("good", [3, 4], GREEDY)
-    assert answers(core, good, bad) == {**answers(core, good), "bad": error}
+def test_a_request_that_bans_every_token_is_refused_and_one_token_is_enough(core):
+    stops = list(range(VOCABULARY))
+    settings = {"max_tokens": 4, "min_tokens": 2}
+    bad = NewRequest("bad", [1, 2], SamplingParams(**settings, stop_token_ids=stops))
+    with pytest.raises(RequestError, match="ban all 20 tokens"):
+        core.add(bad)
+    good = NewRequest("good", [1, 2], SamplingParams(**settings, stop_token_ids=stops[:-1]))
+    tokens, _ = answers(core, good)["good"]
+    assert tokens[:2] == [VOCABULARY - 1] * 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -330,3 +330,53 @@ def test_a_chat_is_read_as_the_server_reads_it(llm):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}
     with pytest.raises(RequestError, match=r"tools\[0\].function.parameters: is not a JSON Schema"):
         llm.chat(messages[:1], GREEDY, tools=[tool])
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_a_stop_string_that_is_a_special_token_ends_the_answer_after_min_tokens(llm, runner, least):
+    whole = only(llm.generate("Hello", GREEDY.replace(max_tokens=40)))
+    ids = {token: llm.tokenizer.backend.id_to_token(token) for token in (0, 1, 2)}
+    stops = {text: token for token, text in ids.items()}
+    runner.vocab_size = 3  # so that special tokens come at once
+    params = GREEDY.replace(stop=["<|im_end|>", "no"], min_tokens=least, max_tokens=40)
+    completion = only(llm.generate([0, 1], params))
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "<|im_end|>")
+    assert completion.token_ids.index(stops["<|im_end|>"]) == len(completion.token_ids) - 1
+    assert len(completion.token_ids) > least
+    assert len(whole.token_ids) == 40
+    banned = [batch.requests[0].banned_token_ids for batch in runner.batches[-40:]]
+    assert frozenset({stops["<|im_end|>"]}) in banned or not least
+    assert is_idle(llm)
+
+
+LONE = "a\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (
+            lambda llm: llm.generate(["fine", LONE]),
+            "prompt 1 has half of a surrogate pair, U\\+D83D",
+        ),
+        (lambda llm: llm.generate({"prompt": LONE}), "prompt 0 has half of a surrogate pair"),
+        (
+            lambda llm: llm.chat([[{"role": "user", "content": text}] for text in ("fine", LONE)]),
+            "conversation 1 has half of a surrogate pair",
+        ),
+        (lambda llm: SamplingParams(stop=["x", LONE]), "a stop string has half .* at character 1"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_where_it_stands(llm, call, where):
+    with pytest.raises(RequestError, match=where) as caught:
+        call(llm)
+    assert caught.value.param in ("prompt", "messages", "stop")
+    assert is_idle(llm)
+
+
+def test_min_tokens_with_every_token_banned_is_refused(llm, runner):
+    runner.vocab_size = 5
+    every = {"min_tokens": 2, "stop_token_ids": [0, 1, 3], "stop": ["<|im_end|>"]}
+    params = GREEDY.replace(**every, logit_bias={4: -100})
+    with pytest.raises(RequestError, match=r"prompt 0: min_tokens is 2, .* ban all 5 tokens"):
+        llm.generate([[1, 2]], params)

@@ -16,5 +16,10 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("LlamaForCausalLM",),
     traits=traits,
-    keys={"attention_bias": False, "mlp_bias": False},
+    model_type="llama",
+    keys={
+        "max_position_embeddings": 2048,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
 )

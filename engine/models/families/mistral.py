@@ -16,5 +16,10 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("MistralForCausalLM",),
     traits=traits,
-    keys={"sliding_window": 4096, "num_key_value_heads": 8},
+    model_type="mistral",
+    keys={
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+        "num_key_value_heads": 8,
+    },
 )

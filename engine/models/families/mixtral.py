@@ -22,7 +22,9 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("MixtralForCausalLM",),
     traits=traits,
+    model_type="mixtral",
     keys={
+        "max_position_embeddings": 131072,
         "sliding_window": None,
         "num_local_experts": None,
         "num_experts_per_tok": None,

@@ -16,7 +16,9 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("Qwen2ForCausalLM",),
     traits=traits,
+    model_type="qwen2",
     keys={
+        "max_position_embeddings": 32768,
         "use_sliding_window": False,
         "sliding_window": 4096,
         "max_window_layers": 28,

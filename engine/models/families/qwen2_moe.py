@@ -29,7 +29,9 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("Qwen2MoeForCausalLM",),
     traits=traits,
+    model_type="qwen2_moe",
     keys={
+        "max_position_embeddings": 32768,
         "qkv_bias": True,
         "use_sliding_window": False,
         "sliding_window": 4096,

@@ -18,12 +18,15 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     traits=traits,
+    model_type="qwen3",
     keys={
+        "max_position_embeddings": 32768,
         "attention_bias": False,
         "use_sliding_window": False,
         "sliding_window": 4096,
         "max_window_layers": 28,
         "num_key_value_heads": 32,
         "head_dim": 128,
+        "use_qk_norm": None,  # transformers ignores it: Qwen3 always has the norms
     },
 )

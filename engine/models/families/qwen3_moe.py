@@ -32,7 +32,9 @@ def traits(fields: Fields) -> Traits:
 FAMILY = Family(
     architectures=("Qwen3MoeForCausalLM",),
     traits=traits,
+    model_type="qwen3_moe",
     keys={
+        "max_position_embeddings": 32768,
         "attention_bias": False,
         "use_sliding_window": False,
         "sliding_window": 4096,
@@ -45,5 +47,6 @@ FAMILY = Family(
         "mlp_only_layers": None,
         "norm_topk_prob": False,
         "num_key_value_heads": 4,
+        "use_qk_norm": None,  # transformers ignores it: Qwen3 always has the norms
     },
 )

@@ -25,6 +25,8 @@ from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 PLAN = Plan(ModeConfig(256, 1024, 4096), fused_threshold=2048, max_bytes=1 << 16, max_blocks=2)
 DTYPES = (torch.bfloat16, torch.float32)
 SIZES = (1, 7, 64, 129, 700, 5000)
+# Rows of whole vectors, and of 132 bytes, which take 144: 15 of them would fit without padding.
+FUSIBLE = ((5, 100), (6, 100), (14, 33), (15, 33))
 
 
 def inputs(world: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -57,7 +59,7 @@ def bits(group: Group) -> Any:
         "wrong": wrong,
         "disabled": ours.disabled_reason,
         "fused": fused,
-        "fuses": [ours.should_fuse(torch.zeros(rows, 100)) for rows in (5, 6)],
+        "fuses": [ours.should_fuse(torch.zeros(shape)) for shape in FUSIBLE],
         "too large": ours.should_custom_ar(large),
         "no such dtype": ours.should_custom_ar(torch.zeros(4, dtype=torch.float64)),
         "not dense": ours.should_custom_ar(torch.zeros(4, 4)[:, :2]),

@@ -35,7 +35,7 @@ def test_messages_that_are_not_for_the_kernels(of):
         assert not found["too large"]
         assert not found["no such dtype"]
         assert not found["not dense"]
-        assert found["fuses"] == [True, False]
+        assert found["fuses"] == [True, False, True, False]
 
 
 def test_calls_are_counted_by_algorithm_and_none_runs_after_the_end(of):

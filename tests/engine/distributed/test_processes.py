@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 import kiln
 from kiln.engine.errors import ConfigError, DeviceError, ModelError
@@ -129,13 +130,52 @@ def test_a_step_that_rank_0_alone_cannot_run_ends_the_engine(model_of, llm_of, t
     def fail(*arguments):
         raise ValueError("no such row")
 
-    llm.core.runner._direct._launch = fail
+    llm.core.runner._direct._compute = fail
     with pytest.raises(DeviceError, match=r"rank 0 of 2 failed in a step .*: no such row"):
         tokens_of(llm)
     begun = time.monotonic()
     llm.close()
     assert time.monotonic() - begun < 4  # it is not killed after a wait
     assert follower.child.returncode is not None
+
+
+FAILS = """
+import sys
+from kiln import LLM, SamplingParams
+from kiln.engine.runner.steps import Steps
+
+compute, calls = Steps._compute, []
+
+def fail(self, batch, key):  # the other rank is another process, and runs the step
+    calls.append(batch)
+    if len(calls) == 3:
+        raise MemoryError("rank 0 alone")
+    return compute(self, batch, key)
+
+llm = LLM(sys.argv[1], device="cpu", dtype="float32", tensor_parallel_size=2, num_kv_blocks=64,
+          disable_overlap_schedule=sys.argv[2] == "off")
+Steps._compute = fail
+for prompts in ([[1], [2]], [[3]]):
+    try:
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("overlap", at_depth(["on"], ["on", "off"]))
+def test_after_a_step_that_failed_on_rank_0_the_next_call_raises_and_the_program_ends(
+    model_of, overlap
+):
+    """With overlap the step behind the failed one is launched already."""
+    folder, _ = model_of("plain")
+    command = [sys.executable, "-c", FAILS, str(folder), overlap]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100)
+    first, again = done.stdout.splitlines()
+    assert first.startswith("DeviceError rank 0 of 2 failed in a step of 2 tokens")
+    assert again == first
+    assert done.returncode == 0
 
 
 def test_after_an_interrupt_in_a_step_the_engine_says_that_it_is_broken(model_of, llm_of):
@@ -146,10 +186,10 @@ def test_after_an_interrupt_in_a_step_the_engine_says_that_it_is_broken(model_of
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    run, llm.core.runner._direct._launch = llm.core.runner._direct._launch, interrupt
+    run, llm.core.runner._direct._compute = llm.core.runner._direct._compute, interrupt
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1, 2]])
-    llm.core.runner._direct._launch = run
+    llm.core.runner._direct._compute = run
     with pytest.raises(DeviceError, match=r"was interrupted in a step .* start Kiln again"):
         llm.generate([[1, 2]])
 

@@ -14,7 +14,7 @@ from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
 from kiln.engine.errors import ConfigError, ModelError
 from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import model_runner, steps
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,48 @@ def test_a_token_that_rank_0_alone_can_sample_reaches_the_others(made, llm_of, p
     alone = drawn(1)
     assert 5 in alone[3]
     assert drawn(2) == alone
+
+
+def numbers(completion):
+    """Return the tokens of the log-probabilities and their values, in order."""
+    entries = [pair for at in completion.logprobs for pair in at.items()]
+    return [number for token, entry in entries for number in (token, entry.logprob)]
+
+
+class FailsFor:
+    """A sampler that raises for every batch with one request, told by its bias."""
+
+    def __init__(self, monkeypatch):
+        self.real, self.raised = steps.sample, 0
+        monkeypatch.setattr(steps, "sample", self)
+
+    def __call__(self, logits, settings, keys, requests):
+        if any(one.params.logit_bias == {7: 7.0} for one in requests):
+            self.raised += 1
+            raise MemoryError("its edits do not fit")
+        return self.real(logits, settings, keys, requests)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_request_whose_sampling_raises_fails_alone(
+    made, llm_of, tokens_of, prompts, monkeypatch, world
+):
+    """Rank 0 alone samples what edits its logits: the other ranks must stay in step."""
+    folder, _ = made("qwen3")
+    good, bad = SamplingParams(temperature=0, max_tokens=8, logprobs=2), {7: 7.0}
+    params = [good, good.replace(logit_bias=bad, logprobs=1), good, good.replace(logprobs=0)]
+    llm = llm_of(folder, world)
+    wanted = [one.outputs[0] for one in llm.generate(prompts, params)]
+    plain = tokens_of(llm)
+    failing = FailsFor(monkeypatch)
+    found = [one.outputs[0] for one in llm.generate(prompts, params)]
+    assert failing.raised >= 2  # with the others, and alone
+    assert found[1].finish_reason == "error"
+    assert "failed; the engine continues" in found[1].error
+    for index in (0, 2, 3):
+        assert found[index].token_ids == wanted[index].token_ids
+        assert numbers(found[index]) == pytest.approx(numbers(wanted[index]), abs=1e-4)
+    assert tokens_of(llm) == plain
 
 
 def test_random_weights_are_the_same_for_any_number_of_ranks(made, llm_of, tokens_of):

@@ -142,9 +142,10 @@ def made(tmp_path_factory):
 
 
 def sites_of(folder: Path) -> Sites:
-    """Return the sites of a model."""
+    """Return the sites of a model, whose weights are random if the folder has none."""
     family, config = read_model(folder)
-    weights = open_weights(folder, "dummy", 0, torch.float32)
+    load_format = "auto" if any(folder.glob("*.safetensors")) else "dummy"
+    weights = open_weights(folder, load_format, 0, torch.float32)
     sites = Sites()
     cpu = torch.device("cpu")
     load_model(family, config, weights, 64, torch.float32, cpu, lambda *_: None, sites)

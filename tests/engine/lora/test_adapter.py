@@ -182,7 +182,9 @@ TENSORS = {
     "module": (renamed("self_attn", "attn"), "the model has no model.layers.0.attn.q_proj"),
     "third layer": (renamed("layers.1.", "layers.2."), "the model has no model.layers.2"),
     "expert": (renamed("mlp.up_proj", "mlp.experts.0.up_proj"), "it adapts experts"),
-    "A alone": (renamed(".lora_B.weight", ".lora_A.default.weight"), "writes no such name"),
+    "two adapters": (renamed(".lora_B.weight", ".lora_B.sql.weight"), "of several adapters"),
+    "one twice": (with_one(f"{Q}.lora_A.default.weight", torch.zeros(4, 32)), "several adapters"),
+    "deeper": (renamed(".lora_A.weight", ".lora_A.sql.one.weight"), "writes no such name"),
     "no B": (
         lambda tensors: {n: t for n, t in tensors.items() if n != f"{Q}.lora_B.weight"},
         "q_proj.lora_B.weight is missing",
@@ -211,6 +213,10 @@ TENSORS = {
     "overflow": (
         with_one(f"{Q}.lora_A.weight", torch.full((4, 32), 1e300, dtype=torch.float64)), "infinit"
     ),
+    "a base bias": (with_one(f"{Q}.base_layer.bias", torch.zeros(32)), "a copy of a base bias"),
+    "a norm": (
+        with_one("base_model.model.model.norm.weight", torch.ones(32)), "modules_to_save",
+    ),
     "base shape": (with_one(f"{Q}.base_layer.weight", torch.zeros(31, 32)), "[31, 32]"),
     "nothing": (lambda tensors: {}, "no LoRA tensors"),
     "base alone": (
@@ -223,12 +229,6 @@ TENSORS = {
 def test_a_tensor_that_does_not_fit_is_refused_by_name(copied, refused, case):
     change, words = TENSORS[case]
     assert words in refused(copied("q-and-up", tensors=change))
-
-
-def test_a_copy_of_the_base_weight_is_ignored(copied, made, sites):
-    folder = copied("q-and-up", tensors=with_one(f"{Q}.base_layer.weight", torch.ones(32, 32)))
-    adapter = read_adapter("mine", folder, sites(made("llama").folder), torch.float32)
-    assert len(adapter.pairs) == 4
 
 
 def test_a_router_is_refused_by_name(tmp_path, copied, small_moe, sites):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from kiln.engine.config import LoRAConfig
 from kiln.engine.errors import ConfigError
+from kiln.engine.graphs.emulator import EmulatedGraphs
 from kiln.engine.lora import chunked_backend
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.chunked_backend import ChunkedLoRA
@@ -48,7 +50,11 @@ def adapter(sites, ranks, dtype):
 
 def results(backend, sites, step, inputs):
     """What a backend makes of a step's layers: embedding, qkv, and LM head of the pruned rows."""
-    info = backend.prepare_lora_batch(*step)
+    return layers(backend, sites, backend.prepare_lora_batch(*step), inputs)
+
+
+def layers(backend, sites, info, inputs):
+    """The same of a batch."""
     ids, x, *outs = inputs
     outs = [out.clone() for out in outs]
     embedding, qkv, head = sites.all
@@ -156,7 +162,7 @@ def test_an_adapter_that_is_placed_while_the_tables_are_copied_is_not_missed(
         return copied
 
     monkeypatch.setattr(torch, "from_numpy", place_late)
-    backend.layout  # noqa: B018 (it follows the pool)
+    backend.graphs_fit([])  # it follows the pool
     monkeypatch.setattr(torch, "from_numpy", from_numpy)
     step = ([0, -1], [1] * 2, [True] * 2)
     inputs = inputs_of(step, torch.float32)
@@ -192,23 +198,84 @@ def test_chunks_of_more_adapters_than_align_tokens_can_tell_apart_are_refused(mo
         ChunkedLoRA(pool, model_sites.all, 16)
 
 
-def test_graphs_fit_adapters_up_to_a_reserved_rank(on_host, model_sites):
+def placing(pool, sites):
+    """Return a function that puts an adapter of some ranks in a slot, from an element on."""
+
+    def place(ranks, slot, start=0):
+        packed = pack(adapter(sites, ranks, torch.float32), sites.all, torch.float32)
+        pool.write(packed, start)
+        pool.place(packed, slot, start)
+
+    return place
+
+
+@KERNELS
+def test_graphs_fit_adapters_up_to_a_reserved_rank(on_host, model_sites, kernels):
     pool = AdapterPool(model_sites.all, 2, 40000, torch.float32, CPU)
-    backend = KernelLoRA(pool, model_sites.all, 16)
-    assert backend.layout == 0, "no adapter, no rank: nothing to capture"
-
-    def layout_with(ranks):
-        packed = pack(adapter(model_sites, ranks, torch.float32), model_sites.all, torch.float32)
-        pool.write(packed, 0)
-        pool.place(packed, 0, 0)
-        return backend.layout
-
-    most = max(RANKS[0])
+    backend = kernels(pool, model_sites.all, 16)
+    place, most = placing(pool, model_sites), max(RANKS[0])
+    assert not backend.graphs_fit_any, "no adapter, no rank: nothing to capture"
     backend.reserve_rank(most)
-    reserved = backend.layout
-    assert reserved > 0
-    assert layout_with(RANKS[0]) == reserved
-    assert layout_with([most + 3] * len(RANKS[0])) > reserved
+    assert backend.graphs_fit_any
+    place(RANKS[0], 0)
+    assert backend.graphs_fit([0, -1, 1])
+    place([most + 3] * len(RANKS[0]), 0)
+    assert not backend.graphs_fit([0, -1, 1])
+    assert backend.graphs_fit([-1, 1, 1]), "none of its adapters is too large"
+
+
+WIDE, OTHERS = (None, 64, 40, 40, 20), (3, None, None, None, 2)  # behind RANKS[1]
+
+
+@KERNELS
+@pytest.mark.parametrize("late", [WIDE, OTHERS], ids=["larger ranks", "other parts"])
+def test_a_graph_serves_the_adapters_that_fit_it_whatever_else_is_loaded(
+    on_host, model_sites, kernels, late
+):
+    pool = AdapterPool(model_sites.all, 2, 60000, torch.float32, CPU)
+    backend, oracle = kernels(pool, model_sites.all, 16), TorchNativeLoRA(pool)
+    place = placing(pool, model_sites)
+    place(RANKS[1], 0)
+    backend.reserve_loaded()
+    inputs = inputs_of(([0], [4], [True]), torch.float32)
+    inputs[-1] = torch.randn(4, 16)
+    info, found = backend.fixed_batch(4, 4), []
+    graph = EmulatedGraphs({}).capture(
+        lambda between: found.extend(layers(backend, model_sites, info, inputs))
+    )
+
+    def check(*slots, replay):
+        step = (slots, [1] * 4, [True] * 4)
+        assert backend.graphs_fit(slots) is replay
+        got = results(backend, model_sites, step, inputs)
+        if replay:
+            backend.fill_batch(info, *step)
+            graph.replay()
+            assert all(torch.equal(one, other) for one, other in zip(found, got, strict=True))
+        for one, other in zip(got, results(oracle, model_sites, step, inputs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
+
+    check(0, -1, 0, 0, replay=True)
+    place(late, 1, 30000)
+    check(0, 1, -1, 0, replay=False)
+    check(0, -1, 0, 0, replay=True)
+    pool.clear(1)
+    check(0, -1, -1, 0, replay=True)
+    place(RANKS[1], 1, 30000)
+    check(1, -1, 0, 1, replay=True)
+
+
+def test_the_workspace_of_graphs_outlives_larger_adapters(on_host, model_sites):
+    """A CUDA graph keeps the address of the workspace, and not the memory."""
+    pool = AdapterPool(model_sites.all, 2, 60000, torch.float32, CPU)
+    backend = KernelLoRA(pool, model_sites.all, 16)
+    place = placing(pool, model_sites)
+    place(RANKS[1], 0)
+    backend.reserve_loaded()
+    captured = [weakref.ref(tensor) for tensor in backend._workspace]
+    place(WIDE, 1, 30000)
+    results(backend, model_sites, ([1], [1], [True]), inputs_of(([1], [1], [True]), torch.float32))
+    assert all(tensor() is not None for tensor in captured)
 
 
 def test_segments_of_other_rows_are_caught(model_sites):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -9,13 +11,25 @@ from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.lora import base_weights
 from kiln.engine.lora.adapter import Adapter, LoRAPair
+from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.sharding import Shard
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.models.parameters import Projection
 
 HEADS, KV_HEADS, HEAD, HIDDEN, INNER, VOCAB = 8, 2, 3, 5, 16, 13
 Q, KV = HEADS * HEAD, KV_HEADS * HEAD
+
+
+LAYERS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "o_proj": ("o_proj",),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "down_proj": ("down_proj",),
+    "shared_expert_gate": ("shared_expert_gate",),
+    "lm_head": ("lm_head",),
+}
 
 
 def model_sites():
@@ -42,6 +56,61 @@ def whole_adapter(sites):
         made[part.row] = LoRAPair(a.double(), b.double(), 0.5 + index)
     del made[sites.parts[2].row]  # k has no rank
     return Adapter("a", made)
+
+
+class Stored(NamedTuple):
+    """A slice of a file, as safetensors gives it."""
+
+    tensor: torch.Tensor
+
+    def get_shape(self):
+        return list(self.tensor.shape)
+
+    def __getitem__(self, rows):
+        return self.tensor[rows]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_a_changed_base_weight_is_found_by_the_ranks_that_have_it(world, monkeypatch):
+    """By all of the ranks that share a KV head, or have a layer whole; else by one rank."""
+    monkeypatch.setattr(base_weights, "_CHUNK", 11)  # elements: some rows at once
+    whole = model_sites()
+    weights = {
+        part.row: torch.randn(part.input_size, part.output_size)
+        if site.kind is Kind.EMBEDDING
+        else torch.randn(part.output_size, part.input_size)
+        for site in whole.all
+        for part in site.parts
+    }
+    ranks = []
+    for shard in (Shard(Split(rank, world), KV_HEADS) for rank in range(world)):
+        own = Sites()
+        for site in whole.all:
+            cut = []
+            for part in site.parts:
+                outputs, inputs = shard.places(site, part)
+                rows = (inputs, outputs) if site.kind is Kind.EMBEDDING else (outputs, inputs)
+                cut.append(weights[part.row][rows])
+            padded = torch.cat([*cut, torch.zeros(1, cut[0].shape[1])])  # as behind a share
+            if site.kind is Kind.EMBEDDING:
+                own.embedding(site.parts[0].name, Embedding(padded))
+                continue
+            name = next(name for name, parts in LAYERS.items() if site.parts[0].name in parts)
+            parts = tuple(
+                (part.name, len(each)) for part, each in zip(site.parts, cut, strict=True)
+            )
+            own.linear(Projection(name, parts, cut[0].shape[1]), Linear(padded))
+        ranks.append(BaseWeights(own.all, shard.places))
+    for site in whole.all:
+        for part in site.parts:
+            good = weights[part.row]
+            assert all(one.first_difference(site, part, Stored(good)) is None for one in ranks)
+            for row in {0, len(good) // 2, len(good) - 1}:
+                changed = good.clone()
+                changed[row, -1] += 1
+                found = [one.first_difference(site, part, Stored(changed)) for one in ranks]
+                assert set(found) <= {row, None}
+                assert found.count(row) >= 1
 
 
 def delta(pair, x):
@@ -95,7 +164,7 @@ def test_the_memory_of_the_ranks_is_that_of_the_adapter_but_for_what_all_need():
     shard = Shard(Split(1, 4), KV_HEADS).adapter(adapter, sites.all)
     for part in gate_up.parts:
         whole, own = adapter.pairs[part.row], shard.pairs[part.row]
-        assert own.a is whole.a
+        assert own.a.data_ptr() == whole.a.data_ptr()
         assert own.b.numel() * 4 == whole.b.numel()
 
 

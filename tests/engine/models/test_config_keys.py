@@ -334,6 +334,22 @@ def test_a_key_that_is_not_read_is_refused_unless_it_is_off(tmp_path, base, key,
     assert "\n" not in message
 
 
+def test_keys_with_an_underscore_in_front_are_ignored(tmp_path):
+    private = {"_model_name_or_path": "x", "_any": {"a": 1}}
+    rope = {"type": "linear", "factor": 2.0}
+    plain = read(tmp_path, {**LLAMA_2, "rope_scaling": rope})
+    assert read(tmp_path, {**LLAMA_2, **private, "rope_scaling": {**rope, **private}}) == plain
+
+
+@pytest.mark.parametrize("base", [QWEN3, QWEN3_MOE], ids=["Qwen3", "Qwen3-Coder"])
+@pytest.mark.parametrize("value", [True, False])
+def test_qwen3_norms_query_and_key_whatever_use_qk_norm_is(tmp_path, base, value):
+    """As in transformers, whose Qwen3 does not read the key."""
+    config = read(tmp_path, {**base, "use_qk_norm": value})
+    assert config == read(tmp_path, base)
+    assert config.traits.qk_norm
+
+
 def test_layer_types_that_say_what_the_model_does_pass(tmp_path):
     full = ["full_attention"] * 32
     assert read(tmp_path, {**LLAMA_2, "layer_types": full}) == read(tmp_path, LLAMA_2)

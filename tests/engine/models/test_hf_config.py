@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.kernel_needs import kernel_needs
@@ -40,7 +41,7 @@ def test_what_a_llama_config_may_leave_out(read):
     config = read(num_key_value_heads="absent")
     assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (8, 8, 1e-6)
     assert (config.activation, config.tie_word_embeddings) == ("silu", False)
-    assert (config.rope.theta, config.rope.rotary_dim, config.rope.scaling) == (10_000.0, 8, None)
+    assert (config.rope.theta, config.rope.scaling) == (10_000.0, None)
     assert config.windows == (None, None, None)
     assert config.max_positions == 1000
     assert config.dtype == torch.float32
@@ -61,6 +62,9 @@ def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
     assert config.norm_eps == theirs.rms_norm_eps
     assert config.rope.theta == theirs.rope_parameters["rope_theta"]
     assert config.tie_word_embeddings == theirs.tie_word_embeddings
+    assert known_families()[architecture].model_type == theirs.model_type
+    absent = read(family, **sizes, **needed, max_position_embeddings="absent")
+    assert absent.max_positions == defaults.max_position_embeddings
     assert set(config.windows) == {getattr(theirs, "sliding_window", None) or None}
     for ours, name in [("qkv_bias", "qkv_bias"), ("output_bias", "attention_bias")]:
         if hasattr(theirs, name):
@@ -149,10 +153,54 @@ def test_yarn_reads_every_field_it_has(read):
     assert {name: getattr(scaling, name) for name in fields} == fields
 
 
-def test_a_part_of_each_head_may_be_rotated(read):
-    assert read(head_dim=16, partial_rotary_factor=0.5).rope.rotary_dim == 8
-    with pytest.raises(ModelError, match="rotates 3 of 16 dimensions"):
-        read(head_dim=16, partial_rotary_factor=0.2)
+def test_a_part_of_each_head_is_rotated_in_no_model(read):
+    """transformers ignores partial_rotary_factor for rope type default, and fails for others."""
+    for fields in (
+        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"partial_rotary_factor": 1}},
+    ):
+        assert read(**fields).rope == read().rope
+    linear = {"type": "linear", "factor": 2.0}
+    assert read(rope_scaling={**linear, "partial_rotary_factor": 1.0}) == read(rope_scaling=linear)
+    for fields in (
+        {"rope_scaling": linear, "partial_rotary_factor": 0.5},
+        {"rope_scaling": {**linear, "partial_rotary_factor": 0.5}},
+    ):
+        with pytest.raises(ModelError, match=r"partial_rotary_factor is 0\.5, .* rope type linear"):
+            read(**fields)
+    with pytest.raises(ModelError, match=r"head_dim is 15, want an even number"):
+        read(head_dim=15)
+
+
+def test_the_attention_factor_under_another_name_is_ignored_as_in_transformers(read):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250}
+    assert read(rope_scaling={**yarn, "attn_factor": 0.878}) == read(rope_scaling=yarn)
+
+
+def test_the_model_type_stands_for_a_missing_architecture(read):
+    for family, extra in (("Llama", {}), ("Qwen2", {}), ("Qwen3Moe", QWEN), ("Mixtral", MIXTRAL)):
+        kind = {"Qwen3Moe": "qwen3_moe"}.get(family, family.lower())
+        for empty in ("absent", None, []):
+            fields = {**extra, "architectures": empty, "model_type": kind}
+            assert read(family, **fields) == read(family, **extra, model_type=kind)
+    with pytest.raises(ModelError, match=r"architectures is None, .*model_type is 'gpt2'"):
+        read(architectures=None, model_type="gpt2")
+    with pytest.raises(ModelError, match=r"architectures is \['LlamaModel'\]"):
+        read(architectures=["LlamaModel"], model_type="llama")
+
+
+def test_a_missing_dtype_is_that_of_the_weights(read, tmp_path):
+    def dtype(**tensors):
+        save_file(tensors, tmp_path / "model.safetensors")
+        return read().dtype
+
+    half, whole = torch.ones(2, dtype=torch.bfloat16), torch.ones(2)
+    assert dtype(a=half, b=torch.ones(2, dtype=torch.int8)) == torch.bfloat16
+    assert dtype(a=half, b=whole) == torch.float32
+    assert dtype(a=whole.half()) == torch.float16
+    assert dtype(a=whole.double()) == torch.float32  # Kiln computes in no wider dtype
+    assert dtype(a=torch.ones(2, dtype=torch.int8)) == torch.float32
+    assert read(dtype="float16").dtype == torch.float16
 
 
 def test_heads_may_be_wider_than_the_hidden_size_gives(read):
@@ -309,7 +357,7 @@ def test_experts_that_cannot_be_served_are_named(read, architecture, fields, mes
             {"architectures": ["GPT2LMHeadModel"]},
             r"architectures is \['GPT2LMHeadModel'\], Kiln se",
         ),
-        ({"architectures": "absent"}, "architectures is None"),
+        ({"architectures": "absent"}, "architectures is None, and model_type is ''"),
         ({"architectures": "Llama"}, "architectures is 'Llama', want a list"),
     ],
     ids=str,

@@ -100,3 +100,51 @@ def test_the_tokenizers_own_is_added_wherever_its_id_stands(tmp_path, token):
 def test_the_tokenizers_own_is_found_in_older_folders(tmp_path, files):
     write(tmp_path, tokenizer_config={"eos_token": "<end>"}, **files)
     assert eos_token_ids(tmp_path) == {8}
+
+
+OUTSIDE = [-1, 50, 2**40]
+
+
+@pytest.mark.parametrize("place", ["config", "generation_config"])
+def test_ids_outside_of_the_vocabulary_are_dropped_with_a_warning(tmp_path, caplog, place):
+    write(tmp_path, config={"vocab_size": 50})
+    write(tmp_path, **{place: {"eos_token_id": [3, *OUTSIDE], "vocab_size": 50}})
+    assert eos_token_ids(tmp_path) == {3}
+    assert [record.args[1] for record in caplog.records] == OUTSIDE
+    assert "vocabulary has 50 tokens" in caplog.text
+
+
+def test_a_tokenizer_with_one_token_too_many_has_no_eos_that_the_model_cannot_draw(tmp_path):
+    write(tmp_path, config={"eos_token_id": 3, "vocab_size": 50})
+    write(tmp_path, tokenizer_config={"eos_token": "<end>"}, added_tokens={"<end>": 50})
+    assert eos_token_ids(tmp_path) == {3}
+
+
+@pytest.mark.parametrize("place", ["config", "generation_config"])
+@pytest.mark.parametrize("ids", ["2", [[2]], [2, "3"], True, 2.0, {"a": 1}, "9" * 200])
+def test_an_entry_that_is_no_token_id_is_refused_by_name(tmp_path, place, ids):
+    write(tmp_path, **{place: {"eos_token_id": ids}})
+    with pytest.raises(ModelError, match=rf"{place}\.json: eos_token_id is ") as caught:
+        eos_token_ids(tmp_path)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 200
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "tokenizer_config": {
+                "eos_token": "</s>",
+                "added_tokens_decoder": {"x": {"content": "</s>"}},
+            }
+        },
+        {"tokenizer_config": {"eos_token": "</s>", "added_tokens_decoder": [1]}},
+        {"tokenizer_config": {"eos_token": ["</s>"]}, "added_tokens": {"</s>": 2}},
+        {"tokenizer_config": {"eos_token": "</s>"}, "added_tokens": {"</s>": "two"}},
+        {"tokenizer_config": {"eos_token": "</s>"}, "tokenizer": {"added_tokens": ["</s>"]}},
+    ],
+)
+def test_a_tokenizer_whose_eos_cannot_be_read_is_refused_by_name(tmp_path, files):
+    write(tmp_path, **files)
+    with pytest.raises(ModelError, match=r"the id of the tokenizer's eos_token .*</s>.* cannot be"):
+        eos_token_ids(tmp_path)

@@ -198,6 +198,16 @@ def test_a_broken_index_is_named(tmp_path, index):
         load(tmp_path)
 
 
+def test_two_sets_of_weights_in_one_folder_are_refused(sharded, tmp_path):
+    index = "model.safetensors.index.json"
+    save_file(TENSORS, sharded / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"model\.safetensors and {index}, which lists other"):
+        load(sharded)
+    listed = dict.fromkeys(TENSORS, "model.safetensors")
+    (sharded / index).write_text(json.dumps({"weight_map": listed}))
+    load(sharded)
+
+
 def test_no_weights_at_all(tmp_path):
     with pytest.raises(ModelError, match="no weights found"):
         load(tmp_path)

@@ -26,6 +26,7 @@ from kiln.engine.requests.adapter_jobs import (
     UnloadAdapter,
 )
 from kiln.engine.requests.adapter_slots import AdapterSlots
+from kiln.engine.requests.loaded_adapter import Copied
 
 
 class Store:
@@ -57,7 +58,7 @@ class Store:
 
     def copied(self, *, wait=False):
         ended, self.copies = self.copies, []
-        return ended
+        return [Copied(name) for name in ended]
 
     def clear(self, slot):
         pass

@@ -11,6 +11,8 @@ from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundEr
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.requests.adapter_slots import AdapterSlots
+from kiln.engine.requests.begin import begin_request
+from kiln.engine.requests.loaded_adapter import Copied
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.requests.spans import Span, first_fit, gaps, largest_gap
@@ -25,6 +27,7 @@ class Device:
         self.slots = {}  # slot to (name, start)
         self.copies = []
         self.delay = delay
+        self.fails = lambda name: False
         self.sizes = {}
         self.reading = []  # spans that launched steps read
 
@@ -42,12 +45,16 @@ class Device:
             if copy[0] <= 0:
                 _, name, slot, start = copy
                 self.copies.remove(copy)
+                if self.fails(name):
+                    done.append(Copied(name, AdapterError(f"LoRA adapter {name!r}: no memory")))
+                    continue
                 self.values[start : start + self.sizes[name]] = [name] * self.sizes[name]
                 self.slots[slot] = (name, start)
-                done.append(name)
+                done.append(Copied(name))
         return done
 
     def clear(self, slot):
+        self.copies = [copy for copy in self.copies if copy[2] != slot]
         self.slots.pop(slot, None)
 
     def read(self, slot):
@@ -172,6 +179,103 @@ def test_an_unloaded_adapter_frees_everything_but_not_while_it_is_used():
     assert slots.loaded == []
 
 
+def test_an_adapter_whose_request_just_ended_was_used_last():
+    slots, _, _ = make(dict.fromkeys("abc", 1), 2, 2)
+    for name in "ab":
+        slots.hold(name)
+    assert ask(slots, "a", "b") == [0, 1]
+    slots.start("a")
+    slots.start("b")
+    slots.stop("b")
+    for _ in range(5):
+        ask(slots)
+    slots.stop("a")
+    assert ask(slots, "c") == [1]
+    assert where(slots) == {"a": 0, "c": 1}
+
+
+def test_a_drain_takes_the_adapter_with_the_fewest_running_requests():
+    slots, _, clock = make(dict.fromkeys("abc", 1), 2, 2, patience=5)
+    for name in "aabbbc":
+        slots.hold(name)
+    assert ask(slots, "a", "b") == [0, 1]
+    for name in "abb":
+        slots.start(name)
+    assert ask(slots, "c") == [None]
+    clock.now = 5
+    assert ask(slots, "c") == [None]
+    assert ask(slots, "a", "b", "c") == [None, 1, None]
+    slots.stop("a")
+    assert ask(slots, "b", "c") == [1, 0]
+
+
+def test_a_failed_copy_frees_the_place_and_fails_those_who_wait_for_it():
+    slots, device, _ = make(dict.fromkeys("ab", 1), 1, 1)
+    device.fails = lambda name: name == "a"
+    waiting = [
+        begin_request(NewRequest(f"{name}-{index}", [1], SamplingParams(), name), 0, 9, frozenset())
+        for index, name in enumerate(["a", None, "a", "b"])
+    ]
+    for request in waiting:
+        if request.adapter:
+            slots.hold(request.adapter)
+    assert ask(slots, "a", "a", "b") == [None, None, 0], "its place is free at once"
+    failed = slots.fail_waiting(waiting)
+    assert [(out.request_id, out.finish_reason) for out in failed] == [
+        ("a-0", "error"),
+        ("a-2", "error"),
+    ]
+    assert {out.message for out in failed} == {"LoRA adapter 'a': no memory"}
+    assert slots.fail_waiting(waiting) == [], "each is told once"
+    for _ in failed:
+        slots.drop("a")
+    device.fails = lambda name: False
+    slots.hold("a")
+    assert ask(slots, "a") == [0]
+
+
+def test_a_copy_that_failed_while_nobody_waited_fails_no_later_request():
+    slots, device, _ = make({"a": 1, "b": 1}, 2, 2, delay=lambda: 2)
+    device.fails = lambda name: True
+    slots.hold("a")
+    ask(slots, "a")
+    slots.drop("a")
+    slots.wait()
+    device.fails, device.delay = lambda name: False, lambda: 0
+    slots.hold("a")
+    assert ask(slots, "a") == [0]
+
+
+def test_a_pinned_adapter_whose_copy_fails_keeps_its_place_and_is_copied_again():
+    slots, device, _ = make({"a": 2, "b": 2}, 2, 4)
+    device.sizes["p"], device.fails = 1, lambda name: name == "p"
+    slots.add("p", 1, pinned=True)
+    slots.wait()
+    assert where(slots) == {"p": 0}
+    assert ask(slots, "a", "b") == [1, 1], "the other place is theirs"
+    slots.hold("p")
+    assert ask(slots, "p") == [None], "it is copied again"
+    assert ask(slots, "p") == [None], "its request is told before the next copy"
+    assert device.copies == []
+    slots.fail_waiting([])
+    device.fails = lambda name: False
+    assert ask(slots, "p") == [None]
+    assert ask(slots, "p") == [0]
+    slots.drop("p")
+    device.fails = lambda name: True
+    assert slots.remove("p", frozenset())
+    slots.add("p", 1, pinned=True)
+    slots.wait()
+    assert slots.remove("p", frozenset()), "a failed one is not in use"
+
+
+def test_adapters_that_cannot_be_copied_before_the_first_request_stop_the_start():
+    slots, device, _ = make(dict.fromkeys("ab", 1), 2, 2)
+    device.fails = lambda name: name == "b"
+    with pytest.raises(AdapterError, match="'b': no memory"):
+        slots.place_all()
+
+
 # -- with the scheduler ---------------------------------------------------------------------------
 
 
@@ -187,6 +291,7 @@ class Run:
             adapters=slots,
         )
         self.launched, self.tokens, self.ended, self.begun = [], {}, {}, {}
+        self.failed = {}  # messages
 
     def add(self, request_id, adapter, prompt=(1, 2), **params):
         own = {"temperature": 0, "ignore_eos": True, "max_tokens": 4, **params}
@@ -197,6 +302,9 @@ class Run:
         """Launch a step behind the last one, and commit that."""
         self.clock.now += 1
         batch = self.scheduler.schedule()
+        for out in self.slots.fail_waiting(self.scheduler.waiting):
+            self.scheduler.abort(out.request_id)
+            self.failed[out.request_id] = out.message
         if batch.requests:
             spans = []
             for row in batch.requests:
@@ -262,6 +370,20 @@ def test_who_waits_for_a_slot_is_passed_over_for_a_bounded_time(fake_runner):
     assert len(run.ended) == index + 2
 
 
+def test_two_adapters_that_are_always_wanted_take_turns_in_one_slot(fake_runner):
+    """A drain ends when its adapter runs. Else nothing is admitted while more wait for it."""
+    slots, device, clock = make(dict.fromkeys("ab", 1), 1, 1, patience=10)
+    run = Run(fake_runner(256), slots, device, clock, max_num_seqs=4)
+    for index in range(200):
+        for name in "ab":
+            if sum(one.adapter == name for one in run.scheduler.waiting) < 6:  # more than run
+                run.add(f"{name}-{index}", name)
+        run.step()
+    ended = [sum(one.startswith(name) for one in run.ended) for name in "ab"]
+    assert sum(ended) > 100
+    assert min(ended) > 30
+
+
 def test_a_drain_frees_memory_too_and_spares_whom_it_can(fake_runner):
     sizes = {"small": 1, "wide": 6, "long": 3}
     slots, device, clock = make(sizes, 3, 9, patience=5)
@@ -289,6 +411,8 @@ def test_random_adapters_requests_aborts_and_preemptions(fake_runner, seed):
     size = max(sizes.values()) + chance.randint(0, 8)
     slots, device, clock = make({}, num_slots, size, patience=chance.choice([0, 3, 20]))
     device.sizes, device.delay = sizes, lambda: chance.randint(0, 4)
+    failing = chance.choice([0, 0.2])
+    device.fails = lambda name: chance.random() < failing
     for name in sorted(names, key=lambda name: -sizes[name]):
         try:
             slots.add(name, sizes[name], pinned=chance.random() < 0.2)
@@ -312,7 +436,10 @@ def test_random_adapters_requests_aborts_and_preemptions(fake_runner, seed):
         run.step()
     run.finish()
     for request_id, (prompt, count) in wanted.items():
-        if request_id not in aborted:
+        if request_id in run.failed:
+            assert failing
+            assert repr(request_id.partition("-")[0]) in run.failed[request_id]
+        elif request_id not in aborted:
             assert len(run.tokens[request_id]) == count
             assert run.tokens[request_id] == alone(fake_runner, prompt, count)
     for name in names:

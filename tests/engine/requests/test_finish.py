@@ -6,6 +6,7 @@ import pytest
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.core import EngineCore
+from kiln.engine.errors import RequestError
 from kiln.engine.requests.batch import SampledTokens, StepOutput
 from kiln.engine.requests.finish import stop_token_ids
 from kiln.engine.requests.request import NewRequest
@@ -72,7 +73,32 @@ def test_stop_tokens_are_banned_until_min_tokens():
 
 
 def test_listed_stop_tokens_count_even_when_the_models_own_are_ignored():
-    assert stop_token_ids(SamplingParams(), EOS) == EOS
-    assert stop_token_ids(SamplingParams(stop_token_ids=[5]), EOS) == EOS | {5}
-    assert stop_token_ids(SamplingParams(stop_token_ids=[5], ignore_eos=True), EOS) == {5}
-    assert stop_token_ids(SamplingParams(ignore_eos=True), EOS) == frozenset()
+    def stops(*strings, **params):
+        return stop_token_ids(NewRequest("a", [1], SamplingParams(**params), None, strings), EOS)
+
+    assert stops() == EOS
+    assert stops(stop_token_ids=[5]) == EOS | {5}
+    assert stops(stop_token_ids=[5], ignore_eos=True) == {5}
+    assert stops(ignore_eos=True) == frozenset()
+    assert stops(8, 9, ignore_eos=True) == {8, 9}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop_token_ids": list(range(50))},
+        {"stop_token_ids": [t for t in range(50) if t not in EOS], "ignore_eos": False},
+        {"stop_token_ids": list(range(25)), "logit_bias": dict.fromkeys(range(25, 50), -100)},
+        {"logit_bias": {t: -100 for t in range(50) if t not in EOS}, "ignore_eos": False},
+    ],
+)
+def test_min_tokens_with_every_token_banned_is_refused(params):
+    core = EngineCore(EngineConfig(ModelConfig("x")), runner=Scripted([]), eos=EOS)
+    settings = {"ignore_eos": True, **params}
+    with pytest.raises(RequestError, match="ban all 50 tokens") as caught:
+        core.check(NewRequest("a", [1], SamplingParams(min_tokens=1, **settings)))
+    assert caught.value.param == "min_tokens"
+    core.check(NewRequest("a", [1], SamplingParams(**settings)))
+    biases = {t: bias / 2 for t, bias in params.get("logit_bias", {}).items()}
+    fewer = {**settings, "stop_token_ids": params.get("stop_token_ids", [0])[1:]}
+    core.check(NewRequest("a", [1], SamplingParams(min_tokens=1, **fewer | {"logit_bias": biases})))

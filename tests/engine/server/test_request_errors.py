@@ -1,4 +1,4 @@
-"""A request that the engine cannot finish gets status 500; the server and the others go on."""
+"""A request that the engine refuses gets status 400; the server and the others go on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def complete(api, body):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_fails_before_its_first_token_is_status_500(api, stream):
+def test_min_tokens_with_every_token_banned_is_status_400(api, stream):
     answer = complete(api, {**BAD, "stream": stream})
-    assert answer.status_code == 500
+    assert answer.status_code == 400
     error = answer.json()["error"]
-    assert (error["type"], error["code"]) == ("server_error", "generation_failed")
-    assert "only stop tokens can be sampled" in error["message"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "min_tokens")
+    assert "ban all 400 tokens" in error["message"]
 
 
 def test_its_neighbours_get_the_tokens_that_they_get_alone(api):
@@ -29,5 +29,5 @@ def test_its_neighbours_get_the_tokens_that_they_get_alone(api):
     with ThreadPoolExecutor(8) as pool:
         bodies = [GOOD, BAD] * 8
         answers = list(pool.map(lambda body: complete(api, body), bodies))
-    assert [answer.status_code for answer in answers] == [200, 500] * 8
+    assert [answer.status_code for answer in answers] == [200, 400] * 8
     assert all(answer.json()["choices"] == alone for answer in answers[::2])

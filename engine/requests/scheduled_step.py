@@ -1,0 +1,37 @@
+"""A step that was scheduled and not committed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kiln.engine.requests.batch import Batch
+from kiln.engine.requests.request import Request
+
+
+class ScheduledStep(NamedTuple):
+    """A batch, and the request of each of its rows."""
+
+    batch: Batch
+    requests: list[Request]
+
+    def still_valid(self, live: Mapping[str, Request]) -> Batch:
+        """Return the rows that can be computed now, all tokens known.
+
+        Requests that are not among the ``live`` ones or were preempted are left out.
+        """
+        rows = []
+        for row, request in zip(self.batch.requests, self.requests, strict=True):
+            if live.get(row.request_id) is request and request.row == row.row:
+                start = row.num_computed_tokens
+                tokens = request.token_ids[start : start + row.num_tokens]
+                rows.append(row._replace(token_ids=tokens))
+        return Batch(tuple(rows))
+
+    def take_back(self) -> None:
+        """Return the requests to where they were, so that they will be scheduled again."""
+        for row, request in zip(self.batch.requests, self.requests, strict=True):
+            request.num_pending -= row.samples
+            if request.row == row.row:  # neither ended nor preempted since
+                request.num_computed_tokens = row.num_computed_tokens
+                request.num_table_blocks = row.num_blocks

@@ -1,0 +1,166 @@
+"""Ctrl-C at any line of the host's work leaves nothing held, and the next call works."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from depth import at_depth
+
+from kiln.engine import core as core_module
+from kiln.engine.llm import LLM
+from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.requests.sampling_params import SamplingParams
+
+# What changes state that outlives a call.
+FILES = ("engine/core.py", "engine/scheduler.py", "engine/requests/", "engine/kv/")
+ADAPTERS = {"first": "folder", "second": "folder", "third": "folder"}
+PROMPTS = [[index] * (3 + 4 * index) for index in range(6)]
+LORA = ["first", None, "second", "third", "first", None]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=14, ignore_eos=True),
+    SamplingParams(seed=1, max_tokens=11, presence_penalty=1.0, ignore_eos=True),
+] * 3
+
+
+class Store:
+    """Adapters of which one fits on the device, as a store that copies at once."""
+
+    num_slots, size = 2, 15
+    sizes = dict.fromkeys(ADAPTERS, 10)
+
+    def __init__(self):
+        self.begun, self.slots = [], {}
+
+    def info(self, name, path, *, pinned):
+        return SimpleNamespace(name=name)
+
+    def begin(self, name, slot, start):
+        self.begun.append((name, slot))
+
+    def copied(self, *, wait=False):
+        done, self.begun = self.begun, []
+        self.slots |= {slot: name for name, slot in done}
+        return [Copied(name) for name, _ in done]
+
+    def clear(self, slot):
+        self.slots.pop(slot, None)
+
+
+class Interrupts:
+    """Raises an interrupt at some of the lines that run, counted from 1."""
+
+    def __init__(self, *at):
+        self.at, self.count, self.places = set(at), 0, []
+
+    def __enter__(self):
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+
+    def _call(self, frame, event, argument):
+        return self._line if any(one in frame.f_code.co_filename for one in FILES) else None
+
+    def _line(self, frame, event, argument):
+        if event == "line":
+            self.count += 1
+            if self.count in self.at:
+                sys.settrace(self._call)  # Python ends a trace that raises
+                self.places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                frame.f_trace = self._line
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.fixture
+def runner(fake_runner, monkeypatch):
+    class Runner(fake_runner):
+        def run(self, batch):
+            for row in batch.requests:
+                wanted = LORA[PROMPTS.index(self.prompts[row.request_id])]
+                assert self.adapter_store.slots.get(row.adapter_slot) == wanted, "another adapter"
+            return super().run(batch)
+
+    made = Runner(num_blocks=10, vocab_size=400)
+    made.adapter_store = Store()
+    monkeypatch.setattr(core_module, "load_runner", lambda config, progress: made)
+    return made
+
+
+@pytest.fixture
+def llm(runner, tmp_path):
+    class Prompts(dict):
+        """The prompt of each request id, which counts up."""
+
+        def __missing__(self, request_id):
+            return PROMPTS[(int(request_id.split("-")[0]) - self.first) % len(PROMPTS)]
+
+    runner.prompts = Prompts()
+    runner.prompts.first = 0
+    return LLM(
+        str(tmp_path),
+        block_size=4,
+        max_num_batched_tokens=16,
+        max_num_seqs=4,
+        lora_modules=ADAPTERS,
+        max_loras=2,
+        skip_tokenizer_init=True,
+    )
+
+
+def answers(llm, runner):
+    # The steps that were in flight at an interrupt are dropped: the stand-in must not expect them.
+    runner.collected = runner.launched
+    runner.prompts.first = next(llm._request_ids) + 1
+    outputs = llm.generate(PROMPTS, PARAMS, lora=LORA)
+    return [list(one.outputs[0].token_ids) for one in outputs]
+
+
+def held(llm):
+    """What the engine keeps of requests."""
+    scheduler = llm.core.scheduler
+    scheduler.kv.pool.check_integrity()
+    return {
+        "blocks": scheduler.kv.pool.num_held,
+        "rows": set(range(4)) - set(scheduler._free_rows),
+        "requests": [*scheduler.running, *scheduler.waiting, *scheduler._counting],
+        "launched": len(scheduler._in_flight) + len(llm.core._in_flight),
+        "adapters": [one.name for one in scheduler.adapters.loaded if one.requests or one.running],
+    }
+
+
+NOTHING = {"blocks": 0, "rows": set(), "requests": [], "launched": 0, "adapters": []}
+
+
+def points(count):
+    """Return the lines to interrupt: some of them, or all."""
+    return range(1, count + 1, at_depth(max(1, count // 60), 1))
+
+
+def test_an_interrupt_at_any_line_leaves_nothing_held(llm, runner):
+    wanted = answers(llm, runner)
+    with Interrupts() as lines:
+        assert answers(llm, runner) == wanted
+    assert llm.core.scheduler.num_preemptions
+    assert llm.core.scheduler.adapters.num_evictions
+    for point in points(lines.count):
+        with pytest.raises(KeyboardInterrupt), Interrupts(point) as interrupts:
+            answers(llm, runner)
+        assert held(llm) == NOTHING, interrupts.places
+        assert answers(llm, runner) == wanted, interrupts.places
+
+
+def test_an_interrupt_while_the_last_one_is_handled_leaves_nothing_to_the_next_call(llm, runner):
+    wanted = answers(llm, runner)
+    with Interrupts() as lines:
+        answers(llm, runner)
+    for point in points(lines.count):
+        later = point + 1 + point % 97
+        with pytest.raises(KeyboardInterrupt), Interrupts(point, later) as interrupts:
+            answers(llm, runner)
+        assert answers(llm, runner) == wanted, interrupts.places
+        assert held(llm) == NOTHING, interrupts.places
