@@ -52,8 +52,8 @@ class ToolCall(StrictModel):
     cache_control: Any = Field(None, description="No effect")
 
 
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[listed(ContentPart), Tag("<list>")],  # type: ignore[valid-type]
+Content: Any = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[listed(ContentPart), Tag("<list>")],
     Discriminator(kind_of_text),
 ]
 

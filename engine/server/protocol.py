@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -64,8 +64,11 @@ class TextFormat(StrictModel):
 
 
 if TYPE_CHECKING:  # the fields that do not act are read from the table
-    _ChatRows: TypeAlias = StrictModel
-    _CompletionRows: TypeAlias = StrictModel
+
+    class _ChatRows(StrictModel): ...
+
+    class _CompletionRows(StrictModel): ...
+
 else:
     _ChatRows, _CompletionRows = model_of("ChatRows", CHAT), model_of("CompletionRows", COMPLETION)
 

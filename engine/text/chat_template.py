@@ -103,7 +103,6 @@ class ChatTemplate:
         settings = {"add_generation_prompt": add_generation_prompt, **variables}
         try:
             text = self._text(read, tools, settings, _MAX_RENDERED)
-            text.encode()  # the arguments of a call may spell half a surrogate pair
         except Exception as error:  # a template is a program and can raise anything
             said = str(error)[:_MAX_SHOWN] or type(error).__name__
             raise RequestError(

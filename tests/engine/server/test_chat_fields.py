@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from kiln.engine.errors import RequestError
 from kiln.engine.server.protocol import ChatCompletionRequest
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -78,6 +79,13 @@ def test_a_history_of_calls_is_read(prompt):
     ]
     expected = "<developer>d<user>hi<assistant>Rome<tool>9f<assistant><user>aann[]<answer>"
     assert prompt(messages=messages) == expected
+
+
+def test_half_a_surrogate_in_the_arguments_of_a_call_is_refused(prompt):
+    function = {"name": "f", "arguments": '{"city": "\\ud800"}'}
+    called = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        prompt(messages=[USER, called])
 
 
 # What other servers' load generators send, less the addresses of their servers.

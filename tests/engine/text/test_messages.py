@@ -179,12 +179,6 @@ def test_a_malformed_message_is_refused_by_its_place(message, param, part):
     assert caught.value.param in str(caught.value)
 
 
-def test_half_a_surrogate_in_the_arguments_is_refused():
-    called = {"role": "assistant", "tool_calls": [call('{"a": "\\ud800"}')]}
-    with pytest.raises(RequestError, match="surrogates"):
-        render(CALLS, [USER, called])
-
-
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_in_the_history_reaches_every_template(name):
     source = "{{ messages[1].reasoning_content }} {{ messages[1].thinking }}"
