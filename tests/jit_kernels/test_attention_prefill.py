@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.declare.catalog import best_form
@@ -107,7 +108,9 @@ def random_requests(source: random.Random) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("arch", "seed"), [("sm_80", seed) for seed in range(60)] + [("sm_90a", s) for s in range(30)]
+    ("arch", "seed"),
+    [("sm_80", seed) for seed in range(at_depth(12, 60))]
+    + [("sm_90a", seed) for seed in range(at_depth(8, 30))],
 )
 def test_bits_depend_on_the_own_request_alone(kernels, seed, arch):
     kernels.arch = arch

@@ -139,6 +139,7 @@ def test_a_target_below_the_kernels_minimum_is_left_out():
         jobs_for([SPEC], ["sm_xyz"])
 
 
+@pytest.mark.deep  # tests/engine/cli does it for one kernel
 def test_a_second_process_compiles_nothing(tmp_path):
     environ = {
         **os.environ,

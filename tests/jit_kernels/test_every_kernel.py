@@ -40,6 +40,7 @@ def seconds_on_record(job):
     return row["cpu_seconds"] if row and SAME_COMPILER else job.spec.max_cpu_seconds
 
 
+@pytest.mark.quick(116)  # every seventh: each kernel and each target
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)
@@ -50,6 +51,7 @@ def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, eve
     assert compiled.cost <= bound or everything.cost_again(job) <= bound
 
 
+@pytest.mark.quick(116)  # every seventh: each kernel and each target
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiled_within_its_bound_on_the_machine_of_the_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)
@@ -82,6 +84,7 @@ def test_uses_no_header_but_our_own(spec, variant):
     assert not re.search(r"#\s*include\s*<", everything)
 
 
+@pytest.mark.quick(44)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_declaration_is_coherent(spec, variant):
     for sizes in [*spec.sizes, *spec.bench_sizes[:2]]:
@@ -117,6 +120,7 @@ def _check_cost(spec, variant, sizes, a):
     assert rest or spec.cost(variant, sizes).bytes >= moved
 
 
+@pytest.mark.quick(44)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_reference_agrees_with_itself_in_float64(spec, variant):
     for sizes in spec.sizes:

@@ -98,6 +98,7 @@ def test_a_header_that_is_not_passed_is_not_found_anywhere(monkeypatch, tmp_path
         nvrtc.compile_cubin("f", Unit("kernel_sources/norm/x.cu", text, {}), ARCH)
 
 
+@pytest.mark.deep
 def test_from_another_path_user_and_home_among_poisoned_headers_and_variables(warm, copy):
     here = poison(copy / "work")
     home = copy / "home"
