@@ -10,7 +10,7 @@ from pathlib import Path
 
 import kiln
 from kiln.engine.cli.listen import url_of
-from kiln.engine.cli.options import lora_modules, served_name
+from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.cli.origins import read_origins
 from kiln.engine.cli.progress import LoadingDisplay
 from kiln.engine.cli.reply_flags import reply_formats
@@ -34,7 +34,7 @@ def run_server(
     names = tuple(module.name for module in lora_modules(args))
     templates = [] if tokenizer is None else tokenizer.chat_template_sources
     settings = ServerSettings(
-        served_name(args),
+        served_names(args),
         read_defaults(folder),
         api_key,
         names,

@@ -76,8 +76,8 @@ def adapter_router(serving: Serving) -> APIRouter:
         """Load a LoRA adapter from a folder inside ``--lora-root``."""
         body = await read_body(request, LoadAdapterRequest, serving.threads)
         serving.require_ready()
-        if body.lora_name == serving.settings.served_model_name:
-            message = f"lora_name: {body.lora_name!r} is the name of the model: use another"
+        if body.lora_name in serving.settings.served_model_names:
+            message = f"lora_name: {body.lora_name!r} is a name of the model: use another"
             raise ApiError(400, message, "lora_name", "adapter_refused")
         calls = serving.client.adapters
         job = calls.load(body.lora_name, body.lora_path, pinned=bool(body.pinned))

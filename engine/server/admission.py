@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.server.body import read_body
+from kiln.engine.server.body import Body, read_body
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.fields import MAX_PROMPTS
@@ -26,8 +26,17 @@ async def admit(serving: Serving, request: Request, model: type[GenerationReques
     Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
     too long; and ClientGoneError.
     """
+    return await admit_body(serving, request, await read_request(serving, request, model))
+
+
+async def read_request(serving: Serving, request: Request, model: type[Body]) -> Body:
+    """Read a body; the server's settings say whether unknown fields are refused."""
     lenient = serving.settings.ignore_unknown_fields
-    body = await read_body(request, model, serving.threads, ignore_unknown=lenient)
+    return await read_body(request, model, serving.threads, ignore_unknown=lenient)
+
+
+async def admit_body(serving: Serving, request: Request, body: GenerationRequest) -> Generation:
+    """Check a body and tokenize its prompts. Raises ApiError as ``admit`` does."""
     context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)
     try:

@@ -17,16 +17,31 @@ from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError
+from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, RequestIds
+from kiln.engine.server.models import models_router
 from kiln.engine.server.outcomes import ABORTED, Outcomes
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
 from kiln.engine.server.status import status_router
+from kiln.engine.server.tokenize import DetokenizeRequest, TokenizeRequest, tokenize_router
 from kiln.engine.text.tokenizer import Tokenizer
 
-_BODIES = (ChatCompletionRequest, CompletionRequest, LoadAdapterRequest, UnloadAdapterRequest)
+# A new route adds its router, and its body for the OpenAPI document.
+_ROUTERS = (
+    generation_router,
+    tokenize_router,
+    models_router,
+    adapter_router,
+    kernels_router,
+    status_router,
+)
+_BODIES = (
+    *(ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
+    *(LoadAdapterRequest, UnloadAdapterRequest),
+)
 
 
 def create_app(
@@ -47,9 +62,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.serving = serving
-    app.include_router(generation_router(serving))
-    app.include_router(adapter_router(serving))
-    app.include_router(status_router(serving))
+    for router in _ROUTERS:
+        app.include_router(router(serving))
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)

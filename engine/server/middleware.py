@@ -21,7 +21,7 @@ from kiln.engine.server.errors import ApiError
 from kiln.engine.server.responses import encode_json
 
 # Exact paths, not prefixes.
-OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/version"))
+OPEN_PATHS = frozenset(("/health", "/health/live", "/health/ready", "/ping", "/version"))
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 64
 BODY_SECONDS = 60.0  # from the headers to the end of the body

@@ -188,27 +188,6 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
 
 
-class ModelCard(TypedDict):
-    """One entry of GET /v1/models. ``max_model_len`` is null while the model loads.
-
-    ``parent`` is the model that a LoRA adapter belongs to, null for the model itself.
-    """
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int | None
-    parent: str | None
-
-
-class ModelList(TypedDict):
-    """The response to GET /v1/models."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
 class ErrorBody(TypedDict):
     """The error message, and the field at fault."""
 

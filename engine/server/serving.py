@@ -28,29 +28,41 @@ MAX_BODY_BYTES = 4 * 2**20
 class ServerSettings:
     """The server's settings. With work to do, ``stall_seconds`` without a step count as a hang.
 
-    ``adapters``: the names of the LoRA adapters of the start. ``ignore_unknown_fields``: fields of
-    a request that Kiln does not know are a line in the log instead of an error. ``replies``: how
-    the model writes reasoning and tool calls. Raises ConfigError if an adapter has the model's
-    name.
+    ``served_model_names``: the model's names for requests, with at least one. ``adapters``: the
+    names of the LoRA adapters of the start. ``replies``: how the model writes reasoning and tool
+    calls. ``ignore_unknown_fields``: fields of a request that Kiln does not know are a line in the
+    log instead of an error. Raises ConfigError if a name is empty or used twice.
     """
 
-    served_model_name: str
+    served_model_names: tuple[str, ...]
     defaults: Defaults = field(default_factory=Defaults)
     api_key: str | None = None
     adapters: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     stall_seconds: float = 300.0
+    replies: ReplyFormats = field(default_factory=ReplyFormats)
     ignore_unknown_fields: bool = False
     replies: ReplyFormats = field(default_factory=ReplyFormats)
 
     def __post_init__(self) -> None:
         """Check the names."""
-        if self.served_model_name in self.adapters:
-            raise ConfigError(
-                f"lora_modules name={self.served_model_name!r}: is the name of the model; "
-                "rename one of them"
-            )
+        names = self.served_model_names
+        for name in names:
+            if not name or names.count(name) > 1:
+                raise ConfigError(
+                    f"served_model_name={name[:80]!r}: is empty or given twice; give names that "
+                    "differ"
+                )
+            if name in self.adapters:
+                raise ConfigError(
+                    f"lora_modules name={name[:80]!r}: is a name of the model; rename one of them"
+                )
+
+    @property
+    def served_model_name(self) -> str:
+        """The first name: of metrics, and of an answer to a request without a name."""
+        return self.served_model_names[0]
 
 
 class ServedModel(NamedTuple):
@@ -91,16 +103,17 @@ class Serving:
     def require_model(self, name: str | None) -> ServedModel:
         """Return what a model's name stands for; None is the base model.
 
-        An adapter is requested as "name" or as "base:name", where base is the model's name.
+        An adapter is requested as "name" or as "base:name", where base is a name of the model.
         Raises ApiError 404 for another name: it never stands for the base model.
         """
-        served, adapters = self.settings.served_model_name, self.adapters
-        if name is None or name == served:
-            return ServedModel(served)
-        adapter = name.removeprefix(f"{served}:")
-        if adapter in adapters:
-            return ServedModel(adapter, adapter)
-        known = ", ".join(repr(one) for one in (served, *adapters))[:_SHOWN_NAMES]
+        served, adapters = self.settings.served_model_names, self.adapters
+        if name is None or name in served:
+            return ServedModel(self.settings.served_model_name if name is None else name)
+        bases = [base for base in served if name.startswith(f"{base}:")]
+        for adapter in (name, *(name.removeprefix(f"{base}:") for base in bases)):
+            if adapter in adapters:
+                return ServedModel(adapter, adapter)
+        known = ", ".join(repr(one) for one in (*served, *adapters))[:_SHOWN_NAMES]
         message = f"model: {name[:80]!r} is not served here; these are: {known}"
         raise ApiError(404, message, "model", "model_not_found")
 

@@ -1,4 +1,4 @@
-"""The status routes: models, health, metrics, version, and the web page."""
+"""The status routes: health, metrics, version, and the web pages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 import kiln
-from kiln.engine.errors import EngineDeadError
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.responses import ModelCard, ModelList, Status
-from kiln.engine.server.serving import ServedModel, Serving
+from kiln.engine.server.responses import Status
+from kiln.engine.server.serving import Serving
 
 # The page may load nothing from other hosts and connect only to this server.
 _PAGE_POLICY = (
@@ -42,6 +41,8 @@ def status_router(serving: Serving) -> APIRouter:
 
     @router.get("/health", tags=["health"], name="health")  # the path in vLLM and SGLang
     @router.get("/health/ready", tags=["health"])
+    @router.post("/ping", tags=["health"])  # SageMaker's path
+    @router.get("/ping", tags=["health"])
     async def ready() -> Status:
         """Report whether requests are accepted; 503 while loading, draining, or stopped."""
         serving.require_ready()
@@ -53,7 +54,8 @@ def status_router(serving: Serving) -> APIRouter:
         return {"version": kiln.__version__}
 
     # HEAD for probes that want no body. FastAPI adds it to no route by itself.
-    for path, probe in (("/health/live", live), ("/health", ready), ("/health/ready", ready)):
+    for path in ("/health/live", "/health", "/health/ready", "/ping"):
+        probe = live if path == "/health/live" else ready
         router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
 
     @router.get("/metrics", tags=["status"], response_class=Response)
@@ -61,18 +63,6 @@ def status_router(serving: Serving) -> APIRouter:
         """Return counters, gauges and latencies in Prometheus's format, or as OpenMetrics."""
         text, content_type = serving.metrics.render(request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": content_type})
-
-    @router.get("/v1/models", tags=["models"])
-    async def list_models() -> ModelList:
-        """List the served model and its LoRA adapters."""
-        names = (None, *serving.adapters)
-        cards = [_card(serving, serving.require_model(name)) for name in names]
-        return {"object": "list", "data": cards}
-
-    @router.get("/v1/models/{model:path}", tags=["models"])
-    async def get_model(model: str) -> ModelCard:
-        """Describe the served model or one of its LoRA adapters."""
-        return _card(serving, serving.require_model(model))
 
     for path, name in (("/", "page"), ("/docs", "docs")):
         router.add_api_route(path, _page(pages[name]), include_in_schema=False)
@@ -84,18 +74,3 @@ def _page(text: str) -> Callable[[], Awaitable[Response]]:
         return HTMLResponse(text, headers={"Content-Security-Policy": _PAGE_POLICY})
 
     return show
-
-
-def _card(serving: Serving, served: ServedModel) -> ModelCard:
-    try:
-        context = serving.client.model_info.max_model_len
-    except EngineDeadError:
-        context = None
-    return {
-        "id": served.name,
-        "object": "model",
-        "created": serving.started,
-        "owned_by": "kiln",
-        "max_model_len": context,
-        "parent": None if served.adapter is None else serving.settings.served_model_name,
-    }

@@ -180,6 +180,10 @@ class Tokenizer:
             return self.decode([token_id], skip_special_tokens=False)
         return known.decode("utf-8", errors="replace")
 
+    def token_forms(self, token_ids: list[int]) -> list[str]:
+        """Return the tokens as they stand in the vocabulary; "" for an unknown id."""
+        return [self.backend.id_to_token(token) or "" for token in token_ids]
+
     def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
         """Return the model's chat template; some models have one of its own for tools.
 

@@ -21,7 +21,7 @@ MAX_DIGESTS = 65_536  # remembered; the ones used least recently are forgotten
 Replica = TypeVar("Replica", bound=Hashable)
 
 
-def read_prompt(body: bytes, served_name: str) -> tuple[str, list[str]]:
+def read_prompt(body: bytes, served_names: Collection[str]) -> tuple[str, list[str]]:
     """Return a request's adapter ("" for the base model) and its prompt in pieces.
 
     What cannot be read has no adapter and no pieces: Kiln answers it with its own error.
@@ -33,7 +33,9 @@ def read_prompt(body: bytes, served_name: str) -> tuple[str, list[str]]:
     if not isinstance(fields, dict):
         return "", []
     model = fields.get("model")
-    adapter = model.removeprefix(f"{served_name}:") if isinstance(model, str) else ""
+    adapter = model if isinstance(model, str) and model not in served_names else ""
+    for base in served_names:
+        adapter = adapter.removeprefix(f"{base}:")
     prompt = fields.get("messages", fields.get("prompt"))
     parts: list[Any] = prompt if isinstance(prompt, list) and "messages" in fields else [prompt]
     pieces: list[str] = []
@@ -42,7 +44,7 @@ def read_prompt(body: bytes, served_name: str) -> tuple[str, list[str]]:
         pieces += (text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS))
         if len(pieces) >= MAX_PIECES:
             break
-    return "" if adapter == served_name else adapter, pieces[:MAX_PIECES]
+    return "" if adapter in served_names else adapter, pieces[:MAX_PIECES]
 
 
 def digests(adapter: str, pieces: Collection[str]) -> tuple[bytes, ...]:

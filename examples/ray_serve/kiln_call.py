@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kiln_affinity import digests, read_prompt
@@ -39,7 +40,7 @@ class Head:
     headers: Headers
 
 
-async def read_call(request: Request, served_name: str) -> Call:
+async def read_call(request: Request, served_names: Collection[str]) -> Call:
     """Return a request with what routing needs to know. Raises ApiError 413."""
     body = bytearray()
     async with contextlib.aclosing(request.stream()) as chunks:
@@ -47,7 +48,7 @@ async def read_call(request: Request, served_name: str) -> Call:
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
-    adapter, pieces = read_prompt(bytes(body), served_name) if body else ("", [])
+    adapter, pieces = read_prompt(bytes(body), served_names) if body else ("", [])
     target = request.scope["raw_path"].decode("latin-1")
     if request.scope["query_string"]:
         target += "?" + request.scope["query_string"].decode("latin-1")

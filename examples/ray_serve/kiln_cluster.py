@@ -44,7 +44,7 @@ def connect(settings: argparse.Namespace) -> None:
 def deploy(
     settings: argparse.Namespace,
     arguments: list[str],
-    served_name: str,
+    served_names: tuple[str, ...],
     max_adapters: int,
     drain_seconds: float,
 ) -> None:
@@ -77,7 +77,7 @@ def deploy(
         logging_config=_LOGS,
     )
     replicas = replica.bind(arguments, os.getcwd())
-    serve.run(front.bind(replicas, served_name), name=APPLICATION, route_prefix="/")
+    serve.run(front.bind(replicas, served_names), name=APPLICATION, route_prefix="/")
 
 
 def disconnect(settings: argparse.Namespace) -> None:

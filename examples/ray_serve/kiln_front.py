@@ -22,11 +22,11 @@ _REFUSED = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 class Front:
-    """Answers for all replicas. ``served_name``: the model's name in requests."""
+    """Answers for all replicas. ``served_names``: the model's names in requests."""
 
-    def __init__(self, replicas: DeploymentHandle, served_name: str) -> None:
+    def __init__(self, replicas: DeploymentHandle, served_names: tuple[str, ...]) -> None:
         self._replicas = replicas
-        self._served_name = served_name
+        self._served_names = served_names
 
     async def __call__(self, request: Request) -> Response:
         """Answer one HTTP request."""
@@ -44,7 +44,7 @@ class Front:
             return ErrorResponse(error)
 
     async def _pass_on(self, request: Request) -> Response:
-        call = await read_call(request, self._served_name)
+        call = await read_call(request, self._served_names)
         handle = self._replicas.options(
             method_name="handle", stream=True, multiplexed_model_id=call.adapter
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kiln.engine.cli.commands import serve as kiln_serve
 from kiln.engine.cli.listen import is_loopback
-from kiln.engine.cli.options import lora_modules, served_name
+from kiln.engine.cli.options import lora_modules, served_names
 from kiln.engine.errors import ConfigError
 
 _PASSED = "all other flags are those of `kiln serve`, and go to each replica"
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     own.gpus = 0 if kiln.device == "cpu" else own.tp
     try:
         connect(own)
-        deploy(own, passed, served_name(kiln), most_adapters, kiln.shutdown_timeout)
+        deploy(own, passed, served_names(kiln), most_adapters, kiln.shutdown_timeout)
         print(f"\nall replicas serve on http://{own.host}:{own.port}", flush=True)
         while True:
             time.sleep(3600)

@@ -35,7 +35,7 @@ def tokenizer():
 async def ask(tokenizer, text, messages, streamed):
     """One turn: the reply as a message, its finish reason, and the prompt that the engine got."""
     writer = Writer(tokenizer, text)
-    settings = ServerSettings("tiny", replies=choose_formats([TEMPLATE]))
+    settings = ServerSettings(("tiny",), replies=choose_formats([TEMPLATE]))
     transport = httpx.ASGITransport(create_app(writer, tokenizer, settings))
     async with openai.AsyncOpenAI(
         base_url="http://x/v1",

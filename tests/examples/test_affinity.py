@@ -14,7 +14,7 @@ HELLO = {"role": "user", "content": "Hello"}
 
 def chain(model: str, *messages: dict[str, str]) -> tuple[bytes, ...]:
     body = json.dumps({"model": model, "messages": messages})
-    return digests(*read_prompt(body.encode(), "demo"))
+    return digests(*read_prompt(body.encode(), ("demo",)))
 
 
 def first(loads: dict[str, int], matches: dict[str, int] | None = None, **tiers: int) -> str:
@@ -24,27 +24,30 @@ def first(loads: dict[str, int], matches: dict[str, int] | None = None, **tiers:
 
 @pytest.mark.parametrize(
     ("model", "adapter"),
-    [("demo", ""), ("sql", "sql"), ("demo:sql", "sql"), ("", ""), (None, ""), (7, "")],
+    [
+        *[("demo", ""), ("also", ""), ("", ""), (None, ""), (7, "")],
+        *[("sql", "sql"), ("demo:sql", "sql"), ("also:sql", "sql")],
+    ],
 )
 def test_the_model_names_the_adapter_as_in_kiln(model, adapter):
-    assert read_prompt(json.dumps({"model": model}).encode(), "demo")[0] == adapter
+    assert read_prompt(json.dumps({"model": model}).encode(), ("demo", "also"))[0] == adapter
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"[" * 100_000, b"\xff\xfe\x00"])
 def test_a_body_that_cannot_be_read_has_no_affinity(body):
-    assert read_prompt(body, "demo") == ("", [])
+    assert read_prompt(body, ("demo",)) == ("", [])
 
 
 @pytest.mark.parametrize("prompt", ["x" * 600, [1, 2, 3] * 200, ["a", "b"], None, {"a": [1]}])
 def test_prompts_of_every_form_are_cut_into_pieces(prompt):
     for field in ("prompt", "messages"):
-        _, pieces = read_prompt(json.dumps({field: prompt}).encode(), "demo")
+        _, pieces = read_prompt(json.dumps({field: prompt}).encode(), ("demo",))
         assert pieces
         assert all(0 < len(piece) <= 256 for piece in pieces)
 
 
 def test_a_long_prompt_has_a_bounded_number_of_pieces():
-    _, pieces = read_prompt(json.dumps({"prompt": "x" * 10**6}).encode(), "demo")
+    _, pieces = read_prompt(json.dumps({"prompt": "x" * 10**6}).encode(), ("demo",))
     assert len(pieces) == MAX_PIECES
 
 

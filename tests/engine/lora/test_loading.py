@@ -136,7 +136,7 @@ def test_load_use_unload_and_the_same_name_for_another(server, root, text):
     ("status", "body", "part"),
     [
         (400, {"lora_name": "first", "lora_path": "rank-1"}, "the name is taken"),
-        (400, {"lora_name": "tiny", "lora_path": "rank-1"}, "is the name of the model"),
+        (400, {"lora_name": "tiny", "lora_path": "rank-1"}, "is a name of the model"),
         (400, {"lora_name": "a:b", "lora_path": "rank-1"}, "LoRA adapter name"),
         (400, {"lora_name": "a", "lora_path": "nothing"}, "is not a folder"),
         (400, {"lora_name": "a", "lora_path": "broken"}, "use_dora is True, DoRA"),

@@ -151,7 +151,7 @@ class Unloaded:
 
 
 def test_an_adapter_that_the_engine_does_not_know_is_404():
-    app = create_app(Unloaded(), None, ServerSettings("tiny"))
+    app = create_app(Unloaded(), None, ServerSettings(("tiny",)))
 
     async def send():
         async with httpx.AsyncClient(
@@ -198,8 +198,8 @@ def test_names_are_used_once():
     twice = (LoRAModule("a", "here"), LoRAModule("a", "there"))
     with pytest.raises(ConfigError, match="'a': must be used for one adapter"):
         LoRAConfig(twice)
-    with pytest.raises(ConfigError, match="'tiny': is the name of the model"):
-        ServerSettings("tiny", adapters=("tiny",))
+    with pytest.raises(ConfigError, match="'tiny': is a name of the model"):
+        ServerSettings(("tiny",), adapters=("tiny",))
 
 
 @pytest.mark.parametrize("given", ["mine", "=path", "mine=", "a:b=path"])

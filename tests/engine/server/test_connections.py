@@ -118,7 +118,7 @@ def test_headers_in_drops_are_no_reason_to_wait():
 
 
 def test_a_client_without_all_of_its_body_is_told_and_closed():
-    app = create_app(Loading(), None, ServerSettings("tiny"))
+    app = create_app(Loading(), None, ServerSettings(("tiny",)))
 
     async def test(connect):
         reader, writer = await connect()
@@ -135,7 +135,7 @@ def test_a_client_without_all_of_its_body_is_told_and_closed():
 
 def test_a_body_that_nobody_reads_and_nobody_ends_is_cut_off(monkeypatch):
     monkeypatch.setattr("kiln.engine.server.connection._GRACE", 0)
-    app = create_app(Loading(), None, ServerSettings("tiny"))
+    app = create_app(Loading(), None, ServerSettings(("tiny",)))
 
     async def test(connect):
         reader, writer = await connect()

@@ -59,7 +59,7 @@ class StandIn:
 
 
 def call(client, method="POST", path="/v1/completions", app=None, **options):
-    app = app or create_app(client, None, ServerSettings("tiny"))
+    app = app or create_app(client, None, ServerSettings(("tiny",)))
 
     async def send():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -153,7 +153,7 @@ def test_an_engine_that_owes_a_step_for_too_long_is_not_live():
 
 def test_a_draining_server_takes_no_more():
     client = StandIn(LAST)
-    app = create_app(client, None, ServerSettings("tiny"))
+    app = create_app(client, None, ServerSettings(("tiny",)))
     assert call(client, app=app, json=BODY).status_code == 200
     app.state.serving.draining = True
     answer = call(client, app=app, json=BODY)

@@ -40,7 +40,7 @@ def with_marks(folder):
 
 
 def post(writer, tokenizer, parser, body, reasoning=None):
-    settings = ServerSettings("tiny", replies=choose_formats([], parser, reasoning))
+    settings = ServerSettings(("tiny",), replies=choose_formats([], parser, reasoning))
     app = create_app(writer, tokenizer, settings)
 
     async def send():
