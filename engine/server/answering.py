@@ -1,11 +1,10 @@
-"""Respond with a whole or a streamed output; a ``Form`` holds the differences between the APIs."""
+"""Respond with a whole or a streamed output; an ``EventForm`` holds what differs among the APIs."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,10 +12,11 @@ from starlette.responses import Response
 from kiln.engine.errors import KilnError
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.forms import EventForm
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.outcomes import note_error
-from kiln.engine.server.responses import Answer, Chunk, encode_json
-from kiln.engine.server.sse import DONE, EventStream, event
+from kiln.engine.server.responses import encode_json
+from kiln.engine.server.sse import EventStream
 from kiln.engine.server.threads import LARGE
 from kiln.engine.text.outputs import CompletionDelta
 
@@ -27,23 +27,7 @@ logger = logging.getLogger(__name__)
 Deltas = AsyncGenerator[tuple[int, CompletionDelta], None]
 
 
-class Form(Protocol):
-    """How one API formats its responses."""
-
-    def opening(self) -> Sequence[Chunk]:
-        """Return the first chunks of a stream."""
-
-    def chunk(self, index: int, delta: CompletionDelta) -> Chunk | None:
-        """Return the chunk of a delta of output ``index``; None if it says nothing yet."""
-
-    def usage_chunk(self) -> Chunk:
-        """Return the last chunk of a stream, with the token counts and no choices."""
-
-    def answer(self) -> Answer:
-        """Return the complete response body."""
-
-
-async def respond(request: Request, generation: Generation, form: Form) -> Response:
+async def respond(request: Request, generation: Generation, form: EventForm) -> Response:
     """Run a generation and return its response.
 
     A stream starts with the first token, so that an earlier error can still set the HTTP status.
@@ -61,7 +45,7 @@ async def respond(request: Request, generation: Generation, form: Form) -> Respo
     return EventStream(_events(request, generation, form, (first, deltas)))
 
 
-async def _whole(generation: Generation, form: Form) -> bytes:
+async def _whole(generation: Generation, form: EventForm) -> bytes:
     """Return all outputs as JSON; large ones are serialized in a thread."""
     await generation.collect()
 
@@ -80,28 +64,25 @@ async def _first(deltas: Deltas) -> tuple[int, CompletionDelta]:
 async def _events(
     request: Request,
     generation: Generation,
-    form: Form,
+    form: EventForm,
     begun: tuple[tuple[int, CompletionDelta], Deltas],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream; an error becomes its last event before [DONE]."""
+    """Yield the events of a stream; an error becomes its last one."""
     first, deltas = begun
     async with contextlib.aclosing(deltas):
-        for opening in form.opening():
-            yield event(opening)
+        yield form.opening()
         try:
-            if (chunk := form.chunk(*first)) is not None:
-                yield event(chunk)
+            if events := form.chunk(*first):
+                yield events
             async for index, delta in deltas:
-                if (chunk := form.chunk(index, delta)) is not None:
-                    yield event(chunk)
-            if generation.body.include_usage:
-                yield event(form.usage_chunk())
+                if events := form.chunk(index, delta):
+                    yield events
+            yield form.closing()
             _log(request, generation)
         except KilnError as error:
             told = _told(request, generation, error)
             note_error(request, told)
-            yield event(told.envelope())
-        yield DONE
+            yield form.failure(told)
 
 
 def _told(request: Request, generation: Generation, error: KilnError) -> ApiError:

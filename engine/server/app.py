@@ -15,6 +15,8 @@ import kiln
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
+from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
+from kiln.engine.server.anthropic.routes import messages_router
 from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.kernels import kernels_router
@@ -23,6 +25,8 @@ from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, Request
 from kiln.engine.server.models import models_router
 from kiln.engine.server.outcomes import ABORTED, Outcomes
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
+from kiln.engine.server.responses_api.body import ResponsesRequest
+from kiln.engine.server.responses_api.routes import responses_router
 from kiln.engine.server.routes import generation_router
 from kiln.engine.server.serving import ServerSettings, Serving
 from kiln.engine.server.status import status_router
@@ -32,6 +36,8 @@ from kiln.engine.text.tokenizer import Tokenizer
 # A new route adds its router, and its body for the OpenAPI document.
 _ROUTERS = (
     generation_router,
+    responses_router,
+    messages_router,
     tokenize_router,
     models_router,
     adapter_router,
@@ -40,6 +46,7 @@ _ROUTERS = (
 )
 _BODIES = (
     *(ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
+    *(ResponsesRequest, MessagesRequest, CountTokensRequest),
     *(LoadAdapterRequest, UnloadAdapterRequest),
 )
 

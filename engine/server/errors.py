@@ -25,6 +25,7 @@ from kiln.engine.errors import (
     SlowReaderError,
 )
 from kiln.engine.server.fields import FORMS
+from kiln.engine.server.unions import TAG_PREFIX
 
 _MAX_SHOWN = 80  # characters of an invalid value
 _MAX_ERRORS = 100  # above this number they are not listed
@@ -160,7 +161,9 @@ def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Return the path of a field, such as ``messages[0].content``; drops names of union members."""
-    steps = [step for step in location if step not in FORMS]
+    steps = [
+        step for step in location if step not in FORMS and not str(step).startswith(TAG_PREFIX)
+    ]
     path = "".join(
         f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_SHOWN]}" for step in steps
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from kiln.engine.server.answering import Form
+from kiln.engine.server.forms import Form
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.responses import Answer, Chunk
 from kiln.engine.text.outputs import CompletionDelta

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kiln.engine.server.anthropic import errors as anthropic
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.responses import encode_json
 
@@ -30,7 +31,10 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class ErrorResponse(Response):
-    """An error as a response; it leaves the error in the request's state, for the log."""
+    """An error as a response, in the envelope of the path's API.
+
+    It leaves the error in the request's state, for the log.
+    """
 
     def __init__(self, error: ApiError) -> None:
         body = encode_json(error.envelope())
@@ -40,6 +44,10 @@ class ErrorResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         scope.setdefault("state", {})["error"] = self._error
+        if anthropic.is_own(scope["path"]):
+            self.status_code = anthropic.status(self._error)
+            self.body = encode_json(anthropic.envelope(self._error))
+            self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 

@@ -13,34 +13,41 @@ from pydantic.json_schema import models_json_schema
 
 from kiln.engine.server.field_table import TABLES, FieldRow
 from kiln.engine.server.responses import ErrorEnvelope
+from kiln.engine.server.route_fields import ROUTE_TABLES
 
 _NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 _REF = "#/components/schemas/{model}"
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorEnvelope, "description": "A field is wrong, unknown or out of range"},
-    404: {"model": ErrorEnvelope, "description": "The model is not served here"},
-    408: {"model": ErrorEnvelope, "description": "The body took too long to arrive"},
-    413: {"model": ErrorEnvelope, "description": "The body is too large"},
-    415: {"model": ErrorEnvelope, "description": "The body is not declared as JSON"},
-    500: {"model": ErrorEnvelope, "description": "This request failed in the engine"},
-    503: {"model": ErrorEnvelope, "description": "The engine is loading, full, or stopped"},
-}
+_ERRORS: Mapping[int, str] = MappingProxyType(
+    {
+        400: "A field is wrong, unknown or out of range",
+        404: "The model is not served here",
+        408: "The body took too long to arrive",
+        413: "The body is too large",
+        415: "The body is not declared as JSON",
+        500: "This request failed in the engine",
+        503: "The engine is loading, full, or stopped",
+    }
+)
 
 
 def describe_body(
-    body: type[BaseModel], answer: Any, errors: Mapping[int, str] = _NO_ERRORS
+    body: type[BaseModel],
+    answer: Any,
+    errors: Mapping[int, str] = _NO_ERRORS,
+    envelope: Any = ErrorEnvelope,
 ) -> dict[str, Any]:
     """Return the keyword arguments that document a route's body and responses.
 
-    ``errors`` describes statuses that only this route has.
+    ``errors`` describes statuses that only this route has, ``envelope`` the form of errors.
     """
     reference = {"$ref": _REF.format(model=body.__name__)}
     content = {"application/json": {"schema": reference}}
-    own = {code: {"model": ErrorEnvelope, "description": text} for code, text in errors.items()}
+    texts = {**_ERRORS, **errors}
+    told = {code: {"model": envelope, "description": text} for code, text in texts.items()}
     answers = {200: {"model": answer, "description": "The response; with stream, its events"}}
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {**_ERRORS, **answers, **own},
+        "responses": {**told, **answers},
     }
 
 
@@ -58,7 +65,7 @@ def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
             _, bodies = models_json_schema(
                 [(body, "validation") for body in models], ref_template=_REF
             )
-            for name, rows in TABLES.items():
+            for name, rows in (TABLES | ROUTE_TABLES).items():
                 _describe_fields(bodies["$defs"][name], rows)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
             app.openapi_schema = schema

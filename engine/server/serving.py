@@ -41,7 +41,6 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()  # of pages that may use the API; "*": all
     max_body_bytes: int = MAX_BODY_BYTES
     stall_seconds: float = 300.0
-    replies: ReplyFormats = field(default_factory=ReplyFormats)
     ignore_unknown_fields: bool = False
     replies: ReplyFormats = field(default_factory=ReplyFormats)
 

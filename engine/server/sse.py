@@ -36,6 +36,11 @@ def _one_line(data: bytes) -> bytes:
     return data
 
 
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """Return an event whose name is the ``type`` of its data."""
+    return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
+
+
 class EventStream(Response):
     """Sends events as they arrive; a client's disconnect closes their source at once."""
 

@@ -69,7 +69,7 @@ class Broken(StandIn):
 
 
 def app_of(client=None, **settings):
-    return create_app(client or StandIn(), None, ServerSettings("tiny", **settings))
+    return create_app(client or StandIn(), None, ServerSettings(("tiny",), **settings))
 
 
 def call(app, method="POST", path=COMPLETIONS, **arguments):

@@ -1,9 +1,13 @@
 """The routes that tell what is served: several names, probes, and what computes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kiln.engine.errors import ConfigError
-from kiln.engine.server.serving import ServerSettings
+from kiln.engine.server.errors import ApiError
+from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.serving import ServerSettings, Serving
 
 BODY = {"prompt": [5], "max_tokens": 1}
 
@@ -32,6 +36,19 @@ def test_models_are_listed_under_each_name(named):
         assert card == named.get(f"/v1/models/{card['id']}").json()
         assert (card["root"], card["parent"], card["max_model_len"]) == ("first", None, 128)
         assert card["permission"] == []
+
+
+def test_an_adapter_is_requested_alone_or_behind_any_name_of_the_model():
+    client = SimpleNamespace(adapters=SimpleNamespace(adapters=dict.fromkeys(("sql", "third"))))
+    settings = ServerSettings(("first", "second", "first:third"))
+    serving = Serving(client, None, settings, Metrics(dict, lambda: True, "first"))
+    for name in ("sql", "first:sql", "second:sql", "first:third:sql"):
+        assert serving.require_model(name) == ("sql", "sql")
+    assert serving.require_model("second:third") == ("third", "third")
+    assert serving.require_model("first:third") == ("first:third", None)
+    for name in ("other:sql", "second:", "first:second", "sql:first", ""):
+        with pytest.raises(ApiError, match="is not served here"):
+            serving.require_model(name)
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("",), ("a", "")])

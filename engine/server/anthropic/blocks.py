@@ -1,0 +1,85 @@
+"""The content blocks of Anthropic's messages. Images, documents and the like are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from kiln.engine.server.fields import Only, StrictModel
+from kiln.engine.server.unions import one_of, text_or_parts
+
+NoCitations = Annotated[list[Any] | None, Only(None, [])]
+DirectCaller = Annotated[dict[str, Any] | None, Only(None, {"type": "direct"})]
+
+
+class CacheControl(StrictModel):
+    """Where a prefix to keep ends. Without effect."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(StrictModel):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: NoCitations = None
+
+
+class ThinkingBlock(StrictModel):
+    """An assistant's reasoning. The signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(StrictModel):
+    """An assistant's call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: DirectCaller = None
+
+
+class ToolResultBlock(StrictModel):
+    """A tool's answer to a call. ``is_error`` has no effect: the content tells the model."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: text_or_parts(one_of({"text": TextBlock})) | None = None  # type: ignore[valid-type]
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Texts = text_or_parts(one_of({"text": TextBlock}))
+_Said = one_of({"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock})
+_Told = one_of({"text": TextBlock, "tool_result": ToolResultBlock})
+
+
+class UserMessage(StrictModel):
+    """A user's turn: texts, and the results of tools that the last turn has called."""
+
+    role: Literal["user"]
+    content: text_or_parts(_Told)  # type: ignore[valid-type]
+
+
+class AssistantMessage(StrictModel):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: text_or_parts(_Said)  # type: ignore[valid-type]
+
+
+class SystemMessage(StrictModel):
+    """An instruction between two turns."""
+
+    role: Literal["system"]
+    content: Texts  # type: ignore[valid-type]
+
+
+ROLES = {"user": UserMessage, "assistant": AssistantMessage, "system": SystemMessage}

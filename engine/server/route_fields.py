@@ -1,0 +1,118 @@
+"""Every field of the bodies of /v1/messages, /v1/responses and /tokenize, and what it does.
+
+It continues the table of ``field_table``; ``/docs`` shows both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.engine.server.field_table import FieldRow, Kind
+
+
+def _rows(kind: Kind, values: tuple[Any, ...] = (), **fields: str) -> list[FieldRow]:
+    return [FieldRow(name, kind, says, values) for name, says in fields.items()]
+
+
+def _refused(*values: Any, names: tuple[str, ...]) -> list[FieldRow]:
+    return _rows("refused", (None, *values), **dict.fromkeys(names, "Not supported yet"))
+
+
+_MODEL = "A name of the served model, also if omitted, or of a LoRA adapter"
+_COUNT_TOKENS = (
+    *_rows(
+        "acting",
+        model=_MODEL,
+        messages="The conversation: text, thinking, tool_use and tool_result blocks; is_error has "
+        "no effect",
+        system="The system prompt, a text or text blocks",
+        tools="Tools that the client runs: name, description and input_schema",
+        tool_choice="auto, the default, or none; disable_parallel_tool_use: at most one call",
+        thinking="enabled and disabled set enable_thinking of the chat template; budget_tokens has "
+        "no effect; display omitted: thinking blocks have no text",
+        output_config="effort is a variable for the chat template, if it reads it",
+    ),
+    *_rows("neutral", cache_control="No effect, here and in blocks and tools"),
+    *_rows("neutral", (None, "standard"), speed="No effect"),
+    *_rows(
+        "neutral",
+        (None, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        context_management="No effect",
+    ),
+    *_refused([], names=("mcp_servers",)),
+)
+_MESSAGES = (
+    *_COUNT_TOKENS,
+    *_rows(
+        "acting",
+        max_tokens="The most tokens to generate, thinking included",
+        temperature="0 to 1; 0 is greedy; default: the model's own",
+        top_p="Sample from the most likely tokens with this much probability together",
+        top_k="Sample from this many most likely tokens",
+        stop_sequences="Up to 16 strings that end the output; the answer says which did",
+        stream="Send the answer as server-sent events",
+        metadata="user_id is a label in the server's log",
+    ),
+    *_rows("neutral", service_tier="No effect"),
+    *_rows("refused", thread="Conversations are not kept: send all messages"),
+    *_refused(names=("container", "inference_geo")),
+)
+_RESPONSES = (
+    *_rows(
+        "acting",
+        model=_MODEL,
+        input="A text, or items: messages, function calls and their outputs, reasoning",
+        instructions="A system message before the input",
+        max_output_tokens="The most tokens to generate; default: up to the context",
+        temperature="0 is greedy; default: the model's own",
+        top_p="Sample from the most likely tokens with this much probability together",
+        tools="Functions that the client runs",
+        tool_choice="auto, the default, or none: the model does not see the tools",
+        parallel_tool_calls="False: at most one call",
+        reasoning="effort is a variable for the chat template, if it reads it; no summary is made",
+        text="format: only text; verbosity has no effect",
+        stream="Send the answer as server-sent events",
+        user="A label in the server's log",
+        metadata="Repeated in the response",
+    ),
+    *_rows(
+        "neutral",
+        stream_options="No effect: nothing is obfuscated",
+        include="No effect: reasoning is sent as text",
+        max_tool_calls="No effect: it counts built-in tools",
+        service_tier="No effect",
+        prompt_cache_key="No effect",
+        prompt_cache_retention="No effect",
+        safety_identifier="No effect",
+    ),
+    *_rows("neutral", (None, "disabled"), truncation="No effect"),
+    *_rows("neutral", (None, 0), top_logprobs="No effect"),
+    *_rows(
+        "refused",
+        store="True is refused: responses are not kept",
+        background="True is refused: responses are not kept",
+        previous_response_id="Responses are not kept: send the whole conversation",
+        conversation="Responses are not kept: send the whole conversation",
+    ),
+    *_refused(names=("prompt",)),
+    *_refused([], names=("context_management",)),
+)
+_TOKENIZE = _rows(
+    "acting",
+    model=_MODEL,
+    prompt="A text; either this or messages",
+    messages="A conversation, as in a chat",
+    tools="Functions that the model may call",
+    chat_template_kwargs="Variables for the chat template",
+    add_generation_prompt="False: do not ask for a new message",
+    continue_final_message="The answer would be the rest of the last message",
+    add_special_tokens="Add BOS and the like; default: true for a prompt, false for messages",
+    return_token_strs="Also return the tokens as they stand in the vocabulary",
+)
+ROUTE_TABLES: dict[str, tuple[FieldRow, ...]] = {
+    "CountTokensRequest": _COUNT_TOKENS,
+    "MessagesRequest": _MESSAGES,
+    "ResponsesRequest": _RESPONSES,
+    "TokenizeRequest": tuple(_TOKENIZE),
+    "DetokenizeRequest": tuple(_rows("acting", model=_MODEL, tokens="Token ids")),
+}

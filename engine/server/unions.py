@@ -1,0 +1,79 @@
+"""Objects of several kinds in a body, told apart by one of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Union
+
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+)
+from pydantic_core import CoreSchema, PydanticOmit, core_schema
+
+from kiln.engine.server.fields import kind_of_text
+
+_FAIL_FAST = Field(fail_fast=True)
+TAG_PREFIX = "<kind "  # of the tags of these unions, which the paths of errors leave out
+
+
+def one_of(
+    kinds: Mapping[str, type[BaseModel]], key: str = "type", default: str | None = None
+) -> Any:
+    """Return the type of an object that is one of ``kinds``, by the value of its field ``key``.
+
+    ``default`` is the kind of an object without that field. Any other value is an error that names
+    the field and lists the kinds; the other fields of that object are not looked at.
+    """
+    members: list[Any] = [Annotated[kind, Tag(_tag(name))] for name, kind in kinds.items()]
+    members.append(Annotated[Any, _Unknown(key, tuple(kinds)), Tag(_tag(""))])
+    union: Any = Union[tuple(members)]  # noqa: UP007 (built from a list)
+    return Annotated[union, Discriminator(_teller(frozenset(kinds), key, default))]
+
+
+class _Unknown:
+    """Accepts nothing: its error names the field that should tell the kind, and the kinds."""
+
+    def __init__(self, key: str, names: tuple[str, ...]) -> None:
+        self._key = key
+        self._names = names
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Look at the one field alone."""
+        field = core_schema.typed_dict_field(core_schema.literal_schema(list(self._names)))
+        return core_schema.typed_dict_schema({self._key: field}, extra_behavior="ignore")
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Leave this kind out."""
+        raise PydanticOmit
+
+
+def text_or_parts(part: Any) -> Any:
+    """Return the type of a content: a string, or a list of parts."""
+    parts = Annotated[list[part], _FAIL_FAST, Tag("<list>")]
+    return Annotated[Annotated[str, Tag("<text>")] | parts, Discriminator(kind_of_text)]
+
+
+def _tag(name: str) -> str:
+    return f"{TAG_PREFIX}{name}>"
+
+
+def _teller(names: frozenset[str], key: str, default: str | None) -> Callable[[Any], str]:
+    def tell(value: Any) -> str:
+        kind: Any = None
+        if isinstance(value, BaseModel):
+            kind = getattr(value, key, None)
+        elif isinstance(value, Mapping):
+            kind = value.get(key)
+            kind = default if kind is None else kind
+        return _tag(kind if isinstance(kind, str) and kind in names else "")
+
+    return tell
