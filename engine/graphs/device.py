@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -82,13 +82,23 @@ class _PiecewiseGraph:
             call()
 
 
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that captures, one for all engines of the process.
+
+    cuBLAS keeps a workspace of 32 MiB for each stream that it was called on, also after the engine
+    is closed. A branch that runs beside a layer has another stream of lower priority, so that it
+    gets what the layer leaves it.
+    """
+    return torch.cuda.Stream(device, priority=-1)
+
+
 class CudaGraphs:
     """CUDA graphs: one capture stream and one memory pool for all."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A branch that runs beside a layer has another stream, and what the layer leaves it.
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Callable[[Between], None]) -> Graph:

@@ -12,6 +12,7 @@ from kiln import LLM, SamplingParams
 
 _DEMO = Path(__file__).resolve().parents[2] / "engine" / "demo"
 _OPENED, _CLOSED = 1 << 29, 8 << 20  # bytes: at least while it is open, at most afterwards
+_WORKSPACES = 2 * (32 << 20)  # cuBLAS keeps one for each of the two streams, from the first LLM on
 _KINDS = {
     "decode graphs": {},
     "no graphs": {"disable_cuda_graph": True},
@@ -33,6 +34,7 @@ def _use_and_close(kind: str, number: int) -> Row:
     opened = torch.cuda.memory_allocated() - before
     llm.close()
     closed = torch.cuda.memory_allocated() - before
+    is_first = before == 0
     return {
         "kind": kind,
         "number": number,
@@ -40,5 +42,5 @@ def _use_and_close(kind: str, number: int) -> Row:
         "open_mib": opened >> 20,
         "closed_mib": closed >> 20,
         "reserved_mib": torch.cuda.memory_reserved() >> 20,
-        "ok": opened >= _OPENED and closed <= _CLOSED,
+        "ok": opened >= _OPENED and closed <= _CLOSED + is_first * _WORKSPACES,
     }
