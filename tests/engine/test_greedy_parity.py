@@ -106,6 +106,7 @@ def test_each_prompt_alone(case, name):
     assert alone == made.answers[picked]
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_batched_with_16_others(case, name, chunk):
@@ -115,6 +116,7 @@ def test_batched_with_16_others(case, name, chunk):
     assert llm.core.stats().preemptions == 0
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_with_one_block_of_headroom(case, name, chunk):

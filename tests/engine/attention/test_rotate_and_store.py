@@ -56,6 +56,7 @@ def launches(monkeypatch):
         yield seen
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norms", [False, True])
 def test_one_launch_does_what_the_parts_do(request, dtype, norms):

@@ -56,6 +56,7 @@ def answers(llm):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["inductor", "aot"])
 def test_greedy_tokens_and_hidden_states_are_the_models(monkeypatch, hidden, kept, mode):
     plain, compiled = demo(monkeypatch, "off", kept), demo(monkeypatch, mode, kept)
@@ -66,6 +67,7 @@ def test_greedy_tokens_and_hidden_states_are_the_models(monkeypatch, hidden, kep
         torch.testing.assert_close(hidden(pieces, tokens), hidden(model, tokens))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("architecture", sorted(known_families()))
 def test_inductor_compiles_every_family(make_model, start, hidden, kept, architecture):
     model = make_model(architecture)
@@ -93,6 +95,7 @@ print(json.dumps([list(output.outputs[0].token_ids), heavy]))
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("mode", "heavy"), [("aot", []), ("inductor", ["torch._dynamo", "torch._inductor", "sympy"])]
 )

@@ -51,6 +51,7 @@ def test_every_input_but_tokens_is_a_weight_and_every_weight_of_the_layers_is_re
     assert set(program.inputs) == {"token_ids", "positions"} | weights
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("architecture", sorted(known_families()))
 @torch.inference_mode()
 def test_a_program_survives_saving(make_model, architecture):

@@ -21,6 +21,7 @@ def of(results):
     return lambda case: [rank[case] for rank in results["2"]]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("world", ["2", "3"])
 def test_every_algorithm_has_the_bits_of_the_sum_in_rank_order(results, world):
     for rank in results[world]:

@@ -68,6 +68,7 @@ def is_gone(pid):
     return pid not in processes()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("kernels", "victim", "how"),
     [

@@ -27,6 +27,7 @@ def results(made):
     return run_program(here, str(made[0]), json.dumps(PROMPTS), json.dumps([2, 4]))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
 @pytest.mark.parametrize("world", [2, 4])
 def test_tokens_are_those_of_transformers_for_each_algorithm(made, results, world, algorithm):

@@ -31,6 +31,7 @@ def made(model_of):
 pytestmark = pytest.mark.usefixtures("in_threads")
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_and_four_ranks_answer_as_transformers(made, llm_of, tokens_of, prompts, name):
     folder, model = made(name)

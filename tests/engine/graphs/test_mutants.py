@@ -161,6 +161,7 @@ COMPARED = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", COMPARED)
 def test_an_engine_with_this_fault_does_not_start(make_runner, environment, monkeypatch, name):
     plant, error, message = COMPARED[name]
@@ -266,6 +267,7 @@ ANSWERED = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ANSWERED)
 def test_answers_tell_this_fault(serve, requests, environment, monkeypatch, name):
     """Without any comparison before serving."""

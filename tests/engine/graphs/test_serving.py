@@ -42,6 +42,7 @@ def by_kind(stats):
     return sum(stats.graph_replays.values()) - others, others
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_prompts_of_many_lengths_in_chunks(compare, requests, mode, overlap):
@@ -59,6 +60,7 @@ def test_prompts_without_chunks_run_in_graphs_of_every_size(compare, requests):
     assert not stats.graph_fallbacks
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_with_so_few_blocks_that_requests_are_preempted(compare, requests, mode, overlap):
@@ -81,6 +83,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_the_graph_cannot_sample_is_sampled_behind_it(compare, requests, mode, overlap):
@@ -91,6 +94,7 @@ def test_what_the_graph_cannot_sample_is_sampled_behind_it(compare, requests, mo
     assert sum(stats.graph_replays.values()) == stats.steps
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("edit", EDITS[:4])
 def test_one_request_that_edits_logits_among_others(compare, requests, edit):
     """The others' tokens are those of the sampling behind the graph, not of the one inside."""
@@ -135,6 +139,7 @@ def test_steps_larger_than_the_graphs_run_eagerly(compare, requests, sizes, want
     assert sum([*stats.graph_replays.values(), *stats.graph_fallbacks.values()]) == stats.steps
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(compare, requests, model_of, family):
     folder = model_of(family, **FAMILIES[family])
@@ -142,6 +147,7 @@ def test_every_family(compare, requests, model_of, family):
     assert sum(stats.graph_replays.values()) == stats.steps
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention_of_torch_runs_between_pieces(compare, requests, dtype, overlap):

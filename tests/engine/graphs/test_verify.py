@@ -97,6 +97,7 @@ def test_graphs_that_are_right_pass_every_comparison(make_runner, environment):
     assert not counts.replays, "those of the comparison do not count"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 5])
 def test_a_pool_too_small_for_the_requests_is_compared_with_fewer(
     make_runner, environment, num_blocks
@@ -180,6 +181,7 @@ def test_keys_and_values_are_compared(unchecked, key):
         assert "keys and values differ" in difference(runner, key)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_write_behind_the_requests_is_found(unchecked, part, layer):

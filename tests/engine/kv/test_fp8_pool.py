@@ -101,6 +101,7 @@ def answer(model, cpu_kernels):
     return json.loads(done.stdout)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cpu_kernels", ["torch", "host-check"])
 def test_an_engine_holds_twice_the_tokens_and_answers_alike(model, cpu_kernels):
     report = answer(model, cpu_kernels)

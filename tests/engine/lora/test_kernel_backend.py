@@ -323,6 +323,7 @@ CHUNKS = HOST | {"KILN_LORA_BACKEND": "csgmv"}
 BACKENDS = pytest.mark.parametrize("host", [HOST, CHUNKS], ids=["auto", "csgmv"])
 
 
+@pytest.mark.quick(2)
 @BACKENDS
 @pytest.mark.parametrize("name", ["llama", "qwen2-moe"])
 def test_the_engine_answers_as_peft_on_the_kernels(made, answers, name, host):
@@ -334,6 +335,7 @@ def test_the_engine_answers_as_peft_on_the_kernels(made, answers, name, host):
     assert found == wanted
 
 
+@pytest.mark.quick(1)
 @BACKENDS
 def test_steps_with_adapters_run_in_graphs_of_their_own(made, answers, host):
     prompts, lora, wanted = (part[::2] for part in answers("llama"))
@@ -374,6 +376,7 @@ def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(ma
         assert max(abs(one[token] - other[token]) for token in both) < 0.05
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("environ", "says"),
     [

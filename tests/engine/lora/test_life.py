@@ -137,6 +137,7 @@ class Life:
             self.step()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.usefixtures("poisoned")
 def test_random_life(made, answers, seed):

@@ -103,6 +103,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_are_pefts(answers, load, caplog, name, way):

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
 def test_tokens_are_pefts(made, answers, tmp_path, monkeypatch, mode):
     env = replace(settings(), compile=mode, kernel_cache_dir=tmp_path / "cache")
