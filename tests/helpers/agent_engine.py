@@ -82,7 +82,8 @@ class RuleCore:
         prompt = self._tokenizer.backend.decode(new.prompt_token_ids, skip_special_tokens=False)
         text = agent_model.answer(prompt) + agent_model.EOS
         tokens = itertools.cycle(encode(text, add_special_tokens=False).ids)
-        stops = stop_token_ids(params, self._tokenizer.eos_token_ids)
+        eos = self._tokenizer.eos_token_ids
+        stops = stop_token_ids(new, eos)
         room = min(self._context - len(new.prompt_token_ids), self._most)
         most = min(params.max_tokens or room, room)
         count, seed = 0, 1
@@ -94,7 +95,7 @@ class RuleCore:
                 said.append(token)
                 if token in stops and count > (params.min_tokens or 0):
                     reason = "stop"
-                    stop = token if token in (params.stop_token_ids or ()) else None
+                    stop = None if token in eos and not params.ignore_eos else token
                 elif count >= most:
                     reason = "length"
             logprobs = self._logprobs(said, params.logprobs)
