@@ -26,6 +26,7 @@ ODD: tuple[Json, ...] = (
     *({"type": "x", "text": 5}, {"type": "object", "properties": []}, {"$ref": "#"}, {"role": 1}),
 )
 _DEEP = 400  # brackets inside each other
+_MOST_BYTES = 1_000_000  # of a body in which something is repeated, about
 _RAW = (
     *(
         b"NaN",
@@ -131,7 +132,8 @@ def _repeat(chance: random.Random, body: Json, seeds: object, fields: object) ->
     if not paths:
         return body
     path = chance.choice(paths)
-    times = chance.choice((2, 3, 20, 200, 2000))
+    # What is repeated may itself hold something that was repeated.
+    times = min(chance.choice((2, 3, 20, 200, 2000)), 1 + _MOST_BYTES // len(json.dumps(body)))
     value = _at(body, path)
     return _put(body, path, (value * times)[: 20_000 if isinstance(value, list) else 200_000])
 
