@@ -126,8 +126,15 @@ def _reply(question: str, known: set[str], made: int, results: list[str]) -> str
 def _known(turns: list[tuple[str, str]]) -> set[str]:
     """Return the names of the tools that the prompt offers."""
     lists = [found for role, text in turns if role == "system" for found in _TOOLS.findall(text)]
-    tools = [json.loads(line) for lines in lists for line in lines.splitlines()]
-    return {tool.get("function", tool)["name"] for tool in tools}
+    return {_name(line) for lines in lists for line in lines.splitlines()} - {""}
+
+
+def _name(line: str) -> str:
+    """Return the name of the tool in a line; "" if it is none, for clients may write anything."""
+    try:
+        return str(json.loads(line)["function"]["name"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _is_result(text: str) -> bool:
