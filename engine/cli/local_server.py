@@ -21,14 +21,16 @@ class ServerStartError(KilnError):
 
 @contextmanager
 def local_server(
-    arguments: Sequence[str], timeout: float = 120.0
+    arguments: Sequence[str], timeout: float = 120.0, program: Sequence[str] | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Serve on a free port and yield (URL, process) after the model is loaded.
 
-    ``arguments`` are those of ``kiln serve``. At the end the server is asked to stop, and is
-    killed if it does not exit. Raises ServerStartError if it is not ready in ``timeout`` seconds.
+    ``arguments`` are those of ``kiln serve``; ``program`` replaces the ``kiln`` command in tests.
+    At the end the server is asked to stop, and is killed if it does not exit. Raises
+    ServerStartError if it is not ready in ``timeout`` seconds.
     """
-    command = [*module_command("kiln.engine.cli.main"), "serve", *arguments, "--port", "0"]
+    program = program or module_command("kiln.engine.cli.main")
+    command = [*program, "serve", *arguments, "--port", "0"]
     with tempfile.TemporaryFile("w+") as said:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
         try:

@@ -40,6 +40,7 @@ class CalledFunction(StrictModel):
 
     name: str
     arguments: Any = None
+    parsed_arguments: Any = Field(None, description="No effect")
 
 
 class ToolCall(StrictModel):
@@ -75,6 +76,7 @@ class Message(StrictModel):
     cache_control: Any = Field(None, description="No effect")
     refusal: Unsupported = None
     annotations: Annotated[list[Any] | None, Only(None, [])] = None
+    parsed: Any = Field(None, description="No effect")
     audio: Unsupported = None
     function_call: Unsupported = None
 

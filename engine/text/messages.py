@@ -18,7 +18,9 @@ from kiln.engine.text.template_forms import ContentForm, Message, TemplateForms,
 TEXT_PARTS = ("text", "input_text", "output_text")  # the last two are names of /v1/responses
 _BETWEEN_TEXTS = "\n"  # joins the text parts of one message, as in vLLM
 _BETWEEN_SYSTEM = "\n\n"  # joins the system messages that become one
-_DROPPED = ("cache_control", "annotations")  # without meaning for a template
+# Without meaning for a template. The last two repeat the content, or a call's arguments, as an
+# object in the answers of the stream helpers of OpenAI's clients.
+_DROPPED = ("cache_control", "annotations", "parsed", "parsed_arguments")
 _FORMATS: Mapping[str, ContentForm | None] = MappingProxyType(
     {"auto": None, "string": "text", "openai": "parts"}
 )
@@ -125,7 +127,8 @@ def _read_call(call: object, where: str, as_text: bool) -> Message:
     if as_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
     kept = {name: value for name, value in call.items() if name not in ("index", *_DROPPED)}
-    return {**kept, "function": {**function, "arguments": arguments}}
+    called = {name: value for name, value in function.items() if name not in _DROPPED}
+    return {**kept, "function": {**called, "arguments": arguments}}
 
 
 def _parsed(arguments: str) -> object:

@@ -1,21 +1,14 @@
 """The real openai client, end to end, against the demo model."""
 
-import os
-
 import openai
 import pytest
 
-from kiln.engine.cli.local_server import local_server
-
-KEY = "sk-test"
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 @pytest.fixture(scope="module")
-def client():
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with local_server(["--api-key", KEY], timeout=60) as (url, _):
-        yield openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
+def client(locked_url, api_key):
+    return openai.OpenAI(base_url=f"{locked_url}/v1", api_key=api_key, max_retries=0, timeout=30)
 
 
 def test_models(client):
@@ -112,7 +105,7 @@ def test_the_async_client(client):
     import asyncio
 
     async def ask():
-        options = {"api_key": KEY, "max_retries": 0}
+        options = {"api_key": client.api_key, "max_retries": 0}
         async with openai.AsyncOpenAI(base_url=client.base_url, **options) as own:
             answers = await asyncio.gather(
                 *(own.chat.completions.create(model="demo", messages=QUESTION) for _ in range(8))

@@ -50,9 +50,10 @@ class TextConfig(StrictModel):
 
 
 class ResponseStreamOptions(StrictModel):
-    """Nothing is obfuscated."""
+    """No effect: nothing is obfuscated, and the last event always has the token counts."""
 
     include_obfuscation: bool | None = None
+    include_usage: bool | None = None
 
 
 class ResponsesRequest(StrictModel):

@@ -61,9 +61,10 @@ def test_fields_of_a_chat_change_its_prompt(prompt, body, expected):
 
 
 def test_a_history_of_calls_is_read(prompt):
-    function = {"name": "f", "arguments": '{"city": "Rome"}'}
+    function = {"name": "f", "arguments": '{"city": "Rome"}', "parsed_arguments": {"city": "Rome"}}
     call = {"id": "c", "type": "function", "function": function, "index": 0}
     replayed = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+    replayed["parsed"] = None  # like parsed_arguments, from the stream helpers of OpenAI's clients
     messages = [
         {"role": "developer", "content": "d"},
         {**USER, "name": None, "cache_control": {"type": "ephemeral"}},

@@ -74,7 +74,7 @@ def test_what_has_no_effect_is_accepted_and_repeated(api):
         "reasoning": {"effort": None, "summary": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
         "include": ["reasoning.encrypted_content"],
-        "stream_options": {"include_obfuscation": False},
+        "stream_options": {"include_obfuscation": False, "include_usage": True},
     }
     answer, plain = (api.post(PATH, json={**BODY, **more}).json() for more in (neutral, {}))
     assert answer["output"][0]["content"] == plain["output"][0]["content"]

@@ -190,7 +190,11 @@ def test_fields_without_meaning_are_dropped_and_names_are_kept():
     source = "{{ messages | tojson }}"
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     sent = say("user", [part], name="ann", cache_control={}, refusal=None, annotations=[])
-    assert json.loads(render(source, [sent])) == [say("user", "hi", name="ann")]
+    function = {"name": "f", "arguments": {}}
+    call = {"function": {**function, "parsed_arguments": {"a": 1}}, "index": 0}
+    called = say("assistant", "4", parsed={"a": 1}, tool_calls=[call])
+    kept = say("assistant", "4", tool_calls=[{"function": function}])
+    assert json.loads(render(source, [sent, called])) == [say("user", "hi", name="ann"), kept]
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "raise_exception", "range", "bos_token"])
