@@ -21,6 +21,11 @@ TESTS = (
     "tests/engine/server",
     "tests/engine/test_llm.py",
 )
+# These compare with what later versions of transformers do, which Kiln itself does not call.
+LATER = (
+    "tests/engine/text/test_tokenizer.py::test_chats_are_rendered_and_encoded_as_transformers_does",
+    "tests/engine/text/test_tokenizer.py::test_a_prefix_space_of_llama_is_added_as_transformers_does",
+)
 
 
 def oldest():
@@ -54,6 +59,7 @@ def test_the_oldest_packages_that_are_allowed_serve(folder, request, tests):
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", tests]
     command.append(f"--programs={request.config.getoption('programs')}")
+    command += [f"--deselect={one}" for one in LATER]
     done = subprocess.run(
         command,
         cwd=ROOT,

@@ -8,7 +8,7 @@ QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 @pytest.fixture(scope="module")
 def client(locked_url, api_key):
-    return openai.OpenAI(base_url=f"{locked_url}/v1", api_key=api_key, max_retries=0, timeout=30)
+    return openai.OpenAI(base_url=f"{locked_url}/v1", api_key=api_key, max_retries=0, timeout=120)
 
 
 def test_models(client):

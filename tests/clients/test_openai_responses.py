@@ -28,7 +28,7 @@ def tokenizer():
 def client(tokenizer):
     """A client of a server whose model calls functions first, and then answers."""
     with serving(app_of(Scribe(tokenizer, CALLS, ANSWER), tokenizer, api_key=KEY)) as url:
-        yield openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120)
 
 
 def ask(client, items, stream):

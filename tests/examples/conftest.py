@@ -42,7 +42,7 @@ class Cluster:
 
     def metrics(self) -> str:
         """Return the front's /metrics."""
-        return httpx.get(f"{self.url}/metrics", timeout=30).text
+        return httpx.get(f"{self.url}/metrics", timeout=120).text
 
     def alive(self) -> set[str]:
         """Return the ids of the replicas that answer."""

@@ -152,7 +152,7 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
         assert f"Kiln {package.__version__} serves demo: " in said
         assert "on cpu · context 2048 tokens" in said
         curl = ["bash", "-c", lines[-1].replace("curl ", "curl -sS -m 20 ", 1)]
-        answer = subprocess.run(curl, capture_output=True, text=True, timeout=30)
+        answer = subprocess.run(curl, capture_output=True, text=True, timeout=120)
         assert '"content":"42"' in answer.stdout, answer
         server.send_signal(signal.SIGINT)
         assert server.wait(15) == 0

@@ -107,7 +107,7 @@ class ThreadFollowers:
         self.send(kind, json.dumps(content).encode())
 
     def replies(self) -> list[tuple[int, str]]:
-        told = [self._replies.get(timeout=20) for _ in self._inboxes]
+        told = [self._replies.get(timeout=120) for _ in self._inboxes]
         return [one for one in told if one[1] is not None]
 
     def use_abort(self, abort: Any) -> None:

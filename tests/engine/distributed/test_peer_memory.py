@@ -81,7 +81,7 @@ class Ranks:
     def __init__(self, monkeypatch, refuses):
         self.drivers = [FakeDriver(one) for one in refuses]
         self.here = threading.local()
-        self.barrier = threading.Barrier(len(refuses), timeout=20)
+        self.barrier = threading.Barrier(len(refuses), timeout=120)
         self.sent = [b""] * len(refuses)
         call = lambda name, *arguments: self.here.driver(name, *arguments)  # noqa: E731
         monkeypatch.setattr(peer_memory, "driver_call", call)

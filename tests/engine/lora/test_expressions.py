@@ -53,7 +53,7 @@ def test_one_that_takes_too_long_is_stopped(monkeypatch):
     begun = time.monotonic()
     with pytest.raises(ModelError, match=r"here: its expressions take over 0\.5 s to match"):
         settle([Expression(BAD)], NAMES, "here")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 60  # without the limit it would take years
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def server(made, root, model):
             url,
             _,
         ),
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=120) as client,
     ):
         yield client
 
@@ -203,7 +203,7 @@ def test_without_a_root_nothing_is_loaded_or_unloaded(made, model):
     flags = ["--device", "cpu", "--num-kv-blocks", "8"]
     with (
         local_server([str(model), *flags, *modules], timeout=60) as (url, _),
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=120) as client,
     ):
         refused(client.post(LOAD, json={"lora_name": "a", "lora_path": "b"}), 403, "--lora-root")
         refused(unload(client, "first"), 403, "--lora-root")

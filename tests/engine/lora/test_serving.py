@@ -43,7 +43,7 @@ def server(made, folder):
     flags = ["--device", "cpu", "--num-kv-blocks", "64", "--lora-modules", *modules]
     with (
         local_server([str(folder), *flags], timeout=60) as (url, _),
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=120) as client,
     ):
         yield client
 

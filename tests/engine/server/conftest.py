@@ -63,8 +63,8 @@ def start(model_folder):
         ]
         os.environ["OMP_NUM_THREADS"] = "1"
         with (
-            local_server([*arguments, *flags], timeout=60) as (url, process),
-            httpx.Client(base_url=url, timeout=20) as client,
+            local_server([*arguments, *flags], timeout=300) as (url, process),
+            httpx.Client(base_url=url, timeout=120) as client,
         ):
             yield client, process
 

@@ -60,7 +60,7 @@ def _wait_until_refused(server):
     deadline = time.monotonic() + 60
     while True:
         try:
-            httpx.get(server.client.base_url.join("/health/ready"), timeout=20)
+            httpx.get(server.client.base_url.join("/health/ready"), timeout=120)
         except httpx.HTTPError:
             return
         assert time.monotonic() < deadline, "the server still takes connections"
