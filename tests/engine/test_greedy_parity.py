@@ -127,6 +127,7 @@ def test_with_one_block_of_headroom(case, name, chunk):
     assert llm.core.stats().preemptions > 0
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("mode", "name"),
     [
@@ -167,6 +168,7 @@ def in_graphs(monkeypatch):
     settings.cache_clear()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.usefixtures("in_graphs")
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("name", ["mistral-window", "qwen3", "qwen2-moe"])
@@ -196,6 +198,7 @@ print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["qwen3", "llama-rope-yarn", "qwen2-moe"])
 def test_on_the_kernels_own_source_run_on_the_cpu(case, name):
     made = case(name)
@@ -285,6 +288,7 @@ def clear_prompt(model: Any, length: int) -> tuple[list[int], list[int]]:
     raise AssertionError(f"rounding to float16 may change every answer to {length} tokens")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("name", WIDE_HEADS)
 def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name, attention):

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 from kiln.engine.llm import LLM
 from kiln.engine.requests import sampling_params as limits
@@ -14,7 +15,7 @@ from kiln.engine.requests.sampling_params import SamplingParams
 
 DEMO = str(Path(__file__).parents[2] / "engine" / "demo")
 CONTEXT, VOCABULARY = 96, 768
-NUM_ALONE, NUM_BATCHED, PER_BATCH = 400, 1600, 80
+NUM_ALONE, NUM_BATCHED, PER_BATCH = *at_depth((60, 240), (400, 1600)), 80
 
 # Long enough to be cut into chunks, and to be preempted.
 ORDINARY = [

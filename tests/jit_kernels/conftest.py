@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from compile_yardstick import yardstick_seconds
-from depth import at_depth
 
 from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.build import Built, build, header_of
@@ -29,10 +28,7 @@ ARCHS = ("sm_80", "sm_90a")
 
 @dataclass(frozen=True)
 class Warm:
-    """Every kernel for two targets, in a folder and in a bundle. Read only: tests share it.
-
-    In quick runs it is one variant of each kernel.
-    """
+    """Every kernel for two targets, in a folder and in a bundle. Read only: tests share it."""
 
     root: Path
     bundle: Path
@@ -132,8 +128,6 @@ def warm(tmp_path_factory, everything) -> Warm:
     folder = tmp_path_factory.mktemp("warm")
     cache = KernelCache(Store(folder / "kernels"))
     jobs = jobs_for(all_specs().values(), ARCHS)
-    one_of_each = list({(job.spec.name, job.arch): job for job in jobs}.values())
-    jobs = at_depth(one_of_each, jobs)
     everything.build(jobs)
     cubins = {job.name: everything[job].built.cubin for job in jobs}
     for job in jobs:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 from kiln.jit_kernels.check import check_kernel, covering_variants
 from kiln.jit_kernels.declare.spec import label
@@ -18,7 +19,7 @@ from kiln.jit_kernels.toolchains import host
 
 WORK = [(spec, variant) for spec in all_specs().values() for variant in covering_variants(spec)]
 CASES = [pytest.param(spec, variant, id=label(spec, variant)) for spec, variant in WORK]
-SEEDS = 3
+SEEDS = at_depth(1, 3)
 
 
 @pytest.fixture(scope="module", autouse=True)

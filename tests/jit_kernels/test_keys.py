@@ -47,6 +47,7 @@ TEMPLATES = list({spec.source: spec for spec in all_specs().values()}.values())
 STEP = 13
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("spec", TEMPLATES, ids=lambda spec: spec.name)
 def test_any_byte_of_any_reachable_file_changes_the_key(spec, sources):
     """Every byte in the first kernel that includes a file; every thirteenth in the others."""

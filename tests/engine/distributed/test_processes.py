@@ -67,6 +67,7 @@ def test_graphs_of_compiled_pieces(model_of, prompts):
     assert two["compiled"] == "CompiledModel"
 
 
+@pytest.mark.deep
 def test_the_kernels_own_source_in_float16(model_of, prompts):
     """Attention by kernels for the heads of a rank, in graphs; sums of halves are rounded."""
     folder, _ = model_of("wide-heads", "Qwen3", head_dim=64, num_attention_heads=2)

@@ -354,6 +354,7 @@ def test_steps_with_adapters_run_in_graphs_of_their_own(made, answers, host):
     assert all(size.endswith("LoRA") for size in json.loads(out)[3])
 
 
+@pytest.mark.deep
 def test_float16_answers_of_the_kernels_are_as_likely_as_those_of_plain_torch(made, answers):
     prompts, lora, _ = answers("llama")
     reasons, likely = [], []
