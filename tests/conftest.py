@@ -64,6 +64,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
                 prune(folder, max_bytes=_KEEP_BYTES, max_days=_KEEP_DAYS)
 
 
+@pytest.hookimpl(trylast=True)  # behind -k, so that a few chosen tests all run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that are too deep, or not in the drawn share."""
     items[:], left_out = choose(items, config.option.share, config.option.share_seed)

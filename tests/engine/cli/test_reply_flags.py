@@ -7,13 +7,15 @@ import logging
 
 import pytest
 
+from kiln.engine.cli.flags import add_groups
 from kiln.engine.cli.main import main
-from kiln.engine.cli.reply_flags import add_reply_arguments, reply_formats
+from kiln.engine.cli.reply_flags import reply_formats
+from kiln.engine.cli.serve_flags import CHATS
 
 
 def flags(*given):
     parser = argparse.ArgumentParser()
-    add_reply_arguments(parser)
+    add_groups(parser, (CHATS,))
     return parser.parse_args(given)
 
 
