@@ -50,7 +50,7 @@ def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
         raise ValueError("no sampler")
 
     monkeypatch.setattr(steps, "sample", broken)
-    with pytest.raises(ModelError, match="first step failed: .*ValueError: no sampler"):
+    with pytest.raises(ModelError, match=r"first step failed: .*ValueError: no sampler"):
         start()
     assert not is_ready(caplog)
 
