@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-# CI has the time to look longer than somebody who waits for a test run.
-KILL_SECONDS = "60" if os.environ.get("CI") else "8"
+import pytest
+from depth import at_depth
+
+KILL_SECONDS = at_depth("5", "60")
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "cache_stress.py"
 
 
@@ -21,7 +22,7 @@ def run(*arguments):
 
 
 def test_processes_killed_while_they_warm_one_cache_leave_no_wrong_byte():
-    result = run("kill", "--seconds", KILL_SECONDS, "--min-kills", "30")
+    result = run("kill", "--seconds", KILL_SECONDS, "--min-kills", at_depth("15", "30"))
     assert result["passed"]
     assert result["wrong_payloads"] == result["stuck_workers"] == 0
     assert result["leftovers_after_the_sweep"] == 0
@@ -32,10 +33,11 @@ def test_processes_killed_while_they_warm_one_cache_leave_no_wrong_byte():
 
 
 def test_every_bit_of_three_real_entries_counts():
-    result = run("flips", "--full")
-    assert result["flips_tried"] >= 390_000
-    assert result["flips_tried"] == 8 * sum(result["entry_bytes"])
-    assert result["truncations_tried"] == sum(result["entry_bytes"])
+    result = run("flips", *at_depth([], ["--full"]))
+    share = at_depth(0.02, 1.0)
+    assert result["flips_tried"] == pytest.approx(8 * share * sum(result["entry_bytes"]), rel=0.01)
+    assert result["truncations_tried"] >= share * 0.99 * sum(result["entry_bytes"])
+    assert result["flips_tried"] >= share * 390_000
     assert result["flips_believed"] == 0
     assert result["truncations_believed"] == 0
     assert result["swaps_believed"] == 0
