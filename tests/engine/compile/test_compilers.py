@@ -97,7 +97,7 @@ print(json.dumps([list(output.outputs[0].token_ids), heavy]))
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("mode", "heavy"), [("aot", []), ("inductor", ["torch._dynamo", "torch._inductor", "sympy"])]
+    ("mode", "heavy"), [("inductor", ["torch._dynamo", "torch._inductor", "sympy"]), ("aot", [])]
 )
 def test_a_second_start_runs_no_compiler(monkeypatch, kept, mode, heavy):
     llm = demo(monkeypatch, mode, kept)

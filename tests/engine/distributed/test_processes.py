@@ -56,6 +56,7 @@ def alone_and_with_two_ranks(folder, prompts, dtype, **environ):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.deep
 def test_graphs_of_compiled_pieces(model_of, prompts):
     """A replayed graph sums too, and every rank replays the graph that rank 0 chose."""
     folder, _ = model_of("biases", "Llama", attention_bias=True, mlp_bias=True)
