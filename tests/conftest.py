@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from depth import choose, set_depth
+from depth import at_depth, choose, set_depth
 
 ROOT = Path(__file__).resolve().parents[1]
 _KEEP_DAYS, _KEEP_BYTES = 14, 256 << 20
@@ -28,8 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--interleavings",
         type=int,
-        default=200,
-        help="schedules under which each all-reduce runs (default: 200)",
+        help="schedules under which each all-reduce runs (default: 40, and 1000 with --deep)",
     )
     parser.addoption("--deep", action="store_true", help="test each rule on many more cases")
     parser.addoption("--share", type=float, default=1.0, help="run this share of the tests")
@@ -45,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from kiln.cache.disk.trust import make_private_folder
 
     set_depth(config.option.deep)
+    if config.option.interleavings is None:
+        config.option.interleavings = at_depth(40, 1000)
     config.option.programs = config.option.programs.absolute()
     if not make_private_folder(config.option.programs):  # a checkout that we cannot write
         temporary = tempfile.TemporaryDirectory(prefix="kiln-tests-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import at_depth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,9 @@ from kiln.engine.requests.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 PROPERTY = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=at_depth(100, 2000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -294,7 +297,7 @@ def play(runner, acts, kinds, **scheduler):
     return outputs, aborted, core.stats()
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=at_depth(200, 3000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     acts=ACTS,
     kinds=st.lists(KINDS, min_size=10, max_size=10),

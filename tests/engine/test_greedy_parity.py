@@ -97,6 +97,7 @@ def tokens(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_each_prompt_alone(case, name):
     made = case(name)
@@ -106,7 +107,7 @@ def test_each_prompt_alone(case, name):
     assert alone == made.answers[picked]
 
 
-@pytest.mark.quick(15)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_batched_with_16_others(case, name, chunk):
@@ -116,7 +117,7 @@ def test_batched_with_16_others(case, name, chunk):
     assert llm.core.stats().preemptions == 0
 
 
-@pytest.mark.quick(15)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_with_one_block_of_headroom(case, name, chunk):
@@ -288,7 +289,7 @@ def clear_prompt(model: Any, length: int) -> tuple[list[int], list[int]]:
     raise AssertionError(f"rounding to float16 may change every answer to {length} tokens")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("name", WIDE_HEADS)
 def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name, attention):

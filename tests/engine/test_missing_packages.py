@@ -45,6 +45,7 @@ def run(absent, code):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("absent", [CUDA, SERVER, CUDA + SERVER], ids=["cuda", "server", "both"])
 def test_the_offline_api_needs_neither(absent):
     run(absent, OFFLINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from depth import at_depth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,9 @@ from kiln.engine.scheduler import Scheduler
 
 EOS = frozenset({7, 11})
 PROPERTY = settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=at_depth(100, 3000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

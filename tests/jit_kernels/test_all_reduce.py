@@ -55,6 +55,7 @@ def bits_of(x):
 # ---- one sum -------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_algorithm_rank_and_size_gives_the_same_bits(on_host, world, dtype):
@@ -101,6 +102,7 @@ def test_the_result_may_replace_the_input(on_host, kernel):
     assert torch.equal(x, want.expand_as(x))
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_values_that_are_easily_got_wrong(kernel, dtype):

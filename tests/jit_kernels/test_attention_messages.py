@@ -31,6 +31,7 @@ def result(monkeypatch, machine, tile, sizes, seed=0, change=lambda a: None):
     return a.out.view(torch.int16), a.lse.view(torch.int32), int(a.items[0, 0])
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("before", [0, 1], ids=["in-a-pair", "in-two-pairs"])
 @pytest.mark.parametrize(
     ("tile", "parts"),
@@ -60,6 +61,7 @@ def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
     assert all(out.isposinf().all() for out in results)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("before", [0, 1], ids=["in-pairs", "across-pairs"])
 @pytest.mark.parametrize(
     ("tile", "group"), [("64", 1), ("64", 2), ("64", 7), ("64", 8), ("256", 7)]

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from depth import at_depth
 from safetensors.torch import load_file, save_file
 
 from kiln import LLM
@@ -18,7 +19,7 @@ from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind
 from kiln.engine.lora.torch_native import TorchNativeLoRA
 
-COUNT = 1000
+COUNT = at_depth(250, 1000)
 CPU = torch.device("cpu")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 VALUES = [

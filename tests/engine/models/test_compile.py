@@ -92,6 +92,7 @@ def compiled():
     torch._dynamo.reset()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("architecture", ["demo", *sorted(known_families())])
 @torch.inference_mode()
 def test_one_graph_serves_any_number_of_tokens(made, compiled, architecture):

@@ -401,6 +401,7 @@ def test_a_drain_frees_memory_too_and_spares_whom_it_can(fake_runner):
     run.finish()
 
 
+@pytest.mark.quick(30)
 @pytest.mark.parametrize("seed", range(120))
 def test_random_adapters_requests_aborts_and_preemptions(fake_runner, seed):
     """Each row reads its own adapter, whole; nothing is reused under a launched step; all end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import at_depth
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,9 @@ from kiln.engine.text.tokenizer import Tokenizer
 
 KINDS = ["byte-level", "llama", "metaspace", "wordpiece"]
 PROPERTY = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=at_depth(100, 3000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 TEXTS = st.one_of(
     st.text(max_size=30),

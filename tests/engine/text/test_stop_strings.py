@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ def cut(text, places):
 words = st.text("ab", min_size=1, max_size=4)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=at_depth(300, 10_000), deadline=None)
 @given(
     text=st.text("abc", max_size=24),
     stops=st.lists(words, max_size=4),

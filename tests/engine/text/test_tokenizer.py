@@ -93,6 +93,7 @@ SETUPS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("name", "known"), [(name, name == "NFC") for name in SETUPS])
 @PROPERTY
 @given(text=st.text(alphabet=st.sampled_from([*COMPOSING, " ", "a"]), max_size=60))
