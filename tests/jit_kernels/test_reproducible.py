@@ -149,6 +149,7 @@ def test_a_clock_that_is_ten_years_off_makes_nothing_compile_again(
     assert all(one.tier == "disk" for one in built)
 
 
+@pytest.mark.deep
 def test_every_entry_is_what_would_be_built_again(warm, tmp_path):
     cache = warm.cache()
     assert audit(cache) == (len(warm.jobs), [])

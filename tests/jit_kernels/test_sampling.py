@@ -159,6 +159,7 @@ def chi_square(counts, probabilities):
     return torch.special.gammaincc(half, torch.tensor(statistic / 2, dtype=torch.float64)).item()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("asked", DRAWN, ids=str)
 @pytest.mark.parametrize("by", ["seed", "position"])
 def test_a_million_draws_follow_the_distribution(asked, by):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from depth import at_depth
+
 ROOT = Path(__file__).resolve().parents[2]
 # Forked after the imports, which take longer than compiling; each child loads NVRTC.
 STAMPEDE = """
@@ -18,12 +20,12 @@ from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.registry import all_specs
 
-folder, processes, trouble = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+folder, processes, step, *trouble = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:]
 jobs = jobs_for(all_specs().values(), ["sm_90a"])
 # Of a kernel that is slow to compile one program: its others would say no more about the locks.
 slow = {job.spec.name: job for job in jobs if job.spec.max_cpu_seconds > 0.5}
 jobs = [job for job in jobs if job.spec.name not in slow] + list(slow.values())
-jobs = jobs[:: 9 if trouble else 1]
+jobs = jobs[::step]
 
 def no_lock(fd, operation):
     name = trouble[os.getpid() % len(trouble)]
@@ -49,10 +51,10 @@ print(json.dumps({"jobs": [job.name for job in jobs], "codes": codes}))
 """
 
 
-def stampede(folder, processes, *trouble):
+def stampede(folder, processes, step, *trouble):
     """Start processes on one cold cache; return the jobs, and each process's builds and cubins."""
     out = subprocess.check_output(
-        [sys.executable, "-c", STAMPEDE, str(folder), str(processes), *trouble],
+        [sys.executable, "-c", STAMPEDE, str(folder), str(processes), str(step), *trouble],
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT / "tools/import_root"),
@@ -69,13 +71,13 @@ def stampede(folder, processes, *trouble):
 
 
 def test_16_cold_processes_compile_each_program_once(tmp_path):
-    jobs, reports = stampede(tmp_path, 16)
+    jobs, reports = stampede(tmp_path, 16, at_depth(12, 1))
     built = [name for names, _ in reports for name in names]
     assert sorted(built) == sorted(jobs)
     assert len({together for _, together in reports}) == 1
 
 
 def test_without_locks_there_is_no_error_and_the_bytes_are_the_same(tmp_path):
-    jobs, reports = stampede(tmp_path, 4, "ENOLCK", "EOPNOTSUPP")
+    jobs, reports = stampede(tmp_path, 4, at_depth(24, 9), "ENOLCK", "EOPNOTSUPP")
     assert {name for names, _ in reports for name in names} == set(jobs)
     assert len({together for _, together in reports}) == 1

@@ -226,6 +226,7 @@ def test_times_of_many_batches_are_told_by_their_quantiles():
     }  # fmt: skip
 
 
+@pytest.mark.deep
 def test_the_greedy_section_holds_on_a_cpu():
     rows = greedy.parity(argparse.Namespace(quick=True), device="cpu")
     assert len(rows) == 2 * (len(greedy.FAMILIES) + 2)

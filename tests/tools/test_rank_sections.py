@@ -43,6 +43,7 @@ def test_bits_rounds_and_a_skipped_call_of_processes():
     assert "rank 0 of 2 waited 1.5 s for rank 1" in of["skipped"][0]["told"]
 
 
+@pytest.mark.deep
 def test_times_of_every_way_that_a_cpu_has():
     rows = rows_of("gpu.rank_times:latency")
     assert len(rows) == 2
@@ -100,6 +101,7 @@ def test_sections_of_several_gpus_fit_their_time_and_have_names_of_their_own():
     assert WHOLE_SEVERAL < 480
 
 
+@pytest.mark.deep
 def test_the_plot_has_a_panel_for_each_number_of_ranks_and_a_line_for_each_way():
     ways = {"one_shot_push": 3.0, "torch": 9.0, "symm_mem": "needs a GPU for each rank"}
     rows = [

@@ -48,6 +48,7 @@ def test_what_is_not_there_is_refused_by_name(arguments, complaint, monkeypatch,
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_what_only_one_checkout_has_is_named():
     assert same_code._difference(None, b"") == ("not there before", "", "")
     assert same_code._difference(b"", None) == ("not there now", "", "")

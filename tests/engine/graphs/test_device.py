@@ -57,12 +57,14 @@ def events(monkeypatch):
     }
     for name, value in names.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    graphs_device._capture_stream.cache_clear()
     monkeypatch.setattr(graphs_device, "at_graph_edge", lambda device: seen.append("edge"))
-    return seen
+    yield seen
+    graphs_device._capture_stream.cache_clear()
 
 
 def made():
-    return CudaGraphs(SimpleNamespace(index=0))
+    return CudaGraphs(torch.device("cuda", 0))
 
 
 def test_a_step_runs_once_before_it_is_captured_on_the_capture_stream(events):
