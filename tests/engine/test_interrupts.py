@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,10 +51,13 @@ class Store:
 
 
 class Interrupts:
-    """Raises an interrupt at some of the lines that run, counted from 1."""
+    """Raises an interrupt at some of the lines that run, counted from 1.
+
+    ``ran`` are the lines that ran, ``places`` those that were interrupted.
+    """
 
     def __init__(self, *at):
-        self.at, self.count, self.places = set(at), 0, []
+        self.at, self.ran, self.places = set(at), [], []
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -67,10 +71,10 @@ class Interrupts:
 
     def _line(self, frame, event, argument):
         if event == "line":
-            self.count += 1
-            if self.count in self.at:
+            self.ran.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+            if len(self.ran) in self.at:
                 sys.settrace(self._call)  # Python ends a trace that raises
-                self.places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                self.places.append(self.ran[-1])
                 frame.f_trace = self._line
                 raise KeyboardInterrupt
         return self._line
@@ -136,29 +140,38 @@ def held(llm):
 NOTHING = {"blocks": 0, "rows": set(), "requests": [], "launched": 0, "adapters": []}
 
 
-def points(count):
-    """Return the lines to interrupt: some of them, or all."""
-    return range(1, count + 1, at_depth(max(1, count // 60), 1))
+def points(lines):
+    """Return where to interrupt: the first, a middle and the last run of each line.
+
+    In quick runs these are some 60 of them.
+    """
+    runs = defaultdict(list)
+    for number, line in enumerate(lines.ran, 1):
+        runs[line].append(number)
+    chosen = sorted({at for of in runs.values() for at in (of[0], of[len(of) // 2], of[-1])})
+    return chosen[:: at_depth(max(1, len(chosen) // 60), 1)]
 
 
+@pytest.mark.timeout(3000)
 def test_an_interrupt_at_any_line_leaves_nothing_held(llm, runner):
     wanted = answers(llm, runner)
     with Interrupts() as lines:
         assert answers(llm, runner) == wanted
     assert llm.core.scheduler.num_preemptions
     assert llm.core.scheduler.adapters.num_evictions
-    for point in points(lines.count):
+    for point in points(lines):
         with pytest.raises(KeyboardInterrupt), Interrupts(point) as interrupts:
             answers(llm, runner)
         assert held(llm) == NOTHING, interrupts.places
         assert answers(llm, runner) == wanted, interrupts.places
 
 
+@pytest.mark.timeout(3000)
 def test_an_interrupt_while_the_last_one_is_handled_leaves_nothing_to_the_next_call(llm, runner):
     wanted = answers(llm, runner)
     with Interrupts() as lines:
         answers(llm, runner)
-    for point in points(lines.count):
+    for point in points(lines):
         later = point + 1 + point % 97
         with pytest.raises(KeyboardInterrupt), Interrupts(point, later) as interrupts:
             answers(llm, runner)
