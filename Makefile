@@ -12,7 +12,7 @@ serve: $(VENV)/.serve
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The same rules on many more cases, in about an hour. SHARE=0.1 SEED=7 runs a tenth, drawn by 7.
+# The same rules on many more cases. SHARE=0.1 SEED=7 runs a tenth of them, drawn by the seed 7.
 SHARE ?= 1
 SEED ?= 0
 test-deep: $(VENV)/.dev

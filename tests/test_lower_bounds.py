@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# What uses the packages: templates and tokenizers, configs and weights, the API, the processes.
+# The tests of the code that uses these packages.
 TESTS = (
     "tests/engine/text",
     "tests/engine/models",

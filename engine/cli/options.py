@@ -95,7 +95,7 @@ def model_of(args: argparse.Namespace) -> str:
 def served_names(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the names of the model: the flag's, else the folder's name or the hub id.
 
-    Raises ConfigError if the flag may have taken MODEL for a name.
+    Raises ConfigError if there are several names and no MODEL: the last name may be the MODEL.
     """
     names = tuple(getattr(args, "served_model_name", None) or ())
     if len(names) > 1 and args.model is None and args.model_flag is None:

@@ -146,7 +146,7 @@ def _ending_replies(
 ) -> SamplingParams:
     """Return the parameters with the stop tokens of the model's replies.
 
-    Most models have them among their EOS tokens, so that ``ignore_eos`` turns off both.
+    They are added unless ``ignore_eos`` is set, because they end a reply as an EOS token does.
     """
     stops = sorted(tokenizer.ids_of(formats.stops) - tokenizer.eos_token_ids)
     if params.ignore_eos or not stops:

@@ -28,7 +28,8 @@ def event(data: Mapping[str, Any]) -> bytes:
 def _one_line(data: bytes) -> bytes:
     """Escape the characters that many clients take for the end of a line, although SSE does not.
 
-    They are U+0085, U+2028 and U+2029, which JSON allows in strings, and only there.
+    These are U+0085, U+2028 and U+2029. In JSON they can only stand inside strings, where an
+    escape means the same character.
     """
     if b"\xe2\x80" in data or b"\xc2\x85" in data:
         for raw, escape in _LINE_ENDS:

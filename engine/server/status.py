@@ -53,7 +53,7 @@ def status_router(serving: Serving) -> APIRouter:
         """Return Kiln's version."""
         return {"version": kiln.__version__}
 
-    # HEAD for probes that want no body. FastAPI adds it to no route by itself.
+    # Some probes send HEAD, which FastAPI answers only on routes that declare it.
     for path in ("/health/live", "/health", "/health/ready", "/ping"):
         probe = live if path == "/health/live" else ready
         router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)

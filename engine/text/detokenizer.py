@@ -44,7 +44,7 @@ class ByteStream:
     def place(self, token_id: int) -> int:
         """Return the position of the character in which the next token begins.
 
-        All parts of a character have its position. A token that does not continue it comes behind.
+        A character that is split over several tokens has one position, which all of them share.
         """
         begun, _ = self._decoder.getstate()
         piece = self._tokenizer.token_bytes(token_id, self._first)

@@ -210,7 +210,8 @@ class Tokenizer:
     ) -> str:
         """Render a chat to text; the options are those of ``ChatTemplate.render``.
 
-        Raises RequestError, also if the model has no chat template and none is given.
+        Raises RequestError if the template rejects the messages, or if there is no template: the
+        model has none, and ``chat_template`` is None.
         """
         template = chat_template or self.chat_template(with_tools=bool(tools))
         return template.render(messages, tools=tools, **options)

@@ -108,7 +108,7 @@ def _check_schema(schema: object, where: str, size: _Size) -> None:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise _wrong(where, f"is not JSON: {error}") from error
-    # Agents send the same tools with every request.
+    # Agents send the same tools with every request, so the result is remembered.
     find = _first_error if len(text) <= _MAX_KEPT else _first_error.__wrapped__
     if found := find(text):
         raise _wrong(where, f"is not a JSON Schema: {found}")

@@ -1,6 +1,6 @@
 """What benchmarks and SDKs send is answered in the form that they read.
 
-The bodies were written down from the sources that ``client_bodies.json`` names, or as they came.
+``client_bodies.json`` names where each body comes from: the client's source, or a real request.
 """
 
 import json

@@ -173,7 +173,13 @@ def test_an_interrupt_while_the_last_one_is_handled_leaves_nothing_to_the_next_c
         answers(llm, runner)
     for point in points(lines):
         later = point + 1 + point % 97
-        with pytest.raises(KeyboardInterrupt), Interrupts(point, later) as interrupts:
-            answers(llm, runner)
+        interrupts = Interrupts(point, later)
+        try:
+            with interrupts:
+                answers(llm, runner)
+        except KeyboardInterrupt:
+            assert interrupts.places
+        else:  # the run had fewer lines this time: less was on the device already
+            assert interrupts.places == []
         assert answers(llm, runner) == wanted, interrupts.places
         assert held(llm) == NOTHING, interrupts.places

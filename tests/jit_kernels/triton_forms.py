@@ -1,6 +1,6 @@
 """Compare every Triton form with float64, under Triton's interpreter; print a JSON report.
 
-The argument "quick" leaves out all variants but the first, and their largest sizes.
+With the argument "quick" only the first variant of each kernel runs, without its largest sizes.
 """
 
 from __future__ import annotations

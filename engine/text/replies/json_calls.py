@@ -47,7 +47,7 @@ class JsonCall:
     def read(self) -> Steps[bool]:
         """Read the object. False if it is broken, or no call.
 
-        The source must be recording: what was read before a call began is content then.
+        Call ``record`` of the source first: if there is no call, what was read becomes content.
         """
         try:
             yield from self._read_members()

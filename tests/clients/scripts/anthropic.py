@@ -3,7 +3,8 @@
 import json
 import sys
 
-# Python puts this file's own folder first, where its name is the package's; -I leaves it out.
+# This file has the package's name. It runs with ``python -I``, so that its own folder is not on
+# the import path, and this imports the package.
 import anthropic
 
 MODE, URL, KEY = sys.argv[1:]
