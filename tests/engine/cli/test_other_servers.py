@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import signal
 import statistics
 import subprocess
 import threading
@@ -85,13 +86,16 @@ def test_ctrl_c_at_the_prompt_ends_with_a_line_break(other):
         start_new_session=True,
         preexec_fn=lambda: _own_terminal(secondary),
     ) as chat:
-        os.close(secondary)
-        _read_until(primary, b"> ")
-        os.write(primary, b"hx\x08i\n")  # the line is edited before it is sent
-        _read_until(primary, b"three\r\n\r\n> ")
-        os.write(primary, b"\x03")
-        rest = _read_until(primary, None)
-        assert chat.wait(20) == 0
+        try:
+            os.close(secondary)
+            _read_until(primary, b"> ")
+            os.write(primary, b"hx\x08i\n")  # the line is edited before it is sent
+            _read_until(primary, b"three\r\n\r\n> ")
+            os.write(primary, b"\x03")
+            rest = _read_until(primary, None)
+            assert chat.wait(20) == 0
+        finally:
+            chat.kill()
     os.close(primary)
     assert rest.endswith(b"\n")
     assert other.asked[-1][2]["messages"][-1]["content"] == "hi"
@@ -102,6 +106,8 @@ def _own_terminal(number):
     import termios
 
     fcntl.ioctl(number, termios.TIOCSCTTY, 0)
+    # A shell that starts the tests in the background ignores Ctrl-C, and so do all it starts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _read_until(number, end):
