@@ -89,7 +89,7 @@ def test_the_trial_knows_every_call_that_the_cache_makes():
     assert calls - harmless == set(OS_CALLS)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
 def test_any_call_may_fail(tmp_path, monkeypatch, error):
     fail_each_call(tmp_path, monkeypatch, lambda number: failing(number, error, forever=False))

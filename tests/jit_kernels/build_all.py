@@ -2,7 +2,7 @@
 
 The second argument may be a user id. The process switches to it after loading NVRTC, because that
 user may be unable to read Python's files in another user's home. Or it is --one-of-each, to build
-one variant of each kernel.
+one variant of each of the kernels named after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kiln.jit_kernels.toolchains import nvrtc
 if __name__ == "__main__":
     jobs = jobs_for(all_specs().values(), [sys.argv[1]])
     if "--one-of-each" in sys.argv:
-        jobs = list({job.spec.name: job for job in jobs}.values())
+        jobs = list({job.spec.name: job for job in jobs if job.spec.name in sys.argv}.values())
     elif len(sys.argv) > 2:
         nvrtc.version(), nvrtc.identity(), render(jobs[0].spec, jobs[0].variant)
         os.setgroups([])

@@ -16,6 +16,7 @@ from all_reduce_worlds import (
     same_bits,
     special_calls,
 )
+from depth import at_depth
 
 from kiln.jit_kernels.declare.errors import HostFault, LaunchError, NoSuchKernel
 from kiln.jit_kernels.declare.spec import HOST_GPU, needs_of
@@ -55,7 +56,7 @@ def bits_of(x):
 # ---- one sum -------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_algorithm_rank_and_size_gives_the_same_bits(on_host, world, dtype):
@@ -79,6 +80,7 @@ def test_a_message_of_a_megabyte_goes_round_every_loop(on_host, algorithm):
     assert torch.equal(group.all_reduce(x, algorithm), sum_ranks(x).expand_as(x))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parts_at_odd_addresses_are_summed_and_nothing_beside_them_is_written(
@@ -106,7 +108,7 @@ def test_the_result_may_replace_the_input(on_host, kernel):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_values_that_are_easily_got_wrong(kernel, dtype):
-    for world in (2, 5):
+    for world in at_depth((5,), (2, 5)):
         group = Ranks(world, 2000, calls=2**32 - 3)
         calls = special_calls([kernel], 5, world, 300, world, dtype)
         group.run(calls, seed=world)
@@ -116,7 +118,7 @@ def test_values_that_are_easily_got_wrong(kernel, dtype):
 
 
 def test_every_algorithm_has_the_same_bits_of_nan():
-    for dtype in DTYPES:
+    for dtype in at_depth(DTYPES[:1], DTYPES):
         (call,) = special_calls(["two_shot"], 1, 3, 200, 1, dtype)
         seen = []
         for algorithm in ALGORITHMS:
@@ -127,6 +129,7 @@ def test_every_algorithm_has_the_same_bits_of_nan():
         assert all(torch.equal(seen[0], one) for one in seen[1:])
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "d"), [(1, 8), (3, 64), (5, 61), (2, 1100), (3, 400)])
 def test_the_fused_kernel_is_all_reduce_then_add_then_norm_bit_for_bit(on_host, dtype, rows, d):
@@ -180,6 +183,7 @@ def test_many_rounds_of_all_kernels_on_one_group():
     assert not group.late()
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize(
     "scenario",
     [

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.declare.errors import HostFault
 from kiln.jit_kernels.declare.spec import HOST_GPU, Gpu
@@ -94,7 +95,7 @@ def test_one_workspace_serves_steps_of_any_lengths_and_two_windows(monkeypatch):
         max_requests=8, max_tokens=40, max_blocks=40, num_heads=8, num_kv_heads=2, head_dim=64,
         kv_dtype=torch.bfloat16, device=CPU, windows=(0, 50), rule=SplitRule(40, 1, 40),
     )  # fmt: skip
-    for seed in range(4):
+    for seed in range(at_depth(2, 4)):
         lengths = random.Random(seed).sample((0, 0, 1, 30, 256, 400, 600), 5)
         case = case_of([(length, 1) for length in lengths], seed)
         plan_attention(workspace, case.block_table, case.seq_lens, case.cu_seqlens_q, 5)
@@ -131,6 +132,7 @@ def test_a_step_that_the_workspace_may_not_hold_is_refused_with_the_numbers():
         run(changed(case, window=9), workspace=workspace)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.float16), (256, torch.bfloat16)]
 )
@@ -158,6 +160,7 @@ def test_pieces_of_a_split_are_added_up_as_the_split_is(monkeypatch, head_dim, d
     assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(*results, strict=True))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("size", [2.0**-90, 2.0**-30, 2.0**30, 2.0**90])
 @pytest.mark.parametrize("group", [4, 12])
 def test_queries_of_any_size_beside_bytes(monkeypatch, size, group):
@@ -188,6 +191,7 @@ def test_small_weights_count_where_the_greatest_has_no_value(monkeypatch, dtype,
     assert error(case, out, lse) <= MOST_UNITS
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tile", ["64", "128", "256"])
 def test_with_the_stages_that_a_smaller_multiprocessor_has_room_for(tile):
     spec = find_spec("paged_attention")
@@ -211,7 +215,8 @@ def test_with_the_stages_that_a_smaller_multiprocessor_has_room_for(tile):
         assert spec.error(a, wanted) <= MOST_UNITS
 
 
-@pytest.mark.parametrize("room", [8000, 6000], ids=["enough", "too-small"])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("room", [6000, 8000], ids=["too-small", "enough"])
 def test_more_requests_than_the_plan_has_threads(room):
     spec = find_spec("attention_plan")
     lengths = torch.tensor([length % 700 for length in range(1300)], dtype=torch.int32)

@@ -31,7 +31,7 @@ def result(monkeypatch, machine, tile, sizes, seed=0, change=lambda a: None):
     return a.out.view(torch.int16), a.lse.view(torch.int32), int(a.items[0, 0])
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("before", [0, 1], ids=["in-a-pair", "in-two-pairs"])
 @pytest.mark.parametrize(
     ("tile", "parts"),
@@ -61,7 +61,7 @@ def test_an_infinite_value_of_the_last_part_is_infinite(monkeypatch):
     assert all(out.isposinf().all() for out in results)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("before", [0, 1], ids=["in-pairs", "across-pairs"])
 @pytest.mark.parametrize(
     ("tile", "group"), [("64", 1), ("64", 2), ("64", 7), ("64", 8), ("256", 7)]
@@ -93,7 +93,8 @@ def cancel(a):
     keys[second[0], :, 0] = 0.7 * a.query[0].sum(0)  # of all heads
 
 
-@pytest.mark.parametrize(("tile", "quarters"), [("64", 64), ("256", 32)])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(("tile", "quarters"), [("256", 32), ("64", 64)])
 def test_nodes_are_of_eight_splits_however_these_are_cut(monkeypatch, tile, quarters):
     context = {"64": 8192, "256": 2048}[tile]  # of 256 columns a block has two warps: no quarters
     sizes = {**QUARTERS, "requests": 1, "context": context, "split": context // 256, "few": 16}

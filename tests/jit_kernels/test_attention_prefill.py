@@ -109,8 +109,8 @@ def random_requests(source: random.Random) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("arch", "seed"),
-    [("sm_80", seed) for seed in range(at_depth(12, 60))]
-    + [("sm_90a", seed) for seed in range(at_depth(8, 30))],
+    [("sm_80", seed) for seed in range(at_depth(5, 60))]
+    + [("sm_90a", seed) for seed in range(at_depth(4, 30))],
 )
 def test_bits_depend_on_the_own_request_alone(kernels, seed, arch):
     kernels.arch = arch

@@ -27,7 +27,7 @@ def _one_thread():
 
 @pytest.mark.parametrize("seed", range(at_depth(1, 4)))
 def test_attention_of_a_request_is_the_same_in_any_batch(seed):
-    assert attention_trials(CPU, 50, seed, longest=300) == []
+    assert attention_trials(CPU, at_depth(15, 50), seed, longest=300) == []
 
 
 def test_so_is_one_whose_splits_are_added_up_by_four_blocks_or_two_or_one(monkeypatch):

@@ -6,6 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.declare.errors import HostFault
 from kiln.jit_kernels.declare.spec import HOST_GPU
@@ -49,9 +50,9 @@ def run_twice(spec, a, kernel=None):
     world.run()
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_kernel_waits_before_it_touches_anything(spec):
-    assert early_launch_hint(spec.source)
     run_twice(spec, a_case(spec))
 
 
@@ -91,7 +92,7 @@ def plan_and_attend(seed, *, between=(), early=True):
     return attention.error(a, attention.reference(a))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(at_depth(1, 2)))
 def test_attention_reads_its_plan_before_it_waits(seed):
     allowed, between = all_specs()["paged_attention"].tolerance, (all_specs()["apply_rotary"],)
     assert plan_and_attend(seed, early=False) <= allowed
@@ -128,6 +129,7 @@ def attention_starts_early(plan_in_graph, attention_in_graph, *, hear=True):
     return early
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("graph", [(True, False), (False, True), (True, True), (False, False)])
 def test_attention_waits_for_a_plan_on_the_other_side_of_a_graphs_edge(graph):
     """As if the edge were no barrier: nothing documents that it is one."""
@@ -178,7 +180,7 @@ def store_and_attend(seed, change=("", "")):
     return attention.error(a, attention.reference(a))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(at_depth(1, 2)))
 def test_attention_reads_what_is_older_than_the_step_before_it_waits(seed):
     assert store_and_attend(seed) <= all_specs()["paged_attention"].tolerance
     too_much = ("num_keys - item.num_tokens())", "num_keys)")
@@ -188,6 +190,7 @@ def test_attention_reads_what_is_older_than_the_step_before_it_waits(seed):
 
 def test_what_allows_an_early_launch_is_read_in_the_source():
     names = {name: early_launch_hint(spec.source) for name, spec in all_specs().items()}
+    assert all(names.values()), "every kernel waits, in its first statement"
     assert names["attention_plan"] == "pdl_writes_plan"
     assert names["paged_attention"] == "pdl_reads_plan"
     assert names["rms_norm"] == "pdl_hints_first"

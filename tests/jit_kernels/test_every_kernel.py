@@ -41,7 +41,7 @@ def seconds_on_record(job):
     return row["cpu_seconds"] if row and SAME_COMPILER else job.spec.max_cpu_seconds
 
 
-@pytest.mark.quick(58)  # each target; below, each kernel is built
+@pytest.mark.quick(13)  # each target; below, each kernel is built
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)
@@ -52,7 +52,7 @@ def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, eve
     assert compiled.cost <= bound or everything.cost_again(job) <= bound
 
 
-@pytest.mark.quick(58)
+@pytest.mark.quick(13)
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiled_within_its_bound_on_the_machine_of_the_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)
@@ -72,7 +72,7 @@ def test_the_variant_that_most_models_run_keeps_to_its_registers(spec, everythin
     archs = at_depth(["sm_80", "sm_90a"], archs)
     jobs = [job for job in jobs_for([spec], archs) if job.variant == variant]
     assert jobs
-    for job in jobs:
+    for job in at_depth(jobs[-1:], jobs):  # for the newest target
         resources = resources_of(everything[job].built.cubin)[spec.entry]
         assert resources.spills == 0, (job.arch, resources)
 
@@ -86,7 +86,7 @@ def test_uses_no_header_but_our_own(spec, variant):
     assert not re.search(r"#\s*include\s*<", everything)
 
 
-@pytest.mark.quick(44)
+@pytest.mark.quick(26)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_declaration_is_coherent(spec, variant):
     for sizes in [*spec.sizes, *spec.bench_sizes[:2]]:
@@ -122,7 +122,7 @@ def _check_cost(spec, variant, sizes, a):
     assert rest or spec.cost(variant, sizes).bytes >= moved
 
 
-@pytest.mark.quick(44)
+@pytest.mark.quick(26)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_reference_agrees_with_itself_in_float64(spec, variant):
     for sizes in spec.sizes:
@@ -135,6 +135,7 @@ def test_reference_agrees_with_itself_in_float64(spec, variant):
         assert error_of(spec, variant, a, want).holds
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("spec", SPECS)
 def test_operator_is_well_formed_for_torch_compile(spec):
     variant = next(iter(spec.variants()))

@@ -24,17 +24,22 @@ SEEDS = at_depth(1, 3)
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request):
-    """Compile the kernels of the selected tests in advance, on all cores."""
-    calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    names = {
-        label(call["spec"], call["variant"]) for call in calls if {"spec", "variant"} <= call.keys()
+    """Compile the kernels of the selected tests of this file in advance, on all cores."""
+    tests = {
+        test_checked_form_finds_nothing_and_is_within_tolerance: True,
+        test_plain_form_is_within_tolerance: False,
     }
-    work = [(spec, variant) for spec, variant in WORK if label(spec, variant) in names]
-    for checked in (False, True):
+    for test, checked in tests.items():
+        calls = [
+            item.callspec.params
+            for item in request.session.items
+            if getattr(item, "function", None) is test
+        ]
+        work = [(call["spec"], call["variant"]) for call in calls]
         host.prepare(work, checked=checked, env=settings())
 
 
-@pytest.mark.quick(32)  # every fourth
+@pytest.mark.quick(16)  # every eighth
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_checked_form_finds_nothing_and_is_within_tolerance(spec, variant):
     cases = []
@@ -45,7 +50,7 @@ def test_checked_form_finds_nothing_and_is_within_tolerance(spec, variant):
     assert len(cases) == len(spec.sizes)
 
 
-@pytest.mark.quick(32)  # every fourth
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_plain_form_is_within_tolerance(spec, variant):
     kernel = host.load(spec, variant, checked=False, env=settings())
@@ -70,6 +75,7 @@ print(seen)
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("mode", "seen"),
     [("host", [("rms_norm", False)]), ("host-check", [("rms_norm", True)]), ("torch", [])],

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU
 from kiln.jit_kernels.ops.lora import cases, spec
@@ -80,14 +81,14 @@ def test_the_cases_have_every_kind_of_rank_and_of_tile():
 
 @pytest.mark.parametrize("scalar_t", DTYPE_NAMES)
 def test_shrink_and_expand_are_within_the_rounding_of_their_dtype(scalar_t):
-    for sizes in LORA_EXPAND.sizes[1:]:
+    for sizes in LORA_EXPAND.sizes[1 :: at_depth(2, 1)]:
         a = poisoned_inputs(LORA_EXPAND, {"scalar_t": scalar_t}, sizes, "cpu")
         before, want = a.out.double(), expected(LORA_EXPAND, a)["out"]
         run(LORA_EXPAND, a)
         whole = want if "cancels" not in sizes else before  # of which the sums are a part
         error = (a.out.double() - want).norm() / whole.norm()
         assert float(error) <= MOST[DTYPES[scalar_t]], sizes
-    for sizes in LORA_SHRINK.sizes[1:]:
+    for sizes in LORA_SHRINK.sizes[1 :: at_depth(2, 1)]:
         a = poisoned_inputs(LORA_SHRINK, {"scalar_t": scalar_t}, sizes, "cpu")
         want = expected(LORA_SHRINK, a)["h"]
         run(LORA_SHRINK, a)
@@ -136,7 +137,7 @@ def with_rows(tensor, order):
 @pytest.mark.parametrize("kernel", [LORA_SHRINK, LORA_EXPAND], ids=lambda kernel: kernel.name)
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(kernel, scalar_t):
     """Steps of up to 256 tokens use small tiles, with a block for each slice; others large ones."""
-    for sizes in kernel.sizes[2:]:
+    for sizes in kernel.sizes[2 :: at_depth(3, 1)]:
         a = poisoned_inputs(kernel, {"scalar_t": scalar_t}, sizes, "cpu")
         every = range(sizes["tokens"])
         before = {n: with_rows(getattr(a, n), every) for n in ("out", "h", "x") if hasattr(a, n)}
@@ -175,6 +176,7 @@ def second_part_moved(a):
     return {"a_table": offsets, "adapter_pool": torch.cat(pool).to(a.adapter_pool.dtype)}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("scalar_t", ["kiln::fp16", "kiln::bf16"])
 @pytest.mark.parametrize("index", [4, 6, 12])
 def test_alignment_changes_no_bits(index, scalar_t):

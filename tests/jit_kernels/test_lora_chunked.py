@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU
 from kiln.jit_kernels.ops.lora.functions import PoolTables
@@ -92,7 +93,7 @@ def per_token(a):
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(spec, scalar_t):
     """And in chunks of any size, in any place of them."""
     chunks = [variant["chunk"] for variant in spec.variants({"scalar_t": scalar_t})]
-    for sizes in spec.sizes[2:]:
+    for sizes in spec.sizes[2 :: at_depth(3, 1)]:
         a = poisoned_inputs(spec, {"scalar_t": scalar_t, "chunk": chunks[-1]}, sizes, "cpu")
         (result,) = spec.parameters.results
         before, slots = per_token(a)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,9 +10,38 @@ import sys
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "trial_scale"
+TELL = """
+import json, os, torch
+from kiln.engine.cli.main import main
+from kiln.jit_kernels import implementations
+from kiln.jit_kernels.ops.NAME import NAME
+from kiln.jit_kernels.registry import find_spec
+from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.triton_forms import has_triton
+
+main(["warmup", "--arch", "sm_80", "--dry-run"])
+x, right, ran = torch.randn(100), [], []
+
+def run_it():
+    right.append(torch.equal(NAME(x, 2.0), x * 2))
+    ran.append(implementations.decision(find_spec("NAME"), {"scalar_t": "float"}, x.device))
+
+run_it()
+os.environ["KILN_" + "NAME".upper()] = "torch"
+settings.cache_clear()
+implementations._decided.clear()
+run_it()
+print(json.dumps({
+    "toggle": settings().kernel_choice("NAME"),
+    "triton": has_triton("NAME"),
+    "right": right,
+    "implementations": [one.implementation for one in ran],
+}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -54,40 +84,43 @@ def run(checkout, *arguments, **environ):
 
 
 def test_its_tests_appear_and_pass(checkout):
+    chosen = at_depth(f"{NAME} and not fp16 and not bf16", NAME)
     out = run(
-        checkout, "-m", "pytest", "-k", NAME, "-p", "no:cacheprovider",
+        checkout, "-m", "pytest", "-k", chosen, "-p", "no:cacheprovider",
         "tests/jit_kernels/test_every_kernel.py",
         "tests/jit_kernels/test_every_kernel_on_host.py",
         "tests/jit_kernels/test_launch.py",
         "tests/jit_kernels/test_faults.py",
     )  # fmt: skip
     passed = int(out.rsplit(" passed", 1)[0].split()[-1])
-    assert passed >= 3 * 7 + 3 * 3  # every target, then headers, declaration, reference, host
+    variants = at_depth(1, 3)
+    # Every target, then headers, declaration, reference, host.
+    assert passed >= variants * 7 + variants * 3
 
 
-def test_its_toggle_appears(checkout):
-    code = "from kiln.jit_kernels.settings import settings as s; print(s().kernel_choice('NAME'))"
-    environ = {f"KILN_{NAME.upper()}": "torch"}
-    assert run(checkout, "-c", code.replace("NAME", NAME), **environ).strip() == "torch"
+@pytest.fixture(scope="module")
+def told(checkout):
+    """What a process that has the new kernel says about it."""
+    out = run(checkout, "-c", TELL.replace("NAME", NAME), KILN_CPU_KERNELS="host-check")
+    *listed, last = out.splitlines()
+    return {"warm-up": listed, **json.loads(last)}
 
 
-def test_it_has_no_triton_form(checkout):
-    code = "from kiln.jit_kernels.triton_forms import has_triton; assert not has_triton('NAME')"
-    run(checkout, "-c", code.replace("NAME", NAME))
+def test_its_toggle_appears(told):
+    assert told["toggle"] == "torch"
 
 
-def test_warm_up_builds_it(checkout):
-    out = run(checkout, "-m", "kiln.engine.cli.main", "warmup", "--arch", "sm_80", "--dry-run")
-    assert sum(line.startswith(NAME) for line in out.splitlines()) == 3
+def test_it_has_no_triton_form(told):
+    assert not told["triton"]
 
 
-def test_it_runs_as_a_torch_op(checkout):
-    code = (
-        f"import torch; from kiln.jit_kernels.ops.{NAME} import {NAME} as f\n"
-        "x = torch.randn(100); assert torch.equal(f(x, 2.0), x * 2)"
-    )
-    run(checkout, "-c", code)
-    run(checkout, "-c", code, KILN_CPU_KERNELS="host-check")
+def test_warm_up_builds_it(told):
+    assert sum(line.startswith(NAME) for line in told["warm-up"]) == 3
+
+
+def test_it_runs_as_a_torch_op(told):
+    assert told["implementations"] == ["host-check", "torch"]
+    assert told["right"] == [True, True]
 
 
 def test_a_taken_name_is_refused(checkout):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_a_template_takes_what_its_spec_lists(spec):
     source = (ROOT / "kernel_sources" / spec.source).read_text()
     names = [one.name for one in spec.parameters.passed]
     assert signature(source, spec.entry) == list(zip(names, spec.c_types, strict=True))
+
+
+@cache
+def trees() -> dict[Path, ast.AST]:
+    """Every file of the kernels in Python, parsed."""
+    return {path: ast.parse(path.read_text()) for path in (ROOT / "jit_kernels").rglob("*.py")}
 
 
 def listings(tree: ast.AST, names: set[str]) -> list[ast.AST]:
@@ -101,14 +108,14 @@ def _is_declared(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _name(node.func) in MAKERS
 
 
-@pytest.mark.quick(16)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_operators_parameters_are_listed_in_its_spec_and_public_function_alone(spec):
     """And in the template. All other code takes the arguments as one object, as in a.name."""
     elsewhere = []
-    for path in sorted((ROOT / "jit_kernels").rglob("*.py")):
+    for path, tree in sorted(trees().items()):
         public = path.name == "functions.py" or path.parent.name == "ops"
-        for node in listings(ast.parse(path.read_text()), set(spec.parameters.names)):
+        for node in listings(tree, set(spec.parameters.names)):
             function = isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
             if not _is_declared(node) and not (public and function):
                 elsewhere.append(f"{path.relative_to(ROOT)}:{node.lineno}")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.ops.sampling import functions, reference
@@ -162,11 +163,11 @@ def chi_square(counts, probabilities):
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("asked", DRAWN, ids=str)
 @pytest.mark.parametrize("by", ["seed", "position"])
-def test_a_million_draws_follow_the_distribution(asked, by):
+def test_many_draws_follow_the_distribution(asked, by):
     logits = torch.randn(20, generator=torch.Generator().manual_seed(7)) * 1.5
     counts, chunk = np.zeros(20), 2000  # small enough for the cores' caches
     settings, keys = rows_of([asked] * chunk)
-    for start in range(0, 500_000, chunk):
+    for start in range(0, at_depth(100_000, 500_000), chunk):
         keys[:, 0 if by == "seed" else 1] = torch.arange(start, start + chunk)
         tokens = sample_tokens(logits.expand(chunk, 20), settings, keys).tokens
         counts += np.bincount(tokens.numpy(), minlength=20)
@@ -174,6 +175,7 @@ def test_a_million_draws_follow_the_distribution(asked, by):
     assert chi_square(counts, np.where(mask, weights, 0) / weights[mask].sum()) > 1e-4
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("asked", DRAWN, ids=str)
 def test_draws_of_the_kernel_follow_it_too_and_are_those_of_torch(asked):
     logits = (torch.randn(24) * 1.5).bfloat16()
@@ -208,7 +210,7 @@ def test_no_output_depends_on_neighbours_position_padding_or_block_size():
         for i in range(12)
     ]
     runs = [kernel()] + [kernel(narrower(threads)) for threads in (32, 96, 256)]
-    for trial in range(200):
+    for trial in range(at_depth(36, 200)):
         chosen = torch.randint(0, 12, (1 + trial % 4,))
         gap = trial % 9
         padded = torch.full((len(chosen), vocab + gap), NAN, dtype=torch.bfloat16)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.jit_kernels.ops.sampling.cases import top_p_at_an_edge
 from kiln.jit_kernels.ops.sampling.functions import Edits, sample_tokens
@@ -46,6 +47,7 @@ def test_logits_of_any_size_and_any_temperature(size):
     torch.testing.assert_close(samples.logprobs, wanted.logprobs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("spread", "vocab"),
     [(3, 3000), (0.4, 3000), (0.4, 60_000)],
@@ -56,7 +58,7 @@ def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(
     dtype, spread, vocab
 ):
     """The approximate sum of the first pass does not decide which tokens are kept."""
-    rows, edited = 28, 50
+    rows, edited = at_depth(10, 28), 50
     logits = (torch.randn(rows, vocab) * spread).to(dtype)
     tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(rows)]).int()
     biases = torch.randn(edited * rows) * (spread + 1)
@@ -109,6 +111,7 @@ def test_edits_count_if_more_tokens_are_kept_than_the_list_holds():
     assert torch.equal(samples.tokens, wanted.tokens)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("edited", [0, 200], ids="{}-edits".format)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_cut_among_thousands_of_tokens_wherever_zero_lies(dtype, edited):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from depth import at_depth
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,8 +21,9 @@ from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.registry import all_specs
 
-folder, processes, step, *trouble = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:]
-jobs = jobs_for(all_specs().values(), ["sm_90a"])
+folder, processes, step, *trouble = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[5:]
+specs = [spec for spec in all_specs().values() if sys.argv[4] in (spec.family, "all")]
+jobs = jobs_for(specs, ["sm_90a"])
 # Of a kernel that is slow to compile one program: its others would say no more about the locks.
 slow = {job.spec.name: job for job in jobs if job.spec.max_cpu_seconds > 0.5}
 jobs = [job for job in jobs if job.spec.name not in slow] + list(slow.values())
@@ -51,10 +53,10 @@ print(json.dumps({"jobs": [job.name for job in jobs], "codes": codes}))
 """
 
 
-def stampede(folder, processes, step, *trouble):
+def stampede(folder, processes, step, family, *trouble):
     """Start processes on one cold cache; return the jobs, and each process's builds and cubins."""
     out = subprocess.check_output(
-        [sys.executable, "-c", STAMPEDE, str(folder), str(processes), str(step), *trouble],
+        [sys.executable, "-c", STAMPEDE, str(folder), str(processes), str(step), family, *trouble],
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT / "tools/import_root"),
@@ -70,14 +72,15 @@ def stampede(folder, processes, step, *trouble):
     return report["jobs"], reports
 
 
-def test_16_cold_processes_compile_each_program_once(tmp_path):
-    jobs, reports = stampede(tmp_path, 16, at_depth(12, 1))
+def test_cold_processes_compile_each_program_once(tmp_path):
+    jobs, reports = stampede(tmp_path, *at_depth((6, 2, "norm"), (16, 1, "all")))
     built = [name for names, _ in reports for name in names]
     assert sorted(built) == sorted(jobs)
     assert len({together for _, together in reports}) == 1
 
 
+@pytest.mark.deep
 def test_without_locks_there_is_no_error_and_the_bytes_are_the_same(tmp_path):
-    jobs, reports = stampede(tmp_path, 4, at_depth(24, 9), "ENOLCK", "EOPNOTSUPP")
+    jobs, reports = stampede(tmp_path, 4, 9, "all", "ENOLCK", "EOPNOTSUPP")
     assert {name for names, _ in reports for name in names} == set(jobs)
     assert len({together for _, together in reports}) == 1
