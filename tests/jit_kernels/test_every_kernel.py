@@ -27,9 +27,9 @@ VARIANTS = [(spec, variant) for spec in all_specs().values() for variant in spec
 CASES = [pytest.param(spec, variant, id=label(spec, variant)) for spec, variant in VARIANTS]
 
 
+JOBS = [job for arch in ALL_ARCHS for job in jobs_for(all_specs().values(), [arch])]
 BUILDS = [
-    pytest.param(job.spec, job.variant, job.arch, id=job.name.replace(" ", "-"))
-    for job in jobs_for(all_specs().values(), ALL_ARCHS)
+    pytest.param(job.spec, job.variant, job.arch, id=job.name.replace(" ", "-")) for job in JOBS
 ]
 ON_RECORD = json.loads((ROOT / "benchmarks/compile.json").read_text())
 SAME_COMPILER = ON_RECORD["versions"]["nvidia-cuda-nvrtc"].startswith(nvrtc.version())
@@ -41,7 +41,7 @@ def seconds_on_record(job):
     return row["cpu_seconds"] if row and SAME_COMPILER else job.spec.max_cpu_seconds
 
 
-@pytest.mark.quick(13)  # each target; below, each kernel is built
+@pytest.mark.quick(10)  # each target; below, each kernel is built
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)
@@ -52,7 +52,7 @@ def test_compiles_for_every_target_as_fast_as_on_record(spec, variant, arch, eve
     assert compiled.cost <= bound or everything.cost_again(job) <= bound
 
 
-@pytest.mark.quick(13)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize(("spec", "variant", "arch"), BUILDS)
 def test_compiled_within_its_bound_on_the_machine_of_the_record(spec, variant, arch, everything):
     job = Job(spec, variant, arch)

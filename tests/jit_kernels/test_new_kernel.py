@@ -84,7 +84,7 @@ def run(checkout, *arguments, **environ):
 
 
 def test_its_tests_appear_and_pass(checkout):
-    chosen = at_depth(f"{NAME} and not fp16 and not bf16", NAME)
+    chosen = at_depth(f"{NAME} and not fp16 and not bf16 and not torch_compile", NAME)
     out = run(
         checkout, "-m", "pytest", "-k", chosen, "-p", "no:cacheprovider",
         "tests/jit_kernels/test_every_kernel.py",
