@@ -56,7 +56,7 @@ def bits_of(x):
 # ---- one sum -------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_algorithm_rank_and_size_gives_the_same_bits(on_host, world, dtype):

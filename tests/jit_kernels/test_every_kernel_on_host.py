@@ -75,7 +75,7 @@ print(seen)
 """
 
 
-@pytest.mark.quick(1)
+@pytest.mark.deep  # test_implementations.py does it in one process
 @pytest.mark.parametrize(
     ("mode", "seen"),
     [("host", [("rms_norm", False)]), ("host-check", [("rms_norm", True)]), ("torch", [])],
