@@ -9,6 +9,7 @@ import random
 import struct
 
 import pytest
+from depth import at_depth
 
 from kiln.cache.disk.bundle import Bundle, BundleError, write_bundle
 from kiln.cache.disk.entry import Entry
@@ -92,11 +93,12 @@ def test_every_flipped_bit_and_every_truncation_is_refused(bundle):
     path, _ = bundle
     good = path.read_bytes()
     work = bytearray(good)
-    for index in range(len(work)):
+    step = at_depth(3, 1)
+    for index in range(0, len(work), step):
         work[index] ^= 1 << index % 8
         assert refused(path, work), f"byte {index}"
         work[index] ^= 1 << index % 8
-    assert all(refused(path, good[:size]) for size in range(len(good)))
+    assert all(refused(path, good[:size]) for size in range(0, len(good), step))
     assert refused(path, good + b"\0")
     assert not refused(path, good)
 

@@ -87,7 +87,7 @@ def test_uses_no_header_but_our_own(spec, variant):
     assert not re.search(r"#\s*include\s*<", everything)
 
 
-@pytest.mark.quick(26)
+@pytest.mark.quick(18)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_declaration_is_coherent(spec, variant):
     for sizes in [*spec.sizes, *spec.bench_sizes[:2]]:
@@ -123,7 +123,7 @@ def _check_cost(spec, variant, sizes, a):
     assert rest or spec.cost(variant, sizes).bytes >= moved
 
 
-@pytest.mark.quick(26)
+@pytest.mark.quick(18)
 @pytest.mark.parametrize(("spec", "variant"), CASES)
 def test_reference_agrees_with_itself_in_float64(spec, variant):
     for sizes in spec.sizes:

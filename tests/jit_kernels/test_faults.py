@@ -139,7 +139,7 @@ def score(request):
         plugins.get_plugin("terminalreporter").write_line(line)
 
 
-@pytest.mark.quick(18)
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_planted_fault_is_caught(fault, score):
     findings = check(fault, first_only=True)

@@ -108,7 +108,7 @@ def _is_declared(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _name(node.func) in MAKERS
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("spec", SPECS)
 def test_an_operators_parameters_are_listed_in_its_spec_and_public_function_alone(spec):
     """And in the template. All other code takes the arguments as one object, as in a.name."""
