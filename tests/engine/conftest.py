@@ -11,6 +11,23 @@ from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.models.registry import known_families
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import Request, TokenLogprobs
+from kiln.jit_kernels import implementations
+from kiln.jit_kernels.settings import settings
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Return a function that sets KILN_ variables for what is made after it in this process."""
+
+    def use(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(implementations, "_decided", {})
+        settings.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    settings.cache_clear()
 
 
 class FakeRunner:

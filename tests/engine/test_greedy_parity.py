@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from depth import at_depth
 from greedy_models import COMMON, MODELS
 
 import kiln
 from kiln import LLM, SamplingParams
+from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.compile.compiled_model import CompiledModel
 from kiln.engine.runner import model_runner
 from kiln.jit_kernels.settings import settings
@@ -92,12 +90,11 @@ def load(folder: Path, **settings: Any) -> LLM:
     return LLM(str(folder), device="cpu", dtype="float32", **sizes)
 
 
-def tokens(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+def tokens(llm: LLM, prompts: list[list[int]], count: int = NUM_TOKENS) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=count)
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
 
 
-@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_each_prompt_alone(case, name):
     made = case(name)
@@ -107,7 +104,7 @@ def test_each_prompt_alone(case, name):
     assert alone == made.answers[picked]
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_batched_with_16_others(case, name, chunk):
@@ -117,7 +114,7 @@ def test_batched_with_16_others(case, name, chunk):
     assert llm.core.stats().preemptions == 0
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_with_one_block_of_headroom(case, name, chunk):
@@ -128,14 +125,12 @@ def test_with_one_block_of_headroom(case, name, chunk):
     assert llm.core.stats().preemptions > 0
 
 
-@pytest.mark.quick(6)
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [
-        *(("eager", name) for name in MODELS),
-        *(("inductor", name) for name in ("llama-mha-biases", "qwen3-tied-biases", "qwen2-moe")),
-    ],
-)
+EAGER = [("eager", name) for name in MODELS]
+INDUCTOR = [("inductor", name) for name in ("llama-mha-biases", "qwen3-tied-biases", "qwen2-moe")]
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("mode", "name"), at_depth(EAGER, EAGER + INDUCTOR))
 def test_in_pieces_of_torch_compile(case, monkeypatch, mode, name):
     made = case(name)
     env = replace(settings(), compile=mode)
@@ -154,19 +149,14 @@ def test_with_a_small_budget_of_tokens_a_step(case, budget):
 
 
 @pytest.fixture
-def in_graphs(monkeypatch):
+def in_graphs(environment):
     """Steps run through emulated graphs.
 
     In float32 the attention of torch runs between the pieces of each graph. They are not compared
     with eager steps bit by bit: torch's sums in a group of experts depend on the size of the group,
     which rows of padding are part of.
     """
-    for name, value in GRAPHS.items():
-        monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    yield
-    monkeypatch.undo()
-    settings.cache_clear()
+    environment(**GRAPHS)
 
 
 @pytest.mark.quick(3)
@@ -176,6 +166,7 @@ def in_graphs(monkeypatch):
 def test_in_graphs(case, name, overlap):
     made = case(name)
     sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "block_size": 7}
+    sizes |= {"enable_cudagraph_gc": True, "cuda_graph_bs": at_depth([1, 2, 4, 8], None)}
     llm = load(made.folder, disable_overlap_schedule=not overlap, **sizes)
     assert tokens(llm, made.prompts) == made.answers
     stats = llm.core.stats()
@@ -189,50 +180,15 @@ def test_without_overlap(case):
     assert tokens(llm, made.prompts) == made.answers
 
 
-PROGRAM = """
-import json, sys
-from kiln import LLM, SamplingParams
-folder, prompts = sys.argv[1], json.loads(sys.argv[2])
-llm = LLM(folder, device="cpu", dtype="float32", num_kv_blocks=64)
-outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4))
-print(json.dumps([list(output.outputs[0].token_ids) for output in outputs]))
-"""
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["qwen3", "llama-rope-yarn", "qwen2-moe"])
-def test_on_the_kernels_own_source_run_on_the_cpu(case, name):
+def test_on_the_kernels_own_source_run_on_the_cpu(case, environment, name):
     made = case(name)
-    root = Path(kiln.__file__).resolve().parents[1]
-    command = [sys.executable, "-c", PROGRAM, str(made.folder), json.dumps(made.prompts[3:6])]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "KILN_CPU_KERNELS": "host", "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [ids[:4] for ids in made.answers[3:6]]
+    environment(KILN_CPU_KERNELS="host")
+    llm = load(made.folder, num_kv_blocks=64)
+    assert tokens(llm, made.prompts[3:6], 4) == [ids[:4] for ids in made.answers[3:6]]
 
 
-ON_KERNELS = """
-import json, sys
-from kiln import LLM, SamplingParams
-from kiln.engine.attention.kernel_attention import KernelAttention
-folder, prompts, kernels = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "True"
-answers = []
-for chunk in (None, 20):
-    sizes = {"num_kv_blocks": 64, "max_chunk_tokens": chunk, "cuda_graph_bs": [1, 2, 4, 6]}
-    llm = LLM(folder, device="cpu", dtype="float16", max_num_batched_tokens=64, **sizes)
-    assert isinstance(llm.core.runner._attention, KernelAttention) == kernels
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=int(sys.argv[4])))
-    answers.append([list(output.outputs[0].token_ids) for output in outputs])
-    stats = llm.core.stats()
-    assert sum(stats.graph_replays.values()) == (stats.steps if stats.graphs else 0)
-    assert bool(stats.graphs) == (sys.argv[5] == "True")
-print(json.dumps(answers))
-"""
 WIDE_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 64, "num_key_value_heads": 1}),
     "mistral-window": ("Mistral", {"head_dim": 80, "sliding_window": 18}),
@@ -289,32 +245,28 @@ def clear_prompt(model: Any, length: int) -> tuple[list[int], list[int]]:
     raise AssertionError(f"rounding to float16 may change every answer to {length} tokens")
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", WIDE_HEADS)
-def test_each_attention_gives_the_tokens_that_rounding_cannot_change(half, name, attention):
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    at_depth(
+        [("qwen3", "graphs"), ("mistral-window", "decode and prefill"), ("qwen3", "torch")],
+        [(name, attention) for name in WIDE_HEADS for attention in ATTENTION],
+    ),
+)
+def test_each_attention_gives_the_tokens_that_rounding_cannot_change(
+    half, environment, name, attention
+):
     folder, prompts, answers = half(name)
     environ, kernels = ATTENTION[attention]
-    root = Path(kiln.__file__).resolve().parents[1]
-    paths = {"PYTHONPATH": str(root), "KILN_CPU_KERNELS": "host"}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            ON_KERNELS,
-            str(folder),
-            json.dumps(prompts),
-            str(kernels),
-            str(HALF_TOKENS),
-            str("KILN_CPU_GRAPHS" in environ),
-        ],
-        env={**os.environ, **paths, **environ},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [answers, answers]
+    environment(KILN_CPU_KERNELS="host", **environ)
+    for chunk in at_depth((20,), (None, 20)):
+        sizes = {"num_kv_blocks": 64, "cuda_graph_bs": at_depth([6], [1, 2, 4, 6])}
+        sizes |= {"max_chunk_tokens": chunk, "max_num_batched_tokens": at_depth(24, 64)}
+        llm = LLM(str(folder), device="cpu", dtype="float16", enable_cudagraph_gc=True, **sizes)
+        assert isinstance(llm.core.runner._attention, KernelAttention) == kernels
+        assert tokens(llm, prompts, HALF_TOKENS) == answers
+        stats = llm.core.stats()
+        assert bool(stats.graphs) == ("KILN_CPU_GRAPHS" in environ)
+        assert sum(stats.graph_replays.values()) == (stats.steps if stats.graphs else 0)
 
 
 def test_the_demo_model():

@@ -143,13 +143,13 @@ NOTHING = {"blocks": 0, "rows": set(), "requests": [], "launched": 0, "adapters"
 def points(lines):
     """Return where to interrupt: the first, a middle and the last run of each line.
 
-    In quick runs these are some 60 of them.
+    In quick runs these are some 25 of them.
     """
     runs = defaultdict(list)
     for number, line in enumerate(lines.ran, 1):
         runs[line].append(number)
     chosen = sorted({at for of in runs.values() for at in (of[0], of[len(of) // 2], of[-1])})
-    return chosen[:: at_depth(max(1, len(chosen) // 60), 1)]
+    return chosen[:: at_depth(max(1, len(chosen) // 25), 1)]
 
 
 @pytest.mark.timeout(3000)

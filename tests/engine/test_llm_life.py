@@ -14,6 +14,7 @@ from depth import at_depth
 
 import kiln
 from kiln import LLM, SamplingParams
+from kiln.engine import core
 from kiln.engine.errors import EngineClosedError
 
 ROOT = Path(kiln.__file__).resolve().parents[1]
@@ -145,11 +146,12 @@ def test_a_closed_llm_says_so_and_another_one_works():
         assert second.generate([[1, 2]], GREEDY)[0].outputs[0].token_ids == wanted
 
 
-def test_requests_without_a_seed_differ_from_one_engine_to_the_next():
+def test_requests_without_a_seed_differ_from_one_engine_to_the_next(fake_runner, monkeypatch):
+    monkeypatch.setattr(core, "load_runner", lambda config, progress: fake_runner())
     free = SamplingParams(max_tokens=4)
 
     def seeds(**settings):
-        with load(**settings) as llm:
+        with load(skip_tokenizer_init=True, **settings) as llm:
             return [one.outputs[0].seed for one in llm.generate([[1], [2]], free)]
 
     one, two = seeds(), seeds()

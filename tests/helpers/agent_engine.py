@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -41,11 +42,12 @@ class Stats:
 class RuleCore:
     """Answers requests from their prompts, a few tokens a step."""
 
-    def __init__(self, tokenizer: Tokenizer, context: int, most: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: int, most: int, seconds: float) -> None:
         self.adapters = AdapterJobs(AdapterSlots(), None, frozenset)
         self._tokenizer = tokenizer
         self._context = context
         self._most = most
+        self._seconds = seconds
         self._answers: dict[str, Iterator[TokenOutput]] = {}
 
     @property
@@ -70,6 +72,7 @@ class RuleCore:
 
     def step(self) -> list[TokenOutput]:
         """Return the next tokens of every request."""
+        time.sleep(self._seconds)
         outputs = [next(answer) for answer in list(self._answers.values())]
         for output in outputs:
             if output.finish_reason is not None:
@@ -112,38 +115,38 @@ class RuleCore:
         ]
 
 
-def load(config, progress, most):
+def load(config, progress, most, seconds):
     """Return the core, and what the server shows of it."""
     context = config.model.max_model_len or agent_model.CONTEXT
     info = ModelInfo(context, agent_model.VOCABULARY, "float32", "cpu")
-    return RuleCore(Tokenizer.load(Path(config.model.model)), context, most), info
+    return RuleCore(Tokenizer.load(Path(config.model.model)), context, most, seconds), info
 
 
 def engine_command(most: int) -> list[str]:
     """Return the command of the engine process, whose outputs end after ``most`` tokens."""
-    return _command("engine", most)
+    return _command("engine", most, 0.0)
 
 
-def kiln_command(most: int = agent_model.CONTEXT) -> list[str]:
-    """Return the ``kiln`` command with such an engine."""
-    return _command("kiln_main", most)
+def kiln_command(most: int = agent_model.CONTEXT, seconds: float = 0.0) -> list[str]:
+    """Return the ``kiln`` command with such an engine, whose steps take so many seconds."""
+    return _command("kiln_main", most, seconds)
 
 
-def _command(function: str, most: int) -> list[str]:
+def _command(function: str, most: int, seconds: float) -> list[str]:
     places = [str(Path(kiln.__file__).parents[1]), str(Path(__file__).parent)]
     boot = f"import sys; sys.path[:0] = {places!r}; import agent_engine as own"
-    return [sys.executable, "-P", "-c", f"{boot}; sys.exit(own.{function}({most}))"]
+    return [sys.executable, "-P", "-c", f"{boot}; sys.exit(own.{function}({most}, {seconds}))"]
 
 
-def engine(most: int) -> int:
+def engine(most: int, seconds: float) -> int:
     """Run the engine process."""
-    return run(partial(load, most=most), sys.argv[1:])
+    return run(partial(load, most=most, seconds=seconds), sys.argv[1:])
 
 
-def kiln_main(most: int) -> int:
+def kiln_main(most: int, seconds: float) -> int:
     """Run the ``kiln`` command."""
     from kiln.engine.cli.main import main
 
     spawn = EngineProcess.spawn
-    EngineProcess.spawn = lambda config: spawn(config, engine_command(most))
+    EngineProcess.spawn = lambda config: spawn(config, _command("engine", most, seconds))
     return main()

@@ -83,7 +83,7 @@ def step(requests, window, kernels, dtype=torch.bfloat16, kv_dtype=None):
     return torch.stack(outputs)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("window", [None, 25])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_kernels_and_torch_agree(launches, window, dtype):

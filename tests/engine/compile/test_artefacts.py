@@ -10,8 +10,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import piece_keys
 import pytest
 import torch
+from piece_keys import all_ingredients
 
 import kiln
 from kiln.engine.compile import compiled_model, keys
@@ -149,28 +151,6 @@ def test_graphs_on_a_cpu_cannot_record_compiled_pieces(make_model, env, mode):
         )
 
 
-KEYS = """
-import json, sys, torch
-from pathlib import Path
-from kiln.engine.compile.keys import piece_ingredients, program_ingredients
-from kiln.engine.compile.split import split
-from kiln.engine.compile.trace import trace
-from kiln.engine.models.dummy_weights import DummyWeights
-from kiln.engine.models.loader import load_model
-from kiln.engine.models.registry import read_model
-
-family, config = read_model(Path(sys.argv[1]))
-cpu, kind = torch.device("cpu"), torch.float32
-weights = DummyWeights(int(sys.argv[2]), kind)
-with torch.inference_mode():
-    model = load_model(family, config, weights, 64, kind, cpu, lambda *told: None)
-program = split(trace(model, cpu))
-listed = [program_ingredients(model)]
-listed += [piece_ingredients(piece, "inductor", "", cpu) for piece in program.pieces]
-print(json.dumps(listed))
-"""
-
-
 def test_keys_do_not_depend_on_environment_folder_or_host(tmp_path, small_config):
     (tmp_path / "config.json").write_text(json.dumps(small_config("Qwen3MoeForCausalLM")))
     copy = tmp_path / "elsewhere" / "of another name"
@@ -188,17 +168,14 @@ def test_keys_do_not_depend_on_environment_folder_or_host(tmp_path, small_config
         "PYTHONHASHSEED": "7",
         "OMP_NUM_THREADS": "2",
     }
-    host = "import socket, platform; socket.gethostname = platform.node = lambda: 'another'\n"
-    printed = []
-    for root, environ, code, seed in (
-        (ROOT, {}, KEYS, "0"),
-        (copy, other, host + KEYS, "1"),
-    ):
-        command = [sys.executable, "-c", code, str(tmp_path), seed]
-        environ = {**os.environ, **environ, "PYTHONPATH": str(root / "tools" / "import_root")}
-        out = subprocess.check_output(command, env=environ, cwd=root, timeout=120)
-        printed.append(json.loads(out))
-    here, there = printed
+    here = json.loads(json.dumps(all_ingredients(tmp_path, 0)))
+    out = subprocess.check_output(
+        [sys.executable, piece_keys.__file__, str(tmp_path), "1"],
+        env=os.environ | other | {"PYTHONPATH": str(copy / "tools" / "import_root")},
+        cwd=copy,
+        timeout=120,
+    )
+    there = json.loads(out.splitlines()[-1])
     for one, other_ in zip(here, there, strict=True):
         assert differing([*map(tuple, one)], [*map(tuple, other_)]) == []
         assert key_of([*map(tuple, one)]) == key_of([*map(tuple, other_)])

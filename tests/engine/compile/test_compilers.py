@@ -67,7 +67,7 @@ def test_greedy_tokens_and_hidden_states_are_the_models(monkeypatch, hidden, kep
         torch.testing.assert_close(hidden(pieces, tokens), hidden(model, tokens))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.deep
 @pytest.mark.parametrize("architecture", sorted(known_families()))
 def test_inductor_compiles_every_family(make_model, start, hidden, kept, architecture):
     model = make_model(architecture)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.engine.attention.context import AttentionStep, attention_step
 from kiln.engine.attention.operator import attention
@@ -26,14 +27,16 @@ def program_of(model):
     return split(trace(model, CPU))
 
 
-def test_thirty_two_layers_have_three_pieces(make_model):
-    program = program_of(make_model("LlamaForCausalLM", num_hidden_layers=32))
+def test_many_layers_have_three_pieces(make_model):
+    count = at_depth(8, 32)
+    program = program_of(make_model("LlamaForCausalLM", num_hidden_layers=count))
     assert len(program.pieces) == 3
     targets = [step.target for step in program.steps]
     begin, *between, end = [target for target in targets if target != ATTENTION]
-    assert targets[1::2] == [ATTENTION] * 32
-    assert [step.args[3] for step in program.steps if step.target == ATTENTION] == list(range(32))
-    assert (len(between), set(between)) == (31, {"piece 1"})
+    assert targets[1::2] == [ATTENTION] * count
+    layers = [step.args[3] for step in program.steps if step.target == ATTENTION]
+    assert layers == list(range(count))
+    assert (len(between), set(between)) == (count - 1, {"piece 1"})
     assert (begin, end) == ("piece 0", "piece 2")
 
 

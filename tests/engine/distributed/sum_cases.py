@@ -1,4 +1,7 @@
-"""What the ranks of test_custom_all_reduce.py do: a program that prints their results as JSON."""
+"""What the ranks of test_custom_all_reduce.py do: a program that prints their results as JSON.
+
+Arguments: the folder of measured plans, and as JSON the worlds and the dtypes to sum.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 
 PLAN = Plan(ModeConfig(256, 1024, 4096), fused_threshold=2048, max_bytes=1 << 16, max_blocks=2)
-DTYPES = (torch.bfloat16, torch.float32)
+SUMMED = tuple(getattr(torch, name) for name in json.loads(sys.argv[3]))
+FLOAT = (torch.float32,)
 SIZES = (1, 7, 64, 129, 700, 5000)
 # Rows of whole vectors, and of 132 bytes, which take 144: 15 of them would fit without padding.
 FUSIBLE = ((5, 100), (6, 100), (14, 33), (15, 33))
@@ -39,8 +43,8 @@ def inputs(world: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tens
 
 def bits(group: Group) -> Any:
     """Every algorithm and dtype gives the bits of the reference and leaves x alone."""
-    ours, wrong = CustomAllReduceV2(group, CPU, dtypes=DTYPES, plan=PLAN, watchdog_ms=60_000), []
-    for dtype in DTYPES:
+    ours, wrong = CustomAllReduceV2(group, CPU, dtypes=SUMMED, plan=PLAN, watchdog_ms=60_000), []
+    for dtype in SUMMED:
         for n in SIZES:
             x = inputs(group.size, (n,), dtype)
             wanted, own = sum_ranks(x), x[group.rank].clone()
@@ -72,7 +76,7 @@ def bits(group: Group) -> Any:
 def fused_is_the_same(ours: CustomAllReduceV2, group: Group) -> bool:
     """Whether the fused kernel gives the bits of sum, add and norm apart."""
     good = True
-    for dtype in DTYPES:
+    for dtype in SUMMED:
         for rows, d in ((1, 64), (3, 60), (5, 100)):
             x = inputs(group.size, (rows, d), dtype)[group.rank].contiguous()
             residual, weight = torch.ones(rows, d, dtype=dtype), torch.linspace(1, 2, d).to(dtype)
@@ -89,7 +93,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def skips(group: Group) -> Any:
     """The last rank leaves out its third call; all others learn who did, and so does it."""
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=700)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, plan=PLAN, watchdog_ms=700)
     x = torch.ones(40)
     for number in range(3):
         if number < 2 or group.rank < group.size - 1:
@@ -113,7 +117,7 @@ def skips(group: Group) -> Any:
 
 def aborted(group: Group) -> Any:
     """Rank 1 never comes; rank 0 learns of it from elsewhere, and waits no longer."""
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=60_000)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, plan=PLAN, watchdog_ms=60_000)
     if group.rank == 1:
         return {}
     threading.Timer(0.3, ours.abort).start()
@@ -130,11 +134,11 @@ def aborted(group: Group) -> Any:
 def differs(group: Group) -> Any:
     """The limits of rank 1 are not those of the others."""
     config = ModeConfig(4096 if group.rank == 1 else 2048)
-    CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], config=config)
+    CustomAllReduceV2(group, CPU, dtypes=FLOAT, config=config)
 
 
 def waits_differ(group: Group) -> Any:
-    CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=1000 + (group.rank == 0))
+    CustomAllReduceV2(group, CPU, dtypes=FLOAT, watchdog_ms=1000 + (group.rank == 0))
 
 
 def no_access(group: Group) -> Any:
@@ -142,7 +146,7 @@ def no_access(group: Group) -> Any:
     kept = peer_access._read
     if group.rank == 0:
         peer_access._read = lambda memory, offset: bytes(64)
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, plan=PLAN)
     peer_access._read = kept
     return {"disabled": ours.disabled, "reason": ours.disabled_reason, "check": ours.check()}
 
@@ -156,7 +160,7 @@ def no_memory(group: Group) -> Any:
     from kiln.engine.distributed import peers
 
     kept, peers.open_memory = peers.open_memory, refuse
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, plan=PLAN)
     peers.open_memory = kept
     return {"disabled": ours.disabled, "reason": ours.disabled_reason}
 
@@ -164,7 +168,7 @@ def no_memory(group: Group) -> Any:
 def torch_only(group: Group) -> Any:
     """One rank's environment says torch: every rank hears of it, and none waits."""
     set_environment(KILN_ALL_REDUCE="torch")
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:])
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT)
     facts = {"disabled": ours.disabled, "reason": ours.disabled_reason}
     set_environment()
     return facts
@@ -173,7 +177,7 @@ def torch_only(group: Group) -> Any:
 def environment_differs(group: Group) -> Any:
     set_environment(**({"KILN_ALL_REDUCE": "torch"} if group.rank == 1 else {}))
     try:
-        CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:])
+        CustomAllReduceV2(group, CPU, dtypes=FLOAT)
     finally:
         set_environment()
 
@@ -182,7 +186,7 @@ def must_work(group: Group) -> Any:
     """KILN_ALL_REDUCE=jit where the kernels cannot run."""
     set_environment(KILN_ALL_REDUCE="jit", KILN_CPU_KERNELS="torch")
     try:
-        CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:])
+        CustomAllReduceV2(group, CPU, dtypes=FLOAT)
     finally:
         set_environment(KILN_CPU_KERNELS="host")
 
@@ -202,7 +206,7 @@ def measured(ours: CustomAllReduceV2, kernel_ns: int, torch_ns: int) -> tuner.Tu
 
 def tuned(group: Group) -> Any:
     """Measure, keep, and find it again in a new group."""
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, watchdog_ms=60_000)
     before = ours.plan.modes.measured
 
     found = measured(ours, 1000, 9000)
@@ -210,7 +214,7 @@ def tuned(group: Group) -> Any:
         ours.store(found)
     group.minimum([0])
     ours.close()
-    again = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    again = CustomAllReduceV2(group, CPU, dtypes=FLOAT, watchdog_ms=60_000)
     facts = {
         "before": before,
         "alike": again.plan == found.plan,
@@ -224,16 +228,16 @@ def tuned(group: Group) -> Any:
 
 def torch_is_faster(group: Group) -> Any:
     """Measured so: engines leave all sums to torch, unless KILN_ALL_REDUCE=jit asks for kernels."""
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, watchdog_ms=60_000)
     if group.rank == 0:
         ours.store(measured(ours, 9000, 1000))
     else:
         measured(ours, 9000, 1000)
     ours.close()
     group.minimum([0])
-    again = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    again = CustomAllReduceV2(group, CPU, dtypes=FLOAT, watchdog_ms=60_000)
     set_environment(KILN_ALL_REDUCE="jit")
-    forced = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], watchdog_ms=60_000)
+    forced = CustomAllReduceV2(group, CPU, dtypes=FLOAT, watchdog_ms=60_000)
     set_environment()
     facts = {"reason": again.disabled_reason, "forced": forced.disabled_reason}
     forced.close()
@@ -242,7 +246,7 @@ def torch_is_faster(group: Group) -> Any:
 
 def wrong_bits(group: Group) -> Any:
     """An algorithm that gives wrong sums on one rank is not timed on any."""
-    ours = CustomAllReduceV2(group, CPU, dtypes=DTYPES[1:], plan=PLAN, watchdog_ms=60_000)
+    ours = CustomAllReduceV2(group, CPU, dtypes=FLOAT, plan=PLAN, watchdog_ms=60_000)
     kept = tuner.expected
     if group.rank == 1:
         tuner.expected = lambda *arguments: kept(*arguments) + 1
@@ -265,4 +269,6 @@ if __name__ == "__main__":
     tune_table.cache_root = lambda env: Path(sys.argv[1])  # the kernels stay where they are
     torch.set_num_threads(1)
     few = {name: CASES[name] for name in ("bits", "skips")}
-    print(json.dumps({"2": run_ranks(2, CASES), "3": run_ranks(3, few)}), file=sys.stdout)
+    worlds = json.loads(sys.argv[2])
+    found = {world: run_ranks(int(world), CASES if world == "2" else few) for world in worlds}
+    print(json.dumps(found), file=sys.stdout)

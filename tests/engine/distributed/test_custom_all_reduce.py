@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 from rank_programs import run_program
+
+WORLDS = at_depth(["2"], ["2", "3"])
+DTYPES = at_depth(["float32"], ["bfloat16", "float32"])
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Return world -> what each rank's cases returned."""
-    folder = tmp_path_factory.mktemp("tables")
-    return run_program(Path(__file__).with_name("sum_cases.py"), str(folder))
+    folder, here = tmp_path_factory.mktemp("tables"), Path(__file__)
+    return run_program(
+        here.with_name("sum_cases.py"), str(folder), json.dumps(WORLDS), json.dumps(DTYPES)
+    )
 
 
 @pytest.fixture
@@ -21,8 +28,7 @@ def of(results):
     return lambda case: [rank[case] for rank in results["2"]]
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("world", ["2", "3"])
+@pytest.mark.parametrize("world", WORLDS)
 def test_every_algorithm_has_the_bits_of_the_sum_in_rank_order(results, world):
     for rank in results[world]:
         found = rank["bits"]
@@ -43,12 +49,12 @@ def test_calls_are_counted_by_algorithm_and_none_runs_after_the_end(of):
     for found in of("bits"):
         names = {"one_shot_push", "two_shot_push", "one_shot_pull", "two_shot"}
         assert names < set(found["stats"])
-        assert found["stats"]["fused_all_reduce_add_rms_norm"] == 6
+        assert found["stats"]["fused_all_reduce_add_rms_norm"] == 3 * len(DTYPES)
         assert found["stats"]["stream_waits"] == 0
         assert (found["closed"], found["after"]) == ("it is closed", False)
 
 
-@pytest.mark.parametrize("world", ["2", "3"])
+@pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_that_skips_a_call_is_named_by_all_who_waited(results, world):
     *others, last = (rank["skips"] for rank in results[world])
     for rank, found in enumerate(others):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from depth import at_depth
 from metric_lines import by_label
 
 import kiln
@@ -68,17 +69,16 @@ def is_gone(pid):
     return pid not in processes()
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize(
-    ("kernels", "victim", "how"),
-    [
-        ("torch", "worker", signal.SIGKILL),
-        ("torch", "worker", signal.SIGSTOP),
-        ("torch", "follow", signal.SIGKILL),
-        ("host", "follow", signal.SIGKILL),  # the sums of Kiln's kernels do not wait for it either
-        ("host", "follow", signal.SIGSTOP),
-    ],
-)
+GONE = [
+    ("torch", "follow", signal.SIGKILL),
+    ("torch", "worker", signal.SIGKILL),
+    ("torch", "worker", signal.SIGSTOP),
+    ("host", "follow", signal.SIGKILL),  # the sums of Kiln's kernels do not wait for it either
+    ("host", "follow", signal.SIGSTOP),
+]
+
+
+@pytest.mark.parametrize(("kernels", "victim", "how"), at_depth(GONE[:1], GONE))
 def test_clients_hear_of_a_rank_that_is_gone_and_nothing_is_left(monkeypatch, kernels, victim, how):
     monkeypatch.setenv("KILN_CPU_KERNELS", kernels)
     with local_server([*FLAGS, "--tp", "2"]) as (url, server):
@@ -102,6 +102,7 @@ def test_clients_hear_of_a_rank_that_is_gone_and_nothing_is_left(monkeypatch, ke
         assert all(is_gone(own) for own in ranks)
 
 
+@pytest.mark.deep
 def test_ranks_that_cannot_share_a_model_end_in_one_line():
     command = [*module_command("kiln.engine.cli.main"), "serve", *FLAGS, "--tp", "3", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -116,20 +117,28 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_machines_by_torchrun_here_both_of_them_this_one(tmp_path):
+def as_torchrun(node, meeting, program):
+    """Return a command and an environment; torchrun itself takes as long as Kiln to start."""
+    place = {"RANK": node, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": meeting, "TORCHELASTIC_RUN_ID": "none"}
+    return program, {name: str(value) for name, value in place.items()}
+
+
+def by_torchrun(node, meeting, program):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"]
+    torchrun += [str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    return [*torchrun, "--master-port", str(meeting), "--no-python", *program], {}
+
+
+@pytest.mark.parametrize("launch", at_depth([as_torchrun], [as_torchrun, by_torchrun]))
+def test_two_machines_by_torchrun_here_both_of_them_this_one(tmp_path, launch):
     port, meeting = free_port(), free_port()
     kiln_serve = [*module_command("kiln.engine.cli.main"), "serve", *FLAGS, "--port", str(port)]
-    nodes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank"),
-                *(str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1"),
-                *("--master-port", str(meeting), "--no-python", *kiln_serve),
-            ],
-            stderr=(tmp_path / str(node)).open("w"),
-        )
-        for node in range(2)
-    ]
+    nodes = []
+    for node in range(2):
+        command, environ = launch(node, meeting, kiln_serve)
+        with (tmp_path / str(node)).open("w") as said:
+            nodes.append(subprocess.Popen(command, env=os.environ | environ, stderr=said))
     try:
         url, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
         while not is_ready(url) and time.monotonic() < until:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from depth import at_depth
 from greedy_models import MODELS
 
 from kiln import LLM, SamplingParams
@@ -31,12 +32,12 @@ def made(model_of):
 pytestmark = pytest.mark.usefixtures("in_threads")
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_two_and_four_ranks_answer_as_transformers(made, llm_of, tokens_of, prompts, name):
     folder, model = made(name)
     wanted = [answer(model, prompt) for prompt in prompts]
-    for world in (2, 4):
+    for world in at_depth((2,), (2, 4)):
         llm = llm_of(folder, world)
         assert tokens_of(llm) == wanted
         stats = llm.core.stats()
@@ -66,7 +67,7 @@ def answer(model, prompt, count=8):
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", at_depth([4], [2, 4]))
 def test_in_chunks_and_with_preemption(made, llm_of, tokens_of, prompts, world):
     folder, model = made("llama-mha-biases")
     wanted = [answer(model, prompt) for prompt in prompts]
@@ -113,7 +114,7 @@ class FailsFor:
         return self.real(logits, settings, keys, requests)
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", at_depth([2], [1, 2]))
 def test_a_request_whose_sampling_raises_fails_alone(
     made, llm_of, tokens_of, prompts, monkeypatch, world
 ):
@@ -170,7 +171,7 @@ def adapters(made, tmp_path_factory):
     return folder, written
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", at_depth([2], [2, 4]))
 def test_adapters_are_divided_as_the_layers_are(adapters, llm_of, tokens_of, world):
     folder, written = adapters
     modules = {name: str(path) for name, path in written.items()}

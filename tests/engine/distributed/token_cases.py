@@ -1,6 +1,6 @@
 """Engines of several ranks that sum by kernels: a program that prints tokens and counts as JSON.
 
-Arguments: the folder of a model, the prompts as JSON, and the worlds.
+Arguments: the folder of a model, and as JSON the prompts, the worlds and the algorithms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from kiln.engine.distributed import followers
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.errors import DeviceError
 from kiln.engine.runner import sums
-from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 
 
 class Forks:
@@ -33,7 +32,7 @@ class Forks:
 def engine(folder: str, world: int) -> LLM:
     return LLM(
         folder, device="cpu", dtype="float32", tensor_parallel_size=world, max_model_len=64,
-        num_kv_blocks=64, max_num_seqs=4, cuda_graph_bs=[4],
+        num_kv_blocks=64, max_num_seqs=4, cuda_graph_bs=[4], max_num_batched_tokens=16,
     )  # fmt: skip
 
 
@@ -87,11 +86,11 @@ def skipped(folder: str, prompts: list[list[int]]) -> Any:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     followers.subprocess = Forks
-    folder, prompts, worlds = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    folder, (prompts, worlds, algorithms) = sys.argv[1], map(json.loads, sys.argv[2:])
     results = {
         f"{world} {algorithm}": answers(folder, prompts, world, algorithm)
         for world in worlds
-        for algorithm in ("auto", *ALGORITHMS)
+        for algorithm in algorithms
     }
     results["skipped"] = skipped(folder, prompts)
     print(json.dumps(results))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.errors import ModelError
@@ -168,9 +169,10 @@ def test_an_engine_with_this_fault_does_not_start(make_runner, environment, monk
     environment(KILN_GRAPH_VERIFY="full", KILN_GRAPH_STRICT="1")
     plant(monkeypatch)
     with pytest.raises(error, match=message):
-        make_runner(bs=(2, 4), tokens=16)
+        make_runner(bs=(2, 4), tokens=at_depth(8, 16))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["stale slots", "a number of the host"])
 def test_without_strict_its_steps_run_eagerly_and_are_right(
     serve, requests, environment, monkeypatch, name

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
+from depth import at_depth
 
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 FAMILIES = {
@@ -14,6 +17,10 @@ FAMILIES = {
     "Qwen3Moe": {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]},
 }
 MODES = {mode: {"KILN_GRAPH_PREFILL": mode} for mode in ("full", "piecewise")}
+WAYS = pytest.mark.parametrize(
+    ("mode", "overlap"),
+    at_depth([("full", False), ("piecewise", True)], list(product(MODES, (True, False)))),
+)
 
 
 @pytest.fixture
@@ -42,9 +49,7 @@ def by_kind(stats):
     return sum(stats.graph_replays.values()) - others, others
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("mode", MODES)
+@WAYS
 def test_prompts_of_many_lengths_in_chunks(compare, requests, mode, overlap):
     """The token budget of 40 cuts the longer prompts."""
     stats = compare(requests, MODES[mode], disable_overlap_schedule=not overlap)
@@ -60,9 +65,7 @@ def test_prompts_without_chunks_run_in_graphs_of_every_size(compare, requests):
     assert not stats.graph_fallbacks
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("mode", MODES)
+@WAYS
 def test_with_so_few_blocks_that_requests_are_preempted(compare, requests, mode, overlap):
     longer = [(prompt, {**params, "max_tokens": 25}) for prompt, params in requests[:5]]
     sizes = {"num_kv_blocks": 6, "max_model_len": 96}
@@ -83,9 +86,7 @@ EDITS = [
 ]
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("mode", MODES)
+@WAYS
 def test_what_the_graph_cannot_sample_is_sampled_behind_it(compare, requests, mode, overlap):
     edited = [
         (prompt, {**own, **edit}) for (prompt, own), edit in zip(requests, EDITS, strict=True)
@@ -139,7 +140,7 @@ def test_steps_larger_than_the_graphs_run_eagerly(compare, requests, sizes, want
     assert sum([*stats.graph_replays.values(), *stats.graph_fallbacks.values()]) == stats.steps
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(compare, requests, model_of, family):
     folder = model_of(family, **FAMILIES[family])

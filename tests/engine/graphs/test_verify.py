@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from depth import at_depth
 
 from kiln.cache.env import EnvError
 from kiln.engine.errors import DeviceError, ModelError
@@ -102,21 +103,23 @@ def test_graphs_that_are_right_pass_every_comparison(make_runner, environment):
 def test_a_pool_too_small_for_the_requests_is_compared_with_fewer(
     make_runner, environment, num_blocks
 ):
-    environment(KILN_GRAPH_VERIFY="full", KILN_GRAPH_STRICT="1")
+    environment(KILN_GRAPH_VERIFY=at_depth("fast", "full"), KILN_GRAPH_STRICT="1")
     runner = make_runner(num_blocks=num_blocks, max_model_len=16)
     assert not runner.graph_counts().fallbacks
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mode", ["full", "piecewise"])
 def test_many_requests_of_a_short_context_fit_in_a_message(make_runner, environment, mode):
     """A message has room for the blocks of one context, and for those of the step's tokens."""
-    environment(KILN_GRAPH_VERIFY="full", KILN_GRAPH_STRICT="1", KILN_GRAPH_PREFILL=mode)
+    environment(KILN_GRAPH_VERIFY=at_depth("fast", "full"), KILN_GRAPH_STRICT="1")
+    environment(KILN_GRAPH_PREFILL=mode)
     runner = make_runner(rows=12, tokens=18, max_model_len=20, bs=(12,))
     assert not runner.graph_counts().fallbacks
 
 
 def test_the_pool_is_left_without_nan(make_runner):
-    runner = make_runner()
+    runner = make_runner(bs=(4,))
     for layer in range(2):
         for part in runner._pool.views(layer):
             assert not part.isnan().any()
@@ -149,11 +152,26 @@ def difference(runner, key, tokens=4):
         return check.difference(key, tokens)
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """The runner of ``unchecked``, once it is made."""
+    return []
+
+
 @pytest.fixture
-def unchecked(make_runner, environment):
-    """A runner with few graphs, which nothing has compared yet."""
+def unchecked(make_runner, environment, kept):
+    """A runner with few graphs, which nothing has compared yet; tests may replace them."""
     environment(KILN_GRAPH_VERIFY="off")
-    return make_runner(bs=(4,), tokens=16)
+    if not kept:
+        kept.append(make_runner(bs=(4,), tokens=16))
+    (runner,) = kept
+    with torch.inference_mode():
+        for part in (part for layer in range(2) for part in runner._pool.views(layer)):
+            part.zero_()
+    graphs = runner._graphs.runner._captured
+    whole = dict(graphs)
+    yield runner
+    graphs.update(whole)
 
 
 HARMS = {
@@ -211,12 +229,9 @@ def test_a_graph_that_stores_nothing_does_not_profit_from_what_the_eager_step_st
     assert difference(unchecked, key) == "its keys and values differ from an eager step's"
 
 
-def test_each_case_has_the_same_context_whatever_was_compared_before(
-    make_runner, environment, monkeypatch
-):
+def test_each_case_has_the_same_context_whatever_was_compared_before(unchecked, monkeypatch):
     """A prompt takes the blocks of requests that decode: their context is computed again."""
-    environment(KILN_GRAPH_VERIFY="off")
-    runner = make_runner(bs=(4,))
+    runner = unchecked
     seen, run = [], GraphCheck._run
 
     def note(self, key, *rest):
@@ -273,7 +288,7 @@ def test_capture_and_comparison_report_their_progress(make_runner):
 
 def test_a_shadow_step_is_compared_every_so_often(make_runner, environment, monkeypatch):
     environment(KILN_GRAPH_VERIFY="shadow:3", KILN_GRAPH_STRICT="1")
-    runner = make_runner()
+    runner = make_runner(bs=(2,))
     eager = []
     whole = type(runner._graphs._step).whole
     monkeypatch.setattr(
@@ -291,7 +306,7 @@ def test_a_shadow_step_that_differs_answers_with_eager_tokens_and_drops_the_grap
     make_runner, environment, caplog
 ):
     environment(KILN_GRAPH_VERIFY="shadow:1")
-    runner = make_runner()
+    runner = make_runner(bs=(4,))
     wanted = runner.run(decode(4)).tokens
     break_graph(runner, decode_key(4), lambda logits, inputs, count: inputs.sampled[:4].zero_())
     with caplog.at_level(logging.WARNING):
@@ -305,7 +320,7 @@ def test_a_shadow_step_that_differs_answers_with_eager_tokens_and_drops_the_grap
 def test_under_strict_a_shadow_step_that_differs_ends_the_process(make_runner, environment):
     """An error of another kind would be that of a request, and the engine would go on."""
     environment(KILN_GRAPH_VERIFY="shadow:1", KILN_GRAPH_STRICT="1")
-    runner = make_runner()
+    runner = make_runner(bs=(1,))
     break_graph(runner, decode_key(1), lambda logits, inputs, count: logits.add_(1))
     with pytest.raises(DeviceError, match=r"graph of 1: its results differ.*KILN_GRAPH_STRICT=1"):
         runner.run(decode(1))
@@ -342,8 +357,9 @@ def test_a_comparison_without_memory_drops_the_graph_and_not_the_server(make_run
 
 @pytest.mark.parametrize("collects", [False, True])
 def test_the_flag_keeps_garbage_collection_on_during_the_capture(
-    make_runner, monkeypatch, collects
+    make_runner, environment, monkeypatch, collects
 ):
+    environment(KILN_GRAPH_VERIFY="off")
     frozen = []
     monkeypatch.setattr(
         graphs_runner, "frozen_garbage", lambda on: frozen.append(on) or nullcontext()

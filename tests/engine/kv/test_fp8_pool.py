@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-import kiln
+from kiln import LLM, SamplingParams
+from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.config import KVConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.runner.device import resolve_kv_dtype
 
-ROOT = Path(kiln.__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 E4M3 = torch.float8_e4m3fn
 ATTENTION = AttentionShape(2, 2, 16, (None, None))
@@ -55,26 +49,6 @@ def test_another_name_is_refused():
         KVConfig(kv_cache_dtype="int4")
 
 
-PROGRAM = """
-import json, sys
-from kiln import LLM, SamplingParams
-from kiln.engine.attention.kernel_attention import KernelAttention
-folder, prompts = sys.argv[1], json.loads(sys.argv[2])
-params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)
-report = {}
-for kv in ("auto", "fp8"):
-    llm = LLM(folder, device="cpu", dtype="bfloat16", kv_memory_gib=0.01, kv_cache_dtype=kv)
-    answers = [output.outputs[0] for output in llm.generate(prompts, params)]
-    report[kv] = {
-        "blocks": llm.core.runner.num_blocks,
-        "kernels": isinstance(llm.core.runner._attention, KernelAttention),
-        "tokens": [list(one.token_ids) for one in answers],
-        "first": [max(p.logprob for p in one.logprobs[0].values()) for one in answers],
-    }
-print(json.dumps(report))
-"""
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model whose heads both kernels of attention take, and prompts for either."""
@@ -90,22 +64,24 @@ def model(tmp_path_factory):
     return folder, [torch.randint(0, 300, (length,)).tolist() for length in (3, 17, 40)]
 
 
-def answer(model, cpu_kernels):
+def answer(model, kv):
     folder, prompts = model
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), json.dumps(prompts)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "KILN_CPU_KERNELS": cpu_kernels},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    llm = LLM(str(folder), device="cpu", dtype="bfloat16", kv_memory_gib=0.01, kv_cache_dtype=kv)
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=1)
+    answers = [output.outputs[0] for output in llm.generate(prompts, params)]
+    return {
+        "blocks": llm.core.runner.num_blocks,
+        "kernels": isinstance(llm.core.runner._attention, KernelAttention),
+        "tokens": [list(one.token_ids) for one in answers],
+        "first": [max(p.logprob for p in one.logprobs[0].values()) for one in answers],
+    }
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("cpu_kernels", ["torch", "host-check"])
-def test_an_engine_holds_twice_the_tokens_and_answers_alike(model, cpu_kernels):
-    report = answer(model, cpu_kernels)
-    wide, narrow = report["auto"], report["fp8"]
+def test_an_engine_holds_twice_the_tokens_and_answers_alike(model, environment, cpu_kernels):
+    environment(KILN_CPU_KERNELS=cpu_kernels)
+    wide, narrow = answer(model, "auto"), answer(model, "fp8")
     assert wide["kernels"] == narrow["kernels"] == (cpu_kernels != "torch")
     assert narrow["blocks"] == 2 * wide["blocks"] or narrow["blocks"] == 2 * wide["blocks"] + 1
     off = torch.tensor(wide["first"]) - torch.tensor(narrow["first"])

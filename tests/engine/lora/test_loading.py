@@ -198,6 +198,7 @@ def test_metrics_by_adapter(server, text):
     unload(server, "seen")
 
 
+@pytest.mark.deep
 def test_without_a_root_nothing_is_loaded_or_unloaded(made, model):
     modules = ["--lora-modules", f"first={made('llama').adapters['v-alone']}"]
     flags = ["--device", "cpu", "--num-kv-blocks", "8"]

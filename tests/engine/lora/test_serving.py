@@ -208,6 +208,7 @@ def test_the_flag_wants_names_and_paths(folder, given, capsys):
     assert "lora" in capsys.readouterr().err.lower()
 
 
+@pytest.mark.deep
 def test_the_engine_that_cannot_load_an_adapter_says_why(folder, tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
     flags = ["--device", "cpu", "--num-kv-blocks", "8", "--lora-modules", f"mine={tmp_path}"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from depth import at_depth
 
 import kiln
 from kiln.engine.attention.context import AttentionStep, attention_step
@@ -18,6 +19,7 @@ from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.model_runner import ModelRunner
 
 DEMO = Path(kiln.__file__).parent / "engine" / "demo"
+EXPERTS = ["Qwen2MoeForCausalLM"]
 COUNTS = (7, 1, 2, 33, 3, 1, 16)  # tokens of a step
 
 
@@ -92,7 +94,7 @@ def compiled():
     torch._dynamo.reset()
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("architecture", ["demo", *sorted(known_families())])
 @torch.inference_mode()
 def test_one_graph_serves_any_number_of_tokens(made, compiled, architecture):
@@ -108,7 +110,7 @@ def test_one_graph_serves_any_number_of_tokens(made, compiled, architecture):
     assert not any(name.startswith("kiln.rope") or "rotary" in name for name in operators)
 
 
-@pytest.mark.parametrize("architecture", ["demo", "Qwen2MoeForCausalLM"])
+@pytest.mark.parametrize("architecture", at_depth(EXPERTS, ["demo", *EXPERTS]))
 @torch.inference_mode()
 def test_functionalised_it_gives_the_same(made, compiled, architecture):
     runner = made(architecture)

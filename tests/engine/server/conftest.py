@@ -56,14 +56,14 @@ def start(model_folder):
     """Start a server with more flags: ``with start("--port", "0") as (client, process)``."""
 
     @contextmanager
-    def starter(*flags, model=None):
+    def starter(*flags, model=None, program=None):
         arguments = [
             *(str(model or model_folder), "--load-format", "dummy", "--num-kv-blocks", "64"),
             *("--device", "cpu"),
         ]
         os.environ["OMP_NUM_THREADS"] = "1"
         with (
-            local_server([*arguments, *flags], timeout=300) as (url, process),
+            local_server([*arguments, *flags], 300, program) as (url, process),
             httpx.Client(base_url=url, timeout=120) as client,
         ):
             yield client, process
@@ -76,6 +76,35 @@ def server_and_process(start):
     """The shared server: an httpx client, and the process of the API."""
     with start("--max-num-seqs", "8", "--max-waiting", "40") as (client, process):
         yield client, process
+
+
+KEY = "s3cret-ключ"
+NAMES = ["first", "second", "first:third"]  # of which one looks like "base:adapter"
+
+
+@pytest.fixture(scope="session")
+def guarded(start, tmp_path_factory):
+    """A second server, with what the first one lacks: a key, names, a chat template, and graphs."""
+    folder = tmp_path_factory.mktemp("flags")
+    key, template = folder / "key", folder / "template.jinja"
+    key.write_text(KEY + "\n", encoding="utf-8")
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    flags = ["--api-key-file", str(key), "--chat-template", str(template)]
+    flags += ["--ignore-unknown-fields", "--served-model-name", *NAMES]
+    flags += ["--max-num-seqs", "3", "--cuda-graph-bs", "2", "--max-num-batched-tokens", "20"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KILN_CPU_GRAPHS", "emulate")
+        patch.setenv("KILN_GRAPH_VERIFY", "off")
+        with start(*flags) as (client, _):
+            yield client
+
+
+@pytest.fixture(scope="session")
+def opened(guarded):
+    """A client of the second server that has its key."""
+    headers = {b"Authorization": f"Bearer {KEY}".encode()}
+    with httpx.Client(base_url=guarded.base_url, timeout=120, headers=headers) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

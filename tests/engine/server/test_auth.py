@@ -5,16 +5,8 @@ import base64
 import httpx
 import pytest
 
-KEY = "s3cret-ключ"
+KEY = "s3cret-ключ"  # of the server ``guarded``
 OPEN = ["/health", "/health/live", "/health/ready", "/ping", "/version"]
-
-
-@pytest.fixture(scope="module")
-def guarded(start, tmp_path_factory):
-    file = tmp_path_factory.mktemp("key") / "key"
-    file.write_text(KEY + "\n", encoding="utf-8")
-    with start("--api-key-file", str(file)) as (client, _):
-        yield client
 
 
 def _header(value):

@@ -175,14 +175,11 @@ def _ids(events):
     return [ids[index] for index in sorted(ids)]
 
 
-def test_a_server_may_have_another_template_and_ignore_unknown_fields(start, tmp_path):
-    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    flags = ("--chat-template", str(tmp_path / "t.jinja"), "--ignore-unknown-fields")
-    with start(*flags) as (client, _):
-        unknown = {"made_up": 1, "stream_options": {"x": 2}}
-        body = {"messages": [{**USER, "mood": "!"}], "max_tokens": 1, **unknown}
-        answer = client.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["prompt_tokens"] == 2
-        wrong = client.post("/v1/chat/completions", json={**body, "temperature": "x"})
-        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+def test_a_server_may_have_another_template_and_ignore_unknown_fields(opened):
+    unknown = {"made_up": 1, "stream_options": {"x": 2}}
+    body = {"messages": [{**USER, "mood": "!"}], "max_tokens": 1, **unknown}
+    answer = opened.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] == 2
+    wrong = opened.post("/v1/chat/completions", json={**body, "temperature": "x"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")

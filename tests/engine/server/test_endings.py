@@ -6,19 +6,25 @@ import signal
 import time
 from pathlib import Path
 
+import agent_engine
+import agent_model
 import httpx
 import pytest
+from depth import at_depth
 
-LONG = {"prompt": [[5, 6]] * 40, "max_tokens": 100, "ignore_eos": True, "stream": True}
+COUNT = at_depth(24, 40)
+COMPUTES = at_depth(False, True)  # by default, an engine that an ending needs
+LONG = {"prompt": [[5, 6]] * COUNT, "max_tokens": at_depth(40, 100)}
+LONG |= {"ignore_eos": True, "stream": True}
 
 
 def _engine(process):
     """The pid of a server's engine process, and its socket folder."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in children:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if any(b"engine.process.worker" in argument for argument in arguments):
-            return int(pid), Path(arguments[-3].decode())
+        *_, folder, _config, _end = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if Path(folder.decode()).is_dir():
+            return int(pid), Path(folder.decode())
     raise AssertionError("the server has no engine process")
 
 
@@ -29,13 +35,22 @@ def _is_running(pid):
         return False
 
 
+@pytest.fixture(scope="module")
+def quick_engine(tmp_path_factory):
+    """A model, and a command that serves it with an engine that need not import torch."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    agent_model.write_folder(folder)
+    return {"model": folder, "program": agent_engine.kiln_command(seconds=0.2)}
+
+
 @pytest.fixture
-def ending(start):
+def ending(start, quick_engine):
     """Start a server; after the test its engine is gone and its folder too."""
 
     class Ending:
-        def __call__(self, *flags):
-            self.context = start("--max-num-seqs", "8", "--max-waiting", "64", *flags)
+        def __call__(self, *flags, computes=COMPUTES):
+            own = {} if computes else quick_engine
+            self.context = start("--max-num-seqs", "8", "--max-waiting", "64", *flags, **own)
             self.client, self.process = self.context.__enter__()
             self.engine, self.folder = _engine(self.process)
             assert _is_running(self.engine)
@@ -68,7 +83,7 @@ def _wait_until_refused(server):
 
 
 def test_a_signal_lets_answers_finish_and_takes_no_more(ending):
-    server = ending()
+    server = ending(computes=True)
     server.expected = 0
     with server.client.stream("POST", "/v1/completions", json=LONG) as response:
         lines = response.iter_lines()
@@ -79,7 +94,7 @@ def test_a_signal_lets_answers_finish_and_takes_no_more(ending):
     assert data[-1] == "[DONE]"
     chunks = [json.loads(item) for item in data[:-1]]
     reasons = [c["choices"][0]["finish_reason"] for c in chunks]
-    assert reasons.count("length") == 40
+    assert reasons.count("length") == COUNT
 
 
 @pytest.mark.parametrize("how", ["timeout", "second signal"])

@@ -60,22 +60,18 @@ def test_counts_by_label_pass_between_the_processes():
     assert wire.to_client_decoder().decode(sent) == wire.Stats({"running": 1, **STATS})
 
 
-def test_a_server_counts_the_graphs_that_it_replays(start, monkeypatch):
+def test_a_server_counts_the_graphs_that_it_replays(opened):
     """In float32 the attention of torch runs between the pieces of each graph."""
-    monkeypatch.setenv("KILN_CPU_GRAPHS", "emulate")
-    monkeypatch.setenv("KILN_GRAPH_VERIFY", "off")
-    flags = ("--max-num-seqs", "3", "--cuda-graph-bs", "2", "--max-num-batched-tokens", "20")
     body = {"prompt": [[5] * 7, [6, 7], [8] * 30], "max_tokens": 6, "ignore_eos": True}
-    with start(*flags) as (client, _):
-        assert replays_of(client.get("/metrics").text) == {}, "none but for clients"
-        answer = client.post("/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        text = final_metrics(client)
+    answer = opened.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    text = final_metrics(opened)
     replays, reasons = replays_of(text), reasons_of(text)
     assert replays["2"] > 0
     assert any("tokens" in size for size in replays)
     assert reasons["too many rows"] > 0
-    assert sum(replays.values()) + sum(reasons.values()) == number(text, "num_steps_total")
+    counted = sum(replays.values()) + sum(reasons.values())
+    assert counted == number(text, "num_steps_total"), "none but for clients"
 
 
 def number(text, name):

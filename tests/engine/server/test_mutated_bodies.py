@@ -26,7 +26,7 @@ from kiln.engine.server.app import create_app
 from kiln.engine.server.serving import ServerSettings
 from kiln.engine.text.tokenizer import Tokenizer
 
-NUM_BODIES = at_depth(200, 10_000)  # for each route
+NUM_BODIES = at_depth(60, 10_000)  # for each route
 MOST_SECONDS = 1.0  # of this process's processor, for one request
 MOST_TOKENS = 80  # in one output
 MOST_FAILURES = 5  # then it stops
@@ -88,9 +88,11 @@ def test_no_mutated_body_is_a_5xx_or_takes_long(folder, path):
         failures, fields = [], _fields(app, path)
         for number in range(NUM_BODIES):
             data = mutated(random.Random(f"{path} {number}"), BODIES[path], fields)
-            begun = time.process_time()
-            answer = await http.post(path, content=data, headers=HEADERS)
-            seconds = time.process_time() - begun
+            answer, seconds = await _timed_post(http, path, data)
+            for _ in range(2):  # a collection of the tests' garbage may have come in between
+                if seconds > MOST_SECONDS:
+                    answer, again = await _timed_post(http, path, data)
+                    seconds = min(seconds, again)
             wrong = _what_is_wrong(answer, seconds)
             if wrong:
                 failures.append(f"{number}: {wrong}\n    {data[:2000]!r}")
@@ -99,6 +101,13 @@ def test_no_mutated_body_is_a_5xx_or_takes_long(folder, path):
         assert not failures, "\n".join(failures)
 
     asyncio.run(_with_app(folder, check))
+
+
+async def _timed_post(http, path, data):
+    """Return the answer to a body, and the seconds of the processor that it took."""
+    begun = time.process_time()
+    answer = await http.post(path, content=data, headers=HEADERS)
+    return answer, time.process_time() - begun
 
 
 def _what_is_wrong(answer, seconds):

@@ -12,28 +12,20 @@ from kiln.engine.server.serving import ServerSettings, Serving
 BODY = {"prompt": [5], "max_tokens": 1}
 
 
-@pytest.fixture(scope="module")
-def named(start, tmp_path_factory):
-    """A server whose model has three names, one of which looks like "base:adapter"."""
-    names = ["first", "second", "first:third"]
-    with start("--served-model-name", *names) as (client, _):
-        yield client
-
-
-def test_an_answer_has_the_name_that_was_asked_for(named):
+def test_an_answer_has_the_name_that_was_asked_for(opened):
     for asked, said in ((None, "first"), ("second", "second"), ("first:third", "first:third")):
-        answer = named.post("/v1/completions", json={**BODY, "model": asked})
+        answer = opened.post("/v1/completions", json={**BODY, "model": asked})
         assert answer.json()["model"] == said
-    answer = named.post("/v1/completions", json={**BODY, "model": "tiny"})
+    answer = opened.post("/v1/completions", json={**BODY, "model": "tiny"})
     assert answer.status_code == 404
     assert "'first', 'second', 'first:third'" in answer.json()["error"]["message"]
 
 
-def test_models_are_listed_under_each_name(named):
-    cards = named.get("/v1/models").json()["data"]
+def test_models_are_listed_under_each_name(opened):
+    cards = opened.get("/v1/models").json()["data"]
     assert [card["id"] for card in cards] == ["first", "second", "first:third"]
     for card in cards:
-        assert card == named.get(f"/v1/models/{card['id']}").json()
+        assert card == opened.get(f"/v1/models/{card['id']}").json()
         assert (card["root"], card["parent"], card["max_model_len"]) == ("first", None, 128)
         assert card["permission"] == []
 

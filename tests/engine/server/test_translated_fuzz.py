@@ -65,7 +65,7 @@ _TURNS = st.builds(
 
 
 @pytest.mark.parametrize("model", [MessagesRequest, ResponsesRequest])
-@settings(max_examples=at_depth(150, 5000), deadline=None, derandomize=True)
+@settings(max_examples=at_depth(40, 5000), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_json_is_taken_or_refused_in_a_line_or_two(model, data):
     if model is MessagesRequest:
