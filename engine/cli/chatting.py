@@ -78,10 +78,10 @@ class EngineChat:
     """An engine in its own process."""
 
     def __init__(self, config: EngineConfig, folder: Path, options: dict[str, Any]) -> None:
+        self._params = _params(read_defaults(folder), options)  # before a process is started
         self._process = EngineProcess.spawn(config)
         self._display = LoadingDisplay()
         self._tokenizer = Tokenizer.load_if_present(folder)
-        self._params = _params(read_defaults(folder), options)
         self._client: EngineClient | None = None
         self._count = 0
         self.name = folder.name

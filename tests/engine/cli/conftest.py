@@ -1,12 +1,16 @@
-"""Run ``kiln`` as a user does."""
+"""Run ``kiln`` in this process, or as a user does."""
 
+import io
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
+from kiln.engine.cli.main import main
 from kiln.engine.distributed.command import module_command
+from kiln.jit_kernels.settings import settings
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -25,11 +29,36 @@ CONFIG = {
     "vocab_size": 400,
     "eos_token_id": 2,
 }
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+@pytest.fixture
+def kiln(capsys):
+    """Run a command line in this process, which has imported torch already; return what is left.
+
+    What it starts are processes of their own.
+    """
+
+    def run(*arguments, stdin="", **environment):
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**ENVIRONMENT, **environment}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            settings.cache_clear()
+            try:
+                code = main([*map(str, arguments)])
+            except SystemExit as end:  # argparse's
+                code = end.code
+        settings.cache_clear()
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def kiln():
-    """Run a command line; return what is left of it when it ended."""
+def kiln_process():
+    """Run a command line in a process; return what is left of it when it ended."""
 
     def run(*arguments, stdin="", timeout=60, **environment):
         command = [*module_command("kiln.engine.cli.main"), *map(str, arguments)]
@@ -39,7 +68,7 @@ def kiln():
             capture_output=True,
             text=True,
             timeout=timeout,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment},
+            env={**os.environ, **ENVIRONMENT, **environment},
         )
 
     return run

@@ -22,7 +22,7 @@ BOTH = """
 import sys
 sys.modules |= dict.fromkeys({absent!r})  # importing one raises ImportError
 from kiln.engine.cli.main import main
-common = ["--load-format", "dummy", "--device", "cpu"]
+common = ["--load-format", "dummy", "--device", "cpu", "--kv-memory-gib", "0.01"]
 lengths = ["--prompt-tokens", "4-9", "--output-tokens", "2-6"]
 assert main(["bench", "latency", {folder!r}, *common, "--batch-sizes", "1,3",
     "--prompt-tokens", "9", "--output-tokens", "20", "--json", {latency!r}]) == 0
@@ -72,12 +72,16 @@ def test_a_config_alone_is_measured_without_a_server_package(folder, tmp_path):
     assert row["output_tokens_per_s"] == pytest.approx(row["output_tokens"] / row["seconds"])
 
 
+# A small pool: the memory of the usual one takes a second to clear.
+DUMMY = ("--load-format", "dummy", "--device", "cpu", "--kv-memory-gib", "0.01")
+
+
 def bench(*arguments):
     return main(["bench", *map(str, arguments)])
 
 
 def test_a_baseline_is_a_row_of_the_same_report(folder, tmp_path, capsys):
-    flags = ("--load-format", "dummy", "--device", "cpu", "--baseline", "transformers")
+    flags = (*DUMMY, "--baseline", "transformers")
     load = ("--num-prompts", 4, "--prompt-tokens", "3-6", "--output-tokens", "4", "--output")
     assert bench("offline", folder(), *flags, *load, tmp_path / "out") == 0
     names = ["offline-model-cpu.json", "offline-model-cpu.md", "offline-model-cpu.png"]
@@ -101,7 +105,7 @@ def test_kilns_rows_survive_a_baseline_that_fails(folder, tmp_path, capsys, monk
         raise NotImplementedError("no such thing here")
 
     monkeypatch.setattr(transformers_engine, "StaticBatches", fail)
-    flags = ("--load-format", "dummy", "--device", "cpu", "--baseline", "transformers")
+    flags = (*DUMMY, "--baseline", "transformers")
     load = ("--batch-sizes", 1, "--prompt-tokens", 4, "--output-tokens", 20)
     file = tmp_path / "numbers.json"
     assert bench("latency", folder(), *flags, *load, "--json", file) == 1
@@ -115,7 +119,7 @@ def test_kilns_rows_survive_a_baseline_that_fails(folder, tmp_path, capsys, monk
 
 
 def test_a_latency_report_has_a_plot(folder, tmp_path):
-    flags = ("--load-format", "dummy", "--device", "cpu", "--batch-sizes", 2)
+    flags = (*DUMMY, "--batch-sizes", 2)
     load = ("--prompt-tokens", 4, "--output-tokens", 30, "--output", tmp_path / "out")
     assert bench("latency", folder(), *flags, *load) == 0
     assert (tmp_path / "out" / "latency-model-cpu.png").stat().st_size > 5000

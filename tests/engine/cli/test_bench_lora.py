@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 from kiln.engine.bench import choice, vllm_engine
 from kiln.engine.bench.kiln_engine import KilnEngine
 from kiln.engine.cli.main import main
 
-DUMMY = ("--load-format", "dummy", "--device", "cpu")
+# A small pool: the memory of the usual one takes a second to clear.
+DUMMY = ("--load-format", "dummy", "--device", "cpu", "--kv-memory-gib", "0.01")
+OUTPUT_TOKENS = at_depth(6, 30)
 ROW = {
     "engine", "adapters", "batch_size", "step_ms", "output_tokens_per_s", "device_ms", "growth",
     "growth_floor", "ratio", "short_seconds", "long_seconds",
@@ -38,7 +41,7 @@ def test_a_report_has_every_number_of_adapters_and_the_engine_without(
 
     monkeypatch.setattr(KilnEngine, "run", record)
     load = ("--adapters", "0,1,3", "--batch-sizes", "1,4", "--rank", 2)
-    lengths = ("--prompt-tokens", 5, "--output-tokens", 30)
+    lengths = ("--prompt-tokens", 5, "--output-tokens", OUTPUT_TOKENS)
     assert bench(folder(), *DUMMY, *load, *lengths, "--output", tmp_path / "out") == 0
     assert set(used) == {
         ("kiln", 2, 0), ("kiln", 1, 0), ("kiln", 4, 0),  # with 2 requests: the warm-up
@@ -68,7 +71,7 @@ def test_a_report_has_every_number_of_adapters_and_the_engine_without(
     of_layer = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)
     assert report["load"] == {
         "adapters": [0, 1, 3], "rank": 2, "batch_sizes": [1, 4], "prompt_tokens": 5,
-        "output_tokens": 30, "context": 28, "num_adapters": 3,
+        "output_tokens": OUTPUT_TOKENS, "context": 13 + OUTPUT_TOKENS // 2, "num_adapters": 3,
         "adapter_bytes": 2 * of_layer * 2 * 4,
     }  # fmt: skip
     printed = capsys.readouterr()
@@ -110,7 +113,7 @@ def test_vllm_gets_the_same_adapters_and_what_was_measured_outlives_its_failure(
     monkeypatch.setattr(vllm_engine, "require_vllm", lambda python, device: None)
     PretendedVLLM.made.clear()
     load = ("--adapters", "1,2", "--batch-sizes", "2,4", "--prompt-tokens", 5)
-    others = ("--output-tokens", 20, "--baseline", "vllm", "--baseline-python", "some")
+    others = ("--output-tokens", OUTPUT_TOKENS, "--baseline", "vllm", "--baseline-python", "some")
     file = tmp_path / "numbers.json"
     assert bench(folder(), *DUMMY, *load, *others, "--json", file) == 1
     alone, adapted = PretendedVLLM.made

@@ -1,16 +1,26 @@
 """The commands do what their help says."""
 
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from depth import at_depth
 
 import kiln as package
-from kiln.engine.cli import listen
+from kiln.engine.cli import listen, local_server
 from kiln.engine.cli.main import build_parser, find_commands
+from kiln.engine.distributed.command import module_command
+from kiln.engine.process.child import EngineProcess
 
 ROOT = Path(package.__file__).parents[1]
+SMALL = ("--kv-memory-gib", "0.1")  # the memory of the usual KV pool takes a second to clear
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 
 
@@ -62,9 +72,10 @@ def test_the_api_process_imports_neither_torch_nor_transformers():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_version(kiln):
-    assert kiln("version").stdout == f"kiln {package.__version__}\n"
-    assert kiln("--version").stdout == f"kiln {package.__version__}\n"
+def test_version(kiln, kiln_process):
+    for run, argument in ((kiln_process, "version"), (kiln, "version"), (kiln, "--version")):
+        done = run(argument)
+        assert (done.returncode, done.stdout) == (0, f"kiln {package.__version__}\n")
 
 
 def test_env_shows_every_variable_and_its_value(kiln):
@@ -117,28 +128,32 @@ def test_a_listener_takes_the_port_at_once():
             listen.open_listener("127.0.0.1", port)
 
 
-def test_chat_answers_each_line_of_a_pipe(kiln):
-    result = kiln("chat", stdin="What is 17 + 25?\n/reset\nWhat is 2 + 3?\n/quit\nnever\n")
+def test_chat_answers_each_line_of_a_pipe_and_stops_at_max_tokens(kiln):
+    lines = ["What is 17 + 25?", "/reset", "What is 2 + 3?", "Who are you?", "/quit", "never"]
+    result = kiln("chat", *SMALL, "--max-tokens", 4, stdin="\n".join(lines))
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "42\n5\n"
-
-
-def test_chat_stops_at_max_tokens_and_refuses_a_bad_value(kiln):
-    short = kiln("chat", "--max-tokens", 1, stdin="Who are you?\n").stdout
+    *sums, short = result.stdout.splitlines()
+    assert sums == ["42", "5"]
     assert 0 < len(short) < len("I am a tiny demo model")
+
+
+@pytest.mark.deep  # a process of its own, not this one
+def test_chat_answers_as_a_command(kiln_process):
+    result = kiln_process("chat", stdin="What is 17 + 25?\n/reset\nWhat is 2 + 3?\n/quit\nnever\n")
+    assert (result.returncode, result.stdout) == (0, "42\n5\n"), result.stderr
+
+
+def test_chat_refuses_a_bad_value_before_it_starts_an_engine(kiln, monkeypatch):
+    monkeypatch.setattr(EngineProcess, "spawn", None)
     bad = kiln("chat", "--temperature", -1, stdin="hi\n")
     assert bad.returncode == 1
     assert "temperature must be between 0 and 100" in bad.stderr
 
 
-def test_serve_says_what_where_and_one_line_to_try(kiln):
-    """The line that is printed works as it stands, and Ctrl-C ends the server with code 0."""
-    import os
-    import signal
-
-    from kiln.engine.distributed.command import module_command
-
-    command = [*module_command("kiln.engine.cli.main"), "serve", "--port", "0"]
+@pytest.fixture(scope="module")
+def served():
+    """``kiln serve`` as a user starts it, and what it said up to the line to try."""
+    command = [*module_command("kiln.engine.cli.main"), "serve", "--port", "0", *SMALL]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -148,24 +163,18 @@ def test_serve_says_what_where_and_one_line_to_try(kiln):
             line = server.stdout.readline()
             assert line, server.stderr.read()
             lines.append(line)
-        said = "".join(lines)
-        assert f"Kiln {package.__version__} serves demo: " in said
-        assert "on cpu · context 2048 tokens" in said
-        curl = ["bash", "-c", lines[-1].replace("curl ", "curl -sS -m 20 ", 1)]
-        answer = subprocess.run(curl, capture_output=True, text=True, timeout=120)
-        assert '"content":"42"' in answer.stdout, answer
-        server.send_signal(signal.SIGINT)
-        assert server.wait(15) == 0
-        loading = server.stderr.read()
-    assert "importing torch …" in loading
-    assert "Traceback" not in loading
+        yield SimpleNamespace(process=server, said="".join(lines))
+        server.kill()
 
 
-def test_bench_counts_every_token(kiln, tmp_path):
-    import json
-
-    flags = ("--num-prompts", 4, "--concurrency", 2, "--output-tokens", 5, "--output", tmp_path)
-    result = kiln("bench", "serving", *flags)
+def test_bench_counts_every_token(kiln, tmp_path, served, monkeypatch):
+    url = re.search(r"http://[\d.:]+", served.said)[0]
+    if at_depth(True, False):  # no second server
+        monkeypatch.setattr(
+            local_server, "local_server", lambda flags: nullcontext((url, served.process))
+        )
+    load = ("--num-prompts", 4, "--concurrency", 2, "--output-tokens", 5)
+    result = kiln("bench", "serving", *SMALL, *load, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "serving-demo-cpu.json").read_text())
     (row,) = report["rows"]
@@ -178,6 +187,21 @@ def test_bench_counts_every_token(kiln, tmp_path):
     refused = kiln("bench", "serving", "--num-prompts", 0)
     assert refused.returncode == 1
     assert "--num-prompts 0" in refused.stderr
+
+
+def test_serve_says_what_where_and_one_line_to_try(served):
+    """The line that is printed works as it stands, and Ctrl-C ends the server with code 0."""
+    assert f"Kiln {package.__version__} serves demo: " in served.said
+    assert "on cpu · context 2048 tokens" in served.said
+    line = served.said.splitlines()[-1]
+    curl = ["bash", "-c", line.replace("curl ", "curl -sS -m 20 ", 1)]
+    answer = subprocess.run(curl, capture_output=True, text=True, timeout=120)
+    assert '"content":"42"' in answer.stdout, answer
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(15) == 0
+    loading = served.process.stderr.read()
+    assert "importing torch …" in loading
+    assert "Traceback" not in loading
 
 
 def test_an_fp8_pool_has_kernels_of_its_own_to_warm_up(kiln):

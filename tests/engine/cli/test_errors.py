@@ -6,51 +6,90 @@ import struct
 
 import pytest
 
+from kiln.engine.cli.main import build_parser
+from kiln.engine.cli.options import engine_config
+from kiln.engine.core import load_runner
+from kiln.engine.errors import KilnError
+from kiln.engine.process import child
+
 
 def _failed(result, code, *words):
     assert result.returncode == code, result.stderr
-    lines = [line for line in result.stderr.strip().splitlines() if not line.endswith("…")]
-    assert 1 <= len(lines) <= 2, result.stderr
+    _told(result.stderr, *words)
+
+
+def _told(text, *words):
+    lines = [line for line in text.strip().splitlines() if not line.endswith("…")]
+    assert 1 <= len(lines) <= 2, text
     assert lines[0].startswith("error: ")
     for word in words:
-        assert word in result.stderr
-    assert "Traceback" not in result.stderr
+        assert word in text
+    assert "Traceback" not in text
 
 
-def test_a_missing_folder(kiln):
-    _failed(kiln("serve", "/no/such/model", "--port", 0), 1, "/no/such/model")
+def _unknown_architecture(folder):
+    folder(architectures=["ElephantForCausalLM"], model_type="elephant")
+    return ["--load-format", "dummy"], ["Elephant"]
 
 
-def test_an_unknown_architecture(kiln, folder):
-    path = folder(architectures=["ElephantForCausalLM"], model_type="elephant")
-    _failed(kiln("serve", path, "--port", 0, "--load-format", "dummy"), 1, "Elephant")
+def _no_weights(folder):
+    folder()
+    return [], ["safetensors"]
 
 
-def test_a_folder_without_weights(kiln, folder):
-    _failed(kiln("serve", folder(), "--port", 0), 1, "safetensors")
-
-
-def test_a_half_downloaded_model(kiln, folder):
-    path = folder()
+def _half_downloaded(folder):
     index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00002.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    _failed(kiln("serve", path, "--port", 0), 1, "model-00001-of-00002.safetensors")
+    (folder() / "model.safetensors.index.json").write_text(json.dumps(index))
+    return [], ["model-00001-of-00002.safetensors"]
 
 
-def test_a_truncated_safetensors_file(kiln, folder):
-    path = folder()
+def _truncated_weights(folder):
     header = json.dumps({"x": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
-    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"12")
-    _failed(kiln("serve", path, "--port", 0), 1, "model.safetensors")
+    content = struct.pack("<Q", len(header)) + header + b"12"
+    (folder() / "model.safetensors").write_bytes(content)
+    return [], ["model.safetensors"]
 
 
-def test_a_config_that_is_not_json(kiln, folder):
-    path = folder()
-    (path / "config.json").write_text('{"model_type": ')
-    _failed(kiln("serve", path, "--port", 0), 1, "config.json")
+def _config_that_is_not_json(folder):
+    (folder() / "config.json").write_text('{"model_type": ')
+    return [], ["config.json"]
 
 
-def test_a_broken_tokenizer(kiln, folder):
+def _context_longer_than_the_models(folder):
+    folder()
+    return ["--load-format", "dummy", "--max-model-len", "129"], ["129", "128"]
+
+
+UNLOADABLE = [
+    _unknown_architecture,
+    _no_weights,
+    _half_downloaded,
+    _truncated_weights,
+    _config_that_is_not_json,
+    _context_longer_than_the_models,
+]
+
+
+@pytest.mark.parametrize("broken", UNLOADABLE)
+def test_what_cannot_be_loaded_is_told_in_a_line_or_two(folder, tmp_path, broken):
+    """By the function that the engine process calls to load the model."""
+    flags, words = broken(folder)
+    args = build_parser().parse_args(["serve", str(tmp_path / "model"), *flags])
+    with pytest.raises(KilnError) as raised:
+        load_runner(engine_config(args, tmp_path / "model"), None)
+    _told(f"error: {raised.value}", *words)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("broken", UNLOADABLE)
+def test_serve_ends_with_what_the_engine_process_tells(kiln, folder, tmp_path, broken):
+    flags, words = broken(folder)
+    _failed(kiln("serve", tmp_path / "model", "--port", 0, *flags), 1, *words)
+
+
+def test_a_broken_tokenizer(kiln, folder, monkeypatch):
+    """Which the server reads itself; here no engine is loaded beside it."""
+    monkeypatch.setattr(child, "module_command", lambda module: ["true"])
     path = folder()
     (path / "tokenizer.json").write_text("{")
     result = kiln("serve", path, "--port", 0, "--load-format", "dummy")
@@ -63,11 +102,6 @@ def test_a_port_in_use_is_found_before_the_model_loads(kiln, folder):
         result = kiln("serve", folder(), "--port", port, "--load-format", "dummy")
     _failed(result, 1, str(port), "--port")
     assert "…" not in result.stderr, "nothing was loaded"
-
-
-def test_a_context_longer_than_the_models(kiln, folder):
-    flags = ("--load-format", "dummy", "--max-model-len", 129)
-    _failed(kiln("serve", folder(), "--port", 0, *flags), 1, "129", "128")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +156,11 @@ def test_wrong_usage_is_code_2(kiln, arguments):
     assert "Traceback" not in result.stderr
 
 
+def test_the_code_is_that_of_the_process(kiln_process):
+    _failed(kiln_process("serve", "/no/such/model", "--port", 0), 1, "/no/such/model")
+    assert kiln_process("serve", "--no-such-flag").returncode == 2
+
+
 @pytest.mark.parametrize("command", [["version"], ["env"], ["serve"], ["chat"], ["doctor"]])
 def test_an_unknown_toggle_stops_every_command(kiln, command):
     result = kiln(*command, KILN_NORN="jit")
@@ -133,8 +172,8 @@ def test_a_bad_value_of_a_toggle_names_the_choices(kiln):
     _failed(kiln("version", KILN_NORM="cuda"), 2, "KILN_NORM='cuda'", "auto, jit, triton, torch")
 
 
-def test_debug_shows_where_an_error_comes_from(kiln):
-    result = kiln("serve", "/no/such/model", "--debug")
+def test_debug_shows_where_an_error_comes_from(kiln_process):
+    result = kiln_process("serve", "/no/such/model", "--debug")
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kiln.engine.cli.options import add_engine_arguments, engine_config, engine_flags
+from kiln.engine.cli.options import (
+    DEMO_FOLDER,
+    add_engine_arguments,
+    engine_config,
+    engine_flags,
+)
 from kiln.engine.config import GraphConfig
+from kiln.engine.core import load_runner
 from kiln.engine.errors import ConfigError
 
 FLAGS = [
@@ -51,6 +57,14 @@ def test_a_setting_that_makes_no_sense_is_refused(line):
         engine_config(parse(line.split()), Path("model"))
 
 
+def test_a_size_that_no_step_has_is_told():
+    """By the function that the engine process calls to load the model."""
+    args = parse(["--cuda-graph-bs", "1", "9", "--max-num-seqs", "8", "--device", "cpu"])
+    with pytest.raises(ConfigError, match="cuda_graph_bs: 9 rows, but a step has at most 8"):
+        load_runner(engine_config(args, DEMO_FOLDER), None)
+
+
+@pytest.mark.deep
 def test_a_size_that_no_step_has_is_told_on_the_command_line(kiln):
     done = kiln("chat", "--cuda-graph-bs", 1, 9, "--max-num-seqs", 8, stdin="hi\n")
     assert done.returncode == 1
