@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 import torch
+from depth import at_depth
 from gpu import all_reduce as sections
 
 from kiln.jit_kernels import torch_ops
@@ -26,6 +27,8 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(torch_ops, "run", run)
     monkeypatch.setattr(sections, "_SIZES", (1, 7, 520))
+    # Each dtype has kernels of its own to build.
+    monkeypatch.setattr(sections, "_DTYPES", at_depth((torch.float32,), sections._DTYPES))
     return ran
 
 

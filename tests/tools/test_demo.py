@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
+import eval_demo
 from demo_tasks import TASKS, held_out, training_pair
+from depth import at_depth
 from safetensors import safe_open
 
 from kiln.engine.cli.local_server import local_server
@@ -18,12 +18,9 @@ DEMO = ROOT / "engine" / "demo"
 
 
 def test_it_answers_held_out_questions_over_http():
-    with local_server([], timeout=60) as (url, _):
-        command = [sys.executable, "tools/eval_demo.py", "--url", url, "--count", "200"]
-        done = subprocess.run(
-            [*command, "--minimum", "95"], cwd=ROOT, capture_output=True, text=True, timeout=200
-        )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    count = at_depth(60, 200)
+    with local_server(["--kv-memory-gib", "0.1"], timeout=60) as (url, _):
+        assert eval_demo.main(["--url", url, "--count", str(count), "--minimum", "95"]) == 0
 
 
 def test_it_is_a_small_qwen3():

@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import gpu_check
 import pytest
 import torch
 from gpu import (
@@ -36,9 +37,19 @@ ROOT = Path(__file__).resolve().parents[2]
 ARGS = argparse.Namespace(quick=True, bundle=None, kernels=[])
 
 
+# A GPU machine lacks them: to import one raises ImportError.
+WITHOUT_SERVER_PACKAGES = """
+import runpy, sys
+sys.modules |= dict.fromkeys(
+    ["fastapi", "uvicorn", "pydantic", "httpx", "zmq", "msgspec", "rich"]
+)
+runpy.run_path("tools/gpu_check.py", run_name="__main__")
+"""
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine would run it all")
-def test_without_a_gpu_every_section_is_not_measured(tmp_path):
-    command = [sys.executable, "tools/gpu_check.py", "--output", str(tmp_path)]
+def test_without_a_gpu_and_server_packages_every_section_is_not_measured(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_SERVER_PACKAGES, "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 3, done.stderr
     result = json.loads((tmp_path / "gpu_check.json").read_text())
@@ -46,23 +57,38 @@ def test_without_a_gpu_every_section_is_not_measured(tmp_path):
     assert "not measured" in (tmp_path / "gpu_check.md").read_text()
 
 
-def run_section(name, tmp_path, *more):
-    written = tmp_path / "section.json"
-    command = [sys.executable, "tools/gpu_check.py", "--section", name, "--result", str(written)]
-    done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(written.read_text())
+@pytest.fixture
+def run(monkeypatch):
+    """Run gpu_check with some arguments in this process; return its exit code."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["tools/gpu_check.py", *map(str, arguments)])
+        return gpu_check.main()
+
+    return run
+
+
+@pytest.fixture
+def run_section(run, tmp_path):
+    """Run a section as a child process of gpu_check does; return its result."""
+
+    def run_section(name):
+        written = tmp_path / "section.json"
+        assert run("--section", name, "--result", written) == 0
+        return json.loads(written.read_text())
+
+    return run_section
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would make it work")
-def test_a_section_that_breaks_has_a_result_with_its_traceback(tmp_path):
-    section = run_section("kernel_loading", tmp_path)
+def test_a_section_that_breaks_has_a_result_with_its_traceback(run_section):
+    section = run_section("kernel_loading")
     assert section["status"] == "failed"
     assert "Traceback" in section["reason"]
 
 
-def test_a_section_without_what_it_needs_is_not_measured(tmp_path):
-    section = run_section("sealed_bundle", tmp_path)
+def test_a_section_without_what_it_needs_is_not_measured(run_section):
+    section = run_section("sealed_bundle")
     assert section["status"] == "not measured"
     assert "--bundle" in section["reason"]
     with pytest.raises(NotMeasured):
@@ -78,25 +104,23 @@ def test_programs_that_this_nvrtc_does_not_build_are_counted_and_one_is_named():
     assert builds.build_all("sm_90a", [norm])["ok"]
 
 
-def test_some_kernels_alone_are_checked_and_a_slip_in_a_name_is_told():
+def test_some_kernels_alone_are_checked_and_a_slip_in_a_name_is_told(run, capsys):
     every = all_specs().values()
     assert chosen(ARGS, every) == [*every]
     some = argparse.Namespace(kernels=["rms_norm", "quantize"])
     assert sorted(spec.name for spec in chosen(some, every)) == ["quantize", "rms_norm"]
-    command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm"]
     for more, told in [
         (["rms_nrm"], "no kernel is named rms_nrm"),
         (["--only", "greedy_parity"], "greedy_parity does not support --kernels"),
     ]:
-        done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert told in done.stderr
+        with pytest.raises(SystemExit, match="2"):
+            run("--kernels", "rms_norm", *more)
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine would run them")
-def test_some_kernels_ask_for_the_sections_that_go_kernel_by_kernel(tmp_path):
-    command = [sys.executable, "tools/gpu_check.py", "--kernels", "rms_norm", "--output", tmp_path]
-    assert subprocess.run(command, cwd=ROOT, timeout=120).returncode == 3
+def test_some_kernels_ask_for_the_sections_that_go_kernel_by_kernel(run, tmp_path):
+    assert run("--kernels", "rms_norm", "--output", tmp_path) == 3
     sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
     assert "kernel_parity" in sections
     others = {"greedy_parity", "sealed_bundle", "late_load", "decode_beside_copy", "sampling_steps"}

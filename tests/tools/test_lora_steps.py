@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from depth import at_depth
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -31,18 +32,24 @@ SHAPE = {
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory):
     parent = tmp_path_factory.mktemp("lora-steps")
-    return lora_steps.prepare(SHAPE, parent, "cpu", steps=8, long_prompt=800, long_run=600)
+    return lora_steps.prepare(
+        SHAPE, parent, "cpu", steps=at_depth(4, 8), long_prompt=800, long_run=600
+    )
 
 
-def test_every_kind_of_step_is_measured(setup):
+def test_every_kind_of_step_is_measured(setup, monkeypatch):
+    few, many_adapters, prompt_tokens = at_depth((2, 3, 16), (8, 64, 128))
+    monkeypatch.setattr(lora_steps, "_ADAPTERS", few)
+    monkeypatch.setattr(lora_steps, "_MANY", many_adapters)
+    monkeypatch.setattr(lora_steps, "_PROMPT", prompt_tokens)
     *decodes, prompt, loading, many = lora_steps.rows_of(setup, copy_bytes_s=1e9)
     assert [(row["rows"], row["adapters"]) for row in (*decodes, many)] == [
-        (1, 0), (1, 1), (64, 0), (64, 1), (64, 8), (64, 64),
+        (1, 0), (1, 1), (64, 0), (64, 1), (64, few), (64, many_adapters),
     ]  # fmt: skip
     assert all(row["ms"] > 0 for row in (*decodes, prompt, loading, many))
     assert [row.get("ok") for row in decodes] == [True, None, True, None, None]
-    of_one, of_eight = decodes[3]["floor_ms"], decodes[4]["floor_ms"]
-    assert of_eight == pytest.approx(8 * of_one)
+    of_one, of_few = decodes[3]["floor_ms"], decodes[4]["floor_ms"]
+    assert of_few == pytest.approx(few * of_one)
     assert decodes[2]["floor_ms"] == 0
     assert loading["loads"] == 3
     assert loading["slowest_ms"] >= loading["ms"]

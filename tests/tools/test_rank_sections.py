@@ -6,7 +6,9 @@ import argparse
 from dataclasses import replace
 
 import pytest
-from gpu import all_reduce_ipc, engine_ranks, greedy, rank_checks, several, sum_plots
+from depth import at_depth
+from forked_scripts import DTYPES, run_forked
+from gpu import all_reduce_ipc, engine_ranks, greedy, rank_checks, ranks, several, sum_plots
 from gpu.pace import NotMeasured
 from gpu.ranks import CPU, run_job
 from gpu.sections import SECTIONS, SEVERAL_GPUS, WHOLE_SEVERAL
@@ -21,24 +23,26 @@ def on_host(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture
+def cheap_ranks(monkeypatch):
+    """Ranks that are forked, and only in deep runs started as on a GPU machine."""
+    if at_depth(True, False):
+        for module in (ranks, engine_ranks):
+            monkeypatch.setattr(module, "run_processes", run_forked)
+
+
 def rows_of(job, world=2):
     rows = run_job(job, world, CPU, quick=True, seconds=120)
     assert all(row.get("ok", True) for row in rows), rows
     return rows
 
 
-def broken(ranks):
-    if ranks.group.rank == 1:
-        raise ValueError("a job that fails on one rank")
-    return [{"ok": True}]
-
-
-def test_bits_rounds_and_a_skipped_call_of_processes():
+def test_bits_rounds_and_a_skipped_call_of_processes(cheap_ranks):
     found = list(all_reduce_ipc._of_world(2, CPU))
     assert all(row["ok"] for row in found), found
     of = {job: [row for row in found if row["job"] == job] for job in ("bits", "rounds", "skipped")}
     assert {row["what"] for row in of["bits"]} == {*ALGORITHMS, "fused"}
-    assert len(of["bits"]) == 5 * len(rank_checks.DTYPES)
+    assert len(of["bits"]) == 5 * len(at_depth(DTYPES, rank_checks.DTYPES))
     assert of["rounds"][0]["rounds"] == 100
     assert "rank 0 of 2 waited 1.5 s for rank 1" in of["skipped"][0]["told"]
 
@@ -54,15 +58,24 @@ def test_times_of_every_way_that_a_cpu_has():
     assert one["ratio"] == pytest.approx(one["apart"] / one["fused"])
 
 
-def test_a_job_that_fails_on_one_rank_says_which_and_why(monkeypatch):
-    here = __file__.rpartition("/")[0]
-    monkeypatch.setattr("gpu.ranks._PATHS", [*__import__("gpu.ranks").ranks._PATHS, here])
-    *_, row = run_job("test_rank_sections:broken", 2, CPU, quick=True, seconds=60)
+BROKEN = """
+def broken(ranks):
+    ranks.meet()  # a rank that ends while the other connects is another failure
+    if ranks.group.rank == 1:
+        raise ValueError("a job that fails on one rank")
+    return [{"ok": True}]
+"""
+
+
+def test_a_job_that_fails_on_one_rank_says_which_and_why(monkeypatch, tmp_path):
+    (tmp_path / "some_job.py").write_text(BROKEN)
+    monkeypatch.setattr(ranks, "_PATHS", [*ranks._PATHS, str(tmp_path)])
+    *_, row = run_job("some_job:broken", 2, CPU, quick=True, seconds=60)
     assert row["ok"] is False
     assert "rank 1: ValueError: a job that fails on one rank" in row["status"]
 
 
-def test_an_engine_of_two_ranks_answers_and_its_sums_are_counted(tmp_path):
+def test_an_engine_of_two_ranks_answers_and_its_sums_are_counted(tmp_path, cheap_ranks):
     model = greedy.made_model("Llama", tmp_path)
     prompts = greedy.prompts()[:3]
     wanted = [greedy.generate(model, prompt, "cpu") for prompt in prompts]
