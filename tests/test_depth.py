@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,13 @@ def ran(tmp_path):
     def run(*flags):
         command = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *flags]
         out = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         ).stdout
         return [line[line.index("ran ") + 4 :] for line in out.splitlines() if "ran " in line]
 

@@ -46,9 +46,14 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
+@cache
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def imports_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Every imported name, lazy ones and those under TYPE_CHECKING included."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -149,7 +154,7 @@ def test_only_one_file_reads_the_environment():
     readers = {
         module
         for module, tree in modules().items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
     }
     assert readers <= {"cache.env"}
@@ -158,7 +163,7 @@ def test_only_one_file_reads_the_environment():
 def test_nothing_is_pickled_and_nothing_is_swallowed():
     bad = []
     for module, tree in modules().items():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 bad.append(f"{module}:{node.lineno} bare except")
             if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name):
@@ -180,7 +185,7 @@ def test_files_and_functions_are_readable_at_a_sitting():
         lengths.append(count)
         if count > MAX_LINES:
             bad.append(f"{module}: {count} lines")
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
                 if size > MAX_FUNCTION:
@@ -193,7 +198,7 @@ def test_public_names_have_docstrings():
     bad = [
         f"{module}:{node.lineno} {node.name}"
         for module, tree in modules().items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and not node.name.startswith("_")
         and ast.get_docstring(node) is None
@@ -206,7 +211,7 @@ def _is_inner(tree: ast.Module, node: ast.AST) -> bool:
     """Whether a function stands inside another function: nobody outside can call it."""
     return any(
         node in ast.walk(outer) and node is not outer
-        for outer in ast.walk(tree)
+        for outer in nodes_of(tree)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
     )
 

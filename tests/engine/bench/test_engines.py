@@ -67,7 +67,8 @@ class LoRARequest:
 
 
 def config(**model):
-    return EngineConfig(ModelConfig(str(DEMO), **{"device": "cpu", "max_model_len": 64, **model}))
+    small = ModelConfig(str(DEMO), **{"device": "cpu", "max_model_len": 64, **model})
+    return EngineConfig(small, KVConfig(num_blocks=64))
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ def test_without_matplotlib_the_numbers_are_written_and_the_plots_are_told(
     assert "matplotlib is not installed" in capsys.readouterr().err
 
 
+@pytest.mark.deep  # tests/tools/test_gpu_check.py and the CLI's test_bench_engines.py run some so
 def test_benchmarks_need_no_server_package():
     """A GPU machine has none of these, and gpu_check writes its reports there."""
     absent = ["fastapi", "uvicorn", "pydantic", "httpx", "zmq", "msgspec", "rich"]
