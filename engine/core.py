@@ -18,7 +18,7 @@ from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.requests.adapter_jobs import AdapterJobs, AdapterStore
 from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
-from kiln.engine.requests.finish import check_min_tokens
+from kiln.engine.requests.finish import check_some_token
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.stats import EngineStats
 from kiln.engine.runner.rerun import failed_alone, run_halves, run_part
@@ -154,7 +154,10 @@ class EngineCore:
         self._check_vocabulary(new.prompt_token_ids, "prompt")
         self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")
         self._check_vocabulary(list(new.params.logit_bias or ()), "logit_bias")
-        check_min_tokens(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
+        self._check_vocabulary(new.params.allowed_token_ids or (), "allowed_token_ids")
+        for word in new.params.bad_words_token_ids or ():
+            self._check_vocabulary(word, "bad_words_token_ids")
+        check_some_token(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
         self.scheduler.check(new)
 
     def add(self, new: NewRequest) -> None:
@@ -213,10 +216,7 @@ class EngineCore:
         self._is_changing = False
 
     def _step(self) -> list[TokenOutput]:
-        outputs = []
-        if self._in_flight and self.scheduler.needs_tokens:
-            self._steps_not_ahead += 1
-            outputs = self._finish_step()
+        outputs: list[TokenOutput] = []
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
             self.scheduler.adapters.wait()  # all that wait may do so for a copy to the device
@@ -231,6 +231,7 @@ class EngineCore:
         """Launch a batch; return False if it is empty or its launch failed."""
         if not batch.requests:
             return False
+        self._steps_not_ahead += not self._in_flight
         try:
             self._in_flight.append(InFlight(batch, self.runner.launch(batch)))
         except DeviceError:

@@ -77,7 +77,6 @@ class Scheduler:
         self.running: list[Request] = []  # oldest first
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
-        self._counting: dict[str, Request] = {}  # those of them with penalties
         self._in_flight: deque[ScheduledStep] = deque()  # oldest first
         self._free_rows = list(range(config.num_rows))[::-1]
         self._seeds = random.Random(seed)
@@ -86,14 +85,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self._requests)
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether the next step cannot be scheduled before the tokens of the last one are known.
-
-        Penalties count every token of the output.
-        """
-        return any(one.num_pending and not one.is_ending for one in self._counting.values())
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that could never run. Raises RequestError."""
@@ -115,8 +106,6 @@ class Scheduler:
         request = begin_request(new, seed, self.max_total_tokens, self.eos_token_ids)
         if new.adapter is not None:
             self.adapters.hold(new.adapter)
-        if request.token_counts:
-            self._counting[new.request_id] = request
         self._requests[new.request_id] = request
         self.waiting.append(request)
 
@@ -146,7 +135,6 @@ class Scheduler:
             if request.num_output_tokens and finish_reason(request):
                 del request.token_ids[-1]
             request.restart()
-        self._counting = {one.request_id: one for one in self.waiting if one.params.penalizes}
         self.adapters.rebuild(one.adapter for one in self.waiting if one.adapter is not None)
 
     def schedule(self) -> Batch:
@@ -293,7 +281,6 @@ class Scheduler:
                 request.params,
                 request.seed,
                 request.stop_token_ids if bans else _NO_TOKENS,
-                request.token_counts,
                 request.is_plain and not bans,
                 request.adapter_slot,
             )
@@ -310,13 +297,11 @@ class Scheduler:
 
     def _accept(self, request: Request, sampled: SampledTokens) -> TokenOutput:
         """Append sampled tokens to their request; finish the request at its last one."""
-        before, tokens, counts = len(request.token_ids), sampled.token_ids, request.token_counts
+        before, tokens = len(request.token_ids), sampled.token_ids
         once = request.told_once
         reason = stopped_by = None
         for token in tokens:
             request.token_ids.append(token)
-            if counts:
-                counts[token] = counts.get(token, 0) + 1
             reason = finish_reason(request)
             if reason is not None:
                 tokens = request.token_ids[before:]
@@ -334,7 +319,6 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Remove a finished request and free its blocks."""
         del self._requests[request.request_id]
-        self._counting.pop(request.request_id, None)
         (self.running if request.row >= 0 else self.waiting).remove(request)
         self._free(request)
         if request.adapter is not None:

@@ -19,8 +19,9 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return 2 * self.attention.num_layers * self.attention.kv_size * self.dtype.itemsize
+        """Bytes of one token in the pool: keys and values over all layers, and its id."""
+        keys = self.attention.num_layers * self.attention.kv_size * self.dtype.itemsize
+        return 2 * keys + torch.int32.itemsize
 
 
 class KVPool:
@@ -28,8 +29,8 @@ class KVPool:
 
     Slot ``s`` is position ``s % block_size`` of block ``s // block_size``. By default the heads of
     a slot are contiguous, for torch's gathers. With ``by_head`` the tokens of a head in a block are
-    contiguous, keys next to values, so kernels read long runs. Raises torch's RuntimeError if
-    memory runs out.
+    contiguous, keys next to values, so kernels read long runs. ``token_ids`` int32 [num_slots] are
+    the tokens in the slots. Raises torch's RuntimeError if memory runs out.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class KVPool:
             sizes = (layers, num_blocks, 2, heads, block_size, head_dim)
         else:
             sizes = (layers, 2, num_blocks, block_size, heads, head_dim)
+        self.token_ids = torch.zeros(num_blocks * block_size, dtype=torch.int32, device=device)
         both = torch.zeros(sizes, dtype=shape.dtype, device=device)  # one allocation
         if by_head:
             self._views = [(layer[:, 0], layer[:, 1]) for layer in both]

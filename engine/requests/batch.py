@@ -5,10 +5,8 @@ Those of one request are named tuples, which are cheap: a large step makes hundr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kiln.engine.requests.request import TokenLogprobs
@@ -39,7 +37,6 @@ class ScheduledRequest(NamedTuple):
     params: SamplingParams
     seed: int
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
-    token_counts: Mapping[int, int] = MappingProxyType({})  # see Request; not a copy
     is_plain: bool = False  # no logit is edited and no log-probability requested
     adapter_slot: int = -1
 

@@ -14,7 +14,7 @@ def begin_request(
     total = max_total_tokens
     if params.max_tokens is not None:
         total = min(total, prompt + params.max_tokens)
-    request = Request(
+    return Request(
         request_id=new.request_id,
         token_ids=list(new.prompt_token_ids),
         num_prompt_tokens=prompt,
@@ -26,5 +26,3 @@ def begin_request(
         is_plain=params.is_plain,
         adapter=new.adapter,
     )
-    request.count_tokens()
-    return request

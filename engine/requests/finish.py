@@ -13,19 +13,29 @@ def stop_token_ids(new: NewRequest, eos_token_ids: frozenset[int]) -> frozenset[
     return listed if new.params.ignore_eos else listed | eos_token_ids
 
 
-def check_min_tokens(new: NewRequest, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-    """Raise RequestError if no token of the vocabulary may be drawn before ``min_tokens``.
+def check_some_token(new: NewRequest, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    """Raise RequestError if the settings of a request leave no token that may be drawn.
 
-    Until then stop tokens are banned. A bias of -100 counts as a ban, as in OpenAI's API.
+    Before ``min_tokens`` stop tokens are banned too. A bias of -100 counts as a ban then, as in
+    OpenAI's API.
     """
-    if new.params.min_tokens == 0:
-        return
-    biases = new.params.logit_bias or {}
-    banned = {token for token, bias in biases.items() if bias <= -MAX_BIAS}
-    if len(banned | stop_token_ids(new, eos_token_ids)) >= vocab_size:
+    params = new.params
+    allowed = frozenset(params.allowed_token_ids or ())
+    banned = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    if allowed and allowed <= banned:
         raise RequestError(
-            f"min_tokens is {new.params.min_tokens}, but until then EOS, stop, stop_token_ids and "
-            f"logit_bias ban all {vocab_size} tokens of the vocabulary: leave some, or drop "
+            "allowed_token_ids: each of them is one of bad_words: leave some", "allowed_token_ids"
+        )
+    if params.min_tokens == 0:
+        return
+    biases = params.logit_bias or {}
+    banned |= {token for token, bias in biases.items() if bias <= -MAX_BIAS}
+    banned |= stop_token_ids(new, eos_token_ids)
+    if allowed <= banned if allowed else len(banned) >= vocab_size:
+        raise RequestError(
+            f"min_tokens is {params.min_tokens}, but until then EOS, stop, stop_token_ids, "
+            f"bad_words and logit_bias ban all {len(allowed) or vocab_size} tokens "
+            f"{'that are allowed' if allowed else 'of the vocabulary'}: leave some, or drop "
             "min_tokens",
             "min_tokens",
         )

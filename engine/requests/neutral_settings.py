@@ -14,8 +14,6 @@ from kiln.engine.errors import RequestError
 # Name to the values that ask for nothing. vLLM 0.22's keywords, and those of older versions.
 NEUTRAL_SETTINGS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "allowed_token_ids": (None,),
-        "bad_words": (None, []),
         "best_of": (None, 1),
         "early_stopping": (None, False),
         "extra_args": (None, {}),

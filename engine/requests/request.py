@@ -85,10 +85,9 @@ class Request:
     ``token_ids`` is prompt plus output. The keys and values of the first ``num_computed_tokens``
     are in the KV blocks ``block_ids``, or will be once the launched steps have run; each of
     ``num_pending`` launched steps will append a token. ``row`` is the request's row in the runner's
-    tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. ``token_counts``,
-    kept only for penalties, maps each token to its number of occurrences in the output; 0 if it
-    occurs only in the prompt. Stop tokens end the request from ``min_total_tokens`` tokens on, and
-    are banned before; ``max_total_tokens`` end it.
+    tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. Stop tokens end
+    the request from ``min_total_tokens`` tokens on, and are banned before; ``max_total_tokens`` end
+    it.
     """
 
     request_id: str
@@ -110,15 +109,6 @@ class Request:
     num_table_blocks: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
-    token_counts: dict[int, int] = field(default_factory=dict)
-
-    def count_tokens(self) -> None:
-        """Set ``token_counts``, if there are penalties, to the tokens that there are."""
-        if self.params.penalizes:
-            counts = dict.fromkeys(self.token_ids[: self.num_prompt_tokens], 0)
-            for token in self.token_ids[self.num_prompt_tokens :]:
-                counts[token] = counts.get(token, 0) + 1
-            self.token_counts = counts
 
     def restart(self) -> None:
         """Make it wait, as if it had never run; its output so far counts as a part of the prompt.
@@ -127,7 +117,6 @@ class Request:
         """
         self.num_computed_tokens = self.num_pending = self.num_table_blocks = 0
         self.row, self.adapter_slot, self.block_ids = -1, -1, []
-        self.count_tokens()
 
     def begin(self, row: int) -> None:
         """Give a waiting request its row."""

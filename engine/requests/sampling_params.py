@@ -19,6 +19,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256  # bounds the text held back
 MAX_STOP_TOKEN_IDS = 1024  # each is a logit edit in every step before min_tokens
 MAX_LOGIT_BIAS = 1024  # entries
+MAX_BAD_WORDS = 1024  # each is compared with the output in every step
+MAX_BAD_WORD_TOKENS = 64
 MAX_BIAS = 100.0  # OpenAI's range
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0  # OpenAI's range
@@ -48,10 +50,12 @@ class SamplingParams(metaclass=_AllKeywords):
     random. ``logit_bias`` is added to the logits of token ids. Then, for tokens in prompt or
     output, positive logits are divided and negative ones multiplied by ``repetition_penalty``. For
     tokens in the output, ``frequency_penalty`` times the number of occurrences and
-    ``presence_penalty`` once are subtracted. ``detokenize`` false leaves the text empty.
-    ``truncate_prompt_tokens`` keeps that many tokens at the end of the prompt, -1 as many as fit
-    the context with one more. vLLM's other keywords are accepted at values without effect. Raises
-    RequestError naming a field that is out of range, not supported, or unknown.
+    ``presence_penalty`` once are subtracted. Only ``allowed_token_ids`` are sampled, and no token
+    that would complete one of ``bad_words``, or of ``bad_words_token_ids``, which a tokenizer makes
+    of them. ``detokenize`` false leaves the text empty. ``truncate_prompt_tokens`` keeps that many
+    tokens at the end of the prompt, -1 as many as fit the context with one more. vLLM's other
+    keywords are accepted at values without effect. Raises RequestError naming a field that is out
+    of range, not supported, or unknown.
     """
 
     temperature: float = 1.0
@@ -72,6 +76,9 @@ class SamplingParams(metaclass=_AllKeywords):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None
 
@@ -119,6 +126,7 @@ class SamplingParams(metaclass=_AllKeywords):
         self._check("stop_token_ids", fits, f"at most {MAX_STOP_TOKEN_IDS} token ids")
         wanted = f"token ids, 0 to {MAX_COUNT}"
         self._check("stop_token_ids", all(map(_is_token_id, ids)), f"a list of {wanted}")
+        self._check_restrictions(wanted)
         if biases is None:
             return
         fits = isinstance(biases, Mapping) and len(biases) <= MAX_LOGIT_BIAS
@@ -126,6 +134,24 @@ class SamplingParams(metaclass=_AllKeywords):
         self._check("logit_bias", all(map(_is_token_id, biases)), f"a map from {wanted}")
         fits = all(_is_number(bias) and abs(bias) <= MAX_BIAS for bias in biases.values())
         self._check("logit_bias", fits, "a map to numbers between -100 and 100")
+
+    def _check_restrictions(self, wanted: str) -> None:
+        """Check what must be sampled and what must not. ``wanted`` describes token ids."""
+        allowed, words, ids = self.allowed_token_ids, self.bad_words, self.bad_words_token_ids
+        if allowed is not None:
+            fits = _is_list(allowed) and len(allowed) > 0 and all(map(_is_token_id, allowed))
+            self._check("allowed_token_ids", fits, f"null or a list of {wanted}, at least one")
+        if words is not None:
+            fits = _is_list(words) and len(words) <= MAX_BAD_WORDS
+            self._check("bad_words", fits, f"a list of at most {MAX_BAD_WORDS} texts")
+            fits = all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in words)
+            self._check("bad_words", fits, f"texts of 1 to {MAX_STOP_STRING_CHARS} characters")
+            for each in words:
+                check_surrogates(each, "a bad word", "bad_words")
+        if ids is not None:
+            fits = _is_list(ids) and len(ids) <= 2 * MAX_BAD_WORDS and all(map(_is_word, ids))
+            shape = f"a list of lists of 1 to {MAX_BAD_WORD_TOKENS} {wanted}"
+            self._check("bad_words_token_ids", fits, shape)
 
     def _check_types(self) -> None:
         """Reject strings, bools and NaN for numbers."""
@@ -160,7 +186,11 @@ class SamplingParams(metaclass=_AllKeywords):
     @property
     def is_plain(self) -> bool:
         """Whether nothing edits the logits, stop tokens aside, or asks for log-probabilities."""
-        return not (self.penalizes or self.logit_bias) and self.logprobs is None
+        return (
+            not (self.penalizes or self.logit_bias)
+            and self.logprobs is None
+            and not (self.allowed_token_ids or self.bad_words_token_ids)
+        )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -205,6 +235,12 @@ def _is_list(value: object) -> bool:
 
 def _is_token_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_COUNT
+
+
+def _is_word(value: object) -> bool:
+    if value is None or not _is_list(value):
+        return False
+    return 0 < len(value) <= MAX_BAD_WORD_TOKENS and all(map(_is_token_id, value))  # type: ignore[arg-type, call-overload]
 
 
 def _shown(value: object) -> str:

@@ -18,7 +18,7 @@ class EngineStats:
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int
     steps: int
-    steps_not_ahead: int  # steps that waited for the tokens of the step before
+    steps_not_ahead: int  # steps that were launched while no other one was in flight
     graphs: int  # that were captured
     graph_bytes: int  # of device memory, of all graphs
     graph_capture_seconds: float

@@ -10,10 +10,13 @@ import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.requests.batch import Batch
+from kiln.engine.runner.edits import History
 from kiln.engine.runner.rows import Rows, message_room
 from kiln.jit_kernels.ops.sampling.functions import Samples
 from kiln.jit_kernels.ops.step.functions import step_inputs
 from kiln.jit_kernels.ops.step.message import HEADER
+
+_COUNTED = 32  # requests with penalties whose tokens are counted at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class StepInputs:
         max_tokens: int,
         max_model_len: int,
         block_size: int,
+        vocab_size: int,
         device: torch.device,
     ) -> None:
         self.block_size, self.max_tokens = block_size, max_tokens
@@ -80,13 +84,24 @@ class StepInputs:
         # The results of the last step that sampled without log-probabilities; first its tokens.
         self.results = zeros(Samples.size_of(max_requests, 0), dtype=torch.int32)
         self.sampled = self.results[:max_requests]
+        self._count_table = zeros(min(max_requests, _COUNTED), vocab_size, dtype=torch.int32)
+        self._token_pool = zeros(0, dtype=torch.int32)
+
+    def use_pool(self, token_ids: torch.Tensor) -> None:
+        """Write the steps' tokens to the slots of a KV pool, ``token_ids`` [num_slots] int32."""
+        self._token_pool = token_ids
+
+    @property
+    def history(self) -> History:
+        """The tokens of all requests, those of the last step included."""
+        return History(self._token_pool, self._tables, self._count_table, self.block_size)
 
     def addresses(self) -> tuple[int, ...]:
         """Return the addresses of everything that a step reads or writes here."""
         tensors = (
             self._message, self._tables, self._token_ids, self._positions, self._slot_mapping,
             self._cu_seqlens_q, self._seq_lens, self._block_table, self._sample_rows,
-            self._settings, self._keys, self.results,
+            self._settings, self._keys, self.results, self._token_pool,
         )  # fmt: skip
         return tuple([tensor.data_ptr() for tensor in tensors])
 
@@ -179,6 +194,7 @@ class StepInputs:
             keys=inputs.keys,
             block_table=metadata.block_table,
             tables=self._tables,
+            token_pool=self._token_pool,
             message=self._message,
             sampled=self.sampled,
             block_size=self.block_size,

@@ -123,6 +123,7 @@ class ModelRunner:
                 max_tokens=self._limits.max_num_batched_tokens,
                 max_model_len=length,
                 block_size=config.kv.block_size,
+                vocab_size=self.vocab_size,
                 device=self.device,
             )
             self._graph_device = graph_device(config.graphs, self.device, settings())
@@ -272,6 +273,7 @@ class ModelRunner:
     def _use(self, pool: KVPool) -> None:
         """Make a pool the one that every step writes."""
         self._pool = pool
+        self._inputs.use_pool(pool.token_ids)
         layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
         step = ModelStep(self._model, self._attention, layers, self._inputs, self.vocab_size)
         self._graphs = StepGraphs(

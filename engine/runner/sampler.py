@@ -10,8 +10,9 @@ import torch
 from kiln.engine.requests.batch import SampledTokens, ScheduledRequest
 from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.requests.sampling_params import MAX_LOGPROBS
-from kiln.engine.runner.edits import edit_lists, to_device
-from kiln.jit_kernels.ops.sampling.functions import Edits, Samples, sample_tokens
+from kiln.engine.runner.edits import edits_of
+from kiln.engine.runner.masks import Masks
+from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 from kiln.jit_kernels.ops.sampling.reference import INFINITE, NAN, NOTHING
 
 # Like SampledTokens(*values), in a third of the time.
@@ -24,6 +25,7 @@ def sample(
     settings: torch.Tensor,
     keys: torch.Tensor,
     requests: Sequence[ScheduledRequest],
+    masks: Masks,
 ) -> Samples:
     """Sample a token for each request from its row of logits [num_rows, vocab_size].
 
@@ -33,10 +35,8 @@ def sample(
     without a finite logit gets an error and does not affect other rows.
     """
     width = max((request.params.logprobs or 0 for request in requests), default=0)
-    edits = to_device(edit_lists(requests), logits.device)
-    return sample_tokens(
-        logits, settings, keys, edits=Edits(*edits) if edits else None, width=width
-    )
+    mask, edits = masks.of(requests, logits.shape[1]), edits_of(requests, masks.history)
+    return sample_tokens(logits, settings, keys, mask, edits, width)
 
 
 class HostCopies:
@@ -111,4 +111,6 @@ def _complaint(error: int, request: ScheduledRequest) -> str:
     what = _COMPLAINTS[error]
     if error == NOTHING and request.banned_token_ids:
         return "only stop tokens can be sampled, but min_tokens is not reached: lower min_tokens"
+    if error == NOTHING and (request.params.allowed_token_ids or request.params.bad_words):
+        return "allowed_token_ids, bad_words and logit_bias leave no token to sample"
     return f"the model's logits contain {what}: weights or dtype may not fit the model"

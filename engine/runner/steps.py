@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from kiln.engine.lora.runtime import Adapters
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
+from kiln.engine.runner.masks import Masks
 from kiln.engine.runner.sample_alone import Sampled, sample_or_fail_alone
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
 from kiln.engine.runner.step_frame import StepFrame
@@ -50,6 +52,7 @@ class Steps:
         self._copies = copies
         self._group = group
         self._adapters = adapters
+        self._masks = Masks(step.inputs.history)
         self.announce: Callable[[StepFrame], None] | None = None
         self._lost = ""  # why the other ranks are not where this one is
 
@@ -169,7 +172,8 @@ class Steps:
             return Sampled(sample_tokens(logits, settings, keys, out=self._step.samples(rows)))
         own, sampled = self._step.inputs.sampled[:rows], None
         if self._group.rank == 0:
-            sampled = sample_or_fail_alone(sample, logits, settings, keys, sampling)
+            each = partial(sample, masks=self._masks)
+            sampled = sample_or_fail_alone(each, logits, settings, keys, sampling)
             own.copy_(sampled.samples.tokens)
         self._group.broadcast(own)
         return sampled

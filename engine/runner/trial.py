@@ -65,6 +65,5 @@ def _row(index: int, length: int, block_ids: list[int], adapter_slot: int) -> Sc
         num_output_tokens=0,
         params=_PARAMS,
         seed=index,
-        token_counts={0: 1},
         adapter_slot=adapter_slot,
     )

@@ -28,7 +28,7 @@ ENGINE_ROWS: Mapping[str, Row] = MappingProxyType(
         "preemptions": Row("counter", "num_preemptions", "Preemptions."),
         "steps": Row("counter", "num_steps", "Steps."),
         "steps_not_ahead": Row(
-            "counter", "num_steps_not_ahead", "Steps that waited for the tokens of the last one."
+            "counter", "num_steps_not_ahead", "Steps launched with no other step in flight."
         ),
         "graphs": Row("gauge", "num_graphs", "Captured CUDA graphs."),
         "graph_bytes": Row("gauge", "graph_bytes", "Device memory of the CUDA graphs."),

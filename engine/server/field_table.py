@@ -68,6 +68,8 @@ COMMON = (
         frequency_penalty="Subtracted for each time a token was generated, -2 to 2",
         repetition_penalty="Divides the positive logits of tokens in prompt or output, 0.01 to 10",
         logit_bias="Added to the logits of token ids, -100 to 100",
+        allowed_token_ids="The only token ids that may be sampled",
+        bad_words="Texts that the output does not contain: no token that completes one is sampled",
         response_format="Only text",
         return_token_ids="Also return the token ids of prompt and outputs",
         truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits",
@@ -81,7 +83,7 @@ COMMON = (
     *_neutral("No effect", "service_tier", values=(None, "auto", "default")),
     *_neutral("No effect", "priority", values=(None, 0)),
     *_settings(
-        *("allowed_token_ids", "bad_words", "best_of", "early_stopping", "length_penalty"),
+        *("best_of", "early_stopping", "length_penalty"),
         *("logits_processors", "prompt_logprobs", "repetition_detection"),
         *("spaces_between_special_tokens", "structured_outputs", "thinking_token_budget"),
         "use_beam_search",

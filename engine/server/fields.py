@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from kiln.engine.requests.neutral_settings import is_neutral
 from kiln.engine.requests.sampling_params import (
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -95,6 +96,7 @@ StopField = Annotated[
     Discriminator(kind_of_text),
 ]
 StopTokenIds = Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)]
+BadWords = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_BAD_WORDS)]
 LogitBias = Annotated[dict[TokenId, float], Field(max_length=MAX_LOGIT_BIAS)]
 _Texts = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_PROMPTS)]
 _TokenLists = Annotated[list[TokenIds], _FAIL_FAST, Field(max_length=MAX_PROMPTS)]

@@ -17,12 +17,14 @@ from kiln.engine.server.chat_fields import Message, Tool, check_tool_choice
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.field_table import CHAT, COMPLETION, model_of
 from kiln.engine.server.fields import (
+    BadWords,
     Int,
     LogitBias,
     PromptField,
     StopField,
     StopTokenIds,
     StrictModel,
+    TokenIds,
     listed,
 )
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
@@ -97,6 +99,8 @@ class GenerationRequest(StrictModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: LogitBias | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: BadWords | None = None
     response_format: TextFormat | None = None
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Int | None = None
@@ -170,7 +174,8 @@ class GenerationRequest(StrictModel):
                 *("temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "stop"),
                 *("stop_token_ids", "ignore_eos", "skip_special_tokens"),
                 *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
-                *("repetition_penalty", "truncate_prompt_tokens"),
+                *("repetition_penalty", "truncate_prompt_tokens", "allowed_token_ids"),
+                "bad_words",
             )
             if getattr(self, name) is not None
         }

@@ -15,6 +15,7 @@ from kiln.engine.requests.request import (
     merged,
 )
 from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.text.bad_words import with_bad_words
 from kiln.engine.text.detokenizer import Detokenizer
 from kiln.engine.text.prompts import Prompt
 from kiln.engine.text.tokenizer import Tokenizer
@@ -198,9 +199,11 @@ def begin_answers(
 ) -> list[Answer]:
     """Return the ``n`` outputs for a prompt, with indices from ``first`` on, from an adapter.
 
-    Each request id is ``name`` plus the index. The text has the special tokens in ``shown``.
+    Each request id is ``name`` plus the index. The text has the special tokens in ``shown``. Raises
+    RequestError for bad words without a tokenizer.
     """
     made = []
+    params = with_bad_words(params, tokenizer)
     for index in range(first, first + params.n):
         own, ids = params.for_answer(index - first), prompt.token_ids
         stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index, shown=shown)

@@ -38,7 +38,7 @@ def flashinfer_form(spec: KernelSpec, flashinfer: ModuleType) -> Callable[[Argum
     sampling = flashinfer.sampling
 
     def form(a: Arguments) -> Call:
-        if a.mask is not None or a.edit_starts is not None:
+        if a.mask is not None or a.edit_spans is not None:
             raise ValueError("FlashInfer has no masks and no penalties")
         logits = a.logits
         temperature = a.settings[:, SETTINGS.index("temperature")].contiguous()

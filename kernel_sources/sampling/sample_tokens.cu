@@ -255,7 +255,7 @@ KILN_FN void report_nothing(int width, float* logprob, int* rank, int* top_token
 extern "C" __global__ void __launch_bounds__(512, 1)
 sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ranks,
               int* top_tokens, float* top_logprobs, const LOGITS_T* logits, const float* settings,
-              const int64_t* keys, const uint32_t* mask, const int* edit_starts,
+              const int64_t* keys, const uint32_t* mask, const int* edit_spans,
               const int* edit_tokens, const int* edit_counts, const float* edit_biases,
               int64_t logits_stride, int32_t vocab, int32_t width) {
   kiln::pdl_wait_then_trigger();
@@ -265,10 +265,10 @@ sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ra
   const int64_t r = blockIdx.x;
   const int t = threadIdx.x, words = (vocab + 31) / 32;
   Edits edits{edit_tokens, edit_counts, edit_biases, 0, 0, 0.0f, 0.0f, 0.0f};
-  if (edit_starts != nullptr) {
+  if (edit_spans != nullptr) {
     const float* f = settings + 6 * r;
-    edits = {edit_tokens, edit_counts, edit_biases, edit_starts[r], edit_starts[r + 1],
-             f[3], f[4], f[5]};
+    edits = {edit_tokens, edit_counts, edit_biases, edit_spans[2 * r],
+             edit_spans[2 * r + 1], f[3], f[4], f[5]};
   }
   const LOGITS_T* data = logits + r * logits_stride;
   const uint32_t* allowed = mask == nullptr ? nullptr : mask + r * words;
@@ -278,7 +278,7 @@ sample_tokens(int* tokens, int* errors, float* cutoffs, float* logprobs, int* ra
     raw = {data, vocab, is_vector_aligned(data), nullptr, nullptr, {}};
     row = {data, vocab, is_vector_aligned(data), allowed, hidden, edits};
   }
-  const bool may_hide = mask != nullptr || edit_starts != nullptr;
+  const bool may_hide = mask != nullptr || edit_spans != nullptr;
   const Peaks peaks((vocab + kUnit - 1) / kUnit, may_hide ? 4 * words : 0);
 
   Drawn drawn{0, 0.0f};

@@ -1,12 +1,14 @@
 // The inputs of a step, from one message. For request r with tokens t = 0 .. count-1:
 //   positions[first + t] = start + t;  slot_mapping[first + t] = block * block_size + place
 //   token_ids[first + t] = a token of the message, or the token that was sampled last for r
+//   token_pool[slot_mapping[first + t]] = token_ids[first + t]
 //
 // message: [words] int32, aligned to 8 bytes: kHeader words (requests, tokens, samples, 0), a
 // Record for each request, then the lists that records point into. tables: [rows, max_blocks], the
 // blocks of every request that has a row; a record's new blocks are added first. block_table:
 // [requests, max_blocks], the table rows of the step's requests, in their order. sampled: [rows]
-// int32, the tokens that the step before sampled. Outputs may be longer than the step (a captured
+// int32, the tokens that the step before sampled. token_pool: [num_slots], the token of each slot
+// of the KV pool. Outputs may be longer than the step (a captured
 // graph has fixed sizes). The rest is padding without effect: slot -1, length 0, greedy sampling of
 // token 0's logits. No compile-time parameters.
 //
@@ -14,7 +16,8 @@
 // samples.
 // Memory: only a request's own block accesses its table row, with one block barrier between adding
 // blocks and reading the row.
-// Callers: no two requests have the same row; the outputs are large enough for the step.
+// Callers: no two requests have the same row, or write the same slot; the outputs are large enough
+// for the step.
 #include "kiln/ptx/launch.cuh"
 
 namespace {
@@ -41,9 +44,9 @@ struct Record {
 extern "C" __global__ void __launch_bounds__(128)
 step_inputs(int64_t* token_ids, int64_t* positions, int64_t* slot_mapping, int32_t* cu_seqlens_q,
             int32_t* seq_lens, int64_t* sample_rows, float* settings, int64_t* keys,
-            int32_t* block_table, int32_t* tables, const int32_t* message, const int32_t* sampled,
-            int requests, int tokens, int samples, int64_t table_row, int64_t tables_row,
-            int block_size) {
+            int32_t* block_table, int32_t* tables, int32_t* token_pool, const int32_t* message,
+            const int32_t* sampled, int requests, int tokens, int samples, int64_t table_row,
+            int64_t tables_row, int block_size) {
   kiln::pdl_writes_plan();
   const int thread = threadIdx.x, threads = blockDim.x, request = blockIdx.x;
   const int used = message[0], used_tokens = message[1], used_samples = message[2];
@@ -59,8 +62,10 @@ step_inputs(int64_t* token_ids, int64_t* positions, int64_t* slot_mapping, int32
       const int token = own.tokens_at < 0 ? sampled[own.source] : message[own.tokens_at + t];
       token_ids[own.first + t] = token;
       positions[own.first + t] = position;
-      slot_mapping[own.first + t] =
+      const int64_t slot =
           int64_t(blocks[position / block_size]) * block_size + position % block_size;
+      slot_mapping[own.first + t] = slot;
+      token_pool[slot] = token;
     }
     const int length = own.start + own.count;
     for (int i = thread; i * block_size < length; i += threads)

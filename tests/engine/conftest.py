@@ -120,7 +120,10 @@ class FakeRunner:
         end = row.num_computed_tokens + row.num_tokens
         prefix = [self.slots[self._slot(row, position)] for position in range(end)]
         salt = row.seed if row.params.temperature > 0 else 0
-        counts = sorted(row.token_counts.items())
+        counts = []
+        if row.params.penalizes:
+            output = prefix[end - row.num_output_tokens :]
+            counts = sorted((token, output.count(token)) for token in set(prefix))
         token = zlib.crc32(repr((prefix, salt, counts)).encode()) % self.vocab_size
         while token in row.banned_token_ids:
             token = (token + 1) % self.vocab_size

@@ -225,9 +225,10 @@ def edits_of(rows):
     """Edits from {token: (count, bias)} for each row."""
     tokens = [token for row in rows for token in row]
     counts, biases = zip(*[change for row in rows for change in row.values()], strict=True)
-    starts = np.cumsum([0] + [len(row) for row in rows])
+    ends = np.cumsum([len(row) for row in rows])
+    spans = np.stack([ends - [len(row) for row in rows], ends], axis=1)
     return Edits(
-        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(spans, dtype=torch.int32),
         torch.tensor(tokens, dtype=torch.int32),
         torch.tensor(counts, dtype=torch.int32),
         torch.tensor(biases, dtype=torch.float32),

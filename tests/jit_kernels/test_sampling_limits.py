@@ -15,6 +15,13 @@ from kiln.jit_kernels.ops.sampling.cases import top_p_at_an_edge
 from kiln.jit_kernels.ops.sampling.functions import Edits, sample_tokens
 from kiln.jit_kernels.ops.sampling.noise import masses, weights
 
+
+def spans_of(rows, edited):
+    """So many edits for each row, one row after the other."""
+    firsts = torch.arange(rows, dtype=torch.int32) * edited
+    return torch.stack([firsts, firsts + edited], dim=1)
+
+
 sampler = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("test_sampling.py"))))
 
 
@@ -62,8 +69,8 @@ def test_a_top_p_that_is_just_the_share_of_some_tokens_where_others_are_edited(
     logits = (torch.randn(rows, vocab) * spread).to(dtype)
     tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(rows)]).int()
     biases = torch.randn(edited * rows) * (spread + 1)
-    starts = torch.arange(rows + 1, dtype=torch.int32) * edited
-    edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
+    spans = spans_of(rows, edited)
+    edits = Edits(spans, tokens, torch.full_like(tokens, -1), biases)
     of_rows = torch.arange(rows).repeat_interleave(edited)
     full = logits.float().index_put((of_rows, tokens.long()), biases, accumulate=True)
     settings, keys = sampler.rows_of([sampler.Asked(0.8)] * rows, list(range(rows)))
@@ -101,10 +108,10 @@ def test_a_list_that_is_slightly_too_short_is_rebuilt(dtype, full):
 def test_edits_count_if_more_tokens_are_kept_than_the_list_holds():
     vocab, edited = 3000, 50
     logits = torch.randn(4, vocab) * 0.05
-    starts = torch.arange(5, dtype=torch.int32) * edited
+    spans = spans_of(4, edited)
     tokens = torch.cat([torch.randperm(vocab)[:edited] for _ in range(4)]).int()
     counts, biases = torch.full_like(tokens, -1), 1 + torch.rand(4 * edited)
-    edits = Edits(starts, tokens, counts, biases)
+    edits = Edits(spans, tokens, counts, biases)
     rows = sampler.rows_of([sampler.Asked(1.0, 0, top_p) for top_p in (0.5, 0.8, 0.9, 0.99)])
     samples, wanted = (run(logits, *rows, edits=edits) for run in (sampler.kernel(), sample_tokens))
     assert torch.equal(samples.cutoffs, wanted.cutoffs)
@@ -123,9 +130,9 @@ def test_a_cut_among_thousands_of_tokens_wherever_zero_lies(dtype, edited):
     edits = None
     if edited:
         tokens = torch.cat([torch.randperm(3000)[:edited] for _ in range(rows)]).int()
-        starts = torch.arange(rows + 1, dtype=torch.int32) * edited
+        spans = spans_of(rows, edited)
         biases = torch.randn(len(tokens)) * 0.5
-        edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
+        edits = Edits(spans, tokens, torch.full_like(tokens, -1), biases)
     asked = [(1500, 1.0), (2900, 1.0), (0, 0.8), (0, 0.999), (2000, 0.9), (2900, 0.9999)]
     for top_k, top_p in asked:
         how = sampler.rows_of([sampler.Asked(1.0, top_k, top_p)] * rows, list(range(rows)))
@@ -143,9 +150,9 @@ def test_where_fewer_tokens_are_left_than_top_k_the_cutoff_is_the_lowest_number(
     logits[:, :5] = torch.randn(4, 5)
     logits = logits.to(dtype)
     tokens = torch.tensor([1, 3] * 4).int()
-    starts = torch.arange(5, dtype=torch.int32) * 2
+    spans = spans_of(4, 2)
     biases = torch.tensor([0.3, -torch.inf] * 4)
-    edits = Edits(starts, tokens, torch.full_like(tokens, -1), biases)
+    edits = Edits(spans, tokens, torch.full_like(tokens, -1), biases)
     rows = sampler.rows_of([sampler.Asked(1.0, 20, p) for p in (1.0, 0.9, 1.0, 0.5)])
     for some in (None, edits):
         samples, wanted = (

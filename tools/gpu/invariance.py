@@ -22,7 +22,7 @@ _BATCHES, _AT_ONCE = 200, 20
 # Operators whose tensors have one row per token or request in the first dimension, and their
 # arguments for which that is not so.
 _BY_ROW = {
-    "sample_tokens": ("edit_starts", "edit_tokens", "edit_counts", "edit_biases"),
+    "sample_tokens": ("edit_tokens", "edit_counts", "edit_biases"),
     "route_tokens": ("bias",),
     "rms_norm": ("weight",),
     "fused_add_rms_norm": ("weight",),

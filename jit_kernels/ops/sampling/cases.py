@@ -90,7 +90,7 @@ def sampling_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, An
             of_row[1] = top_p_at_an_edge(logits[row], of_row[0], row)
     mask = None
     edits: dict[str, torch.Tensor | None] = dict.fromkeys(
-        ("edit_starts", "edit_tokens", "edit_counts", "edit_biases")
+        ("edit_spans", "edit_tokens", "edit_counts", "edit_biases")
     )
     if sizes["hides"]:
         words = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=device)
@@ -124,10 +124,11 @@ def top_p_at_an_edge(row: torch.Tensor, temperature: float, number: int) -> floa
 def _random_edits(rows: int, vocab: int, count: int, device: str) -> dict[str, torch.Tensor]:
     tokens = [torch.randperm(vocab, device=device)[:count] for _ in range(rows)]
     total = rows * count
+    starts = torch.arange(rows, device=device, dtype=torch.int32) * count
     biases = torch.randn(total, device=device).mul_(4)
     biases[::5] = -math.inf
     return {
-        "edit_starts": torch.arange(rows + 1, device=device, dtype=torch.int32) * count,
+        "edit_spans": torch.stack([starts, starts + count], dim=1),
         "edit_tokens": torch.cat(tokens or [torch.empty(0, device=device)]).int(),
         "edit_counts": torch.randint(-1, 4, (total,), device=device, dtype=torch.int32),
         "edit_biases": biases,

@@ -21,15 +21,15 @@ MAX_VOCAB_WITH_EDITS = 8 * 36 * 1024  # the kernel keeps one bit per token in sh
 class Edits:
     """Changes of single logits: the lists of all rows, concatenated. A row lists a token once.
 
-    The edits of row r are the elements ``starts[r]`` to ``starts[r + 1] - 1`` of the other lists;
-    ``starts`` is [num_rows + 1], the others are [num_edits]. ``biases`` float32 are added first;
-    -inf bans a token. ``counts`` says how often the output contains the token. If it is at least
-    0, the repetition penalty applies; if it is at least 1, the frequency and presence penalties
-    apply too. So 0 means a token of the prompt alone, and -1 one of neither. All but ``biases``
-    are int32.
+    The edits of row r are the elements ``spans[r, 0]`` to ``spans[r, 1] - 1`` of the other lists;
+    ``spans`` is [num_rows, 2], the others are [num_edits]; an element may belong to no row.
+    ``biases`` float32 are added first; -inf bans a token. ``counts`` says how often the output
+    contains the token. If it is at least 0, the repetition penalty applies; if it is at least 1,
+    the frequency and presence penalties apply too. So 0 means a token of the prompt alone, and -1
+    one of neither. All but ``biases`` are int32.
     """
 
-    starts: torch.Tensor
+    spans: torch.Tensor
     tokens: torch.Tensor
     counts: torch.Tensor
     biases: torch.Tensor
@@ -112,7 +112,7 @@ def sample_tokens(
         check_shape("sample_tokens", "mask", mask, (rows, -(-vocab // 32)))
         wanted["mask"] = (mask, torch.int32)
     if edits is not None:
-        check_shape("sample_tokens", "edits.starts", edits.starts, (rows + 1,))
+        check_shape("sample_tokens", "edits.spans", edits.spans, (rows, 2))
         for field in fields(edits):
             dtype = torch.float32 if field.name == "biases" else torch.int32
             wanted[f"edits.{field.name}"] = (getattr(edits, field.name), dtype)

@@ -51,7 +51,7 @@ def sample_reference(a: Arguments) -> Results:
     if count == 0:
         return results
     edited = raw
-    if a.mask is not None or a.edit_starts is not None:
+    if a.mask is not None or a.edit_spans is not None:
         edited = _edit(raw, a)
     tops, tokens = edited.max(dim=-1)
     errors = _errors(tops if edited is raw else raw.amax(dim=-1), tops)
@@ -127,14 +127,17 @@ def _edit(raw: torch.Tensor, a: Arguments) -> torch.Tensor:
     lowest = float("-inf")
     allowed = None if a.mask is None else _allowed(a.mask, raw.shape[1])
     masked = raw if allowed is None else raw.masked_fill(~allowed, lowest)
-    if a.edit_starts is None or not len(a.edit_tokens):
+    if a.edit_spans is None or not len(a.edit_tokens):
         return masked
-    index = torch.arange(len(raw), device=raw.device)
-    lengths = a.edit_starts.diff().long()
-    rows = index.repeat_interleave(lengths, output_size=len(a.edit_tokens))
-    columns, counts = a.edit_tokens.long(), a.edit_counts
+    first, end = a.edit_spans.long().unbind(1)
+    lengths = end - first
+    rows = torch.arange(len(raw), device=raw.device).repeat_interleave(lengths)
+    places = (
+        torch.arange(len(rows), device=raw.device) + (first - lengths.cumsum(0) + lengths)[rows]
+    )
+    columns, counts = a.edit_tokens[places].long(), a.edit_counts[places]
     repetition, frequency, presence = a.settings.float()[rows, 3:].unbind(1)
-    x = raw[rows, columns] + a.edit_biases.float()
+    x = raw[rows, columns] + a.edit_biases[places].float()
     x = torch.where(counts < 0, x, torch.where(x > 0, x / repetition, x * repetition))
     x = torch.where(counts > 0, x - frequency * counts - presence, x)
     if allowed is not None:

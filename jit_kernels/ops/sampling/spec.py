@@ -37,7 +37,7 @@ _ROUNDED = ("logprobs", "top_logprobs")  # all other outputs agree with the refe
 
 def _bind(a: Arguments) -> Bound:
     rows, vocab = a.logits.shape
-    hides = a.mask is not None or a.edit_starts is not None
+    hides = a.mask is not None or a.edit_spans is not None
     return Bound(
         {"logits_t": SCALARS[a.logits.dtype]},
         {"rows": rows, "vocab": vocab, "hides": int(hides)},
@@ -75,7 +75,7 @@ def _cost(variant: Variant, sizes: Sizes) -> Cost:
     moved = elements * DTYPES[variant["logits_t"]].itemsize
     moved += rows * (56 + 4 * (5 + 2 * sizes["width"]))
     if hides:
-        moved += rows * 4 * (-(-vocab // 32)) + 4 * (rows + 1) + 12 * rows * sizes["edits"]
+        moved += rows * 4 * (-(-vocab // 32)) + 8 * rows + 12 * rows * sizes["edits"]
     return Cost(moved, 20 * elements)
 
 
@@ -94,7 +94,7 @@ SAMPLE_TOKENS = KernelSpec(
     parameters=declare(
         outputs("tokens", "errors", "cutoffs", "logprobs", "ranks", "top_tokens", "top_logprobs"),
         inputs("logits", "settings", "keys"),
-        optional("mask", "edit_starts", "edit_tokens", "edit_counts", "edit_biases"),
+        optional("mask", "edit_spans", "edit_tokens", "edit_counts", "edit_biases"),
         derived("int64", "logits_stride"),
         derived("int32", "vocab", "width"),
     ),

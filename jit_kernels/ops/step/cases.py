@@ -86,6 +86,7 @@ def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         "keys": room(num_samples + pad, 4, dtype=torch.int64),
         "block_table": room(requests + pad, width, dtype=torch.int32) - 9,
         "tables": on_device(tables),
+        "token_pool": room(rows * width * block_size, dtype=torch.int32) - 5,
         "message": on_device(message[:at]),
         "sampled": on_device(sampled),
         "block_size": block_size,
@@ -99,4 +100,4 @@ def moved_bytes(sizes: Sizes) -> int:
     blocks = requests * -(-(sizes["context"] + sizes["tokens"]) // sizes["block_size"])
     message = 4 * message_words(requests, tokens + blocks)
     rows = 4 * (requests + 2) + 8 * (requests + pad) + 4 + 64 * (requests + pad)
-    return message + rows + 24 * (tokens + pad) + 8 * blocks
+    return message + rows + 28 * (tokens + pad) + 8 * blocks

@@ -20,6 +20,7 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
     keys: torch.Tensor,
     block_table: torch.Tensor,
     tables: torch.Tensor,
+    token_pool: torch.Tensor,
     message: torch.Tensor,
     sampled: torch.Tensor,
     block_size: int,
@@ -28,7 +29,8 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
 
     message: [words] int32, contiguous, aligned to 8 bytes; see kiln.jit_kernels.ops.step.message.
     sampled: [max_requests] int32, the tokens that the step before sampled. tables: [max_requests,
-    max_blocks] int32, the blocks of each row; the message's new blocks are added.
+    max_blocks] int32, the blocks of each row; the message's new blocks are added. token_pool:
+    [num_slots] int32, the token of each slot of the KV pool; those of the step are added.
 
     token_ids, positions, slot_mapping: [tokens] int64; cu_seqlens_q: [requests + 1], seq_lens:
     [requests], block_table: [requests, max_blocks], int32; sample_rows: [samples] int64; settings
@@ -48,6 +50,7 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
         keys=keys,
         block_table=block_table,
         tables=tables,
+        token_pool=token_pool,
         message=message,
         sampled=sampled,
         block_size=block_size,

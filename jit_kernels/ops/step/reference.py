@@ -43,10 +43,11 @@ def step_inputs_reference(a: Arguments) -> Results:
     ends[: requests + 1] = torch.nn.functional.pad(first + count, (1, 0))
     has_sample = record["sample"] >= 0
     sampling = words[has_sample]
+    slot = block * a.block_size + position % a.block_size
     return {
         "token_ids": _padded(a.token_ids, token, 0),
         "positions": _padded(a.positions, position, 0),
-        "slot_mapping": _padded(a.slot_mapping, block * a.block_size + position % a.block_size, -1),
+        "slot_mapping": _padded(a.slot_mapping, slot, -1),
         "cu_seqlens_q": ends,
         "seq_lens": _padded(a.seq_lens, length, 0),
         "sample_rows": _padded(a.sample_rows, (first + count - 1)[has_sample], 0),
@@ -54,6 +55,7 @@ def step_inputs_reference(a: Arguments) -> Results:
         "keys": _padded(a.keys, _tail(sampling, "keys", torch.int64), _NO_KEYS),
         "block_table": block_table,
         "tables": tables,
+        "token_pool": a.token_pool.index_put((slot,), token.to(torch.int32)),
     }
 
 

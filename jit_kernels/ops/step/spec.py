@@ -54,7 +54,7 @@ STEP_INPUTS = KernelSpec(
     parameters=declare(
         outputs("token_ids", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens"),
         outputs("sample_rows", "settings", "keys"),
-        in_outs("block_table", "tables"),
+        in_outs("block_table", "tables", "token_pool"),
         inputs("message", "sampled"),
         derived("int32", "requests", "tokens", "samples"),
         derived("int64", "table_row", "tables_row"),

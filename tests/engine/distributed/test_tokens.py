@@ -107,11 +107,11 @@ class FailsFor:
         self.real, self.raised = steps.sample, 0
         monkeypatch.setattr(steps, "sample", self)
 
-    def __call__(self, logits, settings, keys, requests):
+    def __call__(self, logits, settings, keys, requests, masks):
         if any(one.params.logit_bias == {7: 7.0} for one in requests):
             self.raised += 1
             raise MemoryError("its edits do not fit")
-        return self.real(logits, settings, keys, requests)
+        return self.real(logits, settings, keys, requests, masks)
 
 
 @pytest.mark.parametrize("world", at_depth([2], [1, 2]))

@@ -16,7 +16,7 @@ SHAPE = KVShape(AttentionShape(4, 2, 8, (None,) * 3), torch.float16)
 
 
 def test_a_token_takes_keys_and_values_in_every_layer():
-    assert SHAPE.bytes_per_token == 2 * 3 * 2 * 8 * 2
+    assert SHAPE.bytes_per_token == 2 * 3 * 2 * 8 * 2 + 4  # the token's id
 
 
 def test_slots_and_blocks_are_two_views_of_zeroed_memory():

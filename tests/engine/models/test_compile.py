@@ -55,8 +55,14 @@ def inputs_of(runner, tokens):
     ]  # fmt: skip
     batch = Batch(tuple(rows))
     inputs = StepInputs(
-        max_requests=4, max_tokens=64, max_model_len=64, block_size=4, device=runner.device
+        max_requests=4,
+        max_tokens=64,
+        max_model_len=64,
+        block_size=4,
+        vocab_size=runner.vocab_size,
+        device=runner.device,
     )
+    inputs.use_pool(runner._pool.token_ids)
     inputs.send(batch)
     return inputs.make(batch)
 

@@ -102,3 +102,33 @@ def test_min_tokens_with_every_token_banned_is_refused(params):
     biases = {t: bias / 2 for t, bias in params.get("logit_bias", {}).items()}
     fewer = {**settings, "stop_token_ids": params.get("stop_token_ids", [0])[1:]}
     core.check(NewRequest("a", [1], SamplingParams(min_tokens=1, **fewer | {"logit_bias": biases})))
+
+
+def refused(**params):
+    core = EngineCore(EngineConfig(ModelConfig("x")), runner=Scripted([]), eos=EOS)
+    with pytest.raises(RequestError) as caught:
+        core.check(NewRequest("a", [1], SamplingParams(**params)))
+    return caught.value
+
+
+def test_allowed_tokens_that_may_not_be_drawn_are_refused():
+    words = [[7], [8], [9, 9]]
+    both = refused(allowed_token_ids=[7, 8], bad_words_token_ids=words)
+    assert (both.param, "each of them is one of bad_words" in str(both)) == ("allowed_token_ids", 1)
+    stops = refused(
+        allowed_token_ids=[6, 7], stop_token_ids=[6], min_tokens=2, bad_words_token_ids=words
+    )
+    assert (stops.param, "ban all 2 tokens that are allowed" in str(stops)) == ("min_tokens", True)
+    core = EngineCore(EngineConfig(ModelConfig("x")), runner=Scripted([]), eos=EOS)
+    fine = SamplingParams(
+        allowed_token_ids=[6, 9], stop_token_ids=[6], min_tokens=2, bad_words_token_ids=words
+    )
+    core.check(NewRequest("a", [1], fine))
+
+
+@pytest.mark.parametrize(
+    "params", [{"allowed_token_ids": [3, 50]}, {"bad_words_token_ids": [[1], [2, 50]]}]
+)
+def test_tokens_outside_the_vocabulary_are_refused_by_name(params):
+    error = refused(**params)
+    assert (error.param, "has token id 50" in str(error)) == (next(iter(params)), True)

@@ -42,6 +42,18 @@ from kiln.engine.requests.sampling_params import (
         ("truncate_prompt_tokens", "3"),
         ("stop", 5),
         ("stop_token_ids", 5),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", [-1]),
+        ("allowed_token_ids", ["1"]),
+        ("bad_words", "one text"),
+        ("bad_words", [""]),
+        ("bad_words", ["a", 1]),
+        ("bad_words", ["x"] * 1025),
+        ("bad_words_token_ids", [1]),
+        ("bad_words_token_ids", [[]]),
+        ("bad_words_token_ids", [[1] * 65]),
+        ("bad_words_token_ids", [[1, -1]]),
         ("max_tokens", 1.0),
         ("max_tokens", MAX_COUNT + 1),
         ("min_tokens", -1),
@@ -101,6 +113,13 @@ def test_the_edges_of_the_ranges_are_inside():
     SamplingParams(stop_token_ids=[MAX_COUNT] * MAX_STOP_TOKEN_IDS)
     SamplingParams(logit_bias=dict.fromkeys(range(1024), -100))
     SamplingParams(seed=MAX_SEED, logprobs=0, stop_token_ids=[0], temperature=100)
+
+
+@pytest.mark.parametrize("field", ["stop", "bad_words"])
+def test_half_of_a_surrogate_pair_is_refused(field):
+    with pytest.raises(RequestError, match=r"half of a surrogate pair, U\+D800") as caught:
+        SamplingParams(**{field: ["a\ud800"]})
+    assert caught.value.param == field
 
 
 def test_one_stop_string_is_a_list_of_one():

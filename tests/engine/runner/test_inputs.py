@@ -14,9 +14,16 @@ NEUTRAL = [1.0, 1.0, -math.inf, 1.0, 0.0, 0.0]
 
 
 def made():
-    return StepInputs(
-        max_requests=6, max_tokens=20, max_model_len=17, block_size=4, device=torch.device("cpu")
+    inputs = StepInputs(
+        max_requests=6,
+        max_tokens=20,
+        max_model_len=17,
+        block_size=4,
+        vocab_size=99,
+        device=torch.device("cpu"),
     )
+    inputs.use_pool(torch.zeros(200, dtype=torch.int32))
+    return inputs
 
 
 def row(index, tokens, before, blocks, samples, old=0, count=None, outputs=0, **params):

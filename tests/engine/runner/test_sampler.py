@@ -14,6 +14,7 @@ from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner import sampler
 from kiln.engine.runner.inputs import StepInputs
+from kiln.engine.runner.masks import Masks
 
 INF, NAN = math.inf, math.nan
 
@@ -35,15 +36,21 @@ class Sampled(NamedTuple):
 def sample(logits, requests):
     """Sample a token for each row as a step does."""
     cpu = torch.device("cpu")
-    requests = [one._replace(row=row) for row, one in enumerate(requests)]
+    requests = [one._replace(row=row, new_block_ids=[row]) for row, one in enumerate(requests)]
     size = max(len(requests), 1)
     inputs = StepInputs(
-        max_requests=size, max_tokens=size, max_model_len=8, block_size=4, device=cpu
+        max_requests=size,
+        max_tokens=8 * size,
+        max_model_len=8,
+        block_size=8,
+        vocab_size=logits.shape[1],
+        device=cpu,
     )
+    inputs.use_pool(torch.zeros(8 * size, dtype=torch.int32))
     batch = Batch(tuple(requests))
     inputs.send(batch)
     made = inputs.make(batch)
-    samples = sampler.sample(logits, made.settings, made.keys, requests)
+    samples = sampler.sample(logits, made.settings, made.keys, requests, Masks(inputs.history))
     return [
         Sampled(one.request_id, *(one.token_ids or [None]), *(one.logprobs or [None]), one.error)
         for one in sampler.HostCopies(size, cpu).begin(samples).wait(requests)
@@ -175,38 +182,47 @@ def test_sixteen_bit_logits_are_sampled_in_float32(dtype):
     assert sample(logits, rows) == sample(logits.float(), rows)
 
 
-def test_penalties_and_biases_act_through_the_counts_of_the_request():
-    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
+def with_counts(row, counts):
+    """A request whose output has each token so often; 0: the prompt has it instead."""
+    prompt = [token for token, count in counts.items() if count == 0]
+    output = [token for token, count in counts.items() for _ in range(count)]
+    tokens = [*prompt, *output]
+    return row._replace(token_ids=tokens, num_tokens=len(tokens), num_output_tokens=len(output))
+
+
+def test_penalties_and_biases_act_through_the_tokens_of_the_request():
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, -9.0]])
+    nothing = {4: 0}
 
     def greedy(counts, **params):
-        row = request(temperature=0, **params)._replace(token_counts=counts)
+        row = with_counts(request(temperature=0, **params), counts)
         return sample(logits, [row])[0].token_id
 
-    assert greedy({}) == 0
+    assert greedy(nothing) == 0
     assert greedy({0: 2}, frequency_penalty=0.4) == 0
     assert greedy({0: 3}, frequency_penalty=0.4) == 1
     assert greedy({0: 0}, frequency_penalty=2.0, presence_penalty=2.0) == 0
     assert greedy({0: 1}, presence_penalty=1.5) == 1
     assert greedy({0: 0}, repetition_penalty=1.5) == 1
-    assert greedy({}, logit_bias={2: 2.5}) == 2
-    assert greedy({}, logit_bias={0: -100, 1: -100}) == 2
+    assert greedy(nothing, logit_bias={2: 2.5}) == 2
+    assert greedy(nothing, logit_bias={0: -100, 1: -100}) == 2
     banned = request(temperature=0, banned=(3,), logit_bias={3: 100})
     assert sample(logits, [banned])[0].token_id == 0
-    mixed = [request(temperature=0), banned, request(temperature=0)._replace(token_counts={0: 1})]
-    assert [token.token_id for token in sample(logits.expand(3, 4), mixed)] == [0, 0, 0]
+    mixed = [request(temperature=0), banned, with_counts(request(temperature=0), {0: 1})]
+    assert [token.token_id for token in sample(logits.expand(3, 5), mixed)] == [0, 0, 0]
 
 
 def test_a_bias_is_added_before_the_repetition_penalty_divides():
-    logits = torch.tensor([[2.0, 3.0, -1.0]])
+    logits = torch.tensor([[2.0, 3.0, -1.0, -9.0]])
     row = request(temperature=0, repetition_penalty=2.0, logit_bias={0: 6.0})
 
     def token(counts, *bias):
         params = row.params.replace(logit_bias=dict(bias))
-        return sample(logits, [row._replace(params=params, token_counts=counts)])[0].token_id
+        return sample(logits, [with_counts(row._replace(params=params), counts)])[0].token_id
 
     assert token({0: 1}, (0, 5.0)) == 0  # (2 + 5) / 2 = 3.5; 2 / 2 + 5 would win as well
     assert token({0: 1}, (0, 3.5)) == 1  # (2 + 3.5) / 2 = 2.75; 2 / 2 + 3.5 would win
-    assert token({}, (0, 1.5)) == 0  # a biased token that was not seen is not penalised
+    assert token({3: 0}, (0, 1.5)) == 0  # a biased token that was not seen is not penalised
     assert token({1: 0}, (0, 0.0)) == 0  # a token of the prompt is, without a bias too
     assert token({1: 0}, (0, 3.0)) == 0  # each bias goes to its own token
     assert token({2: 1, 1: 3}, (2, 2.5)) == 0  # 2 against 3 / 2 and (-1 + 2.5) / 2
@@ -216,7 +232,7 @@ def test_a_bias_is_added_before_the_repetition_penalty_divides():
 def test_logprobs_ignore_penalties():
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]])
     row = request(temperature=0, presence_penalty=2.0, logprobs=1)
-    row = row._replace(token_counts={0: 1, 1: 1})
+    row = with_counts(row, {0: 1, 1: 1})
     found = sample(logits, [row])[0]
     assert (found.token_id, found.logprobs.rank, found.logprobs.top[0][0]) == (0, 1, 0)
     assert found.logprobs.logprob == pytest.approx(logits[0].log_softmax(0)[0].item())

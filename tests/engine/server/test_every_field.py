@@ -128,6 +128,21 @@ def _logit_bias(complete):
     assert complete(logit_bias={})["choices"] == complete()["choices"]
 
 
+def _allowed_token_ids(complete):
+    some = {5, 6, 60, 61}
+    answer = complete(allowed_token_ids=list(some), return_token_ids=True, temperature=2)
+    assert set(answer["choices"][0]["token_ids"]) <= some
+    assert complete(allowed_token_ids=list(range(400)))["choices"] == complete()["choices"]
+
+
+def _bad_words(complete):
+    whole = complete(temperature=0)["choices"][0]["text"]
+    for word in (whole[2:4], whole[5:9]):
+        other = complete(temperature=0, bad_words=[word])["choices"][0]["text"]
+        assert other != whole
+    assert complete(temperature=0, bad_words=[])["choices"][0]["text"] == whole
+
+
 def _penalty(field, value):
     """Two tokens lie far above all others and nearly level: the penalty makes them take turns."""
 
@@ -181,6 +196,8 @@ ACTS = {
     "logprobs": _logprobs,
     "echo": _echo,
     "logit_bias": _logit_bias,
+    "allowed_token_ids": _allowed_token_ids,
+    "bad_words": _bad_words,
     "return_token_ids": _return_token_ids,
     "truncate_prompt_tokens": _truncate_prompt_tokens,
     "presence_penalty": _penalty("presence_penalty", 2),

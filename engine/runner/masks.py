@@ -1,0 +1,74 @@
+"""Which tokens a request may draw: those it allows, without those that would end a bad word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kiln.engine.requests.batch import ScheduledRequest
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.runner.edits import History, to_device
+from kiln.jit_kernels.ops.edits.functions import ban_words
+
+_ALL = -1  # 32 tokens that are allowed
+
+
+class Masks:
+    """Makes the masks of steps. What a request allows is sent to the device once."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        # By row: the settings of its request, and the tokens that they allow, one bit each.
+        self._allowed: dict[int, tuple[SamplingParams, torch.Tensor]] = {}
+
+    def of(self, requests: Sequence[ScheduledRequest], vocab: int) -> torch.Tensor | None:
+        """Return the mask of the requests' rows of logits, [num_requests, ceil(vocab / 32)] int32.
+
+        None if no request restricts its tokens.
+        """
+        limited = [
+            (index, request)
+            for index, request in enumerate(requests)
+            if request.params.allowed_token_ids or request.params.bad_words_token_ids
+        ]
+        if not limited:
+            return None
+        mask = torch.full(
+            (len(requests), -(-vocab // 32)),
+            _ALL,
+            dtype=torch.int32,
+            device=self.history.tables.device,
+        )
+        words: list[tuple[int, ...]] = []
+        tokens: list[int] = []
+        for index, request in limited:
+            if request.params.allowed_token_ids:
+                mask[index] = self._bits(request, mask.shape[1])
+            length = request.num_computed_tokens + request.num_tokens
+            for word in request.params.bad_words_token_ids or ():
+                words.append((index, request.row, length, len(tokens), len(word)))
+                tokens += word
+        if words:
+            parts = [torch.tensor(one, dtype=torch.int32) for one in (words, tokens)]
+            ban_words(
+                mask,
+                *to_device(parts, mask.device),
+                token_pool=self.history.token_pool,
+                tables=self.history.tables,
+                block_size=self.history.block_size,
+            )
+        return mask
+
+    def _bits(self, request: ScheduledRequest, words: int) -> torch.Tensor:
+        """Return the tokens that a request allows as a row of a mask."""
+        known = self._allowed.get(request.row)
+        if known is not None and known[0] is request.params:
+            return known[1]
+        bits = np.zeros(32 * words, np.bool_)
+        bits[list(request.params.allowed_token_ids or ())] = True
+        packed = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+        (row,) = to_device([packed], self.history.tables.device)
+        self._allowed[request.row] = request.params, row
+        return row

@@ -1,0 +1,40 @@
+"""Words that an output must not contain, as tokens."""
+
+from __future__ import annotations
+
+from kiln.engine.errors import RequestError
+from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.text.tokenizer import Tokenizer
+
+
+def with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """Return settings whose ``bad_words_token_ids`` include the ``bad_words``.
+
+    Raises RequestError if there are bad words but no tokenizer.
+    """
+    if not params.bad_words:
+        return params
+    if tokenizer is None:
+        raise RequestError(
+            "bad_words are texts, and the model is loaded without a tokenizer: give "
+            "bad_words_token_ids",
+            "bad_words",
+        )
+    listed = [list(word) for word in params.bad_words_token_ids or ()]
+    for word in params.bad_words:
+        listed += _forms(word, tokenizer)
+    return params.replace(bad_words_token_ids=listed)
+
+
+def _forms(word: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """Return a word's tokens at the start of a text, and behind a space where they differ.
+
+    The second form counts only if its first token contains the space. Else the space is a token of
+    its own, and what follows it is the first form.
+    """
+    bare = word.lstrip() or word
+    first = tokenizer.encode(bare, add_special_tokens=False)
+    spaced = tokenizer.encode(f" {bare}", add_special_tokens=False)
+    if len(spaced) == len(first) and spaced[:1] != first[:1]:
+        return [first, spaced]
+    return [first]
