@@ -50,6 +50,16 @@ class SealedCacheError(ConfigError):
     """The kernel cache is sealed and lacks a kernel that the engine needs."""
 
 
+def loading_error(kind: str, message: str) -> ConfigError:
+    """Return an error that another process raised while it loaded, by the name of its class.
+
+    A name that is none of a ConfigError's gives a ConfigError.
+    """
+    known = {one.__name__: one for one in (ModelError, AdapterError, PieceError, SealedCacheError)}
+    known["SealedMiss"] = SealedCacheError  # the kernel cache's own error
+    return known.get(kind, ConfigError)(message)
+
+
 class RequestError(KilnError):
     """One request is invalid. ``param`` names the offending field, if any."""
 

@@ -9,17 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kiln.engine import errors
 from kiln.engine.distributed.channel import Closed, Kind
 from kiln.engine.distributed.joining import Member
-from kiln.engine.errors import ConfigError, DeviceError, KilnError
+from kiln.engine.errors import DeviceError, KilnError, loading_error
 
 SILENT_SECONDS = 8.0  # a follower says every second that it lives
 _SILENT_LOADING = 120.0  # the same while it loads, when a library may hold Python's lock for long
 _CHECK_SECONDS = 0.5
 _EXIT_SECONDS = 1.0  # for the exit code of a process whose connection has closed
 _AGAIN = "an engine needs all its ranks: start Kiln again"
-_KINDS = ("ModelError", "AdapterError", "SealedCacheError", "PieceError", "ConfigError")
 
 
 class Watch:
@@ -104,9 +102,7 @@ class Watch:
         kind, what = told["kind"], told["message"]
         if self.serving or not told["expected"]:
             return DeviceError(f"{self._name(member)} stopped on {kind}: {what}; {_AGAIN}")
-        error = getattr(errors, kind) if kind in _KINDS else ConfigError
-        found: KilnError = error(f"{self._name(member)}: {what}")
-        return found
+        return loading_error(kind, f"{self._name(member)}: {what}")
 
     def _name(self, member: Member) -> str:
         return f"rank {member.rank} of {self._size} (process {member.pid})"

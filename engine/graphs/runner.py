@@ -43,6 +43,7 @@ class GraphKey(NamedTuple):
 
 
 LORA = "LoRA"  # the variant of steps with adapters
+VARIANTS = ("", LORA)
 
 
 def _variant(batch: Batch) -> str:

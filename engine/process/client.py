@@ -39,11 +39,6 @@ _REFUSALS = {
     "AdapterNotFoundError": errors.AdapterNotFoundError,
     "ContextLengthError": errors.ContextLengthError,
 }  # by the name of the class; others are RequestError
-_FAILURES = {
-    "ModelError": errors.ModelError,
-    "AdapterError": errors.AdapterError,
-    "SealedMiss": errors.SealedCacheError,
-}  # others are ConfigError
 
 ShowProgress = Callable[[wire.Progress], None]
 
@@ -263,5 +258,5 @@ class EngineClient:
 def _failure(failed: wire.Failed, loading: bool) -> KilnError:
     """Return the error that ended the engine: a ConfigError, or EngineDeadError."""
     if loading and failed.expected:
-        return _FAILURES.get(failed.kind, errors.ConfigError)(failed.message)
+        return errors.loading_error(failed.kind, failed.message)
     return EngineDeadError(f"the engine stopped on {failed.kind}: {failed.message}")

@@ -1,6 +1,6 @@
 """A step as rank 0 sends it to the other ranks: int32 words, those of the step's message last.
 
-requests, tokens and rows of the graph (-1: none), is_decode, LoRA graph
+requests, tokens and rows of the graph (-1: none), is_decode, its place in VARIANTS
 is_plain of each request
 adapter slot of each request
 the message that the device reads (kiln.jit_kernels.ops.step.message)
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kiln.engine.graphs.runner import LORA, GraphKey
+from kiln.engine.graphs.runner import VARIANTS, GraphKey
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.jit_kernels.ops.step.message import records_of
@@ -37,7 +37,7 @@ def encode(frame: StepFrame) -> bytes:
     """Return a step as bytes."""
     of, key = frame.batch.columns, frame.key
     count = len(frame.batch.requests)
-    size = (-1, -1, 0, 0) if key is None else (*key[:3], key.variant == LORA)
+    size = (-1, -1, 0, 0) if key is None else (*key[:3], VARIANTS.index(key.variant))
     head = np.array((count, *size, *of.is_plain, *of.adapter_slot), np.int32)
     return head.tobytes() + frame.words.tobytes()
 
@@ -48,7 +48,7 @@ def decode(content: bytes) -> StepFrame:
     Of the requests there is what a rank without sampler needs.
     """
     words = np.frombuffer(content, np.int32)
-    count, tokens, rows, is_decode, lora = words[:_HEADER].tolist()
+    count, tokens, rows, is_decode, variant = words[:_HEADER].tolist()
     message = words[_HEADER + 2 * count :]
     plain, slots = words[_HEADER : _HEADER + 2 * count].reshape(2, count).tolist()
     records = records_of(message, count)
@@ -65,6 +65,5 @@ def decode(content: bytes) -> StepFrame:
         adapter_slot=slots,
     )
     requests = tuple(map(ScheduledRequest._make, zip(*columns, strict=True)))
-    variant = LORA if lora else ""
-    key = None if tokens < 0 else GraphKey(tokens, rows, bool(is_decode), variant)
+    key = None if tokens < 0 else GraphKey(tokens, rows, bool(is_decode), VARIANTS[variant])
     return StepFrame(Batch(requests), key, message)

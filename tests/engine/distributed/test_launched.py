@@ -19,7 +19,7 @@ from kiln.engine.distributed.command import config_text, read_config_text
 from kiln.engine.distributed.launched import launched
 from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
-from kiln.engine.graphs.runner import LORA, GraphKey
+from kiln.engine.graphs.runner import VARIANTS, GraphKey
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.rows import Rows, message_room
@@ -86,7 +86,9 @@ def request(row, count, samples, slot, is_plain):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("key", [None, GraphKey(8, 3, is_decode=False, variant=LORA)])
+@pytest.mark.parametrize(
+    "key", [None, *(GraphKey(8, 3, is_decode=False, variant=one) for one in VARIANTS)]
+)
 def test_a_step_arrives_as_rank_0_runs_it(key):
     sent = Batch((request(4, 3, False, -1, True), request(1, 1, True, 2, False)))
     room = np.zeros(message_room(8, 16, 4, 16), np.int32)
