@@ -7,7 +7,6 @@ import torch
 from greedy_models import COMMON
 
 from kiln import LLM, SamplingParams
-from kiln.jit_kernels.settings import settings
 
 NUM_TOKENS = 14
 PROMPTS = [[5, 9, 5, 11], [7] * 19, list(range(20, 55)), [3]]
@@ -62,26 +61,22 @@ def cases(model):
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment"),
+    ("flags", "variables"),
     [
         ({}, {}),
         ({"max_num_batched_tokens": 16, "max_num_seqs": 5}, {}),
         ({"num_kv_blocks": 9, "max_model_len": 64}, {}),
         ({"disable_overlap_schedule": True}, {}),
-        ({"max_num_seqs": 6, "cuda_graph_bs": [4, 6]}, GRAPHS),
+        ({"max_num_seqs": 6, "cuda_graph_bs": [4, 6], "enable_cudagraph_gc": True}, GRAPHS),
     ],
     ids=["ahead", "chunks", "preempted", "not ahead", "graphs"],
 )
-def test_tokens_are_those_of_transformers(model, cases, monkeypatch, flags, environment):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    settings.cache_clear()
-    llm = LLM(str(model[1]), dtype="float32", load_format="auto", **flags)
+def test_tokens_are_those_of_transformers(model, cases, environment, flags, variables):
+    environment(**variables)
+    llm = LLM(str(model[1]), dtype="float32", **flags)
     found = llm.generate([prompt for prompt, _, _ in cases], [params for _, params, _ in cases])
-    stats = llm._core.stats()
+    stats = llm.core.stats()
     llm.close()
-    monkeypatch.undo()
-    settings.cache_clear()
     for output, (prompt, params, answer) in zip(found, cases, strict=True):
         assert output.outputs[0].token_ids == answer, (prompt, params)
     assert bool(stats.preemptions) == ("num_kv_blocks" in flags)
@@ -94,7 +89,7 @@ def test_tokens_are_those_of_transformers(model, cases, monkeypatch, flags, envi
 def test_frequency_and_presence_count_the_output_alone(model):
     """With the tokens of the prompt in the count, the first token would differ."""
     network, folder = model
-    llm = LLM(str(folder), dtype="float32", load_format="auto")
+    llm = LLM(str(folder), dtype="float32")
     params = SamplingParams(
         temperature=0,
         max_tokens=NUM_TOKENS,
