@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.kv.zeros import zeros
 from kiln.jit_kernels.ops.kv.reference import narrowed
 
 
@@ -52,7 +53,7 @@ class KVPool:
         else:
             sizes = (layers, 2, num_blocks, block_size, heads, head_dim)
         self.token_ids = torch.zeros(num_blocks * block_size, dtype=torch.int32, device=device)
-        both = torch.zeros(sizes, dtype=shape.dtype, device=device)  # one allocation
+        both = zeros(sizes, shape.dtype, device)  # one allocation
         if by_head:
             self._views = [(layer[:, 0], layer[:, 1]) for layer in both]
             self._layers = []

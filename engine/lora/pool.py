@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from kiln.engine.kv.zeros import zeros
 from kiln.engine.lora.adapter import Adapter
 from kiln.engine.lora.packing import PackedAdapter, pack
 from kiln.engine.lora.sites import Part, Site
@@ -34,7 +35,7 @@ class AdapterPool:
         device: torch.device,
     ) -> None:
         shape = (sum(len(site.parts) for site in sites), num_slots)
-        self.values = torch.zeros(num_elements, dtype=dtype, device=device)
+        self.values = zeros([num_elements], dtype, device)
         self.ranks = np.zeros(shape, np.int32)
         self.scales = np.zeros(shape, np.float32)
         self.a_offsets = np.zeros(shape, np.int64)

@@ -85,7 +85,8 @@ def test_an_engine_holds_twice_the_tokens_and_answers_alike(model, environment, 
     environment(KILN_CPU_KERNELS=cpu_kernels)
     wide, narrow = answer(model, "auto"), answer(model, "fp8")
     assert wide["kernels"] == narrow["kernels"] == (cpu_kernels != "torch")
-    assert narrow["blocks"] == 2 * wide["blocks"] or narrow["blocks"] == 2 * wide["blocks"] + 1
+    # A token's id takes 4 bytes more.
+    assert narrow["blocks"] == pytest.approx(2 * wide["blocks"], rel=0.01)
     off = torch.tensor(wide["first"]) - torch.tensor(narrow["first"])
     assert 0 < off.abs().max() < 0.1, "8 bits must show, but little"
     same = [a == b for x, y in zip(wide["tokens"], narrow["tokens"], strict=True)

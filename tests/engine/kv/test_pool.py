@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from kiln.engine.errors import ConfigError
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.kv.sizing import size_pool
+from kiln.engine.kv.zeros import zeros
 
 CPU = torch.device("cpu")
 SHAPE = KVShape(AttentionShape(4, 2, 8, (None,) * 3), torch.float16)
@@ -97,3 +101,21 @@ def test_a_pool_by_head_holds_the_same_and_each_head_of_a_block_in_one_piece():
     assert not by_head.views(0)[0].any()
     with pytest.raises(IndexError):
         by_head.layer(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_a_pool_takes_memory_only_where_it_is_written(dtype):
+    before = _resident()
+    large = zeros([1 << 18, 1 << 10], dtype, CPU)
+    assert _resident() - before < 16 << 20
+    large[7, 5:9] = 1
+    assert large[7].float().sum() == 4
+    assert not large[::4096].float().any()
+    with pytest.raises(RuntimeError, match="no memory for"):
+        zeros([1 << 62], dtype, CPU)
+
+
+def _resident():
+    """The bytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
