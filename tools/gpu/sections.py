@@ -36,6 +36,7 @@ SECTIONS = {
     "kernel_timing": Section("gpu.kernels", "timing", 200),
     "decode_beside_copy": Section("gpu.beside_copy", "decode_beside_copy", 60),
     "sampling_steps": Section("gpu.sampling_steps", "sampling_steps", 70),
+    "steps_ahead": Section("gpu.steps_ahead", "steps_ahead", 60),
     "lora_steps": Section("gpu.lora_steps", "lora_steps", 100),
     "all_reduce_rounds": Section("gpu.all_reduce", "rounds", 100),
     "all_reduce_latency": Section("gpu.all_reduce", "latency", 60),
