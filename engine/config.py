@@ -11,6 +11,8 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two mean the same
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = get_args(KVCacheDType)
+SchedulingPolicy = Literal["fcfs", "priority"]
+SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 DEVICES = ("auto", "cpu", "cuda")
 _MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
 
@@ -97,9 +99,12 @@ class SchedulerConfig:
     max_chunk_tokens: int | None = None  # longest prefill chunk; None: the token budget
     max_waiting: int = 1024  # longest queue; more requests are rejected
     overlap: bool = True  # launch each step before the tokens of the one before are known
+    scheduling_policy: SchedulingPolicy = "fcfs"  # see ``requests.waiting``
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
+        policy, wanted = self.scheduling_policy, f"one of {', '.join(SCHEDULING_POLICIES)}"
+        _require(policy in SCHEDULING_POLICIES, "scheduling_policy", policy, wanted)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_chunk_tokens"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "1 or more")

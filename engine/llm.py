@@ -23,6 +23,7 @@ from kiln.engine.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SchedulingPolicy,
 )
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import EngineClosedError, RequestError
@@ -37,6 +38,7 @@ from kiln.engine.text.prompts import (
     read_prompts,
     spread_lora,
     spread_params,
+    spread_priority,
     truncated,
 )
 from kiln.engine.text.template_forms import Message
@@ -80,6 +82,7 @@ class LLM:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int = 2048,
         max_chunk_tokens: int | None = None,
+        scheduling_policy: SchedulingPolicy = "fcfs",
         disable_overlap_schedule: bool = False,
         disable_cuda_graph: bool = False,
         cuda_graph_max_bs: int | None = None,
@@ -98,6 +101,7 @@ class LLM:
         kv = KVConfig(
             block_size, num_kv_blocks, gpu_memory_utilization, kv_memory_gib, kv_cache_dtype
         )
+        modules = tuple(LoRAModule(*each) for each in (lora_modules or {}).items())
         config = EngineConfig(
             ModelConfig(model, dtype, device, load_format, max_model_len, seed=seed),
             kv,
@@ -108,6 +112,7 @@ class LLM:
                 max_chunk_tokens,
                 sys.maxsize,
                 overlap=not disable_overlap_schedule,
+                scheduling_policy=scheduling_policy,
             ),
             GraphConfig(
                 not disable_cuda_graph,
@@ -115,12 +120,7 @@ class LLM:
                 None if cuda_graph_bs is None else tuple(cuda_graph_bs),
                 enable_cudagraph_gc,
             ),
-            LoRAConfig(
-                tuple(LoRAModule(*each) for each in (lora_modules or {}).items()),
-                max_loras,
-                max_lora_rank,
-                lora_memory_gib,
-            ),
+            LoRAConfig(modules, max_loras, max_lora_rank, lora_memory_gib),
             ParallelConfig(tensor_parallel_size),
         )
         self._load(config, skip_tokenizer_init, progress, chat_template)
@@ -204,12 +204,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate ``n`` outputs for each prompt and return them in the order of the prompts.
 
         A prompt is a text, a list of token ids, or vLLM's ``{"prompt": …}`` or
         ``{"prompt_token_ids": …}``; ``sampling_params`` are one for all or one for each, and so
-        is ``lora``, the name of an adapter or None. The whole batch is checked before it runs.
+        are ``lora``, the name of an adapter or None, and ``priority``: a lower one is served
+        earlier if ``scheduling_policy`` is "priority". The whole batch is checked before it runs.
         Calls from several threads wait for each other. Raises RequestError naming the prompt and
         the field, EngineClosedError after ``close`` and in a fork of the process.
 
@@ -218,7 +220,7 @@ class LLM:
         [17, 4, 4, 2]
         """
         read = read_prompts(prompts, self.tokenizer, self._max_read(sampling_params))
-        return self._run(read, spread_params(sampling_params, len(read)), lora)
+        return self._run(read, spread_params(sampling_params, len(read)), lora, priority)
 
     def chat(  # noqa: PLR0913 (vLLM's keywords)
         self,
@@ -226,6 +228,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool | None = None,
@@ -235,11 +238,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
 
-        ``lora`` as in ``generate``. ``chat_template`` is another template, as a file or as text,
-        ``chat_template_content_format`` "string" or "openai" (parts) the form of content that it
-        gets, and ``chat_template_kwargs`` are variables of it. ``tools`` are shown to the model.
-        With ``continue_final_message`` the answer is the rest of the last message. Raises
-        RequestError.
+        ``lora`` and ``priority`` as in ``generate``. ``chat_template`` is another template, as a
+        file or as text, ``chat_template_content_format`` "string" or "openai" (parts) the form of
+        content that it gets, and ``chat_template_kwargs`` are variables of it. ``tools`` are shown
+        to the model. With ``continue_final_message`` the answer is the rest of the last message.
+        Raises RequestError.
 
         >>> llm.chat([{"role": "user", "content": "Hello"}])[0].outputs[0].text  # doctest: +SKIP
         'Hi! How can I help?'
@@ -260,7 +263,7 @@ class LLM:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._run(read, spread_params(sampling_params, len(read)), lora)
+        return self._run(read, spread_params(sampling_params, len(read)), lora, priority)
 
     def _max_read(self, params: SamplingParams | Sequence[SamplingParams] | None) -> int:
         """Return how many tokens a prompt may have before it is truncated."""
@@ -273,25 +276,30 @@ class LLM:
         prompts: list[Prompt],
         params: list[SamplingParams],
         lora: str | Sequence[str | None] | None,
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
         """Check and queue every request, and run steps until all have finished."""
         with self._lock:
-            return self._run_alone(prompts, params, lora)
+            return self._run_alone(prompts, params, lora, priority)
 
     def _run_alone(
         self,
         prompts: list[Prompt],
         params: list[SamplingParams],
         lora: str | Sequence[str | None] | None,
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
         answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
         adapters = spread_lora(lora, len(prompts))
-        for given, each, adapter in zip(prompts, params, adapters, strict=True):
+        levels = spread_priority(priority, len(prompts))
+        for given, each, adapter, level in zip(prompts, params, adapters, levels, strict=True):
             request_id = str(next(self._request_ids))
             prompt = truncated(given, each, self.core.max_model_len)
             tokenizer = self.tokenizer if each.detokenize else None
-            made = begin_answers(request_id, prompt, each, tokenizer, adapter=adapter)
+            made = begin_answers(
+                request_id, prompt, each, tokenizer, adapter=adapter, priority=level
+            )
             self._check(made[0].new, len(results))
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]

@@ -10,16 +10,18 @@ again if a launched step will sample the last token that its length limit allows
 ends by a stop token has a superfluous row in the next step, which ``commit`` discards.
 
     running first      every running request computes at least one token in every step
-    blocks run out     the newest running request is preempted
-    admission          first come, first served, with the rest; never in a step that preempted
+    blocks run out     the last of the running requests is preempted
+    admission          in the order of the policy, with the rest; never in a step that preempted
     LoRA adapters      a request whose adapter has no slot is passed over, for a bounded time
 
-The first rule holds because a request is admitted only if the running ones leave some budget, and
-because the number of tokens that a request may take in a step never grows. A running request keeps
-its adapter's slot: no adapter is evicted that a running request or a launched step uses.
+``requests.waiting`` keeps waiting and running requests in the order of the policy. The first rule
+holds because a request is admitted only if the running ones leave some budget, and each of these
+leaves a token to every one behind it. A running request keeps its adapter's slot: no adapter is
+evicted that a running request or a launched step uses.
 
-Every request is admitted at last: the first that is not passed over waits only for what the running
-ones return. One that is passed over gets its slot in the end, as AdapterSlots shows.
+Every request is admitted at last: finitely many overtake it, and the first that is not passed over
+waits only for what the running ones return, of which the first is never preempted. One that is
+passed over gets its slot in the end, as AdapterSlots shows.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from functools import partial
 from operator import itemgetter
 
 from kiln.engine.config import SchedulerConfig
-from kiln.engine.errors import QueueFullError, RequestError
+from kiln.engine.errors import RequestError
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
@@ -39,6 +41,7 @@ from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.finish import finish_reason, stop_reason
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 from kiln.engine.requests.scheduled_step import ScheduledStep
+from kiln.engine.requests.waiting import check_room, waiting_queue
 
 SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
 _NO_TOKENS: frozenset[int] = frozenset()
@@ -73,8 +76,8 @@ class Scheduler:
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # oldest first
+        self.waiting = waiting_queue(config.scheduling_policy)
+        self.running: list[Request] = []  # the last one is preempted first
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
         self._in_flight: deque[ScheduledStep] = deque()  # oldest first
@@ -90,6 +93,7 @@ class Scheduler:
         """Reject a request that could never run. Raises RequestError."""
         if new.request_id in self._requests:
             raise RequestError(f"request id {new.request_id!r} is already in use", "request_id")
+        self.waiting.check(new)
         if new.adapter is not None:
             self.adapters.get(new.adapter)
         self.kv.check(len(new.prompt_token_ids))
@@ -97,17 +101,13 @@ class Scheduler:
     def add(self, new: NewRequest) -> None:
         """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
-        if len(self.waiting) >= self.config.max_waiting:
-            raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting, and the queue holds at most "
-                f"{self.config.max_waiting}: try again later"
-            )
+        check_room(self.waiting, self.config.max_waiting)
         seed = self._seeds.getrandbits(SEED_BITS) if new.params.seed is None else new.params.seed
         request = begin_request(new, seed, self.max_total_tokens, self.eos_token_ids)
         if new.adapter is not None:
             self.adapters.hold(new.adapter)
         self._requests[new.request_id] = request
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def abort(self, request_id: str) -> None:
         """Drop a waiting or running request and free its blocks. An unknown id is ignored."""
@@ -130,7 +130,8 @@ class Scheduler:
         self._in_flight.clear()
         self.kv.clear()
         self._free_rows = list(range(self.config.num_rows))[::-1]
-        self.running, self.waiting = [], deque(self._requests.values())
+        self.waiting.rebuild(self._requests.values())
+        self.running = []
         for request in self.waiting:
             if request.num_output_tokens and finish_reason(request):
                 del request.token_ids[-1]
@@ -141,11 +142,12 @@ class Scheduler:
         """Return the batch of the next step; empty if there is nothing to do."""
         requests: list[Request] = []
         rows: list[ScheduledRequest] = []
-        budget = self.config.max_num_batched_tokens
-        preemptions = self.num_preemptions
+        running, preemptions = self.running, self.num_preemptions
+        budget = self.config.max_num_batched_tokens - len(running)  # less a token for each of them
         index = 0
-        while index < len(self.running):  # preemption shrinks it from the end
-            request = self.running[index]
+        while index < len(running):  # preemption shrinks it from the end
+            request = running[index]
+            budget += 1
             pending = request.num_pending
             # Otherwise a launched step will sample its last token.
             if not pending or len(request.token_ids) + pending < request.max_total_tokens:
@@ -214,12 +216,10 @@ class Scheduler:
     def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Schedule at most ``allowance`` tokens of a running request.
 
-        Preempts the newest requests until one token fits. None if this request was preempted.
+        Preempts the last requests until one token fits; None if this one was preempted too.
         """
         while (row := self._row(request, allowance)) is None:
-            newest = self.running[-1]
-            self._preempt(newest)
-            if newest is request:
+            if self._preempt() is request:
                 return None
         return row
 
@@ -244,11 +244,10 @@ class Scheduler:
             budget -= row.num_tokens
             rows.append(row)
             requests.append(request)
-            self.waiting.remove(request)
-            self.running.append(request)
+            self.waiting.start(request, self.running)
             if request.adapter is not None:
                 self.adapters.start(request.adapter)
-        self.adapters.end_pass()
+        self.adapters.end_pass(in_order=self.waiting.by_priority)
 
     def _row(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Allocate a request's blocks and return its part of the step; None if no token fits."""
@@ -286,14 +285,15 @@ class Scheduler:
             )
         )
 
-    def _preempt(self, request: Request) -> None:
-        """Free the blocks of the newest running request and move it to the head of the queue."""
-        self.running.remove(request)
+    def _preempt(self) -> Request:
+        """Free the blocks of the last running request, let it wait again, and return it."""
+        request = self.running.pop()
         self._free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.put_back(request)
+        return request
 
     def _accept(self, request: Request, sampled: SampledTokens) -> TokenOutput:
         """Append sampled tokens to their request; finish the request at its last one."""

@@ -69,7 +69,8 @@ class Subject:
         limits = asdict(self.config.scheduler) | {"max_model_len": self.config.model.max_model_len}
         if self.config.parallel.tensor_parallel_size > 1:
             limits["tensor_parallel_size"] = self.config.parallel.tensor_parallel_size
-        del limits["max_waiting"]  # the length of a queue has no effect on the speed
+        for name in ("max_waiting", "scheduling_policy"):
+            del limits[name]  # a queue has no effect on the speed
         measured: dict[str, Any] = {"threads": torch.get_num_threads()}
         if self.copy_bytes_s is not None:
             measured = {"copy_bytes_s": self.copy_bytes_s}

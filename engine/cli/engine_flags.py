@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.cli.flags import Flag, Group
-from kiln.engine.config import KV_CACHE_DTYPES
+from kiln.engine.config import KV_CACHE_DTYPES, SCHEDULING_POLICIES
 
 _DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
 
@@ -110,6 +110,13 @@ SCHEDULER: Group = (
             "scheduler.max_waiting",
             type=int,
             metavar="N",
+        ),
+        Flag(
+            "--scheduling-policy",
+            "fcfs, the default: in the order of arrival; priority: requests with a lower priority "
+            "first, and 30 s of waiting count as one less",
+            "scheduler.scheduling_policy",
+            choices=SCHEDULING_POLICIES,
         ),
         Flag(
             "--disable-overlap-schedule --no-async-scheduling",

@@ -31,7 +31,6 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "--data-parallel-size": ("1",),
         "--api-server-count": ("1",),
         "--distributed-executor-backend": ("mp", "uni"),
-        "--scheduling-policy": ("fcfs",),
         "--generation-config": ("auto",),
         "--tokenizer-mode": ("auto",),
         "--config-format": ("auto", "hf"),

@@ -100,7 +100,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--max-logprobs": "a request may ask for 20 log-probabilities",
         "--logprobs-mode": "log-probabilities are those at temperature 1, before any filter",
         "--model-impl": "it runs its own implementations of the models",
-        "--scheduling-policy": "requests are scheduled in the order of arrival",
         "--runner": "it generates text, and has no other task",
         "--task": "it generates text, and has no other task",
         "--convert": "it generates text, and has no other task",

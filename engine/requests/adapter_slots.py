@@ -163,23 +163,23 @@ class AdapterSlots:
         own.used = self._passes
         return own.slot
 
-    def end_pass(self) -> None:
+    def end_pass(self, *, in_order: bool = False) -> None:
         """End the admission of a step: see who waits for a place, and whether to drain for one.
 
-        The queue may not have been read to its end: who was not reached goes on waiting.
+        The queue may not have been read to its end: who was not reached goes on waiting. Drains
+        ``in_order`` are only for the first in the queue that waits for a place.
         """
         waiting = [name for name, placed in self._seen.items() if not placed]
-        waiting += [
-            name
-            for name in self._since
-            if name not in self._seen and self._loaded[name].is_waited_for
-        ]
+        unseen = (name for name in self._since if name not in self._seen)
+        waiting += [name for name in unseen if self._loaded[name].is_waited_for]
         self._since = {name: self._since.get(name, self._now) for name in waiting}
-        served = self._drain and self._loaded.get(self._drain.name)
-        if served is None or served.running or not served.is_waited_for:
+        drain = self._drain
+        served = drain and self._loaded.get(drain.name)
+        overtaken = in_order and drain is not None and drain.is_overtaken(self._seen)
+        if overtaken or served is None or served.running or not served.is_waited_for:
             self._drain = None
         if self._drain is None:
-            late = (name for name, since in self._since.items() if self._is_late(name, since))
+            late = filter(self._is_late, waiting[:1] if in_order else waiting)
             name = next(late, None)
             self._drain = None if name is None else self._drain_for(self._loaded[name])
 
@@ -243,8 +243,8 @@ class AdapterSlots:
                 self._mover.clear(own.slot)
             own.restart(requests[own.name])
 
-    def _is_late(self, name: str, since: float) -> bool:
-        return self._loaded[name].slot < 0 and self._now - since >= self._patience
+    def _is_late(self, name: str) -> bool:
+        return self._loaded[name].slot < 0 and self._now - self._since[name] >= self._patience
 
     def _spans(self) -> list[Span]:
         return [one.span for one in self._loaded.values() if one.slot >= 0]

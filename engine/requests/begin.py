@@ -25,4 +25,5 @@ def begin_request(
         stop_token_ids=stop_token_ids(new, eos_token_ids),
         is_plain=params.is_plain,
         adapter=new.adapter,
+        level=new.priority,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -77,3 +77,11 @@ class Drain(NamedTuple):
 
     name: str
     kept: frozenset[str]
+
+    def is_overtaken(self, seen: Mapping[str, bool]) -> bool:
+        """Whether a request that comes before all of ``name`` waits for the place of its adapter.
+
+        ``seen``: the adapters of waiting requests in their order -> whether they have a place.
+        """
+        first = (one for one, placed in seen.items() if one == self.name or not placed)
+        return next(first, self.name) != self.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ class NewRequest:
     params: SamplingParams
     adapter: str | None = None  # name of a LoRA adapter; None: the base model
     stop_string_ids: tuple[int, ...] = ()
+    priority: int = 0  # lower is earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Request:
     ``num_pending`` launched steps will append a token. ``row`` is the request's row in the runner's
     tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. Stop tokens end
     the request from ``min_total_tokens`` tokens on, and are banned before; ``max_total_tokens`` end
-    it.
+    it. ``PriorityQueue`` keeps the request's ``level`` of when it last began to wait or to run, the
+    time when it began to wait, and its place.
     """
 
     request_id: str
@@ -109,6 +112,9 @@ class Request:
     num_table_blocks: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    level: int = 0
+    waits_since: float = math.inf  # infinite while it does not wait
+    place: float = 0.0
 
     def restart(self) -> None:
         """Make it wait, as if it had never run; its output so far counts as a part of the prompt.

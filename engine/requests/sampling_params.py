@@ -174,8 +174,8 @@ class SamplingParams(metaclass=_AllKeywords):
 
     def _check(self, name: str, fine: bool, wanted: str) -> None:
         if not fine:
-            shown = _shown(getattr(self, name))
-            raise RequestError(f"{name} must be {wanted}, got {shown}", param=name)
+            message = f"{name} must be {wanted}, got {shown(getattr(self, name))}"
+            raise RequestError(message, param=name)
 
     @property
     def penalizes(self) -> bool:
@@ -243,7 +243,7 @@ def _is_word(value: object) -> bool:
     return 0 < len(value) <= MAX_BAD_WORD_TOKENS and all(map(_is_token_id, value))  # type: ignore[arg-type, call-overload]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value as text of at most 80 characters."""
     if type(value) is int and value.bit_length() > _SHOWN_BITS:  # Python may refuse to print it
         return f"an integer of {value.bit_length()} bits"

@@ -74,6 +74,7 @@ COMMON = (
         return_token_ids="Also return the token ids of prompt and outputs",
         truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits",
         add_special_tokens="Add BOS and the like; default: true for a prompt, false for a chat",
+        priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
         user="A label in the server's log",
     ),
     *_neutral(
@@ -81,7 +82,6 @@ COMMON = (
         *("metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store"),
     ),
     *_neutral("No effect", "service_tier", values=(None, "auto", "default")),
-    *_neutral("No effect", "priority", values=(None, 0)),
     *_settings(
         *("best_of", "early_stopping", "length_penalty"),
         *("logits_processors", "prompt_logprobs", "repetition_detection"),

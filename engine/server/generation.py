@@ -53,7 +53,14 @@ class Generation:
         for number, prompt in enumerate(self.prompts):
             first = number * params.n
             for answer in begin_answers(
-                self.request_id, prompt, params, tokenizer, first, self.served.adapter, shown
+                self.request_id,
+                prompt,
+                params,
+                tokenizer,
+                first,
+                self.served.adapter,
+                shown,
+                self.body.priority or 0,
             ):
                 self._answers[answer.new.request_id] = answer
                 if tools is not None:

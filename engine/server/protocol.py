@@ -20,6 +20,7 @@ from kiln.engine.server.fields import (
     BadWords,
     Int,
     LogitBias,
+    Priority,
     PromptField,
     StopField,
     StopTokenIds,
@@ -94,6 +95,7 @@ class GenerationRequest(StrictModel):
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    priority: Priority | None = None
     user: str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

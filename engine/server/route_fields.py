@@ -73,6 +73,7 @@ _RESPONSES = (
         text="format: only text; verbosity has no effect",
         stream="Send the answer as server-sent events",
         user="A label in the server's log",
+        priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
         metadata="Repeated in the response",
     ),
     *_rows(

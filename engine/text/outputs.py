@@ -196,6 +196,7 @@ def begin_answers(
     first: int = 0,
     adapter: str | None = None,
     shown: frozenset[int] = frozenset(),
+    priority: int = 0,
 ) -> list[Answer]:
     """Return the ``n`` outputs for a prompt, with indices from ``first`` on, from an adapter.
 
@@ -207,7 +208,8 @@ def begin_answers(
     for index in range(first, first + params.n):
         own, ids = params.for_answer(index - first), prompt.token_ids
         stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index, shown=shown)
-        new = NewRequest(f"{name}-{index}", ids, own, adapter, tuple(stream.stop_tokens))
+        stops = tuple(stream.stop_tokens)
+        new = NewRequest(f"{name}-{index}", ids, own, adapter, stops, priority)
         made.append(Answer(new, stream))
     return made
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from kiln.engine.errors import RequestError, too_long
-from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates
+from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates, shown
+from kiln.engine.requests.waiting import MAX_PRIORITY
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.tokenizer import Tokenizer
 from kiln.engine.text.tools import read_tools
@@ -98,6 +99,21 @@ def spread_lora(lora: str | Sequence[str | None] | None, count: int) -> list[str
         raise RequestError("lora must be the name of an adapter, None, or a list of these", "lora")
     if len(listed) != count:
         raise RequestError(f"{len(listed)} entries of lora, {count} prompts: give one or {count}")
+    return listed
+
+
+def spread_priority(priority: int | Sequence[int] | None, count: int) -> list[int]:
+    """Return the priority of each of ``count`` prompts, by default 0. Raises RequestError."""
+    if priority is None:
+        return [0] * count
+    listed = list(priority) if isinstance(priority, Iterable) else [priority] * count
+    for one in listed:
+        if type(one) is not int or abs(one) > MAX_PRIORITY:
+            raise RequestError(f"priority must be a 64-bit integer, got {shown(one)}", "priority")
+    if len(listed) != count:
+        raise RequestError(
+            f"{len(listed)} entries of priority, {count} prompts: give one or {count}", "priority"
+        )
     return listed
 
 

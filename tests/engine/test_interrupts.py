@@ -95,8 +95,8 @@ def runner(fake_runner, monkeypatch):
     return made
 
 
-@pytest.fixture
-def llm(runner, tmp_path):
+@pytest.fixture(params=["fcfs", "priority"])
+def llm(runner, tmp_path, request):
     class Prompts(dict):
         """The prompt of each request id, which counts up."""
 
@@ -110,6 +110,7 @@ def llm(runner, tmp_path):
         block_size=4,
         max_num_batched_tokens=16,
         max_num_seqs=4,
+        scheduling_policy=request.param,
         lora_modules=ADAPTERS,
         max_loras=2,
         skip_tokenizer_init=True,
@@ -120,7 +121,9 @@ def answers(llm, runner):
     # The steps that were in flight at an interrupt are dropped: the stand-in must not expect them.
     runner.collected = runner.launched
     runner.prompts.first = next(llm._request_ids) + 1
-    outputs = llm.generate(PROMPTS, PARAMS, lora=LORA)
+    by_priority = llm.core.config.scheduler.scheduling_policy == "priority"
+    priorities = [2, 1, 0] * 2 if by_priority else 0
+    outputs = llm.generate(PROMPTS, PARAMS, lora=LORA, priority=priorities)
     return [list(one.outputs[0].token_ids) for one in outputs]
 
 
@@ -131,7 +134,7 @@ def held(llm):
     return {
         "blocks": scheduler.kv.pool.num_held,
         "rows": set(range(4)) - set(scheduler._free_rows),
-        "requests": [*scheduler.running, *scheduler.waiting, *scheduler._counting],
+        "requests": [*scheduler.running, *scheduler.waiting],
         "launched": len(scheduler._in_flight) + len(llm.core._in_flight),
         "adapters": [one.name for one in scheduler.adapters.loaded if one.requests or one.running],
     }
@@ -143,13 +146,13 @@ NOTHING = {"blocks": 0, "rows": set(), "requests": [], "launched": 0, "adapters"
 def points(lines):
     """Return where to interrupt: the first, a middle and the last run of each line.
 
-    In quick runs these are some 25 of them.
+    In quick runs these are some 15 of them.
     """
     runs = defaultdict(list)
     for number, line in enumerate(lines.ran, 1):
         runs[line].append(number)
     chosen = sorted({at for of in runs.values() for at in (of[0], of[len(of) // 2], of[-1])})
-    return chosen[:: at_depth(max(1, len(chosen) // 25), 1)]
+    return chosen[:: at_depth(max(1, len(chosen) // 15), 1)]
 
 
 @pytest.mark.timeout(3000)

@@ -32,6 +32,7 @@ def chat_request(body: ResponsesRequest) -> dict[str, Any]:
         "top_p": body.top_p,
         "stream": body.stream,
         "user": body.user,
+        "priority": body.priority,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
     }
     chat: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}

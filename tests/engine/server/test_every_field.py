@@ -204,9 +204,10 @@ ACTS = {
     "frequency_penalty": _penalty("frequency_penalty", 1.5),
     "repetition_penalty": _penalty("repetition_penalty", 1.5),
 }
-ELSEWHERE = {  # shown in the tests of streaming, of chat, and of the log
+ELSEWHERE = {  # shown in the tests of streaming, of chat, of the log, and of priorities
     "stream",
     "stream_options",
+    "priority",
     "user",
     "messages",
     "max_completion_tokens",
