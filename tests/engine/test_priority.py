@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from depth import at_depth
@@ -185,6 +186,7 @@ def _play(fake_runner, seed, *, overlap, policy="priority"):
             seed=number,
             ignore_eos=chance.random() < 0.7,
             logprobs=chance.choice([None, 1]),
+            frequency_penalty=chance.choice([0, 0, 0.5]),
         )
         prompt, priority = [number] * chance.randint(1, 24), chance.randint(-2, 2)
         level = priority if policy == "priority" else 0
@@ -202,6 +204,33 @@ def _play(fake_runner, seed, *, overlap, policy="priority"):
     assert core.scheduler.kv.pool.num_held == 0
     assert len(core.scheduler._free_rows) == limits.max_num_seqs
     return told, aborted, core.stats().preemptions
+
+
+@pytest.mark.deep
+def test_tokens_of_a_model_are_the_same_whatever_the_priorities():
+    demo = str(Path(__file__).parents[2] / "engine" / "demo")
+    limits = {"block_size": 2, "num_kv_blocks": 52, "max_num_batched_tokens": 64}
+    adapters = {path.name: str(path) for path in (Path(demo) / "adapters").iterdir()}
+    chance, found = random.Random(3), []
+    prompts = [list(range(5 + index, 20 + 2 * index)) for index in range(16)]
+    params = GREEDY.replace(max_tokens=14)
+    lora = [chance.choice([None, *adapters]) for _ in prompts]
+    for policy in ("fcfs", "priority", "priority"):
+        own = [chance.randint(-2, 2) if policy == "priority" else 0 for _ in prompts]
+        with LLM(
+            demo,
+            device="cpu",
+            max_model_len=96,
+            max_num_seqs=8,
+            lora_modules=adapters,
+            max_loras=1,
+            scheduling_policy=policy,
+            **limits,
+        ) as llm:
+            answers = llm.generate(prompts, params, lora=lora, priority=own)
+            found.append([answer.outputs[0].token_ids for answer in answers])
+            assert llm.core.stats().preemptions
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.fixture
