@@ -114,6 +114,7 @@ class KernelSpec:
     max_cpu_seconds: float = 0.25  # limit for compiling one variant on an idle machine
     shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # maximum
     error: Callable[[Arguments, Results], float] | None = None
+    any_order: bool = False  # of what it lists; ``error`` compares integers too
     bench_needs: Needs = field(default_factory=lambda: {"scalar_t": "kiln::bf16"})  # timed
     paper: str = ""  # where the algorithm comes from
 

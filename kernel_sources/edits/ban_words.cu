@@ -38,5 +38,6 @@ ban_words(uint32_t* mask, const int32_t* words, const int32_t* word_tokens,
     if (token_pool[slot] != word_tokens[word.first + i]) return;
   }
   const int token = word_tokens[word.first + word.size - 1];
-  atomicAnd(&mask[int64_t(word.mask_row) * mask_words + token / 32], ~(1u << token % 32));
+  uint32_t* element = mask + int64_t(word.mask_row) * mask_words + token / 32;
+  atomicAnd(element, ~(1u << token % 32));
 }

@@ -46,7 +46,7 @@ def engine_process():
 
 @pytest.mark.parametrize("start", [offline, engine_process])
 def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
-    def broken(*args):
+    def broken(*args, **more):
         raise ValueError("no sampler")
 
     monkeypatch.setattr(steps, "sample", broken)

@@ -78,13 +78,15 @@ def ban_words_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, A
     tokens: list[int] = []
     for _ in range(sizes["words"]):
         mask_row, row = (int(torch.randint(0, most, ())) for most in (rows, rows + 1))
-        own = int(torch.randint(0, length + 1, ()))
+        own = int(torch.randint(0, length + 1, ())) * int(torch.rand(()) < 0.8)
         size = int(torch.randint(1, 6, ()))
         history = token_pool.view(-1, sizes["block_size"])[tables[row].long()].flatten()[:own]
         before = history[max(own - size + 1, 0) :].tolist()
         word = [*before, *torch.randint(0, vocab, (size - len(before),)).tolist()]
         if torch.rand(()) < 0.5:
             word[int(torch.randint(0, size, ()))] = int(torch.randint(0, vocab, ()))
+        if own == 0 and size == 2:  # what is in the pool ahead of the request is not its history
+            word[0] = int(token_pool[tables[row, 0] * sizes["block_size"] - 1])
         words.append([mask_row, row, own, len(tokens), size])
         tokens += word
     made = {

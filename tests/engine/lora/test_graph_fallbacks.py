@@ -18,22 +18,19 @@ from kiln.engine.config import (
     SchedulerConfig,
 )
 from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
-from kiln.jit_kernels.settings import settings
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
 @pytest.fixture(params=["jit", "csgmv"])
-def llm(request, made, on_host, monkeypatch):
+def llm(request, made, on_host, environment):
     """An engine with emulated graphs, which were captured for one adapter."""
-    for name, value in (
-        ("KILN_CPU_GRAPHS", "emulate"),
-        ("KILN_GRAPH_PREFILL", "off"),
-        ("KILN_GRAPH_STRICT", "1"),
-        ("KILN_LORA_BACKEND", request.param),
-    ):
-        monkeypatch.setenv(name, value)
-    settings.cache_clear()
+    environment(
+        KILN_CPU_GRAPHS="emulate",
+        KILN_GRAPH_PREFILL="off",
+        KILN_GRAPH_STRICT="1",
+        KILN_LORA_BACKEND=request.param,
+    )
     own = made("llama")
     first = LoRAModule("first", str(own.adapters["q-and-up"]))
     return LLM.from_config(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -92,11 +92,12 @@ def guarded(start, tmp_path_factory):
     flags = ["--api-key-file", str(key), "--chat-template", str(template)]
     flags += ["--ignore-unknown-fields", "--served-model-name", *NAMES]
     flags += ["--max-num-seqs", "3", "--cuda-graph-bs", "2", "--max-num-batched-tokens", "20"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KILN_CPU_GRAPHS", "emulate")
-        patch.setenv("KILN_GRAPH_VERIFY", "off")
-        with start(*flags) as (client, _):
-            yield client
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # for this server alone
+            patch.setenv("KILN_CPU_GRAPHS", "emulate")
+            patch.setenv("KILN_GRAPH_VERIFY", "off")
+            client, _ = stack.enter_context(start(*flags))
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,12 @@ _STEP = {"kernel": "step_inputs", "needs": {}}
 FAULTS = [
     _STEP
     | {
+        "name": "no token kept for the slot",
+        "old": "      token_pool[slot] = token;\n",
+        "new": "",
+    },
+    _STEP
+    | {
         "name": "new blocks read before they are written",
         "old": "    __syncthreads();\n    for (int t = thread; t < own.count",
         "new": "    for (int t = thread; t < own.count",
