@@ -57,7 +57,8 @@ def trace(model: Model, device: torch.device) -> Traced:
         raise PieceError(f"torch.compile cannot trace the model: {error}") from error
     finally:
         reset_code(forward.__code__)  # it would keep every model traced
-    ((graph, inputs),) = traced
+    graph, inputs = traced.pop()  # torch keeps ``keep``, and would keep the weights with it
+    assert not traced, "fullgraph gives one graph"
     _check_sizes(graph)
     return Traced(graph, tuple(_name(one, known) for one in inputs))
 

@@ -111,9 +111,12 @@ class Worker:
                     self.send(wire.Outputs(outputs, self._num_steps))
             self.report(core)
 
-    def close(self) -> None:
-        """Send the queued messages, within a time limit, and close the sockets."""
-        self._context.destroy(linger=_LINGER)
+    def close(self, linger: int = _LINGER) -> None:
+        """Send the queued messages, within ``linger`` milliseconds, and close the sockets.
+
+        -1: however long the parent, which may still be starting, takes to read them.
+        """
+        self._context.destroy(linger=linger)
 
     def _receive(self, core: Core, timeout: int) -> None:
         """Handle all queued messages; wait up to ``timeout`` milliseconds for the first."""
@@ -193,7 +196,7 @@ def run(load: Load, arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     folder = Path(arguments[0])
     _leave_with_parent(folder)
-    worker = Worker(folder)
+    worker, linger = Worker(folder), _LINGER
     try:
         core, info = load(
             wire.decode_config(arguments[1]),
@@ -210,9 +213,10 @@ def run(load: Load, arguments: list[str]) -> int:
         if not expected:
             logger.exception("the engine stopped on an unexpected error")
         worker.send(wire.Failed(str(error) or repr(error), type(error).__name__, expected))
+        linger = -1
         return 1
     finally:
-        worker.close()
+        worker.close(linger)
     return 0
 
 

@@ -232,6 +232,20 @@ def test_progress_is_told_while_loading():
     asyncio.run(test())
 
 
+def test_why_a_model_cannot_be_loaded_reaches_a_client_that_comes_late():
+    """A busy machine may have loaded the engine before the server."""
+
+    async def test():
+        process = spawn("missing")
+        await asyncio.sleep(3)
+        assert process.exit_code is None, "it waits until somebody has read why"
+        async with EngineClient(process) as client:
+            with pytest.raises(ModelError, match="no such folder"):
+                await client.wait_ready()
+
+    asyncio.run(test())
+
+
 def test_an_idle_engine_sleeps():
     async def test(client, process):
         pid = process.child.pid
