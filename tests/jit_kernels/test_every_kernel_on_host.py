@@ -21,6 +21,8 @@ WORK = [(spec, variant) for spec in all_specs().values() for variant in covering
 CASES = [pytest.param(spec, variant, id=label(spec, variant)) for spec, variant in WORK]
 SEEDS = at_depth(1, 3)
 
+pytestmark = pytest.mark.timeout(at_depth(600, 3000))  # the first test compiles for all
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled(request):
