@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import logging
 import os
 import random
@@ -109,6 +110,7 @@ def fail_each_call(tmp_path, monkeypatch, hook):
     count = len(sequence(tmp_path / "count"))
     assert count > 120
     prepare(tmp_path / "template")
+    gc.collect()  # what earlier tests left open
     descriptors = len(os.listdir("/proc/self/fd"))
     for number in range(0, count, at_depth(2, 1)):
         folder = tmp_path / str(number)

@@ -13,7 +13,7 @@ from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.requests.batch import StepOutput
+from kiln.engine.requests.batch import ScheduledRequest, StepOutput
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.scheduler import Scheduler
@@ -368,6 +368,33 @@ def test_the_output_of_a_preempted_request_is_still_told_from_its_prompt(fake_ru
         scheduler.commit(batch, runner.run(batch))
     assert scheduler.num_preemptions > 0
     assert again > 0
+
+
+def test_each_field_of_a_row_is_what_its_name_says(fake_runner):
+    """The scheduler builds rows by position, which is faster."""
+    scheduler = make(fake_runner(block_size=4), max_num_batched_tokens=6)
+    params = greedy(min_tokens=2, stop_token_ids=[9, 11], logit_bias={5: 1.0}, max_tokens=5)
+    scheduler.add(NewRequest("other", [1], greedy()))
+    scheduler.add(NewRequest("own", [2, 3, 4, 5, 6, 7, 8], params.replace(seed=77)))
+    for start, tokens, samples in ((0, [2, 3, 4, 5, 6], False), (5, [7, 8], True)):
+        row = scheduler.schedule().requests[1]
+        blocks = scheduler.running[1].block_ids
+        assert row == ScheduledRequest(
+            request_id="own",
+            row=1,
+            num_tokens=len(tokens),
+            num_computed_tokens=start,
+            token_ids=tokens,
+            num_blocks=0 if start == 0 else 2,
+            new_block_ids=blocks if start == 0 else [],
+            samples=samples,
+            num_output_tokens=0,
+            params=params.replace(seed=77),
+            seed=77,
+            banned_token_ids=frozenset({9, 11}),
+            is_plain=False,
+            adapter_slot=-1,
+        )
 
 
 def test_logprobs_go_out_with_their_token(fake_runner):
