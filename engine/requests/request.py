@@ -140,12 +140,6 @@ class Request:
         """What only the first output has: the seed and the queue time; later None."""
         return (None, None) if self.num_output_tokens else (self.seed, self.queue_seconds)
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether a launched step will sample the request's last token."""
-        pending = self.num_pending
-        return pending > 0 and len(self.token_ids) + pending >= self.max_total_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
