@@ -30,7 +30,7 @@ from kiln.engine.errors import EngineClosedError, RequestError
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.requests.request import NewRequest, RequestOutput
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.text.outputs import Answer, begin_answers
+from kiln.engine.text.outputs import Answer, CompletionStream, begin_answers
 from kiln.engine.text.prompts import (
     Prompt,
     PromptInput,
@@ -291,6 +291,7 @@ class LLM:
     ) -> list[RequestOutput]:
         answers: dict[str, Answer] = {}
         results: list[RequestOutput] = []
+        firsts: list[CompletionStream] = []
         adapters = spread_lora(lora, len(prompts))
         levels = spread_priority(priority, len(prompts))
         for given, each, adapter, level in zip(prompts, params, adapters, levels, strict=True):
@@ -304,6 +305,7 @@ class LLM:
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]
             results.append(RequestOutput(request_id, given.text, prompt.token_ids, outputs))
+            firsts.append(made[0].stream)
         try:
             self.core.clear()  # of the last batch, if Ctrl-C came again while it was dropped
             # From here on the garbage collector skips all objects that exist now: steps create many
@@ -312,6 +314,8 @@ class LLM:
             for answer in answers.values():
                 self.core.add(answer.new)
             self._step_until_done(answers)
+            for result, first in zip(results, firsts, strict=True):
+                result.prompt_logprobs = first.prompt_logprobs
         finally:  # after an error or Ctrl-C, drop the whole batch from the engine
             gc.unfreeze()
             self.core.clear()

@@ -180,6 +180,9 @@ class Scheduler:
                 continue
             request.num_pending -= row.samples
             tokens = sampled.get(request_id)
+            if row.prompt is not None and tokens is not None and tokens.prompt_logprobs:
+                first = row.num_computed_tokens + row.prompt.offset
+                request.report_prompt(first, tokens.prompt_logprobs)
             if tokens is not None and tokens.error is not None:
                 self._release(request)
                 outputs.append(TokenOutput(request_id, [], "error", message=tokens.error))
@@ -216,7 +219,8 @@ class Scheduler:
     def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Schedule at most ``allowance`` tokens of a running request.
 
-        Preempts the last requests until one token fits; None if this one was preempted too.
+        Preempts running requests, from the last one on, until there is room for a token. Returns
+        None if this request itself had to be preempted.
         """
         while (row := self._row(request, allowance)) is None:
             if self._preempt() is request:
@@ -282,6 +286,7 @@ class Scheduler:
                 request.stop_token_ids if bans else _NO_TOKENS,
                 request.is_plain and not bans,
                 request.adapter_slot,
+                request.prompt_part(start, count),
             )
         )
 

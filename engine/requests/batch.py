@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kiln.engine.requests.request import TokenLogprobs
+from kiln.engine.requests.request import PromptPart, TokenLogprobs
 from kiln.engine.requests.sampling_params import SamplingParams
 
 
@@ -39,6 +39,7 @@ class ScheduledRequest(NamedTuple):
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
     is_plain: bool = False  # no logit is edited and no log-probability requested
     adapter_slot: int = -1
+    prompt: PromptPart | None = None  # with ``prompt_logprobs``, while the prompt is computed
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Batch:
         return all(self.columns.is_plain)
 
     @property
+    def reports_prompts(self) -> bool:
+        """Whether a request wants log-probabilities of prompt tokens."""
+        return any(self.columns.prompt)
+
+    @property
     def has_adapters(self) -> bool:
         """Whether a request uses a LoRA adapter."""
         slots: tuple[int, ...] = self.columns.adapter_slot
@@ -77,7 +83,8 @@ class Batch:
 class SampledTokens(NamedTuple):
     """The tokens sampled for one request, with their log-probabilities if requested.
 
-    If ``error`` is set there are no tokens: the logits held NaN or no finite value, or the step
+    ``prompt_logprobs`` are those of the row's ``prompt``; a row may have them and no tokens. If
+    ``error`` is set there are no tokens: the logits held NaN or no finite value, or the step
     raises even when it runs this request alone.
     """
 
@@ -85,6 +92,7 @@ class SampledTokens(NamedTuple):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class StepOutput(NamedTuple):

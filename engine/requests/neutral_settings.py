@@ -25,7 +25,6 @@ NEUTRAL_SETTINGS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "output_text_buffer_length": (None, 0),
         "prompt_logprob_start": (None,),
         "prompt_logprob_token_ids": (None,),
-        "prompt_logprobs": (None,),
         "repetition_detection": (None,),
         "routed_experts_prompt_start": (None, 0),
         "spaces_between_special_tokens": (None, True),

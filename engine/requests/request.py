@@ -42,14 +42,26 @@ class TokenLogprobs:
     top: list[tuple[int, float, int]]
 
 
+class PromptPart(NamedTuple):
+    """The tokens of a step whose next token's log-probability is wanted.
+
+    The first of them is ``offset`` tokens behind the request's first one in the step;
+    ``token_ids`` are the tokens of the prompt that follow each of them.
+    """
+
+    offset: int
+    token_ids: list[int]
+
+
 class TokenOutput(NamedTuple):
     """A request's output of one step: the message from engine to client.
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
     ``stop_token_ids`` or ``stop_string_ids`` that ended it, if any. ``message`` explains the finish
-    reason "error". ``seed`` and ``queue_seconds`` are set with the first token. The seed reproduces
-    the output under the same settings; the queue time is that from the request's arrival to its
-    first step.
+    reason "error". ``seed``, ``queue_seconds`` and ``prompt_logprobs`` come with the first token.
+    The seed reproduces the output under the same settings; the queue time is that from the
+    request's arrival to its first step; the log-probabilities are those of the prompt from its
+    second token on, if requested.
     """
 
     request_id: str
@@ -61,6 +73,7 @@ class TokenOutput(NamedTuple):
     message: str | None = None
     seed: int | None = None
     queue_seconds: float | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
@@ -77,6 +90,7 @@ def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
         num_cached_tokens=first.num_cached_tokens,
         seed=next((output.seed for output in outputs if output.seed is not None), None),
         queue_seconds=first.queue_seconds,
+        prompt_logprobs=first.prompt_logprobs,
     )
 
 
@@ -112,6 +126,7 @@ class Request:
     num_table_blocks: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the second token on
     level: int = 0
     waits_since: float = math.inf  # infinite while it does not wait
     place: float = 0.0
@@ -136,9 +151,28 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def told_once(self) -> tuple[int | None, float | None]:
-        """What only the first output has: the seed and the queue time; later None."""
-        return (None, None) if self.num_output_tokens else (self.seed, self.queue_seconds)
+    def told_once(self) -> tuple[int | None, float | None, list[TokenLogprobs] | None]:
+        """What only the first output has: seed, queue time and log-probabilities of the prompt."""
+        if self.num_output_tokens:
+            return None, None, None
+        reported = self.prompt_logprobs if self.params.prompt_logprobs is not None else None
+        return self.seed, self.queue_seconds, reported
+
+    def prompt_part(self, start: int, count: int) -> PromptPart | None:
+        """Return the part of a step whose log-probabilities are wanted, if any is.
+
+        The step computes ``count`` tokens from position ``start`` on. A preempted request does not
+        report a token twice.
+        """
+        first = max(start, len(self.prompt_logprobs))
+        end = min(start + count, self.num_prompt_tokens - 1)
+        if self.params.prompt_logprobs is None or first >= end:
+            return None
+        return PromptPart(first - start, self.token_ids[first + 1 : end + 1])
+
+    def report_prompt(self, first: int, logprobs: list[TokenLogprobs]) -> None:
+        """Keep the log-probabilities that are new, of the tokens behind position ``first``."""
+        self.prompt_logprobs += logprobs[len(self.prompt_logprobs) - first :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +206,15 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All outputs for one prompt of ``LLM.generate``."""
+    """All outputs for one prompt of ``LLM.generate``.
+
+    ``prompt_logprobs``, if requested, has an entry for each token of the prompt: None for the
+    first, then as in CompletionOutput.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -46,7 +46,8 @@ class SamplingParams(metaclass=_AllKeywords):
 
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1 keeps all tokens. ``max_tokens`` None generates
     up to the model's context. ``logprobs`` is the number of most likely tokens to report besides
-    the sampled one; 0 reports only the sampled one, None nothing. ``seed`` None picks one at
+    the sampled one; 0 reports only the sampled one, None nothing; ``prompt_logprobs`` does so for
+    the tokens of the prompt. ``seed`` None picks one at
     random. ``logit_bias`` is added to the logits of token ids. Then, for tokens in prompt or
     output, positive logits are divided and negative ones multiplied by ``repetition_penalty``. For
     tokens in the output, ``frequency_penalty`` times the number of occurrences and
@@ -72,6 +73,7 @@ class SamplingParams(metaclass=_AllKeywords):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -107,6 +109,9 @@ class SamplingParams(metaclass=_AllKeywords):
             self._check("seed", -MAX_SEED <= self.seed <= MAX_SEED, "a 64-bit integer")
         if self.logprobs is not None:
             self._check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+        if self.prompt_logprobs is not None:
+            fits = 0 <= self.prompt_logprobs <= MAX_LOGPROBS
+            self._check("prompt_logprobs", fits, f"0 to {MAX_LOGPROBS}")
         if self.truncate_prompt_tokens is not None:
             self._check_at_least("truncate_prompt_tokens", -1)
             self._check("truncate_prompt_tokens", self.truncate_prompt_tokens != 0, "-1 or a count")
@@ -160,7 +165,7 @@ class SamplingParams(metaclass=_AllKeywords):
             self._check(name, _is_number(getattr(self, name)), "a number")
         for name in ("top_k", "n", "min_tokens"):
             self._check(name, type(getattr(self, name)) is int, "an integer")
-        for name in ("seed", "max_tokens", "logprobs", "truncate_prompt_tokens"):
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
             value = getattr(self, name)
             self._check(name, value is None or type(value) is int, "an integer or null")
 
@@ -198,13 +203,17 @@ class SamplingParams(metaclass=_AllKeywords):
         return tuple(self.stop or ())
 
     def for_answer(self, index: int) -> SamplingParams:
-        """Return the settings of one of the ``n`` outputs: n=1, and the seed plus ``index``."""
+        """Return the settings of one of the ``n`` outputs: n=1, and the seed plus ``index``.
+
+        The first one reports the prompt for all.
+        """
         if self.n == 1:
             return self
         seed = self.seed
         if seed is not None:  # the sum wraps around in the range of seeds
             seed = (seed + index + MAX_SEED) % (2 * MAX_SEED + 1) - MAX_SEED
-        return self.replace(n=1, seed=seed)
+        reported = None if index else self.prompt_logprobs
+        return self.replace(n=1, seed=seed, prompt_logprobs=reported)
 
     def replace(self, **changes: object) -> SamplingParams:
         """Return a copy with some fields changed, validated again."""

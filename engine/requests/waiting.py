@@ -58,7 +58,7 @@ class ArrivalQueue(deque[Request]):
         self.appendleft(request)
 
     def start(self, request: Request, running: list[Request]) -> None:
-        """Move a waiting request to its place among the running ones, the last of which yields."""
+        """Move a waiting request to its place in ``running``; the last one is preempted first."""
         self.remove(request)
         running.append(request)
 
@@ -69,7 +69,7 @@ class ArrivalQueue(deque[Request]):
 
 
 class PriorityQueue(deque[Request]):
-    """By level, then by arrival; the head of this file says more.
+    """Ordered by level, then by arrival; see the docstring of this module.
 
     The level of a waiting request falls with time. Its place does not: the time at which it would
     reach level 0. The queue is sorted by places.
@@ -104,7 +104,7 @@ class PriorityQueue(deque[Request]):
         self.insert(index, request)
 
     def start(self, request: Request, running: list[Request]) -> None:
-        """Move a waiting request to its place among the running ones, the last of which yields."""
+        """Move a waiting request to its place in ``running``; the last one is preempted first."""
         self.remove(request)
         request.level, request.waits_since = _level(request, self._clock()), math.inf
         insort(running, request, key=_order)
@@ -112,7 +112,7 @@ class PriorityQueue(deque[Request]):
     def rebuild(self, requests: Iterable[Request]) -> None:
         """Queue all requests anew, given in the order of arrival, after an interrupt anywhere.
 
-        Those that waited keep their places.
+        Requests that waited before keep their places in the queue.
         """
         given = list(requests)
         self.clear()

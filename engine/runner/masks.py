@@ -26,7 +26,7 @@ class Masks:
     def of(self, requests: Sequence[ScheduledRequest], vocab: int) -> torch.Tensor | None:
         """Return the mask of the requests' rows of logits, [num_requests, ceil(vocab / 32)] int32.
 
-        None if no request restricts its tokens.
+        Returns None if every request may draw any token.
         """
         limited = [
             (index, request)

@@ -22,10 +22,14 @@ Sample = Callable[
 
 
 class Sampled(NamedTuple):
-    """The samples of a step. ``failed``: the ends of requests whose sampling raised, by id."""
+    """What a step found: samples, if any request samples, and reports of prompts, if wanted.
 
-    samples: Samples
+    ``failed``: the ends of requests whose sampling raised, by id.
+    """
+
+    samples: Samples | None
     failed: Mapping[str, SampledTokens] = {}
+    prompts: Samples | None = None
 
 
 def sample_or_fail_alone(

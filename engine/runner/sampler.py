@@ -67,17 +67,35 @@ class PendingSamples:
     def __init__(self, host: Samples, done: torch.cuda.Event | None) -> None:
         self._host, self._done = host, done
 
-    def wait(self, requests: Sequence[ScheduledRequest]) -> tuple[SampledTokens, ...]:
-        """Wait for the results of the requests that sampled, and return them."""
+    @classmethod
+    def copied(cls, samples: Samples) -> PendingSamples:
+        """Start to copy results, which nobody overwrites, to memory of their own."""
+        if samples.storage.device.type == "cpu":
+            return cls(samples, None)
+        host = torch.empty_like(samples.storage, device="cpu", pin_memory=True)
+        host.copy_(samples.storage, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return cls(Samples(host, len(samples.tokens)), done)
+
+    def wait_host(self) -> Samples:
+        """Wait for the results and return them."""
         if self._done is not None:
             self._done.synchronize()
+        return self._host
+
+    def wait(self, requests: Sequence[ScheduledRequest]) -> tuple[SampledTokens, ...]:
+        """Wait for the results of the requests that sampled, and return them."""
+        self.wait_host()
         tokens, errors = self._host.tokens.tolist(), self._host.errors.tolist()
         if not any(errors) and all(request.params.logprobs is None for request in requests):
             rows = zip(requests, tokens, strict=False)  # a graph has rows of padding
-            return tuple([_plain((row.request_id, [token], None, None)) for row, token in rows])
-        logprobs = _Logprobs(self._host)
+            return tuple(
+                [_plain((row.request_id, [token], None, None, None)) for row, token in rows]
+            )
+        logprobs = Logprobs(self._host)
         return tuple(
-            SampledTokens(request.request_id, [], error=_complaint(errors[row], request))
+            SampledTokens(request.request_id, [], error=complaint(errors[row], request))
             if errors[row]
             else SampledTokens(
                 request.request_id, [tokens[row]], logprobs.of(row, request.params.logprobs)
@@ -86,7 +104,7 @@ class PendingSamples:
         )
 
 
-class _Logprobs:
+class Logprobs:
     """The log-probabilities of a step, converted to lists once for all rows."""
 
     def __init__(self, host: Samples) -> None:
@@ -95,19 +113,22 @@ class _Logprobs:
         self._top = host.top_tokens.tolist(), host.top_logprobs.tolist()
 
     def of(self, row: int, wanted: int | None) -> list[TokenLogprobs] | None:
-        """Return the log-probabilities of a row; None if not requested."""
-        if wanted is None:
-            return None
+        """Return the log-probabilities of a row in a list; None if not requested."""
+        return None if wanted is None else [self.at(row, wanted)]
+
+    def at(self, row: int, wanted: int) -> TokenLogprobs:
+        """Return the log-probabilities of a row, and of the ``wanted`` most likely tokens."""
         ids, values = (column[row][:wanted] for column in self._top)
         top = [
             (token, value, rank)
             for rank, (token, value) in enumerate(zip(ids, values, strict=True), start=1)
             if token >= 0
         ]
-        return [TokenLogprobs(self._tokens[row], self._values[row], self._ranks[row], top)]
+        return TokenLogprobs(self._tokens[row], self._values[row], self._ranks[row], top)
 
 
-def _complaint(error: int, request: ScheduledRequest) -> str:
+def complaint(error: int, request: ScheduledRequest) -> str:
+    """Return what is wrong with a request's logits, from the sampler's number of the error."""
     what = _COMPLAINTS[error]
     if error == NOTHING and request.banned_token_ids:
         return "only stop tokens can be sampled, but min_tokens is not reached: lower min_tokens"

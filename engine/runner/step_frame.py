@@ -3,6 +3,7 @@
 requests, tokens and rows of the graph (-1: none), is_decode, its place in VARIANTS
 is_plain of each request
 adapter slot of each request
+offset and number of the prompt tokens to report of each request (0, 0: none)
 the message that the device reads (kiln.jit_kernels.ops.step.message)
 """
 
@@ -14,10 +15,11 @@ import numpy as np
 
 from kiln.engine.graphs.runner import VARIANTS, GraphKey
 from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.requests.request import PromptPart
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.jit_kernels.ops.step.message import records_of
 
-_HEADER = 5
+_HEADER, _LISTS = 5, 4
 # What rank 0 alone needs of a request, and what ``decode`` replaces.
 _REQUEST = ScheduledRequest(
     request_id="", row=0, num_tokens=0, num_computed_tokens=0, token_ids=[], num_blocks=0,
@@ -38,7 +40,9 @@ def encode(frame: StepFrame) -> bytes:
     of, key = frame.batch.columns, frame.key
     count = len(frame.batch.requests)
     size = (-1, -1, 0, 0) if key is None else (*key[:3], VARIANTS.index(key.variant))
-    head = np.array((count, *size, *of.is_plain, *of.adapter_slot), np.int32)
+    reported = ((0, 0) if one is None else (one.offset, len(one.token_ids)) for one in of.prompt)
+    offsets, numbers = zip(*reported, strict=True)
+    head = np.array((count, *size, *of.is_plain, *of.adapter_slot, *offsets, *numbers), np.int32)
     return head.tobytes() + frame.words.tobytes()
 
 
@@ -49,8 +53,9 @@ def decode(content: bytes) -> StepFrame:
     """
     words = np.frombuffer(content, np.int32)
     count, tokens, rows, is_decode, variant = words[:_HEADER].tolist()
-    message = words[_HEADER + 2 * count :]
-    plain, slots = words[_HEADER : _HEADER + 2 * count].reshape(2, count).tolist()
+    end = _HEADER + _LISTS * count
+    message = words[end:]
+    plain, slots, offsets, numbers = words[_HEADER:end].reshape(_LISTS, count).tolist()
     records = records_of(message, count)
     names = ("row", "count", "start", "num_blocks", "sample")
     row, num_tokens, start, num_blocks, sample = (records[name].tolist() for name in names)
@@ -63,7 +68,13 @@ def decode(content: bytes) -> StepFrame:
         samples=[place >= 0 for place in sample],
         is_plain=map(bool, plain),
         adapter_slot=slots,
+        prompt=map(_part, offsets, numbers),
     )
     requests = tuple(map(ScheduledRequest._make, zip(*columns, strict=True)))
     key = None if tokens < 0 else GraphKey(tokens, rows, bool(is_decode), VARIANTS[variant])
     return StepFrame(Batch(requests), key, message)
+
+
+def _part(offset: int, number: int) -> PromptPart | None:
+    """Return a report of the same size: every rank computes its part of the same logits."""
+    return PromptPart(offset, [0] * number) if number else None

@@ -220,6 +220,8 @@ class StepGraphs:
     def can_run(self, batch: Batch) -> str:
         """Return why a batch cannot run in a graph; "" if it can."""
         assert self.runner is not None
+        if batch.reports_prompts:
+            return "log-probabilities of a prompt"
         if batch.has_adapters:
             if self._adapters is None:
                 return "a LoRA adapter"

@@ -17,6 +17,7 @@ from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, S
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.masks import Masks
+from kiln.engine.runner.prompt_logprobs import PendingPrompts, report_prompts
 from kiln.engine.runner.sample_alone import Sampled, sample_or_fail_alone
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
 from kiln.engine.runner.step_frame import StepFrame
@@ -25,12 +26,16 @@ from kiln.jit_kernels.ops.sampling.functions import sample_tokens
 
 
 class PendingStep(NamedTuple):
-    """A launched step. ``samples`` is None if no request samples; ``failed`` as of Sampled."""
+    """A launched step. ``samples`` is None if no request samples; ``failed`` as of Sampled.
+
+    ``prompts`` is None if no request reports its prompt.
+    """
 
     description: str
     sampling: Sequence[ScheduledRequest]
     samples: PendingSamples | None
     failed: Mapping[str, SampledTokens]
+    prompts: PendingPrompts | None = None
 
 
 class Steps:
@@ -102,13 +107,12 @@ class Steps:
 
     def collect(self, step: PendingStep) -> StepOutput:
         """Wait for a step and return its tokens. Raises DeviceError if device or rank is lost."""
-        if step.samples is None:
-            self._group.check()
-            return StepOutput(())
         with explained(self._step.device, step.description):
-            tokens = step.samples.wait(step.sampling)
+            tokens = () if step.samples is None else step.samples.wait(step.sampling)
             if step.failed:
                 tokens = tuple(step.failed.get(one.request_id, one) for one in tokens)
+            if step.prompts is not None:
+                tokens = step.prompts.added_to(tokens)
             output = StepOutput(tokens)
         self._group.check()  # sums without all ranks give tokens that mean nothing
         return output
@@ -122,8 +126,9 @@ class Steps:
         """Start to copy the results of a step to the host."""
         if sampled is None:
             return PendingStep(about, (), None, {})
-        copies = self._copies.begin(sampled.samples)
-        return PendingStep(about, _sampling(batch), copies, sampled.failed)
+        copies = None if sampled.samples is None else self._copies.begin(sampled.samples)
+        prompts = None if sampled.prompts is None else PendingPrompts(sampled.prompts, batch)
+        return PendingStep(about, _sampling(batch), copies, sampled.failed, prompts)
 
     def _choose_graph(self, batch: Batch) -> GraphKey | None:
         """Return the graph that a batch runs in; None, and the reason is counted, if in none."""
@@ -156,10 +161,14 @@ class Steps:
     def _run_layers(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
         inputs = self._step.inputs.make(batch)
         hidden = self._step.hidden(inputs)
+        prompts = None
+        if batch.reports_prompts:
+            prompts = report_prompts(self._step.model, hidden, batch)
         if not sampling:
-            return None
+            return None if prompts is None else Sampled(None, prompts=prompts)
         logits = self._step.model.logits(hidden.index_select(0, inputs.sample_rows))
-        return self._sample(logits, sampling)
+        sampled = self._sample(logits, sampling)
+        return None if sampled is None else sampled._replace(prompts=prompts)
 
     def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
         """Sample on every rank alike; where a request edits its logits, on rank 0 for all.
@@ -174,6 +183,7 @@ class Steps:
         if self._group.rank == 0:
             each = partial(sample, masks=self._masks)
             sampled = sample_or_fail_alone(each, logits, settings, keys, sampling)
+            assert sampled.samples is not None
             own.copy_(sampled.samples.tokens)
         self._group.broadcast(own)
         return sampled

@@ -54,18 +54,28 @@ class CompletionForm:
 
     def answer(self) -> Completion:
         """Return the complete response body."""
-        choices: list[CompletionChoice] = [
-            {
-                "index": one.index,
-                "text": self._prompt(one.index) + one.text,
-                "logprobs": self._write_logprobs(one),
-                "finish_reason": finish_reason(one.finish_reason),
-                "stop_reason": one.stop_reason,
-                "seed": one.seed,
-            }
-            for one in self._generation.completions
-        ]
+        choices = [self._whole(one) for one in self._generation.completions]
         return {**self._chunk(*choices), "usage": self._generation.usage}
+
+    def _whole(self, one: CompletionOutput) -> CompletionChoice:
+        """Return a complete output."""
+        prompt, text = self._prompt(one.index), one.text
+        logprobs = self._write_logprobs(one)
+        ended, by = finish_reason(one.finish_reason), one.stop_reason
+        if self._generation.body.only_echoes:
+            text, logprobs, ended, by = "", None, "length", None
+        reported = self._generation.prompt_logprobs(one.index)
+        if self._echo and self._logprobs is not None and reported is not None:
+            ids = self._generation.prompts[one.index // self._generation.params.n].token_ids
+            logprobs = self._logprobs.echoed(ids, reported, logprobs, prompt)
+        return {
+            "index": one.index,
+            "text": prompt + text,
+            "logprobs": logprobs,
+            "finish_reason": ended,
+            "stop_reason": by,
+            "seed": one.seed,
+        }
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
         chunk: Completion = {

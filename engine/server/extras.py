@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from kiln.engine.server.forms import Form
@@ -16,7 +17,8 @@ class WithExtras:
 
     ``return_token_ids``: a chat has ``prompt_token_ids`` once, in its first chunk; completions have
     them in each choice's. ``token_ids`` of a choice are the new ones in a chunk.
-    ``continuous_usage_stats``: each chunk has the token counts so far.
+    ``continuous_usage_stats``: each chunk has the token counts so far. ``prompt_logprobs``: as of
+    vLLM, once in a chat and in each choice of completions.
     """
 
     def __init__(self, form: Form, generation: Generation) -> None:
@@ -45,6 +47,8 @@ class WithExtras:
     def answer(self) -> Answer:
         """Return the complete response body."""
         answer = self._form.answer()
+        if self._generation.body.prompt_logprobs is not None:
+            answer = self._with_prompt_logprobs(answer)
         if not self._wants_ids:
             return answer
         choices = []
@@ -71,6 +75,21 @@ class WithExtras:
             self._begun.add(index)
             new["choices"] = [{**choice, **ids}]
         return cast(Chunk, new)
+
+    def _with_prompt_logprobs(self, answer: Answer) -> Answer:
+        if _is_chat(answer):
+            return cast(Answer, {**answer, "prompt_logprobs": self._prompt_logprobs(0)})
+        choices = [
+            {**choice, "prompt_logprobs": self._prompt_logprobs(index)}
+            for index, choice in enumerate(answer["choices"])
+        ]
+        return cast(Answer, {**answer, "choices": choices})
+
+    def _prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
+        return [
+            None if entries is None else {str(one): asdict(own) for one, own in entries.items()}
+            for entries in self._generation.prompt_logprobs(index) or ()
+        ]
 
     def _prompt(self, index: int) -> list[int]:
         generation = self._generation

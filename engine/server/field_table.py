@@ -67,6 +67,8 @@ COMMON = (
         presence_penalty="Subtracted from the logits of tokens already generated, -2 to 2",
         frequency_penalty="Subtracted for each time a token was generated, -2 to 2",
         repetition_penalty="Divides the positive logits of tokens in prompt or output, 0.01 to 10",
+        prompt_logprobs="Return log-probabilities of the prompt's tokens, and of this many most "
+        "likely ones at each, 0 to 20; not in a stream",
         logit_bias="Added to the logits of token ids, -100 to 100",
         allowed_token_ids="The only token ids that may be sampled",
         bad_words="Texts that the output does not contain: no token that completes one is sampled",
@@ -84,7 +86,7 @@ COMMON = (
     *_neutral("No effect", "service_tier", values=(None, "auto", "default")),
     *_settings(
         *("best_of", "early_stopping", "length_penalty"),
-        *("logits_processors", "prompt_logprobs", "repetition_detection"),
+        *("logits_processors", "repetition_detection"),
         *("spaces_between_special_tokens", "structured_outputs", "thinking_token_budget"),
         "use_beam_search",
     ),
@@ -126,7 +128,8 @@ COMPLETION = (
     *COMMON,
     *_acting(
         prompt="A text, a list of texts, a list of token ids, or a list of such lists",
-        echo="Begin each output with its prompt",
+        echo="Begin each output with its prompt, its log-probabilities included; with max_tokens 0 "
+        "there is nothing else",
         logprobs="Return log-probabilities of this many most likely tokens, 0 to 20",
     ),
     *_refused("suffix", values=(None, "")),

@@ -7,6 +7,7 @@ means the same as an absent field. A field of OpenAI's that Kiln does not suppor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -114,3 +115,8 @@ PromptField = Annotated[
 def listed(entry: Any) -> Any:
     """Return the type of a list that reports only its first invalid entry."""
     return Annotated[list[entry], _FAIL_FAST]
+
+
+def dumped(models: Sequence[StrictModel] | None) -> list[dict[str, Any]]:
+    """Return models as they were sent."""
+    return [model.model_dump(exclude_unset=True) for model in models or ()]

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
 from kiln.engine.errors import KilnError
-from kiln.engine.requests.request import CompletionOutput, TokenOutput
+from kiln.engine.requests.request import CompletionOutput, Logprob, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import GenerationRequest
@@ -73,11 +73,18 @@ class Generation:
         """The outputs in the order of their indices; complete after ``deltas`` ends."""
         return [answer.stream.completion for answer in self._answers.values()]
 
+    def prompt_logprobs(self, index: int) -> list[dict[int, Logprob] | None] | None:
+        """Return the log-probabilities of the prompt of output ``index``, if requested."""
+        first = index - index % self.params.n
+        return self._answers[f"{self.request_id}-{first}"].stream.prompt_logprobs
+
     @property
     def usage(self) -> Usage:
         """The token counts so far; a prompt counts once, regardless of ``n``."""
         prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
         completion = sum(len(one.token_ids) for one in self.completions)
+        if self.body.only_echoes:  # the engine generates a token, which nobody gets
+            completion = 0
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kiln.engine.requests.request import CompletionOutput, Logprob
 from kiln.engine.server.responses import ChatLogprobs, CompletionLogprobs, TopLogprob
+from kiln.engine.text.detokenizer import Detokenizer
 from kiln.engine.text.outputs import CompletionDelta
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -40,15 +41,52 @@ class LogprobWriter:
             "top_logprobs": [],
         }
         for token_id, position in _positions(part):
-            written["tokens"].append(self._name(token_id))
-            written["token_logprobs"].append(_finite(position[token_id].logprob))
-            # OpenAI also lists the sampled token, even if it is not among the most likely. Of two
-            # tokens with the same text, it comes first, and else the more likely one.
-            top: dict[str, float] = {}
-            for token, entry in [(token_id, position[token_id]), *self._likely(position)]:
-                top.setdefault(self._name(token), _finite(entry.logprob))
-            written["top_logprobs"].append(top)
+            self._append(written, token_id, position)
         return written
+
+    def echoed(
+        self,
+        token_ids: Sequence[int],
+        prompt: Sequence[Mapping[int, Logprob] | None],
+        then: CompletionLogprobs | None,
+        text: str,
+    ) -> CompletionLogprobs:
+        """Return the positions of a prompt, whose text is ``text``, and those of its output."""
+        offsets = [0] * len(token_ids)
+        if self._tokenizer is not None:
+            shown = Detokenizer(self._tokenizer, with_offsets=True)
+            shown.push(token_ids)
+            offsets = [min(one, len(text)) for one in shown.offsets]
+        written: CompletionLogprobs = {
+            "text_offset": offsets,
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+        for token_id, position in zip(token_ids, prompt, strict=True):
+            self._append(written, token_id, position)
+        if then is not None:
+            written["text_offset"] += [len(text) + one for one in then["text_offset"]]
+            written["token_logprobs"] += then["token_logprobs"]
+            written["tokens"] += then["tokens"]
+            written["top_logprobs"] += then["top_logprobs"]
+        return written
+
+    def _append(
+        self, written: CompletionLogprobs, token_id: int, position: Mapping[int, Logprob] | None
+    ) -> None:
+        written["tokens"].append(self._name(token_id))
+        if position is None:  # nothing comes before the first token of a prompt
+            written["token_logprobs"].append(None)
+            written["top_logprobs"].append(None)
+            return
+        written["token_logprobs"].append(_finite(position[token_id].logprob))
+        # OpenAI also lists the token itself, even if it is not among the most likely. If two tokens
+        # have the same text, the token itself is kept, or else the more likely one.
+        top: dict[str, float] = {}
+        for token, entry in [(token_id, position[token_id]), *self._likely(position)]:
+            top.setdefault(self._name(token), _finite(entry.logprob))
+        written["top_logprobs"].append(top)
 
     def _likely(self, position: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:
         """Return the ``count`` most likely tokens of a position, most likely first."""

@@ -5,7 +5,6 @@ Types are checked here. Ranges are checked by SamplingParams, for the server and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,6 +25,7 @@ from kiln.engine.server.fields import (
     StopTokenIds,
     StrictModel,
     TokenIds,
+    dumped,
     listed,
 )
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
@@ -100,6 +100,7 @@ class GenerationRequest(StrictModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    prompt_logprobs: Int | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: BadWords | None = None
@@ -112,6 +113,8 @@ class GenerationRequest(StrictModel):
     def _stream_options_need_stream(self) -> GenerationRequest:
         if not self.stream and (self.include_usage or self.continuous_usage):
             raise ApiError(400, "stream_options: needs stream to be true", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError(400, "prompt_logprobs: is not available in a stream", "prompt_logprobs")
         return self
 
     @property
@@ -127,6 +130,11 @@ class GenerationRequest(StrictModel):
     @property
     def echoes(self) -> bool:
         """Whether each output starts with its prompt."""
+        return False
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether each output is its prompt alone."""
         return False
 
     @property
@@ -147,6 +155,11 @@ class GenerationRequest(StrictModel):
     def wanted_logprobs(self) -> int | None:
         """How many of the most likely tokens to report at each position; None: disabled."""
         return None
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """How many of the most likely tokens to report at each token of the prompt."""
+        return self.prompt_logprobs
 
     @property
     def prompt_field(self) -> str:
@@ -189,6 +202,7 @@ class GenerationRequest(StrictModel):
             **given,
             "max_tokens": self.default_max_tokens if asked is None else asked,
             "logprobs": self.wanted_logprobs,
+            "prompt_logprobs": self.wanted_prompt_logprobs,
         }
         try:
             return SamplingParams(**settings)
@@ -279,11 +293,6 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
         return names
 
 
-def dumped(models: Sequence[StrictModel] | None) -> list[dict[str, Any]]:
-    """Return models as they were sent."""
-    return [model.model_dump(exclude_unset=True) for model in models or ()]
-
-
 class CompletionRequest(_CompletionRows, GenerationRequest):
     """The body of POST /v1/completions."""
 
@@ -293,8 +302,10 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise ApiError(400, "echo: is not supported together with logprobs yet", "echo")
+        if self.echo and self.logprobs is not None and self.stream:
+            raise ApiError(400, "echo: together with logprobs is not available in a stream", "echo")
+        if self.max_tokens == 0 and (self.stream or not self.echo):
+            raise ApiError(400, "max_tokens: 0 is only for echo, and not in a stream", "max_tokens")
         if not self.prompt and not isinstance(self.prompt, str):
             raise ApiError(400, "prompt: the list is empty", "prompt")
         return self
@@ -303,6 +314,21 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
     def echoes(self) -> bool:
         """Whether each output starts with its prompt."""
         return bool(self.echo)
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether each output is its prompt alone."""
+        return self.max_tokens == 0
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        """The requested limit of output tokens, if any; the engine generates one at least."""
+        return 1 if self.only_echoes else self.max_tokens
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """How many of the most likely tokens to report at each token of the prompt."""
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Tokenize text prompts; a prompt has one of four forms."""

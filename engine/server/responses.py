@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import (
+    Any,
     Literal,
     NotRequired,  # pydantic's schemas need these
     Required,
@@ -119,6 +120,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
 
 
 class Delta(TypedDict, total=False):
@@ -156,12 +158,15 @@ class ChatChunk(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """The log-probabilities of a completion: four lists with one entry per token."""
+    """The log-probabilities of a completion: four lists with one entry per token.
+
+    The first token of an echoed prompt has none.
+    """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(TypedDict):
@@ -175,6 +180,7 @@ class CompletionChoice(TypedDict):
     seed: NotRequired[int | None]
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
 
 
 class Completion(TypedDict):

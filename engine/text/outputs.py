@@ -47,7 +47,8 @@ class CompletionStream:
     Stop strings are detected here, because the core handles no text; but one that is the text of a
     special token is a stop token of the core, since such text may be left out of the output. If
     ``stopped_early`` becomes true, the caller must abort the request in the core and push no more.
-    Without a tokenizer the text stays empty.
+    Without a tokenizer the text stays empty. ``prompt_logprobs`` as in RequestOutput, from the
+    first token on.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class CompletionStream:
         )
         self.stop_tokens = _stop_tokens(tokenizer, params)
         self.stopped_early = False
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._params = params
         self._tokenizer = tokenizer
         self._text: list[str] = []
@@ -104,6 +106,8 @@ class CompletionStream:
             reason, stop_reason = "stop", None
         if output.seed is not None:
             self.completion.seed = output.seed
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *(self._logprobs(output.prompt_logprobs) or ())]
         delta = CompletionDelta(
             text=text,
             token_ids=token_ids,

@@ -1,9 +1,10 @@
-// mask[r] loses the last token of each word whose other tokens are the last ones of r's request.
+// Clears in mask[r] the last token of each word of row r, if the other tokens of the word are the
+// last tokens of the row's request.
 //
 // mask: [rows, ceil(vocab / 32)], one bit per token, lowest bit first; 1 allows the token. words:
 // [num_words] Word. word_tokens: the tokens of all words, one after the other. token_pool:
-// [num_slots], the token of each slot of the KV pool; tables: [., max_blocks], the blocks of each
-// request. No compile-time parameters.
+// [num_slots], the token of each slot of the KV pool; tables: [max_requests, max_blocks], the
+// blocks of each request. No compile-time parameters.
 //
 // Work split: one thread per word. Several words may ban tokens of one element of the mask, so it
 // is changed atomically.
@@ -34,7 +35,8 @@ ban_words(uint32_t* mask, const int32_t* words, const int32_t* word_tokens,
   if (begin < 0) return;
   for (int i = 0; i < word.size - 1; ++i) {
     const int position = begin + i;
-    const int64_t slot = int64_t(blocks[position / block_size]) * block_size + position % block_size;
+    const int64_t slot =
+        int64_t(blocks[position / block_size]) * block_size + position % block_size;
     if (token_pool[slot] != word_tokens[word.first + i]) return;
   }
   const int token = word_tokens[word.first + word.size - 1];

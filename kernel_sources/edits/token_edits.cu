@@ -1,16 +1,17 @@
-// The logit edits of rows, as sample_tokens reads them. Row r has these, in any order, as elements
-// spans[r][0] .. spans[r][1] - 1 of tokens, counts and biases:
-//   each of its fixed tokens, with its bias
-//   each other token among the first `length` tokens of its request, with bias 0
+// Lists the logit edits of each row for sample_tokens. The edits of row r are the elements
+// spans[r][0] .. spans[r][1] - 1 of tokens, counts and biases, in any order:
+//   each fixed token of the row, with its bias
+//   each other token that is among the first `length` tokens of the row's request, with bias 0
 // counts: how often the token occurs from position `prompt` on; 0: only before it; -1: nowhere.
 //
-// jobs: [rows] Job. fixed_tokens, fixed_biases: [num_fixed], the lists of all rows; a row lists a
-// token once. token_pool: [num_slots], the token of each slot of the KV pool; tables: [.,
-// max_blocks], the blocks of each request. count_table: [blocks, vocab], zeros before and after. No
-// compile-time parameters.
+// jobs: [rows] Job. fixed_tokens and fixed_biases: [num_fixed], the lists of all rows, one after the
+// other. No token is twice in the list of one row. token_pool: [num_slots], the token in each slot
+// of the KV pool. tables: [max_requests, max_blocks], the blocks of each request. count_table:
+// [blocks, vocab], which holds zeros before and after the launch. No compile-time parameters.
 //
 // Work split: each block takes every gridDim.x-th row. First it counts the tokens of the request in
-// its row of `count_table`. Then whoever takes a count out of there, which leaves a zero, lists the token.
+// its row of `count_table`. Then the thread that takes a count out of there lists the token, and
+// leaves a zero.
 // Memory: blocks share nothing. Within a block, counting and listing are a barrier apart.
 // Callers: there is room for num_fixed + min(length, vocab) elements from a row's `first` on. A
 // count is less than 2^30.

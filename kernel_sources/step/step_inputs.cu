@@ -8,9 +8,9 @@
 // blocks of every request that has a row; a record's new blocks are added first. block_table:
 // [requests, max_blocks], the table rows of the step's requests, in their order. sampled: [rows]
 // int32, the tokens that the step before sampled. token_pool: [num_slots], the token of each slot
-// of the KV pool. Outputs may be longer than the step (a captured
-// graph has fixed sizes). The rest is padding without effect: slot -1, length 0, greedy sampling of
-// token 0's logits. No compile-time parameters.
+// of the KV pool. Outputs may be longer than the step (a captured graph has fixed sizes). The rest
+// is padding without effect: slot -1, length 0, greedy sampling of token 0's logits. No compile-time
+// parameters.
 //
 // Work split: one block per request, padding included; all blocks share the padding of tokens and
 // samples.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# In a process of its own, which forks: it has one thread.
+# Runs in a process of its own, which has one thread: only then is it safe to fork.
 KILLS = """
 import json, sys
 from pathlib import Path

@@ -6,6 +6,7 @@ import json
 import zlib
 
 import pytest
+from greedy_models import COMMON
 
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.models.registry import known_families
@@ -276,3 +277,19 @@ def small_config():
         return {**_SIZES, **own, **more, "architectures": [architecture]}
 
     return config
+
+
+@pytest.fixture(scope="session")
+def random_llama(tmp_path_factory):
+    """Transformers' Llama of random float32 weights, and its folder."""
+    import torch
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.LlamaConfig(**COMMON)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    folder = tmp_path_factory.mktemp("random-llama")
+    model.save_pretrained(folder)
+    return model, folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from greedy_models import COMMON
 
 from kiln import LLM, SamplingParams
 
@@ -13,31 +12,17 @@ PROMPTS = [[5, 9, 5, 11], [7] * 19, list(range(20, 55)), [3]]
 GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    import transformers
-
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(**COMMON)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
-    folder = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(folder)
-    return model, folder
-
-
-def wanted(model, prompt, **options):
+def wanted(network, prompt, **options):
     """Transformers' answer to a prompt."""
     ids = torch.tensor([prompt])
     options = {"do_sample": False, "max_new_tokens": NUM_TOKENS, **options}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :]
+    return network.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :]
 
 
 @pytest.fixture(scope="module")
-def cases(model):
+def cases(random_llama):
     """Requests, and what transformers answers to each of them."""
-    network, _ = model
+    network, _ = random_llama
     plain = [wanted(network, prompt).tolist() for prompt in PROMPTS]
     made = []
     for prompt, answer in zip(PROMPTS, plain, strict=True):
@@ -71,9 +56,9 @@ def cases(model):
     ],
     ids=["ahead", "chunks", "preempted", "not ahead", "graphs"],
 )
-def test_tokens_are_those_of_transformers(model, cases, environment, flags, variables):
+def test_tokens_are_those_of_transformers(random_llama, cases, environment, flags, variables):
     environment(**variables)
-    llm = LLM(str(model[1]), dtype="float32", **flags)
+    llm = LLM(str(random_llama[1]), dtype="float32", **flags)
     found = llm.generate([prompt for prompt, _, _ in cases], [params for _, params, _ in cases])
     stats = llm.core.stats()
     llm.close()
@@ -86,9 +71,9 @@ def test_tokens_are_those_of_transformers(model, cases, environment, flags, vari
         assert stats.steps_not_ahead < 5, "the first one, and those that wait for rows or blocks"
 
 
-def test_frequency_and_presence_count_the_output_alone(model):
+def test_frequency_and_presence_count_the_output_alone(random_llama):
     """With the tokens of the prompt in the count, the first token would differ."""
-    network, folder = model
+    network, folder = random_llama
     llm = LLM(str(folder), dtype="float32")
     params = SamplingParams(
         temperature=0,

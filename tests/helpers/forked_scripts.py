@@ -33,7 +33,8 @@ def run_forked(
 ) -> list[Any]:
     """Run the ``main`` of a script of tools/gpu in each rank; return rank 0's rows.
 
-    Raises RankFailed, also for ranks that may fail. ``seconds`` are not limited.
+    Raises RankFailed if any rank fails, also one of ``may_fail``. There is no time limit:
+    ``seconds`` is ignored.
     """
     with tempfile.TemporaryDirectory() as folder, Ranks(world) as ranks:
         ranks.call(

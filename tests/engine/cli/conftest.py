@@ -34,9 +34,9 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 @pytest.fixture
 def kiln(capsys):
-    """Run a command line in this process, which has imported torch already; return what is left.
+    """Run a command line in this process, which has imported torch already; return its outcome.
 
-    What it starts are processes of their own.
+    Engines that the command starts still run in their own processes.
     """
 
     def run(*arguments, stdin="", **environment):

@@ -72,7 +72,7 @@ def test_a_config_alone_is_measured_without_a_server_package(folder, tmp_path):
     assert row["output_tokens_per_s"] == pytest.approx(row["output_tokens"] / row["seconds"])
 
 
-# A small pool: the memory of the usual one takes a second to clear.
+# A small pool is enough.
 DUMMY = ("--load-format", "dummy", "--device", "cpu", "--kv-memory-gib", "0.01")
 
 

@@ -12,7 +12,7 @@ from kiln.engine.bench import choice, vllm_engine
 from kiln.engine.bench.kiln_engine import KilnEngine
 from kiln.engine.cli.main import main
 
-# A small pool: the memory of the usual one takes a second to clear.
+# A small pool is enough.
 DUMMY = ("--load-format", "dummy", "--device", "cpu", "--kv-memory-gib", "0.01")
 OUTPUT_TOKENS = at_depth(6, 30)
 ROW = {

@@ -20,7 +20,7 @@ from kiln.engine.distributed.command import module_command
 from kiln.engine.process.child import EngineProcess
 
 ROOT = Path(package.__file__).parents[1]
-SMALL = ("--kv-memory-gib", "0.1")  # the memory of the usual KV pool takes a second to clear
+SMALL = ("--kv-memory-gib", "0.1")
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 
 

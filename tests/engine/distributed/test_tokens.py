@@ -136,6 +136,19 @@ def test_a_request_whose_sampling_raises_fails_alone(
     assert tokens_of(llm) == plain
 
 
+def test_the_prompts_of_two_ranks_are_reported_as_those_of_one(made, llm_of, prompts):
+    """Each rank has a part of the vocabulary, and helps with every row of logits."""
+    folder, _ = made("qwen3")
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=3)
+    alone, two = (llm_of(folder, world).generate(prompts, params) for world in (1, 2))
+    for one, other in zip(alone, two, strict=True):
+        assert len(one.prompt_logprobs) == len(one.prompt_token_ids)
+        for mine, theirs in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+            assert mine.keys() == theirs.keys()
+            for token, entry in mine.items():
+                assert entry.logprob == pytest.approx(theirs[token].logprob, abs=1e-4)
+
+
 def test_random_weights_are_the_same_for_any_number_of_ranks(made, llm_of, tokens_of):
     folder, _ = made("qwen2-moe")
     alone, two = (tokens_of(llm_of(folder, world, load_format="dummy")) for world in (1, 2))

@@ -143,6 +143,11 @@ def _bad_words(complete):
     assert complete(temperature=0, bad_words=[])["choices"][0]["text"] == whole
 
 
+def _prompt_logprobs(complete):
+    (choice,) = complete(prompt_logprobs=1, prompt=[5, 6, 7])["choices"]
+    assert [entries is None for entries in choice["prompt_logprobs"]] == [True, False, False]
+
+
 def _penalty(field, value):
     """Two tokens lie far above all others and nearly level: the penalty makes them take turns."""
 
@@ -198,6 +203,7 @@ ACTS = {
     "logit_bias": _logit_bias,
     "allowed_token_ids": _allowed_token_ids,
     "bad_words": _bad_words,
+    "prompt_logprobs": _prompt_logprobs,
     "return_token_ids": _return_token_ids,
     "truncate_prompt_tokens": _truncate_prompt_tokens,
     "presence_penalty": _penalty("presence_penalty", 2),
