@@ -83,7 +83,7 @@ class KilnEngine:
     def _find_lora_backend(self) -> str | None:
         """Return what computes the adapters' parts, and why; None without adapters."""
         runner = self._loaded.core.runner
-        return runner.kernels.get("lora") if isinstance(runner, ModelRunner) else None
+        return runner.loaded.kernels.get("lora") if isinstance(runner, ModelRunner) else None
 
     @property
     def _loaded(self) -> LLM:

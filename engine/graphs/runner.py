@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 
 import torch
@@ -21,8 +20,11 @@ _MEASURED = 8  # graphs: the driver allocates in large chunks
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
-CaptureHook = Callable[[int], AbstractContextManager[object]]
-"""Is entered before the first capture, with the most tokens of a graph; left after the last."""
+Step = Callable[["GraphKey", Between], torch.Tensor]
+"""Runs a step of a fixed size, padding included, on tensors whose addresses never change.
+
+It returns the logits [rows, vocab_size]. What cannot be captured goes to ``between``.
+"""
 
 
 class GraphKey(NamedTuple):
@@ -65,31 +67,25 @@ class Captured(NamedTuple):
 class CudaGraphRunner:
     """Whole steps, from the inputs to the sampled tokens, each captured for a size.
 
-    ``step(key, between)`` runs such a step of a fixed size, padding included, on tensors whose
-    addresses never change, and returns the logits. What cannot be captured goes to ``between``.
-    ``addresses()`` returns the addresses: a graph is not replayed if they are not those of its
-    capture. With ``strict`` a graph that cannot be captured is an error; else steps of its size run
-    in a larger graph or without one. ``agree`` returns the least of all ranks' numbers.
+    ``addresses()`` returns the addresses of all inputs: no graph is replayed if they are not those
+    of the capture. With ``strict`` a graph that cannot be captured is an error; else steps of its
+    size run in a larger graph or without one. ``agree`` returns the least of all ranks' numbers.
     """
 
     def __init__(
         self,
-        step: Callable[[GraphKey, Between], torch.Tensor],
-        keys: Sequence[GraphKey],
+        keys: Iterable[GraphKey],
         device: GraphDevice,
         addresses: Callable[[], tuple[int, ...]],
         *,
-        hooks: Sequence[CaptureHook] = (),
         garbage_collection: bool = False,
         strict: bool = False,
         agree: Callable[[Sequence[int]], list[int]] = list,
     ) -> None:
         self.keys = tuple(sorted(set(keys)))
         self.counts = GraphCounts()
-        self._step = step
         self._device = device
         self._addresses = addresses
-        self._hooks = hooks
         self._garbage_collection = garbage_collection
         self._strict = strict
         self._agree = agree
@@ -102,19 +98,16 @@ class CudaGraphRunner:
         """Whether the graphs are captured."""
         return bool(self._captured_addresses)
 
-    def capture(self, progress: Progress) -> None:
+    def capture(self, step: Step, progress: Progress) -> None:
         """Capture a graph for every key, the largest first: its memory serves the smaller ones.
 
         Everything that a step runs must have been compiled and loaded before.
         """
         keys = self.keys
-        with ExitStack() as around:
-            for hook in self._hooks:
-                around.enter_context(hook(keys[-1].tokens))
-            around.enter_context(frozen_garbage(not self._garbage_collection))
+        with frozen_garbage(not self._garbage_collection):
             for done, key in enumerate(reversed(keys)):
                 progress("CUDA graphs", done, len(keys))
-                self._capture(key)
+                self._capture(step, key)
         progress("CUDA graphs", len(keys), len(keys))
         self._drop_slow()
         in_order = sorted(self._captured.items())
@@ -122,18 +115,18 @@ class CudaGraphRunner:
         self._captured.update(in_order)
         self._captured_addresses = self._addresses()
 
-    def measure(self, free_bytes: Callable[[], int]) -> int:
+    def measure(self, step: Step, free_bytes: Callable[[], int]) -> int:
         """Return about how many bytes of device memory all graphs take; capture again afterwards.
 
         The largest ones are measured. The smaller ones reuse their memory, so that each takes about
         as much as those after the first: what the driver keeps of a graph.
         """
         keys = self.keys
-        self._capture(keys[-1])  # libraries allocate their workspaces once
+        self._capture(step, keys[-1])  # libraries allocate their workspaces once
         self._discard()
         free = [free_bytes()]
         for key in keys[: -_MEASURED - 1 : -1]:
-            self._capture(key)
+            self._capture(step, key)
             free.append(free_bytes())
         self._discard()
         first, others = max(free[0] - free[1], 0), max(free[1] - free[-1], 0)
@@ -178,24 +171,22 @@ class CudaGraphRunner:
         """
         return self._captured.clear
 
-    def can_run(self, batch: Batch) -> str:
-        """Return why a batch cannot run in a graph; "" if it can."""
-        if self._fit(batch, self._captured) is not None:
-            return ""
-        dropped = self._fit(batch, sorted(self._dropped))
-        if dropped is not None:
-            return self._dropped[dropped]
-        return "too many rows" if batch.is_decode else "a prefill of too many tokens or rows"
+    def choose(self, batch: Batch) -> GraphKey | None:
+        """Return the size of the graph that a batch runs in; None, and why is counted, if in none.
 
-    def replay_prepare(self, batch: Batch) -> GraphKey:
-        """Return the size of the graph that a batch runs in. Raises RuntimeError if memory moved.
-
-        The caller sends the batch's message; the graph itself lays out inputs and padding.
+        Raises RuntimeError if the inputs' memory has moved.
         """
         if self._addresses() != self._captured_addresses:
             raise RuntimeError("the inputs of a CUDA graph have moved since it was captured")
         key = self._fit(batch, self._captured)
-        assert key is not None, "can_run was asked first"
+        if key is None:
+            dropped = self._fit(batch, sorted(self._dropped))
+            if dropped is not None:
+                self.counts.fallbacks[self._dropped[dropped]] += 1
+            elif batch.is_decode:
+                self.counts.fallbacks["too many rows"] += 1
+            else:
+                self.counts.fallbacks["a prefill of too many tokens or rows"] += 1
         return key
 
     def replay(self, key: GraphKey) -> torch.Tensor:
@@ -218,14 +209,14 @@ class CudaGraphRunner:
                 return key
         return None
 
-    def _capture(self, key: GraphKey) -> None:
+    def _capture(self, step: Step, key: GraphKey) -> None:
         logits: list[torch.Tensor] = []
 
-        def step(between: Between) -> None:
-            logits[:] = [self._device.keep(self._step(key, between))]
+        def run(between: Between) -> None:
+            logits[:] = [self._device.keep(step(key, between))]
 
         try:
-            graph = self._device.capture(step)
+            graph = self._device.capture(run)
         except Exception as error:
             if self._strict:
                 raise

@@ -249,9 +249,9 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     info = wire.ModelInfo(
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
-        dtype=str(runner.dtype).removeprefix("torch."),
+        dtype=str(runner.loaded.dtype).removeprefix("torch."),
         device=str(runner.device),
-        kernels=runner.kernels,
+        kernels=runner.loaded.kernels,
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
     return EngineCore(config, runner=runner), info

@@ -11,7 +11,7 @@ from kiln.engine.graphs.runner import GraphKey
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.runner.forward import ModelStep
+from kiln.engine.runner.executor import Executor
 
 RunStep = Callable[[GraphKey, Batch], torch.Tensor]  # of the message that was sent last
 _CONTEXT = 17  # most tokens of a request before the step: not a whole number of blocks
@@ -25,16 +25,10 @@ class GraphCheck:
     point to it, and no step may write to it.
     """
 
-    def __init__(
-        self,
-        step: ModelStep,
-        pool: KVPool,
-        eager: RunStep,
-        replay: RunStep,
-        adapter_slots: Sequence[int] = (),
-    ) -> None:
-        self._step, self._pool, self._eager, self._replay = step, pool, eager, replay
+    def __init__(self, executor: Executor, pool: KVPool, adapter_slots: Sequence[int] = ()) -> None:
+        self._executor, self._step, self._pool = executor, executor.step, pool
         self._slots = adapter_slots  # in turn, for the requests of graphs with adapters
+        step = self._step
         self._context = min(_CONTEXT, step.inputs.max_model_len - 1, step.inputs.max_tokens)
         self._blocks_each = -(-(self._context + 1) // pool.block_size)
         self._layers = sorted({0, len(step.layers) // 2, len(step.layers) - 1})
@@ -46,7 +40,7 @@ class GraphCheck:
         A decode graph is tried with as many requests, another one with a prompt and requests that
         decode. A pool too small for so many is tried with fewer.
         """
-        requests = self._requests(key, tokens)
+        executor, requests = self._executor, self._requests(key, tokens)
         if not requests:
             return ""
         decoding = sum(request.num_computed_tokens > 0 for request in requests)
@@ -64,7 +58,9 @@ class GraphCheck:
 
         self._fill(canary, float("nan"))
         try:
-            eager, first, again = (run(step) for step in (self._eager, self._replay, self._replay))
+            eager, first, again = (
+                run(step) for step in (executor.without_graph, executor.replay, executor.replay)
+            )
             broken = not self._is_nan(canary)
         finally:
             self._fill(canary, 0.0)

@@ -37,7 +37,7 @@ class LeadRunner(ModelRunner):
 
     def lead(self) -> None:
         """Tell the other ranks each step from now on."""
-        self._direct.announce = self._announce
+        self.executor.announce = self._announce
         self._followers.declare_ready()
 
     @property

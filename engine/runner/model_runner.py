@@ -2,133 +2,65 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from kiln.cache.env import LORA, EnvError
-from kiln.engine.attention.kernel_attention import KernelAttention, Limits
-from kiln.engine.attention.paged_layer import Attention, bind_layers
-from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
-from kiln.engine.attention.torch_attention import TorchAttention
-from kiln.engine.compile.compiled_model import compiled
-from kiln.engine.config import EngineConfig, KVConfig
+from kiln.engine.attention.kernel_attention import KernelAttention
+from kiln.engine.attention.paged_layer import bind_layers
+from kiln.engine.config import EngineConfig
 from kiln.engine.distributed.group import Group
-from kiln.engine.distributed.peers import needs_for
-from kiln.engine.distributed.split import Split
-from kiln.engine.errors import ConfigError, DeviceError, KilnError, ModelError
+from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.counts import GraphCounts
-from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.graphs.piecewise import LayersBetween
+from kiln.engine.graphs.runner import LORA, CudaGraphRunner
+from kiln.engine.graphs.verify import Verification
+from kiln.engine.kv.pool import KVPool
 from kiln.engine.kv.sizing import peak_bytes, size_pool
-from kiln.engine.lora.runtime import Adapters, load_adapters
-from kiln.engine.lora.sharding import AdapterShard
-from kiln.engine.lora.sites import Sites
 from kiln.engine.lora.store import AdapterStore as RankStore
-from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.kernel_needs import kernel_needs
-from kiln.engine.models.loader import Progress, load_model, open_weights
-from kiln.engine.models.model_folder import resolve_model_folder
-from kiln.engine.models.registry import read_model
-from kiln.engine.models.splitting import check_split, rank_attention
+from kiln.engine.models.loader import Progress
 from kiln.engine.requests.adapter_jobs import AdapterStore
-from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
-from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
+from kiln.engine.requests.batch import Batch, StepOutput
+from kiln.engine.runner.capture import capture_graphs, measure_graphs
+from kiln.engine.runner.device import resolve_device
+from kiln.engine.runner.executor import Executor, ThreadedExecutor
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
-from kiln.engine.runner.inputs import StepInputs
-from kiln.engine.runner.lora_backend import choose_backend, without_unused
-from kiln.engine.runner.memory import MemoryUse, weight_bytes
-from kiln.engine.runner.sampler import HostCopies
+from kiln.engine.runner.loaded_model import load
+from kiln.engine.runner.memory import MemoryUse
 from kiln.engine.runner.step_frame import StepFrame
-from kiln.engine.runner.step_graphs import StepGraphs, graph_device, graph_keys
-from kiln.engine.runner.steps import Steps, ThreadedSteps
-from kiln.engine.runner.sums import patience_ms, sum_by_kernels
-from kiln.engine.runner.trial import in_one_block, trial_batch
-from kiln.jit_kernels.declare.errors import KernelError
-from kiln.jit_kernels.declare.spec import Needs
-from kiln.jit_kernels.implementations import decide
-from kiln.jit_kernels.registry import all_specs
+from kiln.engine.runner.sums import patience_ms
+from kiln.engine.runner.trial import attempt, in_one_block, trial_steps, try_step
 from kiln.jit_kernels.settings import settings
 
 _CPU_TRIAL_TOKENS = 16
-_DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart
-
-logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
     """A loaded model with its KV pool. One thread calls it.
 
-    ``kernels``: kernel family -> what runs for it, and why. ``group``: the ranks that share the
-    model, of which this process runs one; None: it has the whole model.
-    ``progress`` hears of (stage, done, total). Raises ConfigError or ModelError when the model
-    cannot be served as configured, KernelError when a toggle names a kernel that cannot run.
+    ``group``: the ranks that share the model, of which this process runs one; None: it has the
+    whole model. ``progress`` hears of (stage, done, total). Raises what ``load`` raises.
     """
 
     def __init__(
         self, config: EngineConfig, progress: Progress | None = None, group: Group | None = None
     ) -> None:
-        wanted, report = config.model, progress or _silent
-        self.device = resolve_device(wanted.device) if group is None else group.device
-        self._group = group or Group(0, 1, self.device)
-        split = Split(self._group.rank, self._group.size, self._group.name)
-        self._limits = config.scheduler.for_device(self.device.type)
-        config.kv.pool_memory(self.device.type)  # complain before the weights are loaded
-        self._graph_config = config.graphs
-        rows, tokens = self._limits.num_rows, self._limits.max_num_batched_tokens
-        self._graph_keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
-        folder = resolve_model_folder(wanted.model)
-        family, self.model_config = read_model(folder)
-        check_split(self.model_config, split.world)
-        self._kv_heads = rank_attention(self.model_config.attention, split)
-        self.max_model_len = _max_model_len(wanted.max_model_len, self.model_config)
-        self.dtype = resolve_dtype(wanted.dtype, self.model_config.dtype, self.device)
-        self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
-        needs = self._kernel_needs()
-        can_attend = kernels_can_attend(needs, config.kv.block_size)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        # Kernels that are loaded take memory: they come before the pool is sized.
-        specs = without_unused(all_specs().values(), config.lora)
-        decisions = decide(specs, self.device, needs, report)
-        self._kernels_attend = can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
-        self.kernels = decisions.summary()
-        if not can_attend:
-            no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
-            self.kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
-        self.kernels |= sum_by_kernels(self._group, self.device, self.dtype)
+        self._config = config
+        self._group = group or Group(0, 1, resolve_device(config.model.device))
+        self.device = self._group.device
+        self._verification = Verification.parse(settings().graph_verify)
         with torch.inference_mode(), explained(self.device, "loading the model"):
-            hf, length = self.model_config, self.max_model_len
-            weights = open_weights(folder, wanted.load_format, _DUMMY_SEED, self.dtype)
-            sites = Sites() if config.lora.enabled else None  # None: layers without adapters
-            place = (self.dtype, self.device)
-            model = load_model(family, hf, weights, length, *place, report, sites, split)
-            self.memory = MemoryUse(weight_bytes(hf, *place, split.world))
-            self._adapters: Adapters | None = None
-            if sites is not None:  # takes memory, as the kernels do
-                backend = choose_backend(decisions, self._limits.max_num_batched_tokens)
-                shard = None if split.world == 1 else AdapterShard(family, hf, split)
-                self._adapters = load_adapters(
-                    config.lora, sites, self.dtype, self.device, report, backend.make, shard
-                )
-                self.kernels[LORA] = backend.reason
-            self._model = compiled(model, self.device, settings(), report)
-            self._attention = self._make_attention(config)  # takes memory too
-            self._inputs = StepInputs(
-                max_requests=self._limits.num_rows,
-                max_tokens=self._limits.max_num_batched_tokens,
-                max_model_len=length,
-                block_size=config.kv.block_size,
-                vocab_size=self.vocab_size,
-                device=self.device,
-            )
-            self._graph_device = graph_device(config.graphs, self.device, settings())
-            self._copies = HostCopies(self._limits.num_rows, self.device)
-            self._use(self._make_pool(config.kv))
+            self.loaded = load(config, self._group, progress or _silent)
+            self.memory = MemoryUse(self.loaded.weight_bytes)
+            self.pool = self._make_pool()
+            self.executor = self._make_executor(self.pool)
+        threaded = self.device.type == "cpu" and self.loaded.limits.overlap
+        threaded = threaded and self._group.rank == 0
+        self._steps = ThreadedExecutor(self.executor) if threaded else self.executor
 
     @property
     def device_type(self) -> str:
@@ -136,14 +68,19 @@ class ModelRunner:
         return self.device.type
 
     @property
+    def max_model_len(self) -> int:
+        """The context in tokens, prompt and output."""
+        return self.loaded.max_model_len
+
+    @property
     def vocab_size(self) -> int:
         """How many tokens the model can draw."""
-        return self.model_config.vocab_size
+        return self.loaded.hf.vocab_size
 
     @property
     def num_blocks(self) -> int:
         """The blocks of the KV pool."""
-        return self._pool.num_blocks
+        return self.pool.num_blocks
 
     @property
     def adapter_store(self) -> AdapterStore | None:
@@ -153,7 +90,8 @@ class ModelRunner:
     @property
     def rank_store(self) -> RankStore | None:
         """The parts of the LoRA adapters that this rank keeps, if the model is built for any."""
-        return None if self._adapters is None else self._adapters.store
+        adapters = self.loaded.adapters
+        return None if adapters is None else adapters.store
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute every token of a batch, and to sample one for each request that samples.
@@ -169,7 +107,7 @@ class ModelRunner:
 
     def follow(self, frame: StepFrame) -> None:
         """Run a step that rank 0 has announced."""
-        self._direct.follow(frame)
+        self.executor.follow(frame)
 
     def run(self, batch: Batch) -> StepOutput:
         """Launch a step and collect it."""
@@ -182,26 +120,20 @@ class ModelRunner:
         """
         report = progress or _silent
         report("first step", 0, 1)
-        for names in self._adapter_groups():
-            trial = self._trial(self.num_blocks, len(names))
-            slots = {request.request_id: request.adapter_slot for request in trial.requests}
-            for token in self._try(trial):
-                if token.error is not None:
-                    name = names.get(slots[token.request_id])
-                    who = "" if name is None else f"LoRA adapter {name!r}: "
-                    raise ModelError(f"{who}the model's first step failed: {token.error}")
+        for trial, names in self._trials(self.num_blocks):
+            try_step(self.run, trial, names)
         report("first step", 1, 1)
 
     def capture_graphs(self, progress: Progress | None = None) -> None:
         """Capture the CUDA graphs, before any request comes. Raises ModelError if one is wrong."""
         self._group.set_patience(patience_ms(self.device))
         with explained(self.device, "capturing CUDA graphs"):
-            self._graphs.capture(self._pool, progress or _silent)
+            capture_graphs(self.executor, self.pool, self._verification, progress or _silent)
 
     def graph_counts(self) -> GraphCounts:
         """Return how often each graph was replayed, and why steps ran without one."""
-        runner = self._graphs.runner
-        return GraphCounts() if runner is None else runner.counts
+        graphs = self.executor.graphs
+        return GraphCounts() if graphs is None else graphs.counts
 
     def all_reduces(self) -> Mapping[str, int]:
         """Return how often tensors were summed over the ranks, by algorithm."""
@@ -215,120 +147,110 @@ class ModelRunner:
 
         The rest of the memory is freed with the runner.
         """
-        if isinstance(self._steps, ThreadedSteps):
+        if isinstance(self._steps, ThreadedExecutor):
             self._steps.close(wait=self._group.size == 1)  # else another rank may be gone
         self._group.close()
 
-    def _kernel_needs(self) -> Needs:
-        own = kernel_needs(self.model_config, self.dtype, self.kv_dtype)
-        return {**own, **needs_for(self._group.size, self.device)}
-
-    def _adapter_groups(self) -> Iterable[dict[int, str]]:
-        """Return the names of adapters by slot, so that each has a request of a trial step."""
-        if self._adapters is None:
-            return ({},)
-        return self._adapters.groups(max(1, self._limits.num_rows - 1))
-
-    def _trial(self, num_blocks: int, num_adapters: int = 0) -> Batch:
-        # Memory is not measured on a CPU, and the whole budget would take it seconds.
-        most = _CPU_TRIAL_TOKENS if self.device.type == "cpu" else sys.maxsize
-        return trial_batch(
-            self._limits,
-            min(self._limits.max_num_batched_tokens, most),
-            max_model_len=self.max_model_len,
-            num_blocks=num_blocks,
-            block_size=self._pool.block_size,
-            num_adapters=num_adapters,
+    def _make_executor(self, pool: KVPool) -> Executor:
+        """Make what runs steps on a pool."""
+        own, env = self.loaded, settings()
+        own.inputs.use_pool(pool.token_ids)
+        layers = bind_layers(own.model.attention_layers, pool, own.attention, own.dtype)
+        graph_adapters = graphs = None
+        device, keep = own.graph_device, _as_it_is
+        if device is not None:
+            keep = device.keep
+        if device is not None and own.adapters is not None and own.adapters.reserve_graphs():
+            graph_adapters = own.adapters
+        step = ModelStep(
+            model=own.model,
+            attention=own.attention,
+            layers=layers,
+            inputs=own.inputs,
+            vocab_size=self.vocab_size,
+            adapters=own.adapters,
+            graph_adapters=graph_adapters,
+            between=LayersBetween(layers, keep),
+            whole_prefills=env.graph_prefill == "full",
+        )
+        if device is not None:
+            keys = own.graph_keys
+            if graph_adapters is not None:  # graphs of the base model contain nothing of LoRA
+                keys += tuple(key._replace(variant=LORA) for key in keys)
+            graphs = CudaGraphRunner(
+                keys,
+                device,
+                own.inputs.addresses,
+                garbage_collection=self._config.graphs.garbage_collection,
+                # Of several ranks none may go on alone, as the others wait for its sums.
+                strict=env.graph_strict or self._group.size > 1,
+                agree=self._group.minimum,
+            )
+        return Executor(
+            step,
+            graphs,
+            own.copies,
+            self._group,
+            shadow=self._verification.every,
+            strict=env.graph_strict,
         )
 
-    def _try(self, trial: Batch) -> tuple[SampledTokens, ...]:
-        try:
-            return self.run(trial).tokens
-        except (KernelError, EnvError, DeviceError):
-            raise
-        except Exception as error:
-            what = str(error)
-            if not isinstance(error, KilnError):
-                logger.exception("the model's first step failed")
-                what = repr(error)
-            raise ModelError(f"the model's first step failed: {what}") from error
+    def _make_pool(self) -> KVPool:
+        own, kv = self.loaded, self._config.kv
+        measured = self.device.type == "cuda" and kv.num_blocks is None
+        step_bytes = self._step_bytes() if measured else 0
+        num_blocks = size_pool(kv, own.kv, self.device, own.max_model_len, step_bytes)
+        return self._allocate(self._group.minimum([num_blocks])[0])
 
-    def _step_bytes(self, kv: KVConfig) -> int:
+    def _step_bytes(self) -> int:
         """Return the memory that the largest step and the graphs take besides weights and pool.
 
         The trial needs a pool of one block only; what it draws means nothing.
         """
-        self._use(self._allocate(1, kv))
-        try:
-            for names in self._adapter_groups():
-                trial = self._trial(sys.maxsize, len(names))
-                alike = in_one_block(trial, self.max_model_len, kv.block_size)
-                step = peak_bytes(partial(self._try, alike), self.device)
-                self.memory.step = max(self.memory.step, step)
-            self.memory.graphs = self._graphs.measure()
-            return self.memory.step + self.memory.graphs
-        finally:
-            del self._pool, self._steps, self._direct, self._graphs
+        executor = self._make_executor(self._allocate(1))
 
-    def _use(self, pool: KVPool) -> None:
-        """Make a pool the one that every step writes."""
-        self._pool = pool
-        self._inputs.use_pool(pool.token_ids)
-        layers = bind_layers(self._model.attention_layers, pool, self._attention, self.dtype)
-        step = ModelStep(self._model, self._attention, layers, self._inputs, self.vocab_size)
-        self._graphs = StepGraphs(
-            step,
-            self._graph_config,
-            self._graph_keys,
-            settings(),
-            self._graph_device,
-            self._group,
-            self._adapters,
+        def run(batch: Batch) -> StepOutput:
+            return executor.collect(executor.launch(batch))
+
+        for trial, _ in self._trials(sys.maxsize):
+            alike = in_one_block(trial, self.max_model_len, self._config.kv.block_size)
+            step = peak_bytes(partial(attempt, run, alike), self.device)
+            self.memory.step = max(self.memory.step, step)
+        self.memory.graphs = measure_graphs(executor)
+        return self.memory.step + self.memory.graphs
+
+    def _trials(self, num_blocks: int) -> Iterator[Any]:
+        """Yield the largest steps; see ``trial_steps``."""
+        own = self.loaded
+        # Memory is not measured on a CPU, and the whole budget would take it seconds.
+        most = _CPU_TRIAL_TOKENS if self.device.type == "cpu" else sys.maxsize
+        return trial_steps(
+            own.adapters,
+            own.limits,
+            min(own.limits.max_num_batched_tokens, most),
+            max_model_len=own.max_model_len,
+            num_blocks=num_blocks,
+            block_size=self._config.kv.block_size,
         )
-        self._direct = Steps(step, self._graphs, self._copies, self._group, self._adapters)
-        threaded = self.device.type == "cpu" and self._limits.overlap and self._group.rank == 0
-        self._steps = ThreadedSteps(self._direct) if threaded else self._direct
 
-    @property
-    def _kv_shape(self) -> KVShape:
-        return KVShape(self._kv_heads, self.kv_dtype)
-
-    def _make_attention(self, config: EngineConfig) -> Attention:
-        shape, limits = self._kv_shape, self._limits
-        if not self._kernels_attend:
-            return TorchAttention(shape.attention.windows, self.dtype)
-        most = Limits(limits.num_rows, limits.max_num_batched_tokens, self.max_model_len)
-        return KernelAttention(shape, most, self.device)
-
-    def _make_pool(self, kv: KVConfig) -> KVPool:
-        measured = self.device.type == "cuda" and kv.num_blocks is None
-        step_bytes = self._step_bytes(kv) if measured else 0
-        own = size_pool(kv, self._kv_shape, self.device, self.max_model_len, step_bytes)
-        return self._allocate(self._group.minimum([own])[0], kv)
-
-    def _allocate(self, num_blocks: int, kv: KVConfig) -> KVPool:
-        shape = self._kv_shape
+    def _allocate(self, num_blocks: int) -> KVPool:
+        own, kv = self.loaded.kv, self._config.kv
+        num_bytes = num_blocks * kv.block_size * own.bytes_per_token
         try:
-            by_head = isinstance(self._attention, KernelAttention)
-            pool = KVPool(shape, num_blocks, kv.block_size, self.device, by_head=by_head)
+            by_head = isinstance(self.loaded.attention, KernelAttention)
+            pool = KVPool(own, num_blocks, kv.block_size, self.device, by_head=by_head)
         except RuntimeError as error:  # torch.OutOfMemoryError too
-            size = num_blocks * kv.block_size * shape.bytes_per_token / 2**30
             raise ConfigError(
-                f"the KV pool of {size:.1f} GiB does not fit in memory: lower num_kv_blocks, "
-                f"kv_memory_gib or gpu_memory_utilization"
+                f"the KV pool of {num_bytes / 2**30:.1f} GiB does not fit in memory: lower "
+                f"num_kv_blocks, kv_memory_gib or gpu_memory_utilization"
             ) from error
-        self.memory.pool = num_blocks * kv.block_size * shape.bytes_per_token
+        self.memory.pool = num_bytes
         return pool
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
-
-
-def _max_model_len(wanted: int | None, config: HFConfig) -> int:
-    if wanted is not None and wanted > config.max_positions:
-        raise ConfigError(
-            f"max_model_len={wanted}: the model reaches {config.max_positions} tokens "
-            f"(max_position_embeddings and rope scaling of its config.json)"
-        )
-    return wanted or config.max_positions

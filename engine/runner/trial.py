@@ -1,13 +1,63 @@
-"""A synthetic step of the largest size that the settings allow, to measure its memory."""
+"""Synthetic steps of the largest size that the settings allow, to try the model and its memory."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator
+
+from kiln.cache.env import EnvError
 from kiln.engine.config import SchedulerConfig
-from kiln.engine.requests.batch import Batch, ScheduledRequest
+from kiln.engine.errors import DeviceError, KilnError, ModelError
+from kiln.engine.lora.runtime import Adapters
+from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
+from kiln.jit_kernels.declare.errors import KernelError
 
 # Filters, penalties and log-probabilities: the sampler's peak memory.
 _PARAMS = SamplingParams(top_p=0.9, frequency_penalty=1.0, logprobs=MAX_LOGPROBS)
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[Batch], StepOutput]
+
+
+def trial_steps(
+    adapters: Adapters | None, config: SchedulerConfig, num_tokens: int, **sizes: int
+) -> Iterator[tuple[Batch, dict[int, str]]]:
+    """Yield steps that use every adapter, and the adapters' names by slot; see ``trial_batch``.
+
+    The adapters of a step are in the pool until the next one is asked for.
+    """
+    most = max(1, config.num_rows - 1)
+    for names in ({},) if adapters is None else adapters.groups(most):
+        yield trial_batch(config, num_tokens, **sizes, num_adapters=len(names)), names
+
+
+def try_step(run: Run, trial: Batch, names: dict[int, str]) -> None:
+    """Run a trial step. Raises ModelError when it fails, and what a kernel raises."""
+    slots = {request.request_id: request.adapter_slot for request in trial.requests}
+    for token in attempt(run, trial):
+        if token.error is not None:
+            name = names.get(slots[token.request_id])
+            who = "" if name is None else f"LoRA adapter {name!r}: "
+            raise ModelError(f"{who}the model's first step failed: {token.error}")
+
+
+def attempt(run: Run, trial: Batch) -> tuple[SampledTokens, ...]:
+    """Run a trial step and return what it sampled, errors of rows included.
+
+    Raises ModelError when it fails, and what a kernel raises.
+    """
+    try:
+        return run(trial).tokens
+    except (KernelError, EnvError, DeviceError):
+        raise
+    except Exception as error:
+        what = str(error)
+        if not isinstance(error, KilnError):
+            logger.exception("the model's first step failed")
+            what = repr(error)
+        raise ModelError(f"the model's first step failed: {what}") from error
 
 
 def trial_batch(

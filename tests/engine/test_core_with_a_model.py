@@ -63,7 +63,7 @@ def test_a_request_that_bans_every_token_is_refused_and_one_token_is_enough(core
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_broken_weight_ends_the_requests_that_read_it(core, value):
     with torch.inference_mode():
-        core.runner._model.embedding.weight[3] = value
+        core.runner.loaded.model.embedding.weight[3] = value
     bad = [NewRequest(name, [1, 3], GREEDY) for name in ("bad", "worse")]
     assert {"NaN" in ended for _, ended in answers(core, *bad).values()} == {True}
     good = NewRequest("good", [4, 5], GREEDY)

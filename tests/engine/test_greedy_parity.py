@@ -136,7 +136,7 @@ def test_in_pieces_of_torch_compile(case, monkeypatch, mode, name):
     env = replace(settings(), compile=mode)
     monkeypatch.setattr(model_runner, "settings", lambda: env)
     llm = load(made.folder, max_chunk_tokens=16)
-    assert isinstance(llm.core.runner._model, CompiledModel)
+    assert isinstance(llm.core.runner.loaded.model, CompiledModel)
     assert tokens(llm, made.prompts) == made.answers
 
 
@@ -262,7 +262,7 @@ def test_each_attention_gives_the_tokens_that_rounding_cannot_change(
         sizes = {"num_kv_blocks": 64, "cuda_graph_bs": at_depth([6], [1, 2, 4, 6])}
         sizes |= {"max_chunk_tokens": chunk, "max_num_batched_tokens": at_depth(24, 64)}
         llm = LLM(str(folder), device="cpu", dtype="float16", enable_cudagraph_gc=True, **sizes)
-        assert isinstance(llm.core.runner._attention, KernelAttention) == kernels
+        assert isinstance(llm.core.runner.loaded.attention, KernelAttention) == kernels
         assert tokens(llm, prompts, HALF_TOKENS) == answers
         stats = llm.core.stats()
         assert bool(stats.graphs) == ("KILN_CPU_GRAPHS" in environ)

@@ -137,7 +137,7 @@ def test_close_gives_all_memory_and_threads_back(kind, tmp_path):
 
 def test_a_closed_llm_says_so_and_another_one_works():
     first = load()
-    model = weakref.ref(first.core.runner._model)
+    model = weakref.ref(first.core.runner.loaded.model)
     wanted = first.generate([[1, 2]], GREEDY)[0].outputs[0].token_ids
     first.close()
     assert model() is None

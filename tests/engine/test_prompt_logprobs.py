@@ -74,13 +74,13 @@ def test_a_long_prompt_needs_only_some_logits_at_once(random_llama, wanted, monk
     """Four rows of 300 float32 logits fit."""
     monkeypatch.setattr(prompt_logprobs, "_BYTES", 4 * 300 * 4)
     llm = LLM(str(random_llama[1]), dtype="float32")
-    rows, logits = [], type(llm.core.runner._model).logits
+    rows, logits = [], type(llm.core.runner.loaded.model).logits
 
     def noted(self, hidden):
         rows.append(len(hidden))
         return logits(self, hidden)
 
-    monkeypatch.setattr(type(llm.core.runner._model), "logits", noted)
+    monkeypatch.setattr(type(llm.core.runner.loaded.model), "logits", noted)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     (output,) = llm.generate([PROMPTS[2]], params)
     llm.close()

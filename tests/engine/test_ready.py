@@ -13,7 +13,7 @@ from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.errors import ModelError
 from kiln.engine.llm import LLM
 from kiln.engine.process import worker
-from kiln.engine.runner import steps
+from kiln.engine.runner import executor
 from kiln.jit_kernels.ready import ready_guard
 
 DEMO = str(Path(__file__).parents[2] / "engine" / "demo")
@@ -49,7 +49,7 @@ def test_an_engine_tries_a_step_before_it_is_ready(monkeypatch, caplog, start):
     def broken(*args, **more):
         raise ValueError("no sampler")
 
-    monkeypatch.setattr(steps, "sample", broken)
+    monkeypatch.setattr(executor, "sample", broken)
     with pytest.raises(ModelError, match=r"first step failed: .*ValueError: no sampler"):
         start()
     assert not is_ready(caplog)

@@ -54,7 +54,7 @@ def test_a_start_finds_what_a_warm_up_built(kiln, folder, tmp_path, monkeypatch)
         told = json.loads(out)
         assert (code, told["pieces"], told["piece_artefacts_built"]) == (0, 3, built)
     runner = start(model, tmp_path, monkeypatch)
-    assert isinstance(runner._model, compiled_model.CompiledModel)
+    assert isinstance(runner.loaded.model, compiled_model.CompiledModel)
 
 
 def test_every_rank_finds_what_a_warm_up_for_several_built(kiln, folder, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ for mode in ("off", "eager"):
     [output] = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4))
     answers.append(list(output.outputs[0].token_ids))
 heavy = [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules]
-print(json.dumps([answers, type(llm.core.runner._model).__name__, heavy]))
+print(json.dumps([answers, type(llm.core.runner.loaded.model).__name__, heavy]))
 """
 
 

@@ -61,7 +61,7 @@ def answers(llm):
 def test_greedy_tokens_and_hidden_states_are_the_models(monkeypatch, hidden, kept, mode):
     plain, compiled = demo(monkeypatch, "off", kept), demo(monkeypatch, mode, kept)
     assert answers(compiled) == answers(plain)
-    model, pieces = plain.core.runner._model, compiled.core.runner._model
+    model, pieces = plain.core.runner.loaded.model, compiled.core.runner.loaded.model
     assert isinstance(pieces, compiled_model.CompiledModel)
     for tokens in COUNTS:
         torch.testing.assert_close(hidden(pieces, tokens), hidden(model, tokens))

@@ -34,8 +34,8 @@ for world in (1, 2):
                 "replays": sum(stats.graph_replays.values()),
                 "steps": stats.steps,
                 "sums": dict(stats.all_reduces),
-                "attention": type(llm.core.runner._attention).__name__,
-                "compiled": type(llm.core.runner._model).__name__,
+                "attention": type(llm.core.runner.loaded.attention).__name__,
+                "compiled": type(llm.core.runner.loaded.model).__name__,
             }
         )
 print(json.dumps(found))
@@ -131,7 +131,7 @@ def test_a_step_that_rank_0_alone_cannot_run_ends_the_engine(model_of, llm_of, t
     def fail(*arguments):
         raise ValueError("no such row")
 
-    llm.core.runner._direct._compute = fail
+    llm.core.runner.executor._compute = fail
     for _ in range(2):  # the next call too
         with pytest.raises(DeviceError, match=r"rank 0 of 2 failed in a step .*: no such row"):
             tokens_of(llm)
@@ -144,7 +144,7 @@ def test_a_step_that_rank_0_alone_cannot_run_ends_the_engine(model_of, llm_of, t
 FAILS = """
 import sys
 from kiln import LLM, SamplingParams
-from kiln.engine.runner.steps import Steps
+from kiln.engine.runner.executor import Steps
 
 compute, calls = Steps._compute, []
 
@@ -189,10 +189,10 @@ def test_after_an_interrupt_in_a_step_the_engine_says_that_it_is_broken(model_of
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    run, llm.core.runner._direct._compute = llm.core.runner._direct._compute, interrupt
+    run, llm.core.runner.executor._compute = llm.core.runner.executor._compute, interrupt
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1, 2]])
-    llm.core.runner._direct._compute = run
+    llm.core.runner.executor._compute = run
     with pytest.raises(DeviceError, match=r"was interrupted in a step .* start Kiln again"):
         llm.generate([[1, 2]])
 

@@ -44,7 +44,7 @@ def test_tokens_are_those_of_transformers_for_each_algorithm(made, results, worl
 @pytest.mark.usefixtures("in_threads")
 def test_where_no_kernel_can_sum_the_engine_says_why(made, llm_of):
     llm = llm_of(made[0], 2)
-    assert llm.core.runner.kernels["all_reduce"] == (
+    assert llm.core.runner.loaded.kernels["all_reduce"] == (
         "torch, by gloo: rank 0, 1: on a CPU it needs KILN_CPU_KERNELS=host"
     )
 

@@ -15,7 +15,7 @@ from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
 from kiln.engine.errors import ConfigError, ModelError
 from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
-from kiln.engine.runner import model_runner, steps
+from kiln.engine.runner import executor, model_runner
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ class FailsFor:
     """A sampler that raises for every batch with one request, told by its bias."""
 
     def __init__(self, monkeypatch):
-        self.real, self.raised = steps.sample, 0
-        monkeypatch.setattr(steps, "sample", self)
+        self.real, self.raised = executor.sample, 0
+        monkeypatch.setattr(executor, "sample", self)
 
     def __call__(self, logits, settings, keys, requests, masks):
         if any(one.params.logit_bias == {7: 7.0} for one in requests):

@@ -49,9 +49,9 @@ def answers(folder: str, prompts: list[list[int]], world: int, algorithm: str) -
         "tokens": [list(one.outputs[0].token_ids) for one in outputs],
         "sums": dict(stats.all_reduces),
         "replays": sum(stats.graph_replays.values()),
-        "kernels": llm.core.runner.kernels["all_reduce"],
+        "kernels": llm.core.runner.loaded.kernels["all_reduce"],
     }
-    graphs = llm.core.runner._graphs.runner
+    graphs = llm.core.runner.executor.graphs
     llm.close()
     return found | {"graphs_left": 0 if graphs is None else len(graphs._captured)}
 

@@ -11,7 +11,7 @@ from kiln.cache.env import Env
 from kiln.engine.config import GraphConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.buckets import decode_buckets, token_buckets
-from kiln.engine.runner.step_graphs import FEW_ROWS, MOST_PREFILL_TOKENS, graph_keys
+from kiln.engine.runner.capture import FEW_ROWS, MOST_PREFILL_TOKENS, graph_keys
 
 MOST = range(1, 1025)
 

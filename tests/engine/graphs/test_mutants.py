@@ -31,8 +31,8 @@ from kiln.engine.errors import ModelError
 from kiln.engine.graphs import piecewise
 from kiln.engine.graphs.emulator import CaptureError
 from kiln.engine.graphs.piecewise import LayersBetween
+from kiln.engine.runner import executor
 from kiln.engine.runner import inputs as step_inputs_module
-from kiln.engine.runner import steps
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.inputs import StepInputs
 from kiln.jit_kernels.ops.sampling.functions import Samples
@@ -216,15 +216,15 @@ def tokens_not_kept(monkeypatch):
 
     def make(real):
         def sample(self, logits, sampling):
-            kept = self._step.inputs.sampled.clone()
+            kept = self.step.inputs.sampled.clone()
             samples = real(self, logits, sampling)
             if not all(request.is_plain for request in sampling):
-                self._step.inputs.sampled.copy_(kept)
+                self.step.inputs.sampled.copy_(kept)
             return samples
 
         return sample
 
-    wrap(monkeypatch, steps.Steps, "_sample", make)
+    wrap(monkeypatch, executor.Executor, "_sample", make)
 
 
 def attention_of_the_step_before(monkeypatch):

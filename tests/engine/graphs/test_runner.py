@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -55,22 +54,26 @@ class Steps:
 
 def made(steps, keys=(*DECODE, *PREFILL), captured=True, **options):
     options = {"garbage_collection": True, **options}  # a collection takes longer than a capture
-    runner = CudaGraphRunner(steps, keys, EmulatedGraphs({}), steps.addresses, **options)
+    runner = CudaGraphRunner(keys, EmulatedGraphs({}), steps.addresses, **options)
     if captured:
-        runner.capture(silent)
+        runner.capture(steps, silent)
     return runner
 
 
 def fit(runner, step):
     """The key that a step runs in, or the reason why there is none."""
-    return runner.can_run(step) or runner.replay_prepare(step)
+    before = runner.counts.fallbacks.copy()
+    key = runner.choose(step)
+    if key is not None:
+        return key
+    (reason,) = runner.counts.fallbacks - before
+    return reason
 
 
 def test_the_largest_graph_is_captured_first_and_each_key_once():
     steps, heard = Steps(), []
-    made(steps, [*DECODE, *PREFILL, *DECODE], captured=False).capture(
-        lambda *progress: heard.append(progress)
-    )
+    runner = made(steps, [*DECODE, *PREFILL, *DECODE], captured=False)
+    runner.capture(steps, lambda *progress: heard.append(progress))
     assert steps.events == sorted({*DECODE, *PREFILL}, reverse=True)
     assert [key.tokens for key in steps.events] == [16, 16, 8, 8, 8, 4, 2, 1]
     assert heard == [("CUDA graphs", done, 8) for done in range(9)]
@@ -92,26 +95,24 @@ def test_one_token_each_without_a_sample_is_no_decode_step():
     """A graph of a decode step samples a token from every row."""
     runner = made(Steps())
     assert fit(runner, batch(1, 1, samples=False)) == GraphKey(8, 2, is_decode=False)
-    assert (
-        made(Steps(), DECODE).can_run(batch(1, samples=False))
-        == "a prefill of too many tokens or rows"
-    )
+    alone = made(Steps(), DECODE)
+    assert fit(alone, batch(1, samples=False)) == "a prefill of too many tokens or rows"
 
 
 def test_why_a_step_runs_in_no_graph():
     runner = made(Steps())
-    assert runner.can_run(batch(*[1] * 8)) == ""
-    assert runner.can_run(batch(*[1] * 9)) == "too many rows"
-    assert runner.can_run(batch(17)) == "a prefill of too many tokens or rows"
-    assert runner.can_run(batch(2, 1, 1, 1, 1)) == "a prefill of too many tokens or rows"
+    assert fit(runner, batch(*[1] * 8)) == decode_key(8)
+    assert fit(runner, batch(*[1] * 9)) == "too many rows"
+    assert fit(runner, batch(17)) == "a prefill of too many tokens or rows"
+    assert fit(runner, batch(2, 1, 1, 1, 1)) == "a prefill of too many tokens or rows"
 
 
 def test_no_graph_runs_before_the_capture():
     """The largest step is tried out first, and it may be small."""
-    runner = made(Steps(), captured=False)
+    steps = Steps()
+    runner = made(steps, captured=False)
     assert not runner.is_ready
-    assert runner.can_run(batch(1)) != "" != runner.can_run(batch(4, 1))
-    runner.capture(silent)
+    runner.capture(steps, silent)
     assert runner.is_ready
     assert fit(runner, batch(1)) == decode_key(1)
 
@@ -134,10 +135,10 @@ def test_inputs_that_have_moved_are_an_error():
     """A graph would go on to read the old memory."""
     steps = Steps()
     runner = made(steps)
-    runner.replay_prepare(batch(1))
+    runner.choose(batch(1))
     steps.input = torch.zeros(64)
     with pytest.raises(RuntimeError, match="have moved since it was captured"):
-        runner.replay_prepare(batch(1))
+        runner.choose(batch(1))
 
 
 FAILURES = {
@@ -160,18 +161,18 @@ def test_a_graph_that_cannot_be_captured_is_left_out_and_counted(reason, caplog)
 def test_steps_without_a_larger_graph_run_eagerly_and_are_counted_by_size_and_reason():
     no_memory = torch.OutOfMemoryError("no")
     runner = made(Steps({decode_key(8): no_memory, PREFILL[-1]: no_memory}))
-    assert runner.can_run(batch(*[1] * 5)) == "8: out of memory"
-    assert runner.can_run(batch(1, 1, 9)) == "16 tokens, 4 rows: out of memory"
-    assert runner.can_run(batch(*[1] * 4)) == ""
-    assert runner.can_run(batch(*[1] * 9)) == "too many rows", "even with that graph"
+    assert fit(runner, batch(*[1] * 5)) == "8: out of memory"
+    assert fit(runner, batch(1, 1, 9)) == "16 tokens, 4 rows: out of memory"
+    assert fit(runner, batch(*[1] * 4)) == decode_key(4)
+    assert fit(runner, batch(*[1] * 9)) == "too many rows", "even with that graph"
 
 
 def test_without_memory_for_any_graph_every_step_runs_eagerly():
     keys = (*DECODE, *PREFILL)
     runner = made(Steps(dict.fromkeys(keys, torch.OutOfMemoryError("no"))))
     assert runner.keys == ()
-    assert runner.can_run(batch(1)) == "1: out of memory", "the smallest that would fit"
     assert sum(runner.counts.fallbacks.values()) == len(keys)
+    assert fit(runner, batch(1)) == "1: out of memory", "the smallest that would fit"
 
 
 def test_a_graph_that_is_dropped_later_is_replayed_no_more():
@@ -185,34 +186,6 @@ def test_a_graph_that_is_dropped_later_is_replayed_no_more():
 def test_strict_raises_what_the_capture_raised():
     with pytest.raises(torch.OutOfMemoryError, match="2 GiB"):
         made(Steps({decode_key(2): FAILURES["out of memory"]}), strict=True)
-
-
-@pytest.mark.parametrize("fail", [None, {decode_key(2): ValueError("no")}])
-def test_hooks_hear_the_most_tokens_before_the_first_capture_and_end_after_the_last(fail):
-    steps = Steps(fail)
-
-    def hook(name):
-        @contextmanager
-        def around(tokens):
-            steps.events.append((name, "enter", tokens))
-            try:
-                yield
-            finally:
-                steps.events.append((name, "leave"))
-
-        return around
-
-    strict = fail is not None
-    runner = made(steps, DECODE, captured=False, hooks=[hook("a"), hook("b")], strict=strict)
-    if strict:
-        with pytest.raises(ValueError, match="no"):
-            runner.capture(silent)
-    else:
-        runner.capture(silent)
-    assert steps.events[:2] == [("a", "enter", 8), ("b", "enter", 8)]
-    assert steps.events[-2:] == [("b", "leave"), ("a", "leave")]
-    captured = (8, 4, 2) if strict else (8, 4, 2, 1)
-    assert steps.events[2:-2] == [decode_key(rows) for rows in captured]
 
 
 @pytest.mark.parametrize("collects", [False, True])
@@ -242,7 +215,7 @@ def test_a_first_graph_that_fails_takes_no_other_with_it(monkeypatch):
     steps = Steps({decode_key(8): no_kernel, decode_key(2): no_kernel})
     runner = made(steps, DECODE, captured=False)
     held = runner._captured
-    runner.capture(silent)
+    runner.capture(steps, silent)
     assert renewed == [0]
     assert [key.rows for key in runner.keys] == [1, 4]
 
@@ -252,19 +225,18 @@ def test_memory_is_measured_with_the_largest_graphs():
     steps, keys = Steps(), [decode_key(size) for size in sizes]
     runner = made(steps, keys, captured=False)
     free = iter([10_000, 9_000, *range(8_990, 8_920, -10)])
-    assert runner.measure(lambda: next(free)) == 1_000 + (len(keys) - 1) * 10
+    assert runner.measure(steps, lambda: next(free)) == 1_000 + (len(keys) - 1) * 10
     assert steps.events == [keys[-1], *keys[:-9:-1]], "the first time for what libraries keep"
     assert not runner.is_ready, "the graphs are captured again afterwards"
-    assert runner.can_run(batch(1)) == "too many rows"
-    runner.capture(silent)
+    runner.capture(steps, silent)
     assert fit(runner, batch(1)) == decode_key(1)
 
 
 def test_memory_that_other_programs_return_does_not_make_it_less_than_none():
     free = iter(range(1_000, 2_000, 100))
-    assert made(Steps(), captured=False).measure(lambda: next(free)) == 0
+    assert made(Steps(), captured=False).measure(Steps(), lambda: next(free)) == 0
     free = iter([1_000, 900])
-    assert made(Steps(), DECODE[:1], captured=False).measure(lambda: next(free)) == 100
+    assert made(Steps(), DECODE[:1], captured=False).measure(Steps(), lambda: next(free)) == 100
 
 
 def test_a_small_graph_that_is_slower_than_a_larger_one_is_not_used(monkeypatch):
@@ -285,7 +257,7 @@ def test_measuring_without_memory_drops_those_graphs():
     no_memory = torch.OutOfMemoryError("no")
     steps = Steps({decode_key(8): no_memory, decode_key(4): no_memory})
     runner = made(steps, DECODE, captured=False)
-    assert runner.measure(lambda: 500) == 0
+    assert runner.measure(steps, lambda: 500) == 0
     assert [key.rows for key in runner.keys] == [1, 2]
 
 

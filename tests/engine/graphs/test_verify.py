@@ -121,7 +121,7 @@ def test_many_requests_of_a_short_context_fit_in_a_message(make_runner, environm
 def test_the_pool_is_left_without_nan(make_runner):
     runner = make_runner(bs=(4,))
     for layer in range(2):
-        for part in runner._pool.views(layer):
+        for part in runner.pool.views(layer):
             assert not part.isnan().any()
 
 
@@ -139,16 +139,15 @@ class Broken:
 
 def break_graph(runner, key, harm):
     """Replace a captured graph; ``harm`` gets the logits, the inputs and the number of replays."""
-    graphs = runner._graphs.runner
+    graphs = runner.executor.graphs
     captured = graphs._captured[key]
-    spoil = lambda count: harm(captured.logits, runner._inputs, count)  # noqa: E731
+    spoil = lambda count: harm(captured.logits, runner.loaded.inputs, count)  # noqa: E731
     graphs._captured[key] = captured._replace(graph=Broken(captured.graph, spoil))
 
 
 def difference(runner, key, tokens=4):
     with torch.inference_mode():
-        graphs = runner._graphs
-        check = GraphCheck(graphs._step, runner._pool, graphs._eager, graphs._replay)
+        check = GraphCheck(runner.executor, runner.pool)
         return check.difference(key, tokens)
 
 
@@ -166,9 +165,9 @@ def unchecked(make_runner, environment, kept):
         kept.append(make_runner(bs=(4,), tokens=16))
     (runner,) = kept
     with torch.inference_mode():
-        for part in (part for layer in range(2) for part in runner._pool.views(layer)):
+        for part in (part for layer in range(2) for part in runner.pool.views(layer)):
             part.zero_()
-    graphs = runner._graphs.runner._captured
+    graphs = runner.executor.graphs._captured
     whole = dict(graphs)
     yield runner
     graphs.update(whole)
@@ -193,7 +192,7 @@ def test_what_differs_is_named(unchecked, what, key):
 @pytest.mark.parametrize("key", [decode_key(4), GraphKey(16, 4, is_decode=False)])
 def test_keys_and_values_are_compared(unchecked, key):
     runner = unchecked
-    keys, values = runner._pool.views(1)
+    keys, values = runner.pool.views(1)
     for part in (keys, values):
         break_graph(runner, key, lambda *_, part=part: part[0, 0].add_(1))
         assert "keys and values differ" in difference(runner, key)
@@ -205,7 +204,7 @@ def test_keys_and_values_are_compared(unchecked, key):
 def test_a_write_behind_the_requests_is_found(unchecked, part, layer):
     """The canary is the block behind those of the requests: four with two blocks each."""
     runner, key = unchecked, decode_key(4)
-    view = runner._pool.views(layer)[part]
+    view = runner.pool.views(layer)[part]
     break_graph(runner, key, lambda *_: view[8, 0, 3].zero_())
     assert difference(runner, key) == "padding wrote to a block of the KV pool"
 
@@ -214,8 +213,8 @@ def test_a_write_behind_the_requests_is_found(unchecked, part, layer):
 def test_a_graph_that_stores_nothing_does_not_profit_from_what_the_eager_step_stored(
     unchecked, key
 ):
-    parts = [part for layer in range(2) for part in unchecked._pool.views(layer)]
-    graphs = unchecked._graphs.runner
+    parts = [part for layer in range(2) for part in unchecked.pool.views(layer)]
+    graphs = unchecked.executor.graphs
     captured = graphs._captured[key]
 
     class StoresNothing:
@@ -239,9 +238,8 @@ def test_each_case_has_the_same_context_whatever_was_compared_before(unchecked, 
         return seen[-1][1]
 
     monkeypatch.setattr(GraphCheck, "_run", note)
-    graphs = runner._graphs
     with torch.inference_mode():
-        check = GraphCheck(graphs._step, runner._pool, graphs._eager, graphs._replay)
+        check = GraphCheck(runner.executor, runner.pool)
         for key, tokens in [(decode_key(4), 4), (GraphKey(16, 4, is_decode=False), 16)] * 2:
             assert check.difference(key, tokens) == ""
     for key in {key for key, _ in seen}:
@@ -290,9 +288,9 @@ def test_a_shadow_step_is_compared_every_so_often(make_runner, environment, monk
     environment(KILN_GRAPH_VERIFY="shadow:3", KILN_GRAPH_STRICT="1")
     runner = make_runner(bs=(2,))
     eager = []
-    whole = type(runner._graphs._step).whole
+    whole = type(runner.executor.step).whole
     monkeypatch.setattr(
-        type(runner._graphs._step),
+        type(runner.executor.step),
         "whole",
         lambda self, key: eager.append(key) or whole(self, key),
     )

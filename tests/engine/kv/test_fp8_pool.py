@@ -73,7 +73,7 @@ def answer(model, kv):
     answers = [output.outputs[0] for output in llm.generate(prompts, params)]
     return {
         "blocks": llm.core.runner.num_blocks,
-        "kernels": isinstance(llm.core.runner._attention, KernelAttention),
+        "kernels": isinstance(llm.core.runner.loaded.attention, KernelAttention),
         "tokens": [list(one.token_ids) for one in answers],
         "first": [max(p.logprob for p in one.logprobs[0].values()) for one in answers],
     }

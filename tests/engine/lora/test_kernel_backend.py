@@ -299,7 +299,7 @@ def ask(environment):
         llm = LLM(str(made.folder), device="cpu", dtype=dtype, lora_modules=modules, **sizes)
         outputs = llm.generate(prompts, SamplingParams(temperature=0, **params), lora=lora)
         answers = [one.outputs[0] for one in outputs]
-        return llm.core.runner.kernels.get("lora"), answers, llm.core.stats()
+        return llm.core.runner.loaded.kernels.get("lora"), answers, llm.core.stats()
 
     return run
 

@@ -37,7 +37,7 @@ def logits_of():
 
     def run(llm, prompts, lora):
         seen = []
-        model = llm.core.runner._model
+        model = llm.core.runner.loaded.model
         compute = type(model).logits
         model.logits = lambda hidden: seen.append(compute(model, hidden)) or seen[-1]
         try:
@@ -167,9 +167,9 @@ def test_the_trial_step_runs_every_adapter_and_the_base_model(load, monkeypatch)
 def test_without_adapters_nothing_of_lora_is_built(made):
     llm = LLM(str(made("llama").folder), device="cpu", dtype="float32", num_kv_blocks=64)
     runner = llm.core.runner
-    assert runner._adapters is None
-    assert "lora" not in runner.kernels
-    model = runner._model
+    assert runner.loaded.adapters is None
+    assert "lora" not in runner.loaded.kernels
+    model = runner.loaded.model
     layers = [model.embedding, model.head]
     for block in model.blocks:
         layers += [block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down]
@@ -190,8 +190,8 @@ def test_one_graph_serves_any_adapters(load):
         return graph.forward
 
     torch._dynamo.reset()
-    traced = torch.compile(runner._model.forward, backend=keep, fullgraph=True)
-    step = runner._steps._step
+    traced = torch.compile(runner.loaded.model.forward, backend=keep, fullgraph=True)
+    step = runner.executor.step
 
     def forward(function, slots):
         rows = [
@@ -205,15 +205,15 @@ def test_one_graph_serves_any_adapters(load):
         inputs = step.inputs.make(batch)
         torch._dynamo.mark_dynamic(inputs.token_ids, 0)
         torch._dynamo.mark_dynamic(inputs.positions, 0)
-        plan = runner._attention.plan(inputs.metadata)
+        plan = runner.loaded.attention.plan(inputs.metadata)
         layers = AttentionStep(step.layers, inputs.metadata, plan)
-        with runner._adapters.step(batch), attention_step(layers):
+        with runner.loaded.adapters.step(batch), attention_step(layers):
             return function(inputs.token_ids, inputs.positions)
 
     try:
         with torch.inference_mode():
             for slots in ([0, 1, -1], [2, 2], [-1, 10]):
-                wanted = forward(runner._model.forward, slots)
+                wanted = forward(runner.loaded.model.forward, slots)
                 assert torch.equal(forward(traced, slots), wanted)
         (graph,) = graphs
     finally:

@@ -62,22 +62,22 @@ def inputs_of(runner, tokens):
         vocab_size=runner.vocab_size,
         device=runner.device,
     )
-    inputs.use_pool(runner._pool.token_ids)
+    inputs.use_pool(runner.pool.token_ids)
     inputs.send(batch)
     return inputs.make(batch)
 
 
 def forward(runner, function, tokens):
     """Run a step's layers, traced or not, on a pool that holds the same whichever it is."""
-    for layer in range(runner.model_config.num_layers):
-        for keys_or_values in runner._pool.views(layer):
+    for layer in range(runner.loaded.hf.num_layers):
+        for keys_or_values in runner.pool.views(layer):
             keys_or_values.fill_(0.25)
     inputs = inputs_of(runner, tokens)
     token_ids, positions = inputs.token_ids, inputs.positions
     for tensor in (token_ids, positions):
         torch._dynamo.mark_dynamic(tensor, 0)
-    plan = runner._attention.plan(inputs.metadata)
-    with attention_step(AttentionStep(runner._steps._step.layers, inputs.metadata, plan)):
+    plan = runner.loaded.attention.plan(inputs.metadata)
+    with attention_step(AttentionStep(runner.executor.step.layers, inputs.metadata, plan)):
         return function(token_ids, positions)
 
 
@@ -105,13 +105,13 @@ def compiled():
 @torch.inference_mode()
 def test_one_graph_serves_any_number_of_tokens(made, compiled, architecture):
     runner = made(architecture)
-    eager = runner._model.forward
+    eager = runner.loaded.model.forward
     traced, graphs = compiled(eager)
     for tokens in COUNTS:
         assert torch.equal(forward(runner, traced, tokens), forward(runner, eager, tokens)), tokens
     assert len(graphs) == 1
     operators = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
-    layers = runner.model_config.num_layers
+    layers = runner.loaded.hf.num_layers
     assert operators.count("kiln.attention.default") == layers
     assert not any(name.startswith("kiln.rope") or "rotary" in name for name in operators)
 
@@ -120,7 +120,7 @@ def test_one_graph_serves_any_number_of_tokens(made, compiled, architecture):
 @torch.inference_mode()
 def test_functionalised_it_gives_the_same(made, compiled, architecture):
     runner = made(architecture)
-    eager = runner._model.forward
+    eager = runner.loaded.model.forward
     traced, _ = compiled(eager, "aot_eager")
     for tokens in (7, 1, 16):
         assert torch.equal(forward(runner, traced, tokens), forward(runner, eager, tokens)), tokens
@@ -130,7 +130,7 @@ def test_functionalised_it_gives_the_same(made, compiled, architecture):
 def test_models_of_two_kinds_in_one_process_keep_their_own_layers(made):
     """The same layer numbers, other sizes, dtypes and pools: one after the other and in turns."""
     models = [made("demo", dtype="bfloat16"), made("MistralForCausalLM")]
-    alone = [[forward(m, m._model.forward, tokens) for tokens in COUNTS] for m in models]
+    alone = [[forward(m, m.loaded.model.forward, tokens) for tokens in COUNTS] for m in models]
     for index, tokens in enumerate(COUNTS):
         for model, wanted in zip(models, alone, strict=True):
-            assert torch.equal(forward(model, model._model.forward, tokens), wanted[index])
+            assert torch.equal(forward(model, model.loaded.model.forward, tokens), wanted[index])

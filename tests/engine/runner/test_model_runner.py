@@ -12,7 +12,8 @@ from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.errors import ConfigError, ModelError
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import loaded_model, model_runner
+from kiln.engine.runner.executor import Executor
 from kiln.engine.runner.model_runner import ModelRunner
 
 SIZES = {
@@ -71,7 +72,7 @@ def test_sixteen_bits_are_close_to_float32(tmp_path, dtype):
     save(tmp_path, "Qwen3")
     tokens = list(range(15))
     exact, rounded = runner(tmp_path), runner(tmp_path, dtype=dtype)
-    assert rounded.dtype == getattr(torch, dtype)
+    assert rounded.loaded.dtype == getattr(torch, dtype)
     run(rounded, tokens[:7])
     pairs = zip(
         sorted(run(exact, tokens).logprobs[0].top),
@@ -139,10 +140,10 @@ def test_a_first_step_without_memory_names_the_settings(tmp_path, monkeypatch, c
     def no_memory(*_):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
-    monkeypatch.setattr(made._model, "forward", no_memory)
+    monkeypatch.setattr(made.loaded.model, "forward", no_memory)
     with pytest.raises(ModelError, match=r"first step failed: cpu ran out.*max_num_batched_tokens"):
         made.try_out()
-    monkeypatch.setattr(made._model, "forward", lambda *_: [][0])
+    monkeypatch.setattr(made.loaded.model, "forward", lambda *_: [][0])
     with pytest.raises(ModelError, match=r"first step failed: IndexError"):
         made.try_out()
     assert "in forward" in caplog.text or "<lambda>" in caplog.text  # the place is logged
@@ -154,7 +155,7 @@ def test_loading_without_memory_names_the_settings(tmp_path, monkeypatch):
     def no_memory(*_):
         raise torch.OutOfMemoryError("tried to allocate 200 GiB")
 
-    monkeypatch.setattr(model_runner, "load_model", no_memory)
+    monkeypatch.setattr(loaded_model, "load_model", no_memory)
     with pytest.raises(ConfigError, match=r"in loading the model: lower max_num_batched_tokens"):
         runner(tmp_path)
 
@@ -170,14 +171,15 @@ def test_the_memory_of_the_largest_step_is_measured_in_a_pool_of_one_block(tmp_p
         torch.cuda, "reset_peak_memory_stats", lambda device: order.append("measure")
     )
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append("done"))
-    works = made.run
+    works = Executor.launch
 
-    def run(batch):
-        order.append((batch.num_tokens, len(batch.requests), made.num_blocks))
-        return works(batch)
+    def launch(self, batch):
+        blocks = len(self.step.inputs._token_pool) // 3
+        order.append((batch.num_tokens, len(batch.requests), blocks))
+        return works(self, batch)
 
-    monkeypatch.setattr(made, "run", run)
-    assert made._step_bytes(KVConfig(block_size=3)) == 600
+    monkeypatch.setattr(Executor, "launch", launch)
+    assert made._step_bytes() == 600
     assert order == ["measure", (2048, 64, 1), "done"]
 
 
@@ -192,7 +194,7 @@ def test_the_limits_come_from_the_model_and_the_flags(tmp_path):
     save(tmp_path, "Llama")
     made = runner(tmp_path)
     assert (made.max_model_len, made.num_blocks, made.vocab_size) == (64, 50, 20)
-    assert (made.device, made.dtype) == (torch.device("cpu"), torch.float32)
+    assert (made.device, made.loaded.dtype) == (torch.device("cpu"), torch.float32)
     assert runner(tmp_path, max_model_len=30).max_model_len == 30
 
 
@@ -200,8 +202,8 @@ def test_auto_is_float32_on_a_cpu_whatever_the_checkpoint(tmp_path):
     model = save(tmp_path, "Llama")
     model.bfloat16().save_pretrained(tmp_path)
     made = runner(tmp_path)
-    assert made.model_config.dtype == torch.bfloat16
-    assert made.dtype == torch.float32
+    assert made.loaded.hf.dtype == torch.bfloat16
+    assert made.loaded.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Load a model: its weights, kernels, adapters, and what else takes memory beside the KV pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.cache.env import LORA
+from kiln.engine.attention.kernel_attention import KernelAttention, Limits
+from kiln.engine.attention.paged_layer import Attention
+from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
+from kiln.engine.attention.torch_attention import TorchAttention
+from kiln.engine.compile.compiled_model import compiled
+from kiln.engine.config import EngineConfig, SchedulerConfig
+from kiln.engine.distributed.group import Group
+from kiln.engine.distributed.peers import needs_for
+from kiln.engine.distributed.split import Split
+from kiln.engine.errors import ConfigError
+from kiln.engine.graphs.device import GraphDevice
+from kiln.engine.graphs.runner import GraphKey
+from kiln.engine.kv.pool import KVShape
+from kiln.engine.lora.runtime import Adapters, load_adapters
+from kiln.engine.lora.sharding import AdapterShard
+from kiln.engine.lora.sites import Sites
+from kiln.engine.models.family import Model
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.kernel_needs import kernel_needs
+from kiln.engine.models.loader import Progress, load_model, open_weights
+from kiln.engine.models.model_folder import resolve_model_folder
+from kiln.engine.models.registry import read_model
+from kiln.engine.models.splitting import check_split, rank_attention
+from kiln.engine.runner.capture import graph_device, graph_keys
+from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
+from kiln.engine.runner.inputs import StepInputs
+from kiln.engine.runner.lora_backend import choose_backend, without_unused
+from kiln.engine.runner.memory import weight_bytes
+from kiln.engine.runner.sampler import HostCopies
+from kiln.engine.runner.sums import sum_by_kernels
+from kiln.jit_kernels.implementations import Decisions, decide
+from kiln.jit_kernels.registry import all_specs
+from kiln.jit_kernels.settings import settings
+
+_DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and all that takes memory there before the KV pool is sized.
+
+    ``kernels``: kernel family -> what runs for it, and why. ``weight_bytes``: of the weights.
+    """
+
+    model: Model
+    hf: HFConfig
+    limits: SchedulerConfig
+    max_model_len: int
+    dtype: torch.dtype
+    kv: KVShape
+    group: Group
+    kernels: dict[str, str]
+    weight_bytes: int
+    adapters: Adapters | None
+    attention: Attention
+    inputs: StepInputs
+    copies: HostCopies
+    graph_keys: tuple[GraphKey, ...]
+    graph_device: GraphDevice | None
+
+
+def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
+    """Load what this rank runs of the model of a config.
+
+    Raises ConfigError or ModelError when the model cannot be served as configured, KernelError when
+    a toggle names a kernel that cannot run.
+    """
+    wanted, device = config.model, group.device
+    split = Split(group.rank, group.size, group.name)
+    limits = config.scheduler.for_device(device.type)
+    config.kv.pool_memory(device.type)  # complain before the weights are loaded
+    rows, tokens = limits.num_rows, limits.max_num_batched_tokens
+    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
+    folder = resolve_model_folder(wanted.model)
+    family, hf = read_model(folder)
+    check_split(hf, split.world)
+    max_model_len = _max_model_len(wanted.max_model_len, hf)
+    dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
+    kv = KVShape(
+        rank_attention(hf.attention, split), resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
+    )
+    # Kernels that are loaded take memory: they come before the pool is sized.
+    decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
+    with torch.inference_mode():
+        weights = open_weights(folder, wanted.load_format, _DUMMY_SEED, dtype)
+        sites = Sites() if config.lora.enabled else None  # None: layers without adapters
+        place = (dtype, device)
+        model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
+        num_bytes = weight_bytes(hf, *place, split.world)
+        adapters = None
+        if sites is not None:
+            backend = choose_backend(decisions, tokens)
+            kernels[LORA] = backend.reason
+            shard = None if split.world == 1 else AdapterShard(family, hf, split)
+            adapters = load_adapters(config.lora, sites, *place, report, backend.make, shard)
+        attention: Attention = TorchAttention(kv.attention.windows, dtype)
+        if attend:
+            attention = KernelAttention(kv, Limits(rows, tokens, max_model_len), device)
+        return LoadedModel(
+            model=compiled(model, device, settings(), report),
+            hf=hf,
+            limits=limits,
+            max_model_len=max_model_len,
+            dtype=dtype,
+            kv=kv,
+            group=group,
+            kernels=kernels,
+            weight_bytes=num_bytes,
+            adapters=adapters,
+            attention=attention,
+            inputs=StepInputs(
+                max_requests=rows,
+                max_tokens=tokens,
+                max_model_len=max_model_len,
+                block_size=config.kv.block_size,
+                vocab_size=hf.vocab_size,
+                device=device,
+            ),
+            copies=HostCopies(rows, device),
+            graph_keys=keys,
+            graph_device=graph_device(config.graphs, device, settings()),
+        )
+
+
+def _choose_kernels(
+    config: EngineConfig,
+    hf: HFConfig,
+    dtype: torch.dtype,
+    kv: KVShape,
+    group: Group,
+    report: Progress,
+) -> tuple[Decisions, dict[str, str], bool]:
+    """Load the kernels; return what was decided, a summary, and whether kernels attend."""
+    device = group.device
+    needs = {**kernel_needs(hf, dtype, kv.dtype), **needs_for(group.size, device)}
+    can_attend = kernels_can_attend(needs, config.kv.block_size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    specs = without_unused(all_specs().values(), config.lora)
+    decisions = decide(specs, device, needs, report)
+    kernels = dict(decisions.summary())
+    if not can_attend:
+        no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
+        kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
+    kernels |= sum_by_kernels(group, device, dtype)
+    return decisions, kernels, can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
+
+
+def _max_model_len(wanted: int | None, config: HFConfig) -> int:
+    if wanted is not None and wanted > config.max_positions:
+        raise ConfigError(
+            f"max_model_len={wanted}: the model reaches {config.max_positions} tokens "
+            f"(max_position_embeddings and rope scaling of its config.json)"
+        )
+    return wanted or config.max_positions
