@@ -15,6 +15,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 DEVICES = ("auto", "cpu", "cuda")
 _MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
+MAX_DRAFTS = 15  # with the token ahead, as many as a row of decode attention takes
 
 
 def _require(fine: bool, name: str, value: object, wanted: str) -> None:
@@ -100,6 +101,7 @@ class SchedulerConfig:
     max_waiting: int = 1024  # longest queue; more requests are rejected
     overlap: bool = True  # launch each step before the tokens of the one before are known
     scheduling_policy: SchedulingPolicy = "fcfs"  # see ``requests.waiting``
+    num_speculative_tokens: int = 0  # most drafts of a request in a step
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -108,6 +110,8 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_chunk_tokens"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "1 or more")
+        drafts = self.num_speculative_tokens
+        _require(0 <= drafts <= MAX_DRAFTS, "num_speculative_tokens", drafts, f"0 to {MAX_DRAFTS}")
 
     def for_device(self, kind: str) -> SchedulerConfig:
         """Return the same with ``max_num_seqs`` set, for a device of kind "cuda" or "cpu"."""

@@ -7,7 +7,8 @@ request starts again from 0, with its output so far treated as part of the promp
 A step may be scheduled before the tokens of the step ahead of it are known: requests advance when
 they are scheduled, and ``commit`` appends the tokens when they arrive. A request is not scheduled
 again if a launched step will sample the last token that its length limit allows. A request that
-ends by a stop token has a superfluous row in the next step, which ``commit`` discards.
+ends by a stop token has a superfluous row in the next step, which ``commit`` discards. Drafts
+advance a request as if all were accepted, and ``commit`` takes back those that were not.
 
     running first      every running request computes at least one token in every step
     blocks run out     the last of the running requests is preempted
@@ -38,6 +39,7 @@ from kiln.engine.kv.manager import KVManager
 from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.begin import begin_request
+from kiln.engine.requests.drafts import NO_DRAFT, Drafter, drafts_of
 from kiln.engine.requests.finish import finish_reason, stop_reason
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 from kiln.engine.requests.scheduled_step import ScheduledStep
@@ -56,7 +58,8 @@ class Scheduler:
 
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
     able to finish when it runs alone. ``adapters`` are the LoRA adapters; ``seed`` generates the
-    seeds of requests without one, None draws it from the system's randomness.
+    seeds of requests without one, None draws it from the system's randomness. ``drafter`` proposes
+    tokens to compute ahead; None: nobody does.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class Scheduler:
         eos_token_ids: frozenset[int] = frozenset(),
         adapters: AdapterSlots | None = None,
         seed: int | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
+        self.drafter = drafter
         self.kv = kv
         self.eos_token_ids = eos_token_ids
         self.adapters = AdapterSlots() if adapters is None else adapters
@@ -178,7 +183,7 @@ class Scheduler:
             request_id = row.request_id
             if self._requests.get(request_id) is not request:
                 continue
-            request.num_pending -= row.samples
+            request.num_pending -= row.num_samples
             tokens = sampled.get(request_id)
             if row.prompt is not None and tokens is not None and tokens.prompt_logprobs:
                 first = row.num_computed_tokens + row.prompt.offset
@@ -187,8 +192,12 @@ class Scheduler:
                 self._release(request)
                 outputs.append(TokenOutput(request_id, [], "error", message=tokens.error))
             elif tokens is not None and tokens.token_ids:
+                if request.row == row.row:  # else it was preempted: all is computed again
+                    request.num_computed_tokens -= row.num_samples - len(tokens.token_ids)
                 outputs.append(self._accept(request, tokens))
-            elif row.samples and request.num_computed_tokens:  # its last token is computed again
+            elif (
+                row.num_samples and request.num_computed_tokens
+            ):  # its last token is computed again
                 request.num_computed_tokens = len(request.token_ids) - 1
         return outputs
 
@@ -259,36 +268,31 @@ class Scheduler:
         blocks, num_blocks = request.block_ids, request.num_table_blocks
         length = len(known) + request.num_pending
         count = length - start
+        draft = NO_DRAFT
         if count > 1:
             count = min(count, allowance, self.max_chunk_tokens)
+        elif self.drafter is not None:
+            most = min(self.config.num_speculative_tokens, allowance - 1)
+            draft = drafts_of(request, self.drafter, most)
+            count += draft.num_tokens
         if start + count > len(blocks) * self.kv.block_size:
             count = min(count, self.kv.room(request) - start)
             if count <= 0 or not self.kv.extend(request, start + count):
                 return None
-        samples = start + count == length
+        samples = max(start + count - length + 1, 0)
         bans = length < request.min_total_tokens
         request.num_computed_tokens = start + count
         request.num_table_blocks = len(blocks)
         request.num_pending += samples
-        return _new_row(
-            (
-                request.request_id,
-                request.row,
-                count,
-                start,
-                known[start : start + count],
-                num_blocks,
-                blocks[num_blocks:],
-                samples,
-                length - request.num_prompt_tokens,
-                request.params,
-                request.seed,
-                request.stop_token_ids if bans else _NO_TOKENS,
-                request.is_plain and not bans,
-                request.adapter_slot,
-                request.prompt_part(start, count),
-            )
-        )
+        tokens = known[start : start + count]
+        if draft.token_ids and tokens:
+            tokens += draft.token_ids[: count - 1]
+        return _new_row((
+            request.request_id, request.row, count, start, tokens, num_blocks, blocks[num_blocks:],
+            samples, length - request.num_prompt_tokens, request.params, request.seed,
+            request.stop_token_ids if bans else _NO_TOKENS, request.is_plain and not bans,
+            request.adapter_slot, request.prompt_part(start, count),
+        ))  # fmt: skip
 
     def _preempt(self) -> Request:
         """Free the blocks of the last running request, let it wait again, and return it."""

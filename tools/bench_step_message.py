@@ -100,7 +100,7 @@ def decode_step(rows: int) -> StepFrame:
         ScheduledRequest(
             request_id=f"r{row}", row=row, num_tokens=1, num_computed_tokens=_CONTEXT,
             token_ids=[], num_blocks=_CONTEXT // 16 + 1, new_block_ids=[row] if row % 16 else [],
-            samples=True, num_output_tokens=1, params=SamplingParams(temperature=0), seed=row,
+            num_samples=1, num_output_tokens=1, params=SamplingParams(temperature=0), seed=row,
             is_plain=True,
         )
         for row in range(rows)

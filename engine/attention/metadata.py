@@ -19,5 +19,5 @@ class AttentionMetadata:
     cu_seqlens_q: torch.Tensor  # [num_requests + 1] int32: index of each request's first token
     seq_lens: torch.Tensor  # [num_requests] int32: tokens in the pool after this step
     query_lens: tuple[int, ...]  # tokens of each request in this step
-    kv_lens: tuple[int, ...]  # seq_lens
+    kv_lens: tuple[int, ...]  # seq_lens; () if only the device knows them
     block_size: int  # tokens

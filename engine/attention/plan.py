@@ -52,7 +52,10 @@ class AttentionPlan:
 def plan_attention(
     metadata: AttentionMetadata, window: int | None, dtype: torch.dtype
 ) -> AttentionPlan:
-    """Plan a step. ``window`` is how many keys a token attends to, itself included; None: all."""
+    """Plan a step whose lengths the host knows.
+
+    ``window`` is how many keys a token attends to, itself included; None: all.
+    """
     spans = [length if window is None else min(length, window) for length in metadata.kv_lens]
     decodes = [row for row, tokens in enumerate(metadata.query_lens) if tokens == 1]
     decodes.sort(key=lambda row: spans[row])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,8 @@ class TorchAttention:
 
     def plan(self, metadata: AttentionMetadata) -> WindowPlans:
         """Plan a step."""
+        if not metadata.kv_lens:
+            metadata = replace(metadata, kv_lens=tuple(metadata.seq_lens.tolist()))
         return {window: plan_attention(metadata, window, self._dtype) for window in self._windows}
 
     def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> TorchAttend:

@@ -23,15 +23,15 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 Step = Callable[["GraphKey", Between], torch.Tensor]
 """Runs a step of a fixed size, padding included, on tensors whose addresses never change.
 
-It returns the logits [rows, vocab_size]. What cannot be captured goes to ``between``.
+It returns the logits [samples, vocab_size]. What cannot be captured goes to ``between``.
 """
 
 
 class GraphKey(NamedTuple):
     """The size that a graph was captured for. ``variant`` tells graphs of one size apart.
 
-    With ``is_decode`` each of ``rows`` requests has one token. Else ``tokens`` are spread over the
-    requests in any way.
+    With ``is_decode`` each of ``rows`` requests has as many of the ``tokens``, and samples behind
+    each: one, and one for each draft. Else ``tokens`` are spread over the requests in any way.
     """
 
     tokens: int
@@ -39,8 +39,18 @@ class GraphKey(NamedTuple):
     is_decode: bool
     variant: str = ""
 
+    @property
+    def row_tokens(self) -> int:
+        """The tokens of each row of a decode step, else 0."""
+        return self.tokens // self.rows if self.is_decode else 0
+
+    @property
+    def samples(self) -> int:
+        """The tokens that are sampled: one for each row, and one for each draft."""
+        return self.tokens if self.is_decode else self.rows
+
     def __str__(self) -> str:
-        size = f"{self.rows}" if self.is_decode else f"{self.tokens} tokens, {self.rows} rows"
+        size = f"{self.rows}" if self.row_tokens == 1 else f"{self.tokens} tokens, {self.rows} rows"
         return f"{size}, {self.variant}" if self.variant else size
 
 
@@ -48,17 +58,13 @@ LORA = "LoRA"  # the variant of steps with adapters
 VARIANTS = ("", LORA)
 
 
-def _variant(batch: Batch) -> str:
-    return LORA if batch.has_adapters else ""
-
-
-def decode_key(rows: int) -> GraphKey:
-    """Return the key of a decode step."""
-    return GraphKey(rows, rows, is_decode=True)
+def decode_key(rows: int, drafts: int = 0) -> GraphKey:
+    """Return the key of a decode step, with as many drafts for each row."""
+    return GraphKey(rows * (1 + drafts), rows, is_decode=True)
 
 
 class Captured(NamedTuple):
-    """A graph and the logits [rows, vocab_size] that it computes, valid until the next replay."""
+    """A graph and its logits [samples, vocab_size], which are valid until the next replay."""
 
     graph: Graph
     logits: torch.Tensor
@@ -139,15 +145,16 @@ class CudaGraphRunner:
         few rows can be the slower ones.
         """
         few = [key for key in self._captured if key.is_decode and key.rows <= _FEW_ROWS]
-        least: dict[str, float] = {}
+        least: dict[tuple[int, str], float] = {}
         for key in sorted(few, reverse=True):
             nanoseconds = int(self._device.milliseconds(self._captured[key].graph) * 1e6)
             time = -self._agree([-nanoseconds])[0]  # of the slowest rank, so that all drop the same
-            larger = least.get(key.variant, math.inf)
+            kind = key.row_tokens, key.variant
+            larger = least.get(kind, math.inf)
             if time > larger * (1 + _MARGIN):
                 logger.info("the CUDA graph of %s is slower than a larger one: dropped", key)
                 self._remove(key)
-            least[key.variant] = min(larger, time)
+            least[kind] = min(larger, time)
 
     def _discard(self) -> None:
         self._captured.clear()
@@ -190,7 +197,7 @@ class CudaGraphRunner:
         return key
 
     def replay(self, key: GraphKey) -> torch.Tensor:
-        """Run the graph of a size and return its logits [rows, vocab_size]."""
+        """Run the graph of a size and return its logits [samples, vocab_size]."""
         captured = self._captured[key]
         captured.graph.replay()
         self.counts.replays[str(key)] += 1
@@ -199,13 +206,12 @@ class CudaGraphRunner:
     @staticmethod
     def _fit(batch: Batch, keys: Iterable[GraphKey]) -> GraphKey | None:
         """Return the first of some graphs, a few dozen, that a batch fits in."""
-        rows, tokens, kind = (
-            len(batch.requests),
-            batch.num_tokens,
-            (batch.is_decode, _variant(batch)),
-        )
+        rows, tokens = len(batch.requests), batch.num_tokens
+        kind = batch.row_tokens, LORA if batch.has_adapters else ""
+        if not batch.row_tokens and batch.num_samples > rows:
+            return None
         for key in keys:
-            if (key.is_decode, key.variant) == kind and key.tokens >= tokens and key.rows >= rows:
+            if (key.row_tokens, key.variant) == kind and key.tokens >= tokens and key.rows >= rows:
                 return key
         return None
 

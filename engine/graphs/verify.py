@@ -31,21 +31,24 @@ class Verification:
         return cls(text)
 
     def cases(self, keys: Sequence[GraphKey]) -> Iterator[tuple[GraphKey, int]]:
-        """Yield pairs of a graph's size and a number of tokens that runs in it.
+        """Yield pairs of a graph's size and a number of tokens, or rows of decode, that run in it.
 
         Fast: the smallest, the middle and the largest of each kind, each of them full, and with as
         much padding as there can be. Full: every size, also with one token of padding.
         """
         if self.mode == "off":
             return
-        kinds: dict[tuple[bool, int, str], list[GraphKey]] = {}
+        kinds: dict[tuple[int, int, str], list[GraphKey]] = {}
         for key in keys:
-            kind = (key.is_decode, 0 if key.is_decode else key.rows, key.variant)
+            kind = (key.row_tokens, 0 if key.is_decode else key.rows, key.variant)
             kinds.setdefault(kind, []).append(key)
         for own in kinds.values():
             chosen = {own[0], own[len(own) // 2], own[-1]} if self.mode == "fast" else set(own)
-            for before, key in zip((0, *(one.tokens for one in own)), own, strict=False):
+            before = 0
+            for key in own:
+                size = key.rows if key.is_decode else key.tokens
                 if key in chosen:
-                    almost = max(key.tokens - 1, before + 1) if self.mode == "full" else key.tokens
-                    for tokens in sorted({before + 1, almost, key.tokens}):
-                        yield key, tokens
+                    almost = max(size - 1, before + 1) if self.mode == "full" else size
+                    for used in sorted({before + 1, almost, size}):
+                        yield key, used
+                before = size

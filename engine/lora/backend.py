@@ -63,7 +63,7 @@ class BaseLoRABackend(ABC):
         info: LoRABatchInfo,
         slots: Sequence[int],
         lengths: Sequence[int],
-        samples: Sequence[bool],
+        samples: Sequence[int],
     ) -> None:
         """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding.
 
@@ -72,7 +72,7 @@ class BaseLoRABackend(ABC):
         raise NotImplementedError(f"{self.name} reads a step's segments on the host")
 
     def prepare_lora_batch(
-        self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
+        self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[int]
     ) -> LoRABatchInfo:
         """Return the segments of a step; see make_batch_info."""
         return make_batch_info(slots, lengths, samples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 from kiln.jit_kernels.ops.lora.tiles import Tiles
 
@@ -39,15 +38,14 @@ class LoRABatchInfo:
 
 
 def make_batch_info(
-    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
+    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[int]
 ) -> LoRABatchInfo:
     """Return the segments of a step.
 
-    By request, in the order of their tokens: adapter slot or -1, number of tokens, and whether its
-    last token needs logits.
+    By request, in the order of their tokens: adapter slot or -1, number of tokens, and how many of
+    the last ones need logits.
     """
-    sampling = list(compress(slots, samples))
-    pruned = LoRABatchInfo(*_segments(sampling, [1] * len(sampling)))
+    pruned = LoRABatchInfo(*_segments(slots, samples))
     return LoRABatchInfo(*_segments(slots, lengths), pruned)
 
 
@@ -58,6 +56,8 @@ def _segments(
     starts: list[int] = [0]
     adapters: list[int] = []
     for slot, length in zip(slots, lengths, strict=True):
+        if not length:
+            continue
         if adapters and adapters[-1] == slot:
             starts[-1] += length
         else:

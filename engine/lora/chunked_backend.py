@@ -60,7 +60,7 @@ class ChunkedLoRA(KernelLoRA):
         info: LoRABatchInfo,
         slots: Sequence[int],
         lengths: Sequence[int],
-        samples: Sequence[bool],
+        samples: Sequence[int],
     ) -> None:
         """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding."""
         super().fill_batch(info, slots, lengths, samples)

@@ -118,7 +118,7 @@ class KernelLoRA(BaseLoRABackend):
         info: LoRABatchInfo,
         slots: Sequence[int],
         lengths: Sequence[int],
-        samples: Sequence[bool],
+        samples: Sequence[int],
     ) -> None:
         """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding."""
         self._follow_pool()
@@ -132,7 +132,7 @@ class KernelLoRA(BaseLoRABackend):
         self._numbers[: len(host)].copy_(host, non_blocking=True)
 
     def prepare_lora_batch(
-        self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
+        self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[int]
     ) -> LoRABatchInfo:
         """Return the batch of a step, and send its tiles."""
         info = self.fixed_batch(sum(lengths), sum(samples))
@@ -222,14 +222,14 @@ def _aligned(widths: np.ndarray) -> np.ndarray:
 
 
 def slots_of_tokens(
-    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[bool]
+    slots: Sequence[int], lengths: Sequence[int], samples: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the adapter slots of a step's tokens, and of those that need logits; both int32.
 
     By request, as in ``prepare_lora_batch``.
     """
     of_requests = np.array(slots, np.int32)
-    return np.repeat(of_requests, np.array(lengths)), of_requests[np.array(samples, np.bool_)]
+    return np.repeat(of_requests, np.array(lengths)), np.repeat(of_requests, np.array(samples))
 
 
 def _dtype(array: np.ndarray) -> torch.dtype:

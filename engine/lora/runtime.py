@@ -63,7 +63,7 @@ class Adapters:
             yield
             return
         of = batch.columns
-        info = self.backend.prepare_lora_batch(of.adapter_slot, of.num_tokens, of.samples)
+        info = self.backend.prepare_lora_batch(of.adapter_slot, of.num_tokens, of.num_samples)
         with lora_step(_AdapterStep(self.backend, self._sites, info)):
             yield
 
@@ -97,7 +97,7 @@ class Adapters:
         """Set the adapters of the next step of this size."""
         of = batch.columns
         info = self.backend.fixed_batch(num_tokens, num_rows)
-        self.backend.fill_batch(info, of.adapter_slot, of.num_tokens, of.samples)
+        self.backend.fill_batch(info, of.adapter_slot, of.num_tokens, of.num_samples)
 
     def groups(self, most: int) -> Iterator[dict[int, str]]:
         """Yield the names of all adapters by slot, in groups of ``most`` that fit in the pool.

@@ -17,12 +17,17 @@ class ScheduledRequest(NamedTuple):
     """One request's part of a step.
 
     It computes ``num_tokens`` tokens, the first at position ``num_computed_tokens``. They are
-    ``token_ids``; empty, for one token: the one that the step before sampled, which may still be
-    on the device. ``row`` is the request's row in the runner's tables, from 0 to
-    ``max_num_seqs - 1``. The row has the request's first ``num_blocks`` blocks, none at its first
-    step; this step appends ``new_block_ids``. ``samples`` is true if the tokens include the last
-    one, so that the next one is sampled; ``num_output_tokens`` counts those sampled before.
-    ``adapter_slot`` is the place of the request's LoRA adapter, -1 for the base model.
+    ``token_ids``; if these are empty, the token that the step before sampled, which may still be on
+    the device. Drafts of the device follow. Without ``token_ids`` the host may not know either how
+    many drafts the step before accepted: then ``num_computed_tokens`` and ``num_output_tokens`` are
+    as if all were, and the device corrects them.
+
+    ``row`` is the request's row in the runner's tables, from 0 to ``max_num_seqs - 1``. The row has
+    the request's first ``num_blocks`` blocks, none at its first step; this step appends
+    ``new_block_ids``. Behind each of the last ``num_samples`` tokens the next one is sampled: none
+    in the middle of a prompt; else one, and one more for each draft. ``num_output_tokens`` counts
+    those sampled before. ``adapter_slot`` is the place of the request's LoRA adapter, -1 for the
+    base model.
     """
 
     request_id: str
@@ -32,7 +37,7 @@ class ScheduledRequest(NamedTuple):
     token_ids: list[int]
     num_blocks: int
     new_block_ids: list[int]
-    samples: bool
+    num_samples: int
     num_output_tokens: int
     params: SamplingParams
     seed: int
@@ -53,15 +58,32 @@ class Batch:
         """The requests by field: a ScheduledRequest whose fields are tuples over all requests."""
         return ScheduledRequest._make(zip(*self.requests, strict=True))
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """How many tokens the step computes."""
         return sum(request.num_tokens for request in self.requests)
 
+    @cached_property
+    def num_samples(self) -> int:
+        """How many tokens the step samples."""
+        return sum(self.columns.num_samples)
+
+    @cached_property
+    def row_tokens(self) -> int:
+        """How many tokens each request computes if all compute and sample as many, else 0."""
+        of = self.columns
+        alike = of.num_tokens == of.num_samples and len({*of.num_tokens}) == 1
+        return of.num_tokens[0] if alike else 0
+
     @property
     def is_decode(self) -> bool:
-        """Whether every request computes one token and samples the next."""
-        return all(self.columns.samples) and max(self.columns.num_tokens) == 1
+        """Whether every request computes one token, and drafts of as many for each, and samples."""
+        return self.row_tokens > 0
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a request computes drafts."""
+        return bool(max(self.columns.num_samples) > 1)
 
     @property
     def is_plain(self) -> bool:

@@ -99,12 +99,12 @@ class Request:
     """The scheduler's record of one generation. Only the scheduler mutates it.
 
     ``token_ids`` is prompt plus output. The keys and values of the first ``num_computed_tokens``
-    are in the KV blocks ``block_ids``, or will be once the launched steps have run; each of
-    ``num_pending`` launched steps will append a token. ``row`` is the request's row in the runner's
-    tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. Stop tokens end
-    the request from ``min_total_tokens`` tokens on, and are banned before; ``max_total_tokens`` end
-    it. ``PriorityQueue`` keeps the request's ``level`` of when it last began to wait or to run, the
-    time when it began to wait, and its place.
+    are in the KV blocks ``block_ids``, or will be once the launched steps have run; these will
+    append ``num_pending`` tokens, if no draft is rejected. ``row`` is the request's row in the
+    runner's tables, -1 while it waits; the row has the first ``num_table_blocks`` blocks. Stop
+    tokens end the request from ``min_total_tokens`` tokens on, and are banned before;
+    ``max_total_tokens`` end it. ``PriorityQueue`` keeps the request's ``level`` of when it last
+    began to wait or to run, the time when it began to wait, and its place.
     """
 
     request_id: str

@@ -16,22 +16,32 @@ class ScheduledStep(NamedTuple):
     requests: list[Request]
 
     def still_valid(self, live: Mapping[str, Request]) -> Batch:
-        """Return the rows that can be computed now, all tokens known.
+        """Return the rows that can be computed now, all tokens known and without drafts.
 
         Requests that are not among the ``live`` ones or were preempted are left out.
         """
         rows = []
         for row, request in zip(self.batch.requests, self.requests, strict=True):
             if live.get(row.request_id) is request and request.row == row.row:
-                start = row.num_computed_tokens
+                # Drafts of the step before may have been rejected since the row was made.
+                start = request.num_computed_tokens - row.num_tokens
                 tokens = request.token_ids[start : start + row.num_tokens]
-                rows.append(row._replace(token_ids=tokens))
+                rejected = row.num_computed_tokens - start
+                rows.append(
+                    row._replace(
+                        num_tokens=len(tokens),
+                        num_computed_tokens=start,
+                        token_ids=tokens,
+                        num_samples=min(row.num_samples, 1),
+                        num_output_tokens=row.num_output_tokens - rejected,
+                    )
+                )
         return Batch(tuple(rows))
 
     def take_back(self) -> None:
         """Return the requests to where they were, so that they will be scheduled again."""
         for row, request in zip(self.batch.requests, self.requests, strict=True):
-            request.num_pending -= row.samples
+            request.num_pending -= row.num_samples
             if request.row == row.row:  # neither ended nor preempted since
-                request.num_computed_tokens = row.num_computed_tokens
+                request.num_computed_tokens -= row.num_tokens
                 request.num_table_blocks = row.num_blocks

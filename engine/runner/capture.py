@@ -41,13 +41,19 @@ def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDe
     return EmulatedGraphs({operator.attention: operator.run, **LORA_OPERATORS})
 
 
-def graph_keys(config: GraphConfig, rows: int, tokens: int, prefill: str) -> tuple[GraphKey, ...]:
+def graph_keys(
+    config: GraphConfig, rows: int, tokens: int, prefill: str, drafts: int = 0
+) -> tuple[GraphKey, ...]:
     """Return the sizes to capture, for steps of at most so many rows and tokens.
 
-    ``prefill``: KILN_GRAPH_PREFILL. Steps with prefills are captured for few rows and for all, as
-    the language model's head runs for every row. Raises ConfigError.
+    ``prefill``: KILN_GRAPH_PREFILL. ``drafts``: of a row, in decode steps that have any. Steps with
+    prefills are captured for few rows and for all, as the language model's head runs for every row.
+    Raises ConfigError.
     """
-    decode = tuple(decode_key(size) for size in _decode_sizes(config, min(rows, tokens)))
+    sizes = _decode_sizes(config, min(rows, tokens))
+    decode = tuple(decode_key(size) for size in sizes)
+    if drafts:
+        decode += tuple(decode_key(size, drafts) for size in sizes if size * (1 + drafts) <= tokens)
     if prefill == "off":
         return decode
     sizes = token_buckets(min(tokens, MOST_PREFILL_TOKENS))

@@ -28,10 +28,13 @@ class History:
     block_size: int
 
 
-def edits_of(requests: Sequence[ScheduledRequest], history: History) -> Edits | None:
-    """Return the edits of the requests' rows of logits; None if no request edits a logit.
+def edits_of(
+    requests: Sequence[ScheduledRequest], lengths: torch.Tensor, history: History
+) -> Edits | None:
+    """Return the edits of rows of logits; None if no request edits a logit.
 
-    The tokens of this step are in the history already. Tokens that were sampled by a step of which
+    ``requests``: of each row; ``lengths`` [rows] int64: the tokens ahead of what the row samples,
+    which are in the history already, drafts included. Tokens that were sampled by a step of which
     the host knows nothing yet count too.
     """
     vocab = history.count_table.shape[1]
@@ -44,14 +47,13 @@ def edits_of(requests: Sequence[ScheduledRequest], history: History) -> Edits | 
             **(request.params.logit_bias or {}),
             **dict.fromkeys(request.banned_token_ids, -math.inf),
         }
-        counted = prompt = 0
-        if request.params.penalizes:
-            counted = request.num_computed_tokens + request.num_tokens
-            prompt = counted - request.num_output_tokens
-        jobs.append((request.row, counted, prompt, room, len(tokens), len(bias)))
+        counts, most = request.params.penalizes, request.num_computed_tokens + request.num_tokens
+        # The first sample's length is that of the prompt and of all output before.
+        prompt = most + 1 - max(request.num_samples, 1) - request.num_output_tokens
+        jobs.append((request.row, counts, prompt, room, len(tokens), len(bias)))
         tokens += bias
         biases += bias.values()
-        room += len(bias) + min(counted, vocab)
+        room += len(bias) + (min(most, vocab) if counts else 0)
     if not room:
         return None
     parts = [
@@ -59,8 +61,11 @@ def edits_of(requests: Sequence[ScheduledRequest], history: History) -> Edits | 
         torch.tensor(tokens, dtype=torch.int32),
         torch.tensor(biases, dtype=torch.float32),
     ]
+    jobs_there, *fixed = to_device(parts, history.tables.device)
     return token_edits(
-        *to_device(parts, history.tables.device),
+        jobs_there,
+        lengths,
+        *fixed,
         token_pool=history.token_pool,
         tables=history.tables,
         count_table=history.count_table,

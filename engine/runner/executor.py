@@ -129,7 +129,10 @@ class Executor:
         """Start to copy the results of a step to the host."""
         if sampled is None:
             return PendingStep(about, (), None, {})
-        copies = None if sampled.samples is None else self._copies.begin(sampled.samples)
+        copies = None
+        if sampled.samples is not None:
+            rejected = self.step.inputs.rejected if batch.has_drafts else None
+            copies = self._copies.begin(sampled.samples, rejected)
         prompts = None if sampled.prompts is None else PendingPrompts(sampled.prompts, batch)
         return PendingStep(about, _sampling(batch), copies, sampled.failed, prompts)
 
@@ -146,62 +149,69 @@ class Executor:
 
     def _compute(self, batch: Batch, key: GraphKey | None) -> Sampled | None:
         """Run the step of the message that was sent last. Ranks above 0 may return None."""
-        sampling = _sampling(batch)
         if key is None:
-            return self._run(batch, sampling)
-        logits = self._run_in_graph(key, batch, len(sampling))
-        if not sampling:
+            return self._run(batch)
+        logits = self._run_in_graph(key, batch)
+        if not batch.num_samples:
             return None
         if batch.is_plain:
-            return Sampled(self.step.samples(key.rows))
-        return self._sample(logits[: len(sampling)], sampling)  # once more, behind the graph
+            return Sampled(self.step.samples(key.samples))
+        return self._sample(logits[: batch.num_samples], batch)  # once more, behind the graph
 
-    def _run(self, batch: Batch, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
+    def _run(self, batch: Batch) -> Sampled | None:
         with self.step.adapted(batch):
             inputs = self.step.inputs.make(batch)
             hidden = self.step.hidden(inputs)
             prompts = None
             if batch.reports_prompts:
                 prompts = report_prompts(self.step.model, hidden, batch)
-            if not sampling:
+            if not batch.num_samples:
                 return None if prompts is None else Sampled(None, prompts=prompts)
             logits = self.step.model.logits(hidden.index_select(0, inputs.sample_rows))
-        sampled = self._sample(logits, sampling)
+        sampled = self._sample(logits, batch)
         return None if sampled is None else sampled._replace(prompts=prompts)
 
-    def _sample(self, logits: torch.Tensor, sampling: Sequence[ScheduledRequest]) -> Sampled | None:
+    def _sample(self, logits: torch.Tensor, batch: Batch) -> Sampled | None:
         """Sample on every rank alike; where a request edits its logits, on rank 0 for all.
 
         There a request that raises fails alone: the other ranks get a token of it like any other.
         """
-        rows = len(sampling)
-        settings, keys = self.step.inputs.sampling(rows)
+        inputs, rows = self.step.inputs, batch.num_samples
+        settings, keys = inputs.sampling(rows)
+        sampling = [one for one in batch.requests for _ in range(one.num_samples)]
+        sampled = None
         if all(request.is_plain for request in sampling):
-            return Sampled(sample_tokens(logits, settings, keys, out=self.step.samples(rows)))
-        own, sampled = self.step.inputs.sampled[:rows], None
-        if self.group.rank == 0:
-            each = partial(sample, masks=self._masks)
-            sampled = sample_or_fail_alone(each, logits, settings, keys, sampling)
-            assert sampled.samples is not None
-            own.copy_(sampled.samples.tokens)
-        self.group.broadcast(own)
+            sampled = Sampled(sample_tokens(logits, settings, keys, out=self.step.samples(rows)))
+        else:
+            own = inputs.sampled[:rows]
+            if self.group.rank == 0:
+                each = partial(sample, masks=self._masks)
+                lengths = inputs.lengths(rows)
+                sampled = sample_or_fail_alone(each, logits, settings, keys, lengths, sampling)
+                assert sampled.samples is not None
+                own.copy_(sampled.samples.tokens)
+            self.group.broadcast(own)
+        if batch.has_drafts:
+            inputs.verify()
         return sampled
 
-    def _run_in_graph(self, key: GraphKey, batch: Batch, used: int) -> torch.Tensor:
-        """Replay a graph for a batch that samples ``used`` tokens; return its logits.
+    def _run_in_graph(self, key: GraphKey, batch: Batch) -> torch.Tensor:
+        """Replay a graph for a batch; return its logits.
 
         Raises DeviceError if a shadow step differs and graphs are strict.
         """
         self._num_in_graphs += 1
         if not self._shadow or self._num_in_graphs % self._shadow:
             return self.replay(key, batch)
-        inputs = self.step.inputs
-        before = inputs.sampled.clone()  # what the step reads, and then overwrites
+        inputs, used = self.step.inputs, batch.num_samples
+        before = inputs.state()
         logits = self.replay(key, batch)[:used].clone()
-        tokens = inputs.sampled[:used].clone()
-        inputs.sampled.copy_(before)
+        tokens, rejected = inputs.state()
+        inputs.restore(before)
         eager = self.without_graph(key, batch)
-        same = torch.equal(tokens, inputs.sampled[:used]) and torch.equal(logits, eager[:used])
+        same = torch.equal(tokens[:used], inputs.sampled[:used])
+        same = same and torch.equal(logits, eager[:used])
+        same = same and torch.equal(rejected, inputs.rejected)
         # While serving only a DeviceError ends the process; others are errors of requests.
         self.judge(key, "" if same else "its results differ from an eager step's", DeviceError)
         return eager
@@ -242,9 +252,9 @@ class Executor:
 
 def _sampling(batch: Batch) -> Sequence[ScheduledRequest]:
     """Return the requests of a step that sample."""
-    if all(batch.columns.samples):
+    if all(batch.columns.num_samples):
         return batch.requests
-    return [request for request in batch.requests if request.samples]
+    return [request for request in batch.requests if request.num_samples]
 
 
 class ThreadedExecutor:

@@ -72,23 +72,23 @@ class ModelStep:
             self.graph_adapters.clear()
 
     def fixed(self, key: GraphKey, between: Between) -> torch.Tensor:
-        """Run a step of a fixed size; return the logits [rows, vocab_size].
+        """Run a step of a fixed size; return the logits [samples, vocab_size].
 
         It is the step of the message that was sent last and of ``prepare``; what it lacks is
         padding. The sampled tokens go to ``inputs.results``. Nothing here depends on values on the
         host, so a graph of it can be replayed for any message.
         """
         adapters = self.graph_adapters if key.variant else None
-        fixed = nullcontext() if adapters is None else adapters.fixed_step(key.tokens, key.rows)
+        fixed = nullcontext() if adapters is None else adapters.fixed_step(key.tokens, key.samples)
         with fixed:
             return self.whole(key) if self._is_whole(key) else self._pieces(key, between)
 
     def prepare(self, key: GraphKey, batch: Batch) -> None:
         """Set what a step of a fixed size needs besides the message."""
         if key.variant and self.graph_adapters is not None:
-            self.graph_adapters.fill(batch, key.tokens, key.rows)
+            self.graph_adapters.fill(batch, key.tokens, key.samples)
         if not self._is_whole(key):
-            metadata = self.inputs.make(batch, key.tokens, key.rows).metadata
+            metadata = self.inputs.make(batch, key.tokens, key.samples).metadata
             plan = self.attention.plan(metadata)
             self.between.begin(AttentionStep(self.layers, metadata, plan))
 
@@ -97,13 +97,13 @@ class ModelStep:
         rows = key.rows
         # Of a step with prefills the host does not know how the tokens are spread. This makes the
         # plan run every kernel that such a step can need; each one finds its own requests.
-        spread = (1,) * rows if key.is_decode else (key.tokens, *(0,) * (rows - 1))
-        inputs = self.inputs.fill(Sizes(key.tokens, rows, rows), spread, (0,) * rows)
+        spread = (key.row_tokens,) * rows if key.is_decode else (key.tokens, *(0,) * (rows - 1))
+        inputs = self.inputs.fill(Sizes(key.tokens, rows, key.samples), spread, (0,) * rows)
         return self._sampled(key, inputs, self.hidden(inputs))
 
     def _pieces(self, key: GraphKey, between: Between) -> torch.Tensor:
         """Do what ``fixed`` does, with attention between pieces, on inputs that are laid out."""
-        inputs = self.inputs.views(Sizes(key.tokens, key.rows, key.rows))
+        inputs = self.inputs.views(Sizes(key.tokens, key.rows, key.samples))
         layers = self.between.layers(between)
         with attention_step(AttentionStep(layers, inputs.metadata, None)):
             hidden = self.model.forward(inputs.token_ids, inputs.positions)
@@ -114,13 +114,15 @@ class ModelStep:
         return plans_on_device and (key.is_decode or self.whole_prefills)
 
     def _sampled(self, key: GraphKey, inputs: ForwardInputs, hidden: torch.Tensor) -> torch.Tensor:
-        """Sample a token for each row; return the logits."""
+        """Sample the step's tokens and verify its drafts; return the logits."""
         if not key.is_decode:  # else each token is a sample
             hidden = hidden.index_select(0, inputs.sample_rows)
         logits = self.model.logits(hidden)
-        sample_tokens(logits, inputs.settings, inputs.keys, out=self.samples(key.rows))
+        sample_tokens(logits, inputs.settings, inputs.keys, out=self.samples(key.samples))
+        if key.row_tokens > 1:
+            self.inputs.verify()
         return logits
 
-    def samples(self, rows: int) -> Samples:
-        """Return the place of the results of a step of ``rows`` samples, without alternatives."""
-        return Samples(self.inputs.results[: Samples.size_of(rows, 0)], rows)
+    def samples(self, count: int) -> Samples:
+        """Return the place of the results of a step of ``count`` samples, without alternatives."""
+        return Samples(self.inputs.results[: Samples.size_of(count, 0)], count)

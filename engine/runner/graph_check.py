@@ -29,8 +29,10 @@ class GraphCheck:
         self._executor, self._step, self._pool = executor, executor.step, pool
         self._slots = adapter_slots  # in turn, for the requests of graphs with adapters
         step = self._step
-        self._context = min(_CONTEXT, step.inputs.max_model_len - 1, step.inputs.max_tokens)
-        self._blocks_each = -(-(self._context + 1) // pool.block_size)
+        drafts = step.inputs.drafts.shape[1]
+        longest = step.inputs.max_model_len - 1 - drafts
+        self._context = min(_CONTEXT, longest, step.inputs.max_tokens)
+        self._blocks_each = -(-(self._context + 1 + drafts) // pool.block_size)
         self._layers = sorted({0, len(step.layers) // 2, len(step.layers) - 1})
         self._prefilled = 0
 
@@ -79,7 +81,7 @@ class GraphCheck:
         size, free = self._pool.block_size, self._pool.num_blocks - 1  # one is the canary
         if key.is_decode:
             count = min(tokens, free // self._blocks_each)
-            return [self._next(index) for index in range(count)]
+            return [self._next(index, key.row_tokens) for index in range(count)]
         count = min(key.rows - 1, tokens // 2)
         prompt = min(tokens - count, self._step.inputs.max_model_len, free * size)
         if prompt < 1:  # the pool has one block
@@ -90,13 +92,17 @@ class GraphCheck:
     def _run(
         self, key: GraphKey, batch: Batch, canary: int, step: RunStep
     ) -> tuple[torch.Tensor, ...]:
-        """Run a step behind stale inputs; return logits, tokens, and keys and values as bytes."""
-        inputs, used = self._step.inputs, len(batch.requests)
+        """Run a step behind stale inputs; return logits, tokens, and keys and values as bytes.
+
+        The tokens are those sampled, and how many drafts of each row are rejected.
+        """
+        inputs, used = self._step.inputs, batch.num_samples
         inputs.send(batch)
-        inputs.make_stale(key.tokens, key.rows, canary)
+        inputs.make_stale(key.tokens, key.rows, key.samples, canary)
         logits = step(key, batch)[:used].clone()
         kept = [part[:canary].reshape(-1).view(torch.uint8) for part in self._parts()]
-        return logits, inputs.sampled[:used].clone(), torch.stack(kept)
+        tokens = torch.cat([inputs.sampled[:used], inputs.rejected])
+        return logits, tokens, torch.stack(kept)
 
     def _prefill(self, used: int) -> None:
         """Compute the context of as many requests, a few at a time, as the token budget allows."""
@@ -115,9 +121,10 @@ class GraphCheck:
         blocks = range(first, first + self._blocks_each)
         return self._scheduled(index, self._context, 0, blocks)
 
-    def _next(self, index: int) -> ScheduledRequest:
-        """Return the token behind the context, as of a request whose row has its blocks."""
-        return self._scheduled(index, 1, self._context, range(0), self._blocks_each)
+    def _next(self, index: int, count: int = 1) -> ScheduledRequest:
+        """Return the tokens behind the context, as of a request whose row has its blocks."""
+        request = self._scheduled(index, count, self._context, range(0), self._blocks_each)
+        return request._replace(num_samples=count)
 
     def _prompt(self, index: int, count: int) -> ScheduledRequest:
         """Return a prompt that begins behind the blocks of the requests before it."""
@@ -131,7 +138,7 @@ class GraphCheck:
         vocab = self._step.vocab_size
         tokens = [(index * 37 + place * 11 + (start > 0)) % vocab for place in range(count)]
         return ScheduledRequest(
-            f"check-{index}", index, count, start, tokens, old, list(new), True, 0, _PARAMS, index
+            f"check-{index}", index, count, start, tokens, old, list(new), 1, 0, _PARAMS, index
         )
 
     def _parts(self) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from kiln.engine.requests.batch import Batch
 from kiln.engine.runner.edits import History
 from kiln.engine.runner.rows import Rows, message_room
 from kiln.jit_kernels.ops.sampling.functions import Samples
-from kiln.jit_kernels.ops.step.functions import step_inputs
+from kiln.jit_kernels.ops.step.functions import step_inputs, verify_chain
 from kiln.jit_kernels.ops.step.message import HEADER
 
 _COUNTED = 32  # requests with penalties whose tokens are counted at once
@@ -43,8 +43,9 @@ class ForwardInputs:
 class StepInputs:
     """The tensors that every step reads, and the rows that stay from step to step.
 
-    ``max_model_len`` and ``max_tokens`` are in tokens. On a GPU two messages in pinned memory take
-    turns, because the copy of one step may still wait while the host writes the next.
+    ``max_model_len`` and ``max_tokens`` are in tokens; ``max_drafts``: of a row in one step. On a
+    GPU two messages in pinned memory take turns, because the copy of one step may still wait while
+    the host writes the next.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class StepInputs:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        max_drafts: int = 0,
     ) -> None:
         self.block_size, self.max_tokens = block_size, max_tokens
         self.max_model_len = max_model_len
         self._rows = Rows(max_requests)
         max_blocks = -(-max_model_len // block_size)
-        words = message_room(max_requests, max_tokens, max_blocks, block_size)
+        words = message_room(max_requests, max_tokens, max_blocks)
+        max_samples = max_requests * (1 + max_drafts)
         pinned = device.type == "cuda"
         self._host = [torch.zeros(words, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in self._host] if pinned else []
@@ -78,12 +81,15 @@ class StepInputs:
         self._cu_seqlens_q = zeros(max_requests + 1, dtype=torch.int32)
         self._seq_lens = zeros(max_requests, dtype=torch.int32)
         self._block_table = zeros(max_requests, max_blocks, dtype=torch.int32)
-        self._sample_rows = zeros(max_requests, dtype=torch.int64)
-        self._settings = zeros(max_requests, 6, dtype=torch.float32)
-        self._keys = zeros(max_requests, 4, dtype=torch.int64)
+        self._sample_rows = zeros(max_samples, dtype=torch.int64)
+        self._settings = zeros(max_samples, 6, dtype=torch.float32)
+        self._keys = zeros(max_samples, 4, dtype=torch.int64)
         # The results of the last step that sampled without log-probabilities; first its tokens.
-        self.results = zeros(Samples.size_of(max_requests, 0), dtype=torch.int32)
-        self.sampled = self.results[:max_requests]
+        self.results = zeros(Samples.size_of(max_samples, 0), dtype=torch.int32)
+        self.sampled = self.results[:max_samples]
+        # By row: what may follow its last token, and how many drafts its last step has rejected.
+        self.drafts = zeros(max_requests, max_drafts, dtype=torch.int32)
+        self.rejected = zeros(max_requests, dtype=torch.int32)
         self._count_table = zeros(min(max_requests, _COUNTED), vocab_size, dtype=torch.int32)
         self._token_pool = zeros(0, dtype=torch.int32)
 
@@ -101,27 +107,35 @@ class StepInputs:
         tensors = (
             self._message, self._tables, self._token_ids, self._positions, self._slot_mapping,
             self._cu_seqlens_q, self._seq_lens, self._block_table, self._sample_rows,
-            self._settings, self._keys, self.results, self._token_pool,
+            self._settings, self._keys, self.results, self.drafts, self.rejected, self._token_pool,
         )  # fmt: skip
         return tuple([tensor.data_ptr() for tensor in tensors])
 
     def clear(self) -> None:
         """Make all inputs padding, as if of a step without requests."""
         self._message[:HEADER].zero_()
-        rows = len(self._seq_lens)
-        self.fill(Sizes(self.max_tokens, rows, rows), (), ())
+        self.fill(Sizes(self.max_tokens, len(self._seq_lens), len(self._keys)), (), ())
 
-    def make_stale(self, tokens: int, rows: int, block: int) -> None:
-        """Fill the inputs of some tokens and rows with other values, which point to one block."""
+    def state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what a step changes and the next one reads, as copies for ``restore``."""
+        return self.sampled.clone(), self.rejected.clone()
+
+    def restore(self, state: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Go back to a state, so that the step behind it can run again."""
+        self.sampled.copy_(state[0])
+        self.rejected.copy_(state[1])
+
+    def make_stale(self, tokens: int, rows: int, samples: int, block: int) -> None:
+        """Fill the inputs of a size with other values, which point to one block."""
         self._token_ids[:tokens].fill_(1)
         self._positions[:tokens].fill_(0)
         self._slot_mapping[:tokens].fill_(block * self.block_size)
         self._seq_lens[:rows].fill_(self.block_size)
         self._cu_seqlens_q[: rows + 1] = torch.arange(rows + 1, device=self._message.device)
         self._block_table[:rows].fill_(block)
-        self._sample_rows[:rows].fill_(self.max_tokens - 1)  # of a larger step
-        self._settings[:rows].fill_(float("nan"))
-        self._keys[:rows].fill_(1)
+        self._sample_rows[:samples].fill_(self.max_tokens - 1)  # of a larger step
+        self._settings[:samples].fill_(float("nan"))
+        self._keys[:samples].fill_(1)
         self.results.fill_(-1)
 
     def send(self, batch: Batch) -> np.ndarray:
@@ -156,9 +170,17 @@ class StepInputs:
         message: np.ndarray = host.numpy()[:words]
         return message
 
-    def sampling(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def sampling(self, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the settings and keys of the samples of the last step."""
-        return self._settings[:rows], self._keys[:rows]
+        return self._settings[:samples], self._keys[:samples]
+
+    def lengths(self, samples: int) -> torch.Tensor:
+        """Return how many tokens are ahead of each token that the last step samples, int64."""
+        return self._positions.index_select(0, self._sample_rows[:samples]) + 1
+
+    def verify(self) -> None:
+        """Find which drafts of the step are what it has sampled; the next step goes on there."""
+        verify_chain(self.rejected, self._message, self._token_ids, self.sampled)
 
     def make(self, batch: Batch, tokens: int = 0, samples: int = 0) -> ForwardInputs:
         """Return the inputs of the step whose message was sent last.
@@ -167,9 +189,11 @@ class StepInputs:
         """
         of = batch.columns
         query_lens: tuple[int, ...] = of.num_tokens
-        kv_lens = tuple(map(add, of.num_computed_tokens, query_lens))
-        used = sum(query_lens)
-        sizes = Sizes(max(used, tokens), len(query_lens), max(sum(of.samples), samples))
+        used = batch.num_tokens
+        sizes = Sizes(max(used, tokens), len(query_lens), max(batch.num_samples, samples))
+        kv_lens: tuple[int, ...] = ()  # the device alone knows which drafts were accepted
+        if not self.drafts.shape[1]:
+            kv_lens = tuple(map(add, of.num_computed_tokens, query_lens))
         inputs = self.fill(sizes, query_lens, kv_lens)
         own = replace(inputs.metadata, slot_mapping=inputs.metadata.slot_mapping[:used])
         return replace(inputs, metadata=own)
@@ -197,6 +221,8 @@ class StepInputs:
             token_pool=self._token_pool,
             message=self._message,
             sampled=self.sampled,
+            drafts=self.drafts,
+            rejected=self.rejected,
             block_size=self.block_size,
         )
         return inputs

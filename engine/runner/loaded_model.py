@@ -79,15 +79,15 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     limits = config.scheduler.for_device(device.type)
     config.kv.pool_memory(device.type)  # complain before the weights are loaded
     rows, tokens = limits.num_rows, limits.max_num_batched_tokens
-    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill)
+    drafts = limits.num_speculative_tokens
+    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts)
     folder = resolve_model_folder(wanted.model)
     family, hf = read_model(folder)
     check_split(hf, split.world)
     max_model_len = _max_model_len(wanted.max_model_len, hf)
     dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
-    kv = KVShape(
-        rank_attention(hf.attention, split), resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
-    )
+    kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
+    kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
     # Kernels that are loaded take memory: they come before the pool is sized.
     decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
     with torch.inference_mode():
@@ -95,16 +95,13 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         sites = Sites() if config.lora.enabled else None  # None: layers without adapters
         place = (dtype, device)
         model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
-        num_bytes = weight_bytes(hf, *place, split.world)
-        adapters = None
+        num_bytes, adapters = weight_bytes(hf, *place, split.world), None
         if sites is not None:
             backend = choose_backend(decisions, tokens)
             kernels[LORA] = backend.reason
             shard = None if split.world == 1 else AdapterShard(family, hf, split)
             adapters = load_adapters(config.lora, sites, *place, report, backend.make, shard)
-        attention: Attention = TorchAttention(kv.attention.windows, dtype)
-        if attend:
-            attention = KernelAttention(kv, Limits(rows, tokens, max_model_len), device)
+        most = Limits(rows, tokens, max_model_len)
         return LoadedModel(
             model=compiled(model, device, settings(), report),
             hf=hf,
@@ -116,7 +113,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             kernels=kernels,
             weight_bytes=num_bytes,
             adapters=adapters,
-            attention=attention,
+            attention=_make_attention(attend, kv, most, dtype, device),
             inputs=StepInputs(
                 max_requests=rows,
                 max_tokens=tokens,
@@ -124,8 +121,9 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
                 block_size=config.kv.block_size,
                 vocab_size=hf.vocab_size,
                 device=device,
+                max_drafts=drafts,
             ),
-            copies=HostCopies(rows, device),
+            copies=HostCopies(rows * (1 + drafts), rows, device),
             graph_keys=keys,
             graph_device=graph_device(config.graphs, device, settings()),
         )
@@ -153,6 +151,14 @@ def _choose_kernels(
         kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
     kernels |= sum_by_kernels(group, device, dtype)
     return decisions, kernels, can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
+
+
+def _make_attention(
+    by_kernels: bool, kv: KVShape, most: Limits, dtype: torch.dtype, device: torch.device
+) -> Attention:
+    if by_kernels:
+        return KernelAttention(kv, most, device)
+    return TorchAttention(kv.attention.windows, dtype)
 
 
 def _max_model_len(wanted: int | None, config: HFConfig) -> int:

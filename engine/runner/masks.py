@@ -23,8 +23,10 @@ class Masks:
         # By row: the settings of its request, and the tokens that they allow, one bit each.
         self._allowed: dict[int, tuple[SamplingParams, torch.Tensor]] = {}
 
-    def of(self, requests: Sequence[ScheduledRequest], vocab: int) -> torch.Tensor | None:
-        """Return the mask of the requests' rows of logits, [num_requests, ceil(vocab / 32)] int32.
+    def of(
+        self, requests: Sequence[ScheduledRequest], lengths: torch.Tensor, vocab: int
+    ) -> torch.Tensor | None:
+        """Return the mask of rows of logits, [rows, ceil(vocab / 32)] int32; see ``edits_of``.
 
         Returns None if every request may draw any token.
         """
@@ -46,15 +48,17 @@ class Masks:
         for index, request in limited:
             if request.params.allowed_token_ids:
                 mask[index] = self._bits(request, mask.shape[1])
-            length = request.num_computed_tokens + request.num_tokens
             for word in request.params.bad_words_token_ids or ():
-                words.append((index, request.row, length, len(tokens), len(word)))
+                words.append((index, request.row, len(tokens), len(word)))
                 tokens += word
         if words:
             parts = [torch.tensor(one, dtype=torch.int32) for one in (words, tokens)]
+            words_there, tokens_there = to_device(parts, mask.device)
             ban_words(
                 mask,
-                *to_device(parts, mask.device),
+                words_there,
+                lengths,
+                tokens_there,
                 token_pool=self.history.token_pool,
                 tables=self.history.tables,
                 block_size=self.history.block_size,

@@ -19,12 +19,12 @@ from kiln.jit_kernels.ops.step.message import RECORD, begin_message, message_wor
 
 
 class Rows:
-    """The settings of ``max_requests`` rows, and where each row's last token is."""
+    """The settings of ``max_requests`` rows, and where each row's last sample is."""
 
     def __init__(self, max_requests: int) -> None:
         self._settings = np.zeros((max_requests, *RECORD["settings"].shape), np.float32)
         self._keys = np.zeros((max_requests, *RECORD["keys"].shape), np.int64)
-        self._sample_of = np.zeros(max_requests, np.int32)  # index in the samples of the last step
+        self._last_sample = np.zeros(max_requests, np.int32)  # index in those of the last step
 
     def write(self, batch: Batch, message: np.ndarray) -> int:
         """Write the message of a step and return its length in words.
@@ -37,20 +37,20 @@ class Rows:
                 if request.num_blocks == 0:
                     self._join(request)
         rows = np.array(of.row)
-        records = begin_message(message, np.array(of.num_tokens), np.array(of.samples))
+        samples = np.array(of.num_samples, np.int32)
+        records = begin_message(message, np.array(of.num_tokens), samples)
         records["row"] = rows
         records["start"] = of.num_computed_tokens
-        records["source"] = self._sample_of[rows]
+        records["source"] = self._last_sample[rows]
         records["num_blocks"] = of.num_blocks
         records["settings"] = self._settings[rows]
         keys = self._keys[rows]
         keys[:, 1] = of.num_output_tokens
         records["keys"] = keys
         end = message_words(len(rows), 0)
-        records["tokens_at"], _, end = _append(message, end, of.token_ids)
-        places, counts, end = _append(message, end, of.new_block_ids)
-        records["blocks_at"], records["num_new"] = places, counts
-        self._sample_of[rows] = records["sample"]
+        records["tokens_at"], records["num_given"], end = _append(message, end, of.token_ids)
+        records["blocks_at"], records["num_new"], end = _append(message, end, of.new_block_ids)
+        self._last_sample[rows] = records["sample"] + samples - 1
         return end
 
     def _join(self, request: ScheduledRequest) -> None:
@@ -63,10 +63,9 @@ class Rows:
         self._keys[request.row] = (request.seed, 0, max(params.top_k, 0), reported)
 
 
-def message_room(max_requests: int, max_tokens: int, max_blocks: int, block_size: int) -> int:
-    """Return the words of the largest message. ``max_blocks``: of one request."""
-    new_blocks = max_tokens // block_size + max_requests + max_blocks
-    return message_words(max_requests, max_tokens + new_blocks)
+def message_room(max_requests: int, max_tokens: int, max_blocks: int) -> int:
+    """Return the words of the largest message: all blocks of all requests may be new."""
+    return message_words(max_requests, max_tokens + max_requests * max_blocks)
 
 
 def _append(
@@ -74,11 +73,11 @@ def _append(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Write lists one after the other from ``start`` on.
 
-    Returns the place of each list, -1 for an empty one, the lengths, and the end of the last list.
+    Returns the place and the length of each list, and the end of the last one.
     """
     counts = np.fromiter(map(len, lists), np.int32, len(lists))
     ends = start + counts.cumsum()
     end = int(ends[-1])
     if end > start:
         message[start:end] = list(chain.from_iterable(lists))
-    return np.where(counts > 0, ends - counts, -1), counts, end
+    return ends - counts, counts, end

@@ -17,7 +17,7 @@ from kiln.jit_kernels.ops.sampling.functions import Samples
 logger = logging.getLogger(__name__)
 
 Sample = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Sequence[ScheduledRequest]], Samples
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Sequence[ScheduledRequest]], Samples
 ]  # see ``sample``
 
 
@@ -37,6 +37,7 @@ def sample_or_fail_alone(
     logits: torch.Tensor,
     settings: torch.Tensor,
     keys: torch.Tensor,
+    lengths: torch.Tensor,
     requests: Sequence[ScheduledRequest],
 ) -> Sampled:
     """Sample all rows at once; if that raises, one by one. The arguments are those of ``sample``.
@@ -45,7 +46,7 @@ def sample_or_fail_alone(
     """
     try:
         with explained(logits.device, f"sampling {len(requests)} tokens"):
-            return Sampled(sample(logits, settings, keys, requests))
+            return Sampled(sample(logits, settings, keys, lengths, requests))
     except DeviceError:
         raise
     except Exception as error:
@@ -57,7 +58,7 @@ def sample_or_fail_alone(
         own = slice(row, row + 1)
         try:
             with explained(logits.device, "sampling one token"):
-                alone = sample(logits[own], settings[own], keys[own], [request])
+                alone = sample(logits[own], settings[own], keys[own], lengths[own], [request])
         except DeviceError:
             raise
         except Exception as error:

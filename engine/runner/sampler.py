@@ -24,48 +24,61 @@ def sample(
     logits: torch.Tensor,
     settings: torch.Tensor,
     keys: torch.Tensor,
+    lengths: torch.Tensor,
     requests: Sequence[ScheduledRequest],
     masks: Masks,
 ) -> Samples:
-    """Sample a token for each request from its row of logits [num_rows, vocab_size].
+    """Sample a token from each row of logits [num_rows, vocab_size], for the request of the row.
 
-    settings: [num_rows, 6] and keys [num_rows, 4], as of ``sample_tokens``.
+    settings: [num_rows, 6] and keys [num_rows, 4], as of ``sample_tokens``; lengths: [num_rows]
+    int64, the tokens ahead.
 
     Temperature 0 takes the most likely token, on ties the lowest id. A row with NaN, with +inf or
     without a finite logit gets an error and does not affect other rows.
     """
     width = max((request.params.logprobs or 0 for request in requests), default=0)
-    mask, edits = masks.of(requests, logits.shape[1]), edits_of(requests, masks.history)
+    mask = masks.of(requests, lengths, logits.shape[1])
+    edits = edits_of(requests, lengths, masks.history)
     return sample_tokens(logits, settings, keys, mask, edits, width)
 
 
 class HostCopies:
     """Copies of results in pinned memory: two that take turns, so that one may still be in use."""
 
-    def __init__(self, max_requests: int, device: torch.device) -> None:
+    def __init__(self, max_samples: int, max_requests: int, device: torch.device) -> None:
         self._device = device
         self._turn = 0
         if device.type == "cuda":
-            size = max_requests * Samples.size_of(1, MAX_LOGPROBS)
+            size = max_samples * Samples.size_of(1, MAX_LOGPROBS)
             self._memory = torch.empty(2, size, dtype=torch.int32, pin_memory=True)
+            self._rejected = torch.empty(2, max_requests, dtype=torch.int32, pin_memory=True)
 
-    def begin(self, samples: Samples) -> PendingSamples:
-        """Start to copy results to the host."""
+    def begin(self, samples: Samples, rejected: torch.Tensor | None = None) -> PendingSamples:
+        """Start to copy results to the host.
+
+        ``rejected`` [max_requests] int32: the drafts that each row rejects; None: nothing of the
+        step is a draft.
+        """
         if self._device.type == "cpu":  # the step behind may overwrite them before they are read
-            return PendingSamples(Samples(samples.storage.clone(), len(samples.tokens)), None)
+            own = Samples(samples.storage.clone(), len(samples.tokens))
+            return PendingSamples(own, None, None if rejected is None else rejected.clone())
         self._turn = 1 - self._turn
         host = self._memory[self._turn, : samples.storage.numel()]
         host.copy_(samples.storage, non_blocking=True)
+        if rejected is not None:
+            rejected = self._rejected[self._turn].copy_(rejected, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return PendingSamples(Samples(host, len(samples.tokens)), done)
+        return PendingSamples(Samples(host, len(samples.tokens)), done, rejected)
 
 
 class PendingSamples:
     """Results on the way to the host."""
 
-    def __init__(self, host: Samples, done: torch.cuda.Event | None) -> None:
-        self._host, self._done = host, done
+    def __init__(
+        self, host: Samples, done: torch.cuda.Event | None, rejected: torch.Tensor | None = None
+    ) -> None:
+        self._host, self._done, self._rejected = host, done, rejected
 
     @classmethod
     def copied(cls, samples: Samples) -> PendingSamples:
@@ -85,23 +98,37 @@ class PendingSamples:
         return self._host
 
     def wait(self, requests: Sequence[ScheduledRequest]) -> tuple[SampledTokens, ...]:
-        """Wait for the results of the requests that sampled, and return them."""
+        """Wait for the results of the requests that sampled, and return them.
+
+        A request with drafts has the tokens up to the first sample that is not the next draft.
+        """
         self.wait_host()
         tokens, errors = self._host.tokens.tolist(), self._host.errors.tolist()
-        if not any(errors) and all(request.params.logprobs is None for request in requests):
+        reported = any(request.params.logprobs is not None for request in requests)
+        if self._rejected is None and not any(errors) and not reported:
             rows = zip(requests, tokens, strict=False)  # a graph has rows of padding
             return tuple(
                 [_plain((row.request_id, [token], None, None, None)) for row, token in rows]
             )
         logprobs = Logprobs(self._host)
-        return tuple(
-            SampledTokens(request.request_id, [], error=complaint(errors[row], request))
-            if errors[row]
-            else SampledTokens(
-                request.request_id, [tokens[row]], logprobs.of(row, request.params.logprobs)
-            )
-            for row, request in enumerate(requests)
-        )
+        rejected = None if self._rejected is None else self._rejected.tolist()
+        results, first = [], 0
+        for request in requests:
+            count = request.num_samples
+            own = range(first, first + count)
+            if count > 1 and rejected is not None:
+                own = own[: count - rejected[request.row]]
+            first += count
+            wrong = next((errors[one] for one in own if errors[one]), 0)
+            if wrong:
+                error = complaint(wrong, request)
+                results.append(SampledTokens(request.request_id, [], error=error))
+                continue
+            wanted, listed = request.params.logprobs, None
+            if wanted is not None:
+                listed = [logprobs.at(one, wanted) for one in own]
+            results.append(SampledTokens(request.request_id, [tokens[one] for one in own], listed))
+        return tuple(results)
 
 
 class Logprobs:
@@ -111,10 +138,6 @@ class Logprobs:
         self._tokens = host.tokens.tolist()
         self._values, self._ranks = host.logprobs.tolist(), host.ranks.tolist()
         self._top = host.top_tokens.tolist(), host.top_logprobs.tolist()
-
-    def of(self, row: int, wanted: int | None) -> list[TokenLogprobs] | None:
-        """Return the log-probabilities of a row in a list; None if not requested."""
-        return None if wanted is None else [self.at(row, wanted)]
 
     def at(self, row: int, wanted: int) -> TokenLogprobs:
         """Return the log-probabilities of a row, and of the ``wanted`` most likely tokens."""

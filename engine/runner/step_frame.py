@@ -23,7 +23,7 @@ _HEADER, _LISTS = 5, 4
 # What rank 0 alone needs of a request, and what ``decode`` replaces.
 _REQUEST = ScheduledRequest(
     request_id="", row=0, num_tokens=0, num_computed_tokens=0, token_ids=[], num_blocks=0,
-    new_block_ids=[], samples=False, num_output_tokens=0, params=SamplingParams(), seed=0,
+    new_block_ids=[], num_samples=0, num_output_tokens=0, params=SamplingParams(), seed=0,
 )  # fmt: skip
 
 
@@ -57,15 +57,15 @@ def decode(content: bytes) -> StepFrame:
     message = words[end:]
     plain, slots, offsets, numbers = words[_HEADER:end].reshape(_LISTS, count).tolist()
     records = records_of(message, count)
-    names = ("row", "count", "start", "num_blocks", "sample")
-    row, num_tokens, start, num_blocks, sample = (records[name].tolist() for name in names)
+    names = ("row", "count", "start", "num_blocks", "num_samples")
+    row, num_tokens, start, num_blocks, samples = (records[name].tolist() for name in names)
     columns: Any = ScheduledRequest._make([one] * count for one in _REQUEST)
     columns = columns._replace(
         row=row,
         num_tokens=num_tokens,
         num_computed_tokens=start,
         num_blocks=num_blocks,
-        samples=[place >= 0 for place in sample],
+        num_samples=samples,
         is_plain=map(bool, plain),
         adapter_slot=slots,
         prompt=map(_part, offsets, numbers),

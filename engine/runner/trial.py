@@ -111,7 +111,7 @@ def _row(index: int, length: int, block_ids: list[int], adapter_slot: int) -> Sc
         token_ids=[0] * length,
         num_blocks=0,
         new_block_ids=block_ids,
-        samples=True,
+        num_samples=1,
         num_output_tokens=0,
         params=_PARAMS,
         seed=index,

@@ -1,10 +1,10 @@
 // Lists the logit edits of each row for sample_tokens. The edits of row r are the elements
 // spans[r][0] .. spans[r][1] - 1 of tokens, counts and biases, in any order:
 //   each fixed token of the row, with its bias
-//   each other token that is among the first `length` tokens of the row's request, with bias 0
+//   each other token that is among the first lengths[r] tokens of the row's request, with bias 0
 // counts: how often the token occurs from position `prompt` on; 0: only before it; -1: nowhere.
 //
-// jobs: [rows] Job. fixed_tokens and fixed_biases: [num_fixed], the lists of all rows, one after the
+// jobs: [rows] Job. lengths: [rows] int64. fixed_tokens and fixed_biases: [num_fixed], the lists of all rows, one after the
 // other. No token is twice in the list of one row. token_pool: [num_slots], the token in each slot
 // of the KV pool. tables: [max_requests, max_blocks], the blocks of each request. count_table:
 // [blocks, vocab], which holds zeros before and after the launch. No compile-time parameters.
@@ -23,8 +23,8 @@ constexpr uint32_t kPrompt = 1u << 30;  // added to the count of a token that th
 
 struct Job {
   int row;        // of tables
-  int length;     // tokens of the request that are counted; 0: the fixed tokens alone
-  int prompt;     // how many of them are the prompt
+  int counts;     // whether tokens of the request are counted; 0: the fixed tokens alone
+  int prompt;     // how many tokens of it are the prompt
   int first;      // the row's first element of the outputs
   int fixed;      // its first fixed token
   int num_fixed;
@@ -34,7 +34,7 @@ struct Job {
 
 extern "C" __global__ void __launch_bounds__(512)
 token_edits(int32_t* spans, int32_t* tokens, int32_t* counts, float* biases, uint32_t* count_table,
-            const int32_t* jobs, const int32_t* fixed_tokens, const float* fixed_biases,
+            const int32_t* jobs, const int64_t* lengths, const int32_t* fixed_tokens, const float* fixed_biases,
             const int32_t* token_pool, const int32_t* tables, int rows, int vocab,
             int64_t tables_row, int block_size) {
   kiln::pdl_wait_then_trigger();
@@ -44,6 +44,7 @@ token_edits(int32_t* spans, int32_t* tokens, int32_t* counts, float* biases, uin
   for (int r = blockIdx.x; r < rows; r += gridDim.x) {
     const Job job = reinterpret_cast<const Job*>(jobs)[r];
     const int32_t* blocks = tables + job.row * tables_row;
+    const int length = job.counts ? int(lengths[r]) : 0;
     auto token_at = [&](int position) {
       return token_pool[int64_t(blocks[position / block_size]) * block_size +
                          position % block_size];
@@ -53,7 +54,7 @@ token_edits(int32_t* spans, int32_t* tokens, int32_t* counts, float* biases, uin
       counts[job.first + place] = count == 0 ? -1 : int(count & (kPrompt - 1));
       biases[job.first + place] = bias;
     };
-    for (int i = thread; i < job.length; i += threads) {
+    for (int i = thread; i < length; i += threads) {
       if (i < job.prompt) atomicOr(&own[token_at(i)], kPrompt);
       else atomicAdd(&own[token_at(i)], 1u);
     }
@@ -64,7 +65,7 @@ token_edits(int32_t* spans, int32_t* tokens, int32_t* counts, float* biases, uin
       list(i, token, atomicExch(&own[token], 0u), fixed_biases[job.fixed + i]);
     }
     __syncthreads();
-    for (int i = thread; i < job.length; i += threads) {
+    for (int i = thread; i < length; i += threads) {
       const int token = token_at(i);
       const uint32_t count = atomicExch(&own[token], 0u);
       if (count) list(atomicAdd(&listed, 1), token, count, 0.0f);

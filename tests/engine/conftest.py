@@ -105,7 +105,7 @@ class FakeRunner:
         for row in batch.requests:  # some keys and values are written by then
             if row.request_id in self.raise_for:
                 raise self.raise_for[row.request_id]
-        sampled = tuple(self._sample(row) for row in batch.requests if row.samples)
+        sampled = tuple(self._sample(row) for row in batch.requests if row.num_samples)
         by_id = {row.request_id: row.row for row in batch.requests}
         for tokens in sampled:
             self.last_tokens[by_id[tokens.request_id]] = (tokens.token_ids or [0])[0]

@@ -16,7 +16,7 @@ import kiln
 from kiln import LLM, SamplingParams
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.compile.compiled_model import CompiledModel
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import loaded_model
 from kiln.jit_kernels.settings import settings
 
 NUM_TOKENS = 12
@@ -134,7 +134,7 @@ INDUCTOR = [("inductor", name) for name in ("llama-mha-biases", "qwen3-tied-bias
 def test_in_pieces_of_torch_compile(case, monkeypatch, mode, name):
     made = case(name)
     env = replace(settings(), compile=mode)
-    monkeypatch.setattr(model_runner, "settings", lambda: env)
+    monkeypatch.setattr(loaded_model, "settings", lambda: env)
     llm = load(made.folder, max_chunk_tokens=16)
     assert isinstance(llm.core.runner.loaded.model, CompiledModel)
     assert tokens(llm, made.prompts) == made.answers

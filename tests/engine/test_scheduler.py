@@ -242,7 +242,7 @@ def test_a_chunk_leaves_room_for_others_in_the_step(fake_runner):
         scheduler.add(NewRequest(name, [1] * 20, greedy()))
     batch, _ = step(scheduler, runner)
     assert [row.num_tokens for row in batch.requests] == [8, 8, 4]
-    assert not any(row.samples for row in batch.requests)
+    assert not any(row.num_samples for row in batch.requests)
 
 
 def test_prefill_and_decode_share_a_step(fake_runner):
@@ -387,7 +387,7 @@ def test_each_field_of_a_row_is_what_its_name_says(fake_runner):
             token_ids=tokens,
             num_blocks=0 if start == 0 else 2,
             new_block_ids=blocks if start == 0 else [],
-            samples=samples,
+            num_samples=samples,
             num_output_tokens=0,
             params=params.replace(seed=77),
             seed=77,

@@ -30,14 +30,16 @@ def token_edits_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     tables = torch.randperm((rows + 1) * width).int().view(rows + 1, width)
     token_pool = torch.randint(0, vocab, (tables.numel() * block_size,), dtype=torch.int32)
     fixed: list[torch.Tensor] = []
-    jobs, first = [], 0
+    jobs, lengths, first = [], [], 0
     for row in torch.randperm(rows + 1)[:rows].tolist():
         length = sizes["length"]
         if sizes["vocab"] < 131072:  # a test
             length = int(torch.randint(0, length + 1, ())) * int(torch.rand(()) < 0.8)
         count = int(torch.randint(0, min(sizes["fixed"], vocab) + 1, ()))
         prompt = int(torch.randint(0, length + 1, ()))
-        jobs.append([row, length, prompt, first, sum(one.numel() for one in fixed), count])
+        counts = length > 0
+        jobs.append([row, counts, prompt, first, sum(one.numel() for one in fixed), count])
+        lengths.append(length if counts else sizes["length"])
         fixed.append(torch.randperm(vocab)[:count])
         first += count + min(length, vocab)
     made = {
@@ -47,6 +49,7 @@ def token_edits_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         "biases": torch.zeros(first),
         "count_table": torch.zeros(sizes["blocks"], vocab, dtype=torch.int32),
         "jobs": torch.tensor(jobs, dtype=torch.int32).view(rows, 6),
+        "lengths": torch.tensor(lengths, dtype=torch.int64),
         "fixed_tokens": torch.cat([torch.empty(0), *fixed]).int(),
         "fixed_biases": torch.randn(sum(one.numel() for one in fixed)),
         "token_pool": token_pool,
@@ -76,9 +79,10 @@ def ban_words_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, A
     token_pool = torch.randint(0, vocab, (tables.numel() * sizes["block_size"],)).int()
     words: list[list[int]] = []
     tokens: list[int] = []
+    lengths = torch.randint(0, length + 1, (rows,)) * (torch.rand(rows) < 0.8)
     for _ in range(sizes["words"]):
         mask_row, row = (int(torch.randint(0, most, ())) for most in (rows, rows + 1))
-        own = int(torch.randint(0, length + 1, ())) * int(torch.rand(()) < 0.8)
+        own = int(lengths[mask_row])
         size = int(torch.randint(1, 6, ()))
         history = token_pool.view(-1, sizes["block_size"])[tables[row].long()].flatten()[:own]
         before = history[max(own - size + 1, 0) :].tolist()
@@ -87,11 +91,12 @@ def ban_words_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, A
             word[int(torch.randint(0, size, ()))] = int(torch.randint(0, vocab, ()))
         if own == 0 and size == 2:  # what is in the pool ahead of the request is not its history
             word[0] = int(token_pool[tables[row, 0] * sizes["block_size"] - 1])
-        words.append([mask_row, row, own, len(tokens), size])
+        words.append([mask_row, row, len(tokens), size])
         tokens += word
     made = {
         "mask": torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32))).int(),
-        "words": torch.tensor(words, dtype=torch.int32).view(-1, 5),
+        "words": torch.tensor(words, dtype=torch.int32).view(-1, 4),
+        "lengths": lengths,
         "word_tokens": torch.tensor(tokens, dtype=torch.int32),
         "token_pool": token_pool,
         "tables": tables,

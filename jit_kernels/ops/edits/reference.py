@@ -7,15 +7,16 @@ import torch
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
 
-WORD = ("mask_row", "row", "length", "first", "size")  # Word of ban_words.cu
-JOB = ("row", "length", "prompt", "first", "fixed", "num_fixed")  # Job of token_edits.cu
+WORD = ("mask_row", "row", "first", "size")  # Word of ban_words.cu
+JOB = ("row", "counts", "prompt", "first", "fixed", "num_fixed")  # Job of token_edits.cu
 
 
 def token_edits_reference(a: Arguments) -> Results:
     """Return the outputs by name. What no row uses of them is what it was."""
     results = {name: getattr(a, name).clone() for name in ("spans", "tokens", "counts", "biases")}
     for r, job in enumerate(a.jobs.tolist()):
-        row, length, prompt, first, fixed, num_fixed = job
+        row, is_counted, prompt, first, fixed, num_fixed = job
+        length = int(a.lengths[r]) if is_counted else 0
         mine = slice(fixed, fixed + num_fixed)
         tokens, counts = _counted(_history(a, row, length), prompt)
         own = a.fixed_tokens[mine]
@@ -35,7 +36,8 @@ def token_edits_reference(a: Arguments) -> Results:
 def ban_words_reference(a: Arguments) -> Results:
     """Return the new mask."""
     mask = a.mask.clone()
-    for mask_row, row, length, first, size in a.words.tolist():
+    for mask_row, row, first, size in a.words.tolist():
+        length = int(a.lengths[mask_row])
         *before, last = a.word_tokens[first : first + size].tolist()
         begin = length - len(before)
         if begin >= 0 and _history(a, row, length)[begin:].tolist() == before:

@@ -44,7 +44,7 @@ def _geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 def _cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count two reads of each history, four accesses of the counts, and the lists."""
     lists = 12 * min(sizes["length"], sizes["vocab"]) + 20 * sizes["fixed"]
-    return Cost(sizes["rows"] * (32 + 24 * sizes["length"] + lists), 0)
+    return Cost(sizes["rows"] * (40 + 24 * sizes["length"] + lists), 0)
 
 
 def _error(a: Arguments, wanted: Results) -> float:
@@ -69,7 +69,7 @@ TOKEN_EDITS = KernelSpec(
     parameters=declare(
         outputs("spans", "tokens", "counts", "biases"),
         in_outs("count_table"),
-        inputs("jobs", "fixed_tokens", "fixed_biases", "token_pool", "tables"),
+        inputs("jobs", "lengths", "fixed_tokens", "fixed_biases", "token_pool", "tables"),
         derived("int32", "rows", "vocab"),
         derived("int64", "tables_row"),
         values("int32", "block_size"),
@@ -108,7 +108,7 @@ def _ban_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 def _ban_cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count the words, up to five tokens of each, and what it compares and bans."""
     mask = 2 * 4 * sizes["rows"] * -(-sizes["vocab"] // 32)
-    return Cost(sizes["words"] * (20 + 2 * 5 * 4 + 8) + mask, 0)
+    return Cost(sizes["words"] * (16 + 2 * 5 * 4 + 8) + 8 * sizes["rows"] + mask, 0)
 
 
 BAN_WORDS = KernelSpec(
@@ -117,7 +117,7 @@ BAN_WORDS = KernelSpec(
     entry="ban_words",
     parameters=declare(
         in_outs("mask"),
-        inputs("words", "word_tokens", "token_pool", "tables"),
+        inputs("words", "lengths", "word_tokens", "token_pool", "tables"),
         derived("int32", "num_words", "mask_words"),
         derived("int64", "tables_row"),
         values("int32", "block_size"),

@@ -12,6 +12,7 @@ from kiln.jit_kernels.declare.spec import Sizes, Variant
 from kiln.jit_kernels.ops.step.message import begin_message, message_words
 
 _SAMPLED = 1000  # token ids
+_MOST_DRAFTS = 3
 
 
 def _case(requests: int, tokens: int, context: int, block_size: int = 16, pad: int = 0) -> Sizes:
@@ -25,7 +26,7 @@ def _case(requests: int, tokens: int, context: int, block_size: int = 16, pad: i
 SIZES = [
     _case(0, 1, 0), _case(3, 1, 0, pad=3), _case(1, 1, 0), _case(8, 1, 40, pad=7),
     _case(8, 1, 100, pad=3), _case(5, 300, 0, pad=2), _case(5, 9, 70, 3, pad=1),
-    _case(40, 1, 90, 5), _case(2, 1, 2300, 16),
+    _case(40, 1, 90, 5), _case(2, 1, 2300, 16), _case(90, 5, 60, 4, pad=5),
 ]  # fmt: skip
 BENCH_SIZES = [
     *(_case(requests, 1, context) for requests in (1, 64, 256) for context in (1024, 8192)),
@@ -34,42 +35,43 @@ BENCH_SIZES = [
 
 
 def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return a random step of decodes and prefill chunks; some of the chunks sample."""
+    """Return a random step of decodes, drafts and prefill chunks; some of the chunks sample."""
     block_size, pad = sizes["block_size"], sizes["pad"]
-    requests = sizes["requests"] - pad
+    requests, most = sizes["requests"] - pad, _most_drafts(sizes)
     chance = np.random.default_rng(int(torch.randint(2**31, ())))
     counts = chance.integers(1, sizes["tokens"] + 1, requests, dtype=np.int32)
     starts = chance.integers(0, sizes["context"] + 1, requests, dtype=np.int32)
     width = -(-(sizes["context"] + sizes["tokens"]) // block_size)
     rows = requests + 2
-    pool = chance.permutation(rows * width).astype(np.int32)
-    total, samples = int(counts.sum()), chance.random(requests) < 0.7
+    blocks_of = chance.permutation(rows * width).astype(np.int32).reshape(rows, width)
+    tables = blocks_of.copy()
+    total = int(counts.sum())
+    samples = (chance.random(requests) < 0.7) * chance.integers(1, np.minimum(counts, most + 1) + 1)
+    rejected = chance.integers(0, most + 1, rows, dtype=np.int32)
 
     message = np.full(message_words(requests, total + rows * width), -7, np.int32)
     records = begin_message(message, counts, samples)
     records["row"], records["start"] = chance.permutation(rows)[:requests], starts
     at = message_words(requests, 0)
     for index, (start, count) in enumerate(zip(starts, counts, strict=True)):
-        known = count > 1 or chance.random() < 0.3
-        records["tokens_at"][index] = at if known else -1
-        records["source"][index] = chance.integers(rows)
-        if known:
-            message[at : at + count] = chance.integers(0, _SAMPLED, count)
-            at += count
+        known = count if count > most + 1 else chance.choice([0, 1, count])
+        unknown = rejected[records["row"][index]] * (known == 0)
+        records["start"][index] = start + unknown  # so that it begins at ``start``
+        records["tokens_at"][index], records["num_given"][index] = at, known
+        records["source"][index] = unknown + chance.integers(rows)
+        message[at : at + known] = chance.integers(0, _SAMPLED, known)
+        at += known
         blocks = -(-(start + count) // block_size)
         new = chance.integers(0, blocks + 1) if start else blocks
         records["blocks_at"][index] = at
         records["num_blocks"][index], records["num_new"][index] = blocks - new, new
-        message[at : at + new] = pool[index * width : index * width + new]
+        row = records["row"][index]
+        message[at : at + new] = blocks_of[row, blocks - new : blocks]
+        tables[row, blocks - new : blocks] = 0
         at += new
     records["settings"] = chance.random((requests, 6))
     records["settings"][::3, 2] = -math.inf
     records["keys"] = chance.integers(-(2**62), 2**62, (requests, 4))
-    tables = pool[::-1].reshape(rows, width).copy()
-    sampled = chance.integers(0, _SAMPLED, rows, dtype=np.int32)
-
-    def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
 
     def room(count: int, *more: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, *more, dtype=dtype, device=device)
@@ -85,19 +87,69 @@ def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
         "settings": room(num_samples + pad, 6, dtype=torch.float32),
         "keys": room(num_samples + pad, 4, dtype=torch.int64),
         "block_table": room(requests + pad, width, dtype=torch.int32) - 9,
-        "tables": on_device(tables),
         "token_pool": room(rows * width * block_size, dtype=torch.int32) - 5,
-        "message": on_device(message[:at]),
-        "sampled": on_device(sampled),
         "block_size": block_size,
+        **_on_device(
+            device,
+            message=message[:at],
+            tables=tables,
+            sampled=chance.integers(0, _SAMPLED, rows + most, dtype=np.int32),
+            drafts=chance.integers(0, _SAMPLED, (rows, most), dtype=np.int32),
+            rejected=rejected,
+        ),
     }
+
+
+def _on_device(device: str, **arrays: np.ndarray) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+VERIFY_SIZES: list[Sizes] = [
+    {"requests": requests, "samples": samples} for requests, samples in
+    [(0, 1), (1, 1), (1, 2), (5, 4), (300, 16)]
+]  # fmt: skip
+VERIFY_BENCH_SIZES: list[Sizes] = [{"requests": requests, "samples": 4} for requests in (1, 256)]
+
+
+def verify_chain_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
+    """Return a step of three quarters of the rows, with up to ``samples`` samples each."""
+    chance = np.random.default_rng(int(torch.randint(2**31, ())))
+    requests = sizes["requests"] - sizes["requests"] // 4
+    samples = chance.integers(0, sizes["samples"] + 1, requests)
+    counts = np.maximum(samples + chance.integers(0, 3, requests), 1)
+    message = np.full(message_words(requests, 0), -7, np.int32)
+    records = begin_message(message, counts, samples)
+    records["row"] = chance.permutation(sizes["requests"])[:requests]
+    tokens = chance.integers(0, _SAMPLED, int(counts.sum()))
+    sampled = chance.integers(0, _SAMPLED, int(samples.sum()) + 1, dtype=np.int32)
+    for own in records:
+        drafts = own["num_samples"] - 1
+        agree = int(chance.integers(0, max(drafts, 0) + 1))
+        place = own["first"] + own["count"] - drafts
+        sampled[own["sample"] : own["sample"] + agree] = tokens[place : place + agree]
+        if drafts > 0 and chance.random() < 0.3:  # a later draft that agrees does not stand
+            sampled[own["sample"] + drafts - 1] = tokens[place + drafts - 1]
+    rejected = np.full(sizes["requests"], 9, np.int32)
+    return _on_device(device, rejected=rejected, message=message, token_ids=tokens, sampled=sampled)
 
 
 def moved_bytes(sizes: Sizes) -> int:
     """Return the maximum number of bytes that a step of these sizes moves."""
-    requests, pad = sizes["requests"] - sizes["pad"], sizes["pad"]
+    requests, pad, drafts = sizes["requests"] - sizes["pad"], sizes["pad"], _most_drafts(sizes)
     tokens = requests * sizes["tokens"]
     blocks = requests * -(-(sizes["context"] + sizes["tokens"]) // sizes["block_size"])
     message = 4 * message_words(requests, tokens + blocks)
-    rows = 4 * (requests + 2) + 8 * (requests + pad) + 4 + 64 * (requests + pad)
+    rows = 4 * (requests + 2) * (3 + drafts) + 4 * drafts + 8 * (requests + pad) + 4
+    rows += 64 * (requests * (drafts + 1) + pad)
     return message + rows + 28 * (tokens + pad) + 8 * blocks
+
+
+def verified_bytes(sizes: Sizes) -> int:
+    """Return the maximum number of bytes that verifying the drafts of a step moves."""
+    requests, samples = sizes["requests"], sizes["samples"]
+    return 4 * message_words(requests, 0) + requests * (8 + 12 * samples + 16) + 4
+
+
+def _most_drafts(sizes: Sizes) -> int:
+    """Return the drafts that a row has room for."""
+    return min(sizes["tokens"] - 1, _MOST_DRAFTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.step.spec import STEP_INPUTS
+from kiln.jit_kernels.ops.step.spec import STEP_INPUTS, VERIFY_CHAIN
 from kiln.jit_kernels.torch_ops import call
 
 
@@ -23,18 +23,22 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
     token_pool: torch.Tensor,
     message: torch.Tensor,
     sampled: torch.Tensor,
+    drafts: torch.Tensor,
+    rejected: torch.Tensor,
     block_size: int,
 ) -> None:
     """Write the inputs of a step from its message, and padding after them.
 
     message: [words] int32, contiguous, aligned to 8 bytes; see kiln.jit_kernels.ops.step.message.
-    sampled: [max_requests] int32, the tokens that the step before sampled. tables: [max_requests,
-    max_blocks] int32, the blocks of each row; the message's new blocks are added. token_pool:
-    [num_slots] int32, the token of each slot of the KV pool; those of the step are added.
+    sampled: [max_samples] int32, the tokens that the step before sampled. drafts: [max_requests,
+    max_drafts] int32, what may follow them. rejected: [max_requests] int32, the drafts of each row
+    that the step before rejected; it becomes 0. tables: [max_requests, max_blocks] int32, the
+    blocks of each row; the message's new blocks are added. token_pool: [num_slots] int32, the token
+    of each slot of the KV pool; those of the step are added.
 
     token_ids, positions, slot_mapping: [tokens] int64; cu_seqlens_q: [requests + 1], seq_lens:
     [requests], block_table: [requests, max_blocks], int32; sample_rows: [samples] int64; settings
-    [samples, 6] float32 and keys [samples, 4] int64 as in sample_tokens. All but the two tables are
+    [samples, 6] float32 and keys [samples, 4] int64 as in sample_tokens. All but tables are
     contiguous. They must be large enough for the step; the caller checks that. Padding has slot -1
     and length 0, so attention and the store to the KV pool skip it.
     """
@@ -53,5 +57,20 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
         token_pool=token_pool,
         message=message,
         sampled=sampled,
+        drafts=drafts,
+        rejected=rejected,
         block_size=block_size,
     )
+
+
+def verify_chain(
+    rejected: torch.Tensor, message: torch.Tensor, token_ids: torch.Tensor, sampled: torch.Tensor
+) -> None:
+    """Write how many of its drafts each row of a step rejects: [max_requests] int32.
+
+    message, token_ids: of the step, as in ``step_inputs``; sampled: [max_samples] int32, what it
+    has sampled. The drafts of a request are its last tokens in the step, one less than its samples.
+    Rows without drafts are left alone.
+    Source: kernel_sources/step/verify_chain.cu; https://arxiv.org/abs/2211.17192
+    """
+    call(VERIFY_CHAIN, rejected=rejected, message=message, token_ids=token_ids, sampled=sampled)

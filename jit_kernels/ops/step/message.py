@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 HEADER = 4  # int32 words: requests, tokens, samples, 0
-# Record of step_inputs.cu, where each field is explained.
+# Record of kernel_sources/step/message.cuh, where each field is explained.
 SINGLE = (
-    "row", "start", "count", "first", "tokens_at", "source", "blocks_at", "num_blocks", "num_new",
-    "sample",
+    "row", "start", "count", "first", "tokens_at", "num_given", "source", "blocks_at", "num_blocks",
+    "num_new", "sample", "num_samples",
 )  # fmt: skip
 RECORD = np.dtype(
     [
@@ -33,13 +33,14 @@ def records_of(message: np.ndarray, requests: int) -> np.ndarray:
 def begin_message(message: np.ndarray, counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
     """Write the header and the records' counts, first tokens and samples; return the records.
 
-    message: [words] int32; counts: [requests] int32, the tokens of each request; samples:
-    [requests] bool, whether a request samples.
+    message: [words] int32; counts, samples: [requests] int32, the tokens and samples of each
+    request.
     """
     requests = len(counts)
     message[:HEADER] = (requests, counts.sum(), samples.sum(), 0)
     records = records_of(message, requests)
     records["count"] = counts
     records["first"] = counts.cumsum() - counts
-    records["sample"] = np.where(samples, samples.cumsum() - 1, -1)
+    records["sample"] = samples.cumsum() - samples
+    records["num_samples"] = samples
     return records

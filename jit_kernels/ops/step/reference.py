@@ -19,20 +19,25 @@ def step_inputs_reference(a: Arguments) -> Results:
     requests, tokens = int(a.message[0]), int(a.message[1])
     words = a.message[HEADER : HEADER + requests * RECORD_WORDS].view(requests, RECORD_WORDS)
     record = {name: words[:, _column(name)].long() for name in SINGLE}
-    start, count, first = record["start"], record["count"], record["first"]
+    count, first, rows = record["count"], record["first"], record["row"]
+    unknown = torch.where(record["num_given"] == 0, a.rejected[rows].long(), 0)
+    start = record["start"] - unknown
 
     owner, offset = _spread(record["num_new"])
     tables = a.tables.clone()
     new = a.message[record["blocks_at"][owner] + offset]
-    tables[record["row"][owner], record["num_blocks"][owner] + offset] = new
-    table = tables[record["row"]]
+    tables[rows[owner], record["num_blocks"][owner] + offset] = new
+    table = tables[rows]
 
     owner, offset = _spread(count)
     position = start[owner] + offset
     block = table[owner, position // a.block_size].long()
-    listed = record["tokens_at"][owner] >= 0
-    place = torch.where(listed, record["tokens_at"][owner] + offset, 0)
-    token = torch.where(listed, a.message[place], a.sampled[record["source"][owner]])
+    slot = block * a.block_size + position % a.block_size
+    given = offset < record["num_given"][owner]
+    token = a.sampled[(record["source"] - unknown)[owner]]
+    token[given] = a.message[(record["tokens_at"][owner] + offset)[given]]
+    drafted = ~given & (offset > 0)
+    token[drafted] = a.drafts[rows[owner][drafted], offset[drafted] - 1]
 
     length = start + count
     in_use = torch.arange(table.shape[1], device=table.device) < -(-length // a.block_size)[:, None]
@@ -41,22 +46,42 @@ def step_inputs_reference(a: Arguments) -> Results:
     block_table[:requests] = torch.where(in_use, table, block_table[:requests, :width])
     ends = torch.full_like(a.cu_seqlens_q, tokens)
     ends[: requests + 1] = torch.nn.functional.pad(first + count, (1, 0))
-    has_sample = record["sample"] >= 0
-    sampling = words[has_sample]
-    slot = block * a.block_size + position % a.block_size
+    owner, offset = _spread(record["num_samples"])
+    sample_row = (first + count - record["num_samples"])[owner] + offset
+    keys = _tail(words, "keys", torch.int64)[owner]
+    keys[:, 1] += offset - unknown[owner]
+    settings = _tail(words, "settings", torch.float32)[owner]
     return {
         "token_ids": _padded(a.token_ids, token, 0),
         "positions": _padded(a.positions, position, 0),
         "slot_mapping": _padded(a.slot_mapping, slot, -1),
         "cu_seqlens_q": ends,
         "seq_lens": _padded(a.seq_lens, length, 0),
-        "sample_rows": _padded(a.sample_rows, (first + count - 1)[has_sample], 0),
-        "settings": _padded(a.settings, _tail(sampling, "settings", torch.float32), _NO_SETTINGS),
-        "keys": _padded(a.keys, _tail(sampling, "keys", torch.int64), _NO_KEYS),
+        "sample_rows": _padded(a.sample_rows, sample_row, 0),
+        "settings": _padded(a.settings, settings, _NO_SETTINGS),
+        "keys": _padded(a.keys, keys, _NO_KEYS),
         "block_table": block_table,
         "tables": tables,
         "token_pool": a.token_pool.index_put((slot,), token.to(torch.int32)),
+        "rejected": a.rejected.index_fill(0, rows, 0),
     }
+
+
+def verify_chain_reference(a: Arguments) -> Results:
+    """Return how many drafts each row rejects."""
+    rejected = a.rejected.clone()
+    words = a.message[HEADER:]
+    for request in range(int(a.message[0])):
+        record = words[request * RECORD_WORDS :]
+        row, first, count, sample, samples = (
+            int(record[_column(name)])
+            for name in ("row", "first", "count", "sample", "num_samples")
+        )
+        if samples > 1:
+            drafts = a.token_ids[first + count - samples + 1 : first + count]
+            stands = a.sampled[sample : sample + samples - 1] == drafts
+            rejected[row] = samples - 1 - int(stands.int().cumprod(0).sum())
+    return {"rejected": rejected}
 
 
 def _column(name: str) -> int:

@@ -21,7 +21,7 @@ from kiln.jit_kernels.declare.spec import (
     Variant,
 )
 from kiln.jit_kernels.ops.step import cases
-from kiln.jit_kernels.ops.step.reference import step_inputs_reference
+from kiln.jit_kernels.ops.step.reference import step_inputs_reference, verify_chain_reference
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 128
@@ -35,6 +35,7 @@ def _bind(a: Arguments) -> Bound:
         "samples": a.sample_rows.numel(),
         "table_row": a.block_table.stride(0),
         "tables_row": a.tables.stride(0),
+        "drafts_row": a.drafts.stride(0),
     }
     return Bound({}, {"requests": requests}, numbers)
 
@@ -55,9 +56,10 @@ STEP_INPUTS = KernelSpec(
         outputs("token_ids", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens"),
         outputs("sample_rows", "settings", "keys"),
         in_outs("block_table", "tables", "token_pool"),
-        inputs("message", "sampled"),
+        inputs("message", "sampled", "drafts"),
+        in_outs("rejected"),
         derived("int32", "requests", "tokens", "samples"),
-        derived("int64", "table_row", "tables_row"),
+        derived("int64", "table_row", "tables_row", "drafts_row"),
         values("int32", "block_size"),
     ),
     params={},
@@ -72,5 +74,41 @@ STEP_INPUTS = KernelSpec(
     bench_needs={},
     paper="https://arxiv.org/abs/2309.06180",
 )
-SPECS = [STEP_INPUTS]
+
+
+def _verify_bind(a: Arguments) -> Bound:
+    requests = a.rejected.numel()  # a step has no more
+    return Bound({}, {"requests": requests}, {"requests": requests})
+
+
+def _verify_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+    return LaunchGeometry((max(-(-sizes["requests"] // _THREADS), 1), 1, 1), (_THREADS, 1, 1))
+
+
+def _verify_cost(variant: Variant, sizes: Sizes) -> Cost:
+    return Cost(cases.verified_bytes(sizes), 0)
+
+
+VERIFY_CHAIN = KernelSpec(
+    name="verify_chain",
+    source="step/verify_chain.cu",
+    entry="verify_chain",
+    parameters=declare(
+        in_outs("rejected"),
+        inputs("message", "token_ids", "sampled"),
+        derived("int32", "requests"),
+    ),
+    params={},
+    bind=_verify_bind,
+    geometry=_verify_geometry,
+    cost=_verify_cost,
+    reference=verify_chain_reference,
+    make_inputs=cases.verify_chain_inputs,
+    sizes=cases.VERIFY_SIZES,
+    bench_sizes=cases.VERIFY_BENCH_SIZES,
+    tolerance=0.0,
+    bench_needs={},
+    paper="https://arxiv.org/abs/2211.17192",
+)
+SPECS = [STEP_INPUTS, VERIFY_CHAIN]
 define(SPECS)

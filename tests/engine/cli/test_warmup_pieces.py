@@ -14,7 +14,8 @@ from kiln.engine.compile import compiled_model
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.distributed.group import Group
 from kiln.engine.errors import SealedCacheError
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import loaded_model
+from kiln.engine.runner.model_runner import ModelRunner
 from kiln.jit_kernels.compile import warmup
 from kiln.jit_kernels.settings import settings
 
@@ -40,9 +41,9 @@ def kiln(tmp_path, monkeypatch, capsys):
 def start(folder, tmp_path, monkeypatch, group=None):
     sealed = {"kernel_cache": "sealed", "kernel_cache_dir": tmp_path / "cache"}
     env = replace(settings(), compile="eager", **sealed)
-    monkeypatch.setattr(model_runner, "settings", lambda: env)
+    monkeypatch.setattr(loaded_model, "settings", lambda: env)
     model = ModelConfig(str(folder), device="cpu", load_format="dummy", max_model_len=32)
-    return model_runner.ModelRunner(EngineConfig(model, KVConfig(num_blocks=8)), None, group)
+    return ModelRunner(EngineConfig(model, KVConfig(num_blocks=8)), None, group)
 
 
 def test_a_start_finds_what_a_warm_up_built(kiln, folder, tmp_path, monkeypatch):
@@ -60,7 +61,7 @@ def test_a_start_finds_what_a_warm_up_built(kiln, folder, tmp_path, monkeypatch)
 def test_every_rank_finds_what_a_warm_up_for_several_built(kiln, folder, tmp_path, monkeypatch):
     model = folder(num_attention_heads=4, num_key_value_heads=2)
     alone = SimpleNamespace(allreduce=lambda *_: None, shutdown=lambda: None)  # nobody is asked
-    monkeypatch.setattr(model_runner, "sum_by_kernels", lambda *_: {})
+    monkeypatch.setattr(loaded_model, "sum_by_kernels", lambda *_: {})
 
     def begin(rank):
         group = Group(rank, 2, torch.device("cpu"), alone)

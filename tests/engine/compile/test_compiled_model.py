@@ -19,7 +19,7 @@ from kiln.engine.attention.context import AttentionStep, attention_step
 from kiln.engine.compile import compiled_model
 from kiln.engine.graphs.emulator import EmulatedGraphs
 from kiln.engine.models.registry import known_families
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import loaded_model
 from kiln.jit_kernels.settings import settings
 
 ROOT = Path(kiln.__file__).resolve().parents[3]
@@ -38,7 +38,7 @@ def tokens(tmp_path, monkeypatch):
 
     def answer(mode, **more):
         env = replace(settings(), compile=mode, kernel_cache_dir=tmp_path / "cache", **more)
-        monkeypatch.setattr(model_runner, "settings", lambda: env)
+        monkeypatch.setattr(loaded_model, "settings", lambda: env)
         llm = LLM(str(DEMO), device="cpu", dtype="float32", max_model_len=128, max_chunk_tokens=5)
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
         outputs = llm.chat(chats, SamplingParams(temperature=0, max_tokens=16))

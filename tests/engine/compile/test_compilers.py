@@ -24,7 +24,7 @@ from kiln.engine.compile.program import Input, Piece
 from kiln.engine.compile.prove import difference
 from kiln.engine.errors import PieceError
 from kiln.engine.models.registry import known_families
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import loaded_model
 from kiln.jit_kernels.settings import settings
 
 ROOT = Path(kiln.__file__).resolve().parents[3]
@@ -46,7 +46,7 @@ def kept(pytestconfig):
 
 def demo(monkeypatch, mode, kept):
     env = replace(settings(), compile=mode, **kept)
-    monkeypatch.setattr(model_runner, "settings", lambda: env)
+    monkeypatch.setattr(loaded_model, "settings", lambda: env)
     return LLM(str(DEMO), device="cpu", dtype="float32", max_model_len=128, max_chunk_tokens=5)
 
 

@@ -15,7 +15,7 @@ from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
 from kiln.engine.errors import ConfigError, ModelError
 from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
-from kiln.engine.runner import executor, model_runner
+from kiln.engine.runner import executor, loaded_model
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_graph_that_no_rank_can_capture_ends_the_load_with_advice(made, llm_of
         raise RuntimeError("the products of experts read sizes\nin aten/src/ATen")
 
     device = SimpleNamespace(capture=refuse, keep=None)
-    monkeypatch.setattr(model_runner, "graph_device", lambda *_: device)
+    monkeypatch.setattr(loaded_model, "graph_device", lambda *_: device)
     folder, _ = made("llama-mha-biases")
     with pytest.raises(
         ModelError, match=r"read sizes; with tensor parallelism .*--disable-cuda-graph"

@@ -15,7 +15,7 @@ from kiln.engine.lora.sites import Sites
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.loader import load_model
 from kiln.engine.models.registry import read_model
-from kiln.engine.runner import model_runner
+from kiln.engine.runner import loaded_model
 from kiln.jit_kernels.settings import settings
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 @pytest.mark.parametrize("mode", ["eager", "inductor"])
 def test_tokens_are_pefts(made, answers, tmp_path, monkeypatch, mode):
     env = replace(settings(), compile=mode, kernel_cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(model_runner, "settings", lambda: env)
+    monkeypatch.setattr(loaded_model, "settings", lambda: env)
     prompts, lora, wanted = (part[::2] for part in answers("llama"))
     modules = {form: str(made("llama").adapters[form]) for form in lora if form}
     folder = str(made("llama").folder)

@@ -50,10 +50,11 @@ def sample(logits, requests):
     batch = Batch(tuple(requests))
     inputs.send(batch)
     made = inputs.make(batch)
-    samples = sampler.sample(logits, made.settings, made.keys, requests, Masks(inputs.history))
+    lengths, masks = inputs.lengths(len(requests)), Masks(inputs.history)
+    samples = sampler.sample(logits, made.settings, made.keys, lengths, requests, masks)
     return [
         Sampled(one.request_id, *(one.token_ids or [None]), *(one.logprobs or [None]), one.error)
-        for one in sampler.HostCopies(size, cpu).begin(samples).wait(requests)
+        for one in sampler.HostCopies(size, size, cpu).begin(samples).wait(requests)
     ]
 
 

@@ -23,7 +23,7 @@ def test_the_whole_budget_is_spread_over_as_many_requests_as_may_run():
     batch = make(SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2050))
     assert (batch.num_tokens, len(batch.requests)) == (2050, 64)
     assert {row.num_tokens for row in batch.requests} == {32, 33}
-    assert all(row.samples and row.num_blocks == 0 for row in batch.requests)
+    assert all(row.num_samples == 1 and row.num_blocks == 0 for row in batch.requests)
     assert [row.row for row in batch.requests] == list(range(64))
     assert len(make(SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=5)).requests) == 5
 

@@ -13,8 +13,8 @@ FAULTS = [
     _EDITS
     | {
         "name": "others listed while fixed tokens are",
-        "old": "    }\n    __syncthreads();\n    for (int i = thread; i < job.length",
-        "new": "    }\n    for (int i = thread; i < job.length",
+        "old": "    }\n    __syncthreads();\n    for (int i = thread; i < length",
+        "new": "    }\n    for (int i = thread; i < length",
     },
     _EDITS
     | {

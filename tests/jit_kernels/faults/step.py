@@ -1,6 +1,7 @@
-"""Faults planted in step_inputs; see test_faults.py. Each must be caught."""
+"""Faults planted in the kernels of a step; see test_faults.py. Each must be caught."""
 
 _STEP = {"kernel": "step_inputs", "needs": {}}
+_VERIFY = {"kernel": "verify_chain", "needs": {}}
 
 FAULTS = [
     _STEP
@@ -12,8 +13,8 @@ FAULTS = [
     _STEP
     | {
         "name": "new blocks read before they are written",
-        "old": "    __syncthreads();\n    for (int t = thread; t < own.count",
-        "new": "    for (int t = thread; t < own.count",
+        "old": "    __syncthreads();\n    if (thread == 0) rejected",
+        "new": "    if (thread == 0) rejected",
     },
     _STEP
     | {
@@ -24,13 +25,13 @@ FAULTS = [
     _STEP
     | {
         "name": "every token from the message",
-        "old": "own.tokens_at < 0 ? sampled[own.source] : ",
-        "new": "",
+        "old": ": t == 0          ? sampled[own.source - unknown]",
+        "new": ": t == 0          ? message[own.tokens_at]",
     },
     _STEP
     | {
         "name": "the row taken for the source",
-        "old": "sampled[own.source]",
+        "old": "sampled[own.source - unknown]",
         "new": "sampled[own.row]",
     },
     _STEP
@@ -48,14 +49,63 @@ FAULTS = [
     _STEP
     | {
         "name": "the first token sampled from",
-        "old": "own.first + own.count - 1;",
-        "new": "own.first;",
+        "old": "own.first + own.count - own.num_samples + i",
+        "new": "own.first + i",
     },
     _STEP
     | {
-        "name": "requests that do not sample write a sample",
-        "old": "if (own.sample >= 0) {",
-        "new": "if (true) {",
+        "name": "all drafts taken for accepted",
+        "old": "const int start = own.start - unknown;",
+        "new": "const int start = own.start;",
+    },
+    _STEP
+    | {
+        "name": "drafts subtracted where the host knows the start",
+        "old": "own.num_given == 0 ? rejected[own.row] : 0",
+        "new": "rejected[own.row]",
+    },
+    _STEP
+    | {
+        "name": "rejected drafts subtracted again in the next step",
+        "old": "    if (thread == 0) rejected[own.row] = 0;\n",
+        "new": "",
+    },
+    _STEP
+    | {
+        "name": "the token behind the last draft taken",
+        "old": "sampled[own.source - unknown]",
+        "new": "sampled[own.source]",
+    },
+    _STEP
+    | {
+        "name": "one seed number for all samples",
+        "old": "(column == 1 ? i / kSettings - unknown : 0)",
+        "new": "(column == 1 ? -unknown : 0)",
+    },
+    _STEP
+    | {
+        "name": "another row's drafts",
+        "old": "drafts[own.row * drafts_row + t - 1]",
+        "new": "drafts[t - 1]",
+    },
+    _VERIFY
+    | {
+        "name": "a draft that stands behind one that does not",
+        "old": "while (accepted < drafts && sampled[own.sample + accepted] == draft[accepted]) "
+        "++accepted;",
+        "new": "for (int i = 0; i < drafts; ++i) accepted += sampled[own.sample + i] == draft[i];",
+    },
+    _VERIFY
+    | {
+        "name": "the wrong tokens taken for drafts",
+        "old": "own.first + own.count - drafts;",
+        "new": "own.first;",
+    },
+    _VERIFY
+    | {
+        "name": "rows without drafts cleared",
+        "old": "  if (drafts < 1) return;\n",
+        "new": "",
     },
     _STEP
     | {

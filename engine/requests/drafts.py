@@ -1,0 +1,39 @@
+"""Drafts: tokens that a step computes before anybody knows that they will be sampled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from kiln.engine.requests.request import Request
+
+
+class Draft(NamedTuple):
+    """How many drafts follow a request's last token, and which; () if the device makes them."""
+
+    num_tokens: int
+    token_ids: tuple[int, ...] = ()
+
+
+class Drafter(Protocol):
+    """Proposes the drafts of requests. A wrong draft costs time and changes no token."""
+
+    def propose(self, request: Request, most: int) -> Draft:
+        """Return at most ``most`` drafts behind a request's last token.
+
+        While ``request.num_pending`` steps are in flight the host does not know the last token.
+        """
+
+
+NO_DRAFT = Draft(0)
+
+
+def drafts_of(request: Request, drafter: Drafter, most: int) -> Draft:
+    """Return at most ``most`` drafts for the next step of a request, within its length limit.
+
+    There are none before ``min_tokens`` is reached: until then stop tokens are banned.
+    """
+    if len(request.token_ids) < request.min_total_tokens:
+        return NO_DRAFT
+    length = len(request.token_ids) + request.num_pending
+    most = min(most, request.max_total_tokens - length - 1)
+    return drafter.propose(request, most) if most > 0 else NO_DRAFT
