@@ -49,10 +49,10 @@ from kiln.engine.runner.steps import Steps, ThreadedSteps
 from kiln.engine.runner.sums import patience_ms, sum_by_kernels
 from kiln.engine.runner.trial import in_one_block, trial_batch
 from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import Needs
 from kiln.jit_kernels.implementations import decide
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
 
 _CPU_TRIAL_TOKENS = 16
 _DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart

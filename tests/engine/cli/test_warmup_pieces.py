@@ -16,7 +16,7 @@ from kiln.engine.distributed.group import Group
 from kiln.engine.errors import SealedCacheError
 from kiln.engine.runner import model_runner
 from kiln.jit_kernels.compile import warmup
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 
 @pytest.fixture
