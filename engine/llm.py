@@ -43,7 +43,7 @@ from kiln.engine.text.prompts import (
 )
 from kiln.engine.text.template_forms import Message
 from kiln.engine.text.tokenizer import Tokenizer
-from kiln.jit_kernels.ready import ready_guard
+from kiln.jit_kernels.compile.ready import ready_guard
 
 
 class LLM:

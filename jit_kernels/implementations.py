@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from kiln.jit_kernels.compile.open_cache import kernel_cache
+from kiln.jit_kernels.compile.ready import ready_guard
 from kiln.jit_kernels.compile.warmup import Outcome, jobs_for, warm_up
 from kiln.jit_kernels.declare.errors import (
     BundleRefused,
@@ -28,12 +29,11 @@ from kiln.jit_kernels.declare.errors import (
     ToolchainMissing,
 )
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs, Variant, check_needs, label
 from kiln.jit_kernels.launch import Run, load, target_arch
-from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.registry import triton_form
 from kiln.jit_kernels.toolchains import host
-from kiln.jit_kernels.triton_forms import triton_form
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kiln.jit_kernels.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.compile.build import Built, build
 from kiln.jit_kernels.compile.open_cache import kernel_cache
+from kiln.jit_kernels.compile.ready import ready_guard
+from kiln.jit_kernels.declare.arch import compute_capability, device_arch, gpu
 from kiln.jit_kernels.declare.catalog import best_form
 from kiln.jit_kernels.declare.errors import LateKernel, NoSuchKernel
+from kiln.jit_kernels.declare.packing import ArgumentBlock
 from kiln.jit_kernels.declare.parameters import Arguments, KernelValue
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import (
     Bound,
     KernelSpec,
@@ -30,10 +33,7 @@ from kiln.jit_kernels.declare.spec import (
 )
 from kiln.jit_kernels.launchers.choose import EARLY_ARCH, launcher
 from kiln.jit_kernels.launchers.protocol import Launcher
-from kiln.jit_kernels.packing import ArgumentBlock
-from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import early_launch_hint
+from kiln.jit_kernels.toolchains.template import early_launch_hint
 
 Run = Callable[[Arguments, Bound], None]  # runs an operator on a bound call
 

@@ -1,15 +1,22 @@
-"""Every kernel family and spec, found by walking jit_kernels/ops."""
+"""Every kernel family, spec and Triton form, found by walking jit_kernels/ops."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kiln.jit_kernels.declare.errors import NoSuchKernel
 from kiln.jit_kernels.declare.families import family_modules
 
 if TYPE_CHECKING:
+    from kiln.jit_kernels.declare.parameters import Arguments
     from kiln.jit_kernels.declare.spec import KernelSpec
+
+_OPS = Path(__file__).parent / "ops"
 
 
 @cache
@@ -38,3 +45,23 @@ def find_spec(name: str) -> KernelSpec:
     if name not in specs:
         raise KeyError(f"no kernel is named {name!r}; there are {', '.join(sorted(specs))}")
     return specs[name]
+
+
+def has_triton(family: str) -> bool:
+    """Return whether Triton is installed and a family has Triton forms; imports neither."""
+    return (
+        importlib.util.find_spec("triton") is not None and (_OPS / family / "triton.py").is_file()
+    )
+
+
+def triton_form(family: str, name: str) -> Callable[[Arguments], None]:
+    """Return the Triton form of an operator: it takes the same arguments and writes in place.
+
+    Raises NoSuchKernel if Triton is not installed or the operator has no Triton form.
+    """
+    if not has_triton(family):
+        raise NoSuchKernel(f"Triton is not installed, or {family} has no Triton forms")
+    form = getattr(importlib.import_module(f"kiln.jit_kernels.ops.{family}.triton"), name, None)
+    if form is None:
+        raise NoSuchKernel(f"{name} has no Triton form")
+    return form  # type: ignore[no-any-return]

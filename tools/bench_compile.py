@@ -31,10 +31,10 @@ from rich.progress import Progress  # noqa: E402
 
 from kiln.cache.disk.store import Store  # noqa: E402
 from kiln.engine.bench.report import Report, table  # noqa: E402
-from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
 from kiln.jit_kernels.compile.build import build  # noqa: E402
 from kiln.jit_kernels.compile.kernel_cache import KernelCache  # noqa: E402
 from kiln.jit_kernels.compile.warmup import Job, jobs_for  # noqa: E402
+from kiln.jit_kernels.declare.arch import ALL_ARCHS  # noqa: E402
 from kiln.jit_kernels.registry import all_specs, find_spec  # noqa: E402
 
 if TYPE_CHECKING:

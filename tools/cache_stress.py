@@ -109,7 +109,7 @@ def _nvrtc_programs() -> list[kills.Program]:
     """Compile small kernels for reference, in a child: NVRTC must not be loaded before a fork."""
     from kiln.jit_kernels.declare.spec import label
     from kiln.jit_kernels.registry import all_specs
-    from kiln.jit_kernels.template import render
+    from kiln.jit_kernels.toolchains.template import render
 
     builds = {
         label(spec, variant): partial(_compile, label(spec, variant), render(spec, variant))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
-from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains.nvrtc import compile_cubin
+from kiln.jit_kernels.toolchains.template import Unit
 
 _ARCH = "sm_80"
 _TEXT = """

@@ -46,7 +46,7 @@ from typing import Any
 import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments, declare, derived, inputs, outputs, values
-from kiln.jit_kernels.shapes import check_dtype, takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, takes_arrays
 from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,

@@ -29,7 +29,7 @@ from rich.console import Console  # noqa: E402
 from rich.markup import escape  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from kiln.jit_kernels.arch import ALL_ARCHS  # noqa: E402
+from kiln.jit_kernels.declare.arch import ALL_ARCHS  # noqa: E402
 from kiln.jit_kernels.registry import all_specs  # noqa: E402
 from kiln.jit_kernels.toolchains.cubin import code_of, resources_of  # noqa: E402
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kiln.engine.errors import ConfigError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import Needs
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.settings import settings
 
 ATTENTION_FAMILIES = ("attention_decode", "attention_prefill")
 

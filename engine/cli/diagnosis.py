@@ -20,10 +20,10 @@ from kiln.engine.cli.disk import file_system, is_network, lock_support, nearest_
 from kiln.engine.cli.memory_plan import MemoryPlan, plan_memory
 from kiln.engine.cli.targets import wanted_archs
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.arch import compute_capability
+from kiln.jit_kernels.declare.arch import compute_capability
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.families import families
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.host_build import find_compiler
 

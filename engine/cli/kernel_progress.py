@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import Job, Outcome, warm_up
 from kiln.jit_kernels.declare.errors import KernelError
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 
 def build_with_progress(

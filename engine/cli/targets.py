@@ -28,8 +28,8 @@ def wanted_archs(text: str | None) -> list[str]:
     """
     import torch
 
-    from kiln.jit_kernels.arch import ALL_ARCHS, device_arch, target_of
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.arch import ALL_ARCHS, device_arch, target_of
+    from kiln.jit_kernels.declare.settings import settings
 
     text = text or settings().kernel_arch
     if text is None and torch.cuda.is_available():

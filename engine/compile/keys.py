@@ -19,8 +19,8 @@ from kiln.engine.compile.functions import schemas_of
 from kiln.engine.compile.parameters import structure_of
 from kiln.engine.compile.program import Piece
 from kiln.engine.models.family import Model
-from kiln.jit_kernels.arch import device_arch
 from kiln.jit_kernels.compile.ingredients import Ingredients
+from kiln.jit_kernels.declare.arch import device_arch
 from kiln.jit_kernels.registry import all_specs
 
 _TRACED = (

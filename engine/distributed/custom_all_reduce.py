@@ -24,7 +24,7 @@ from kiln.engine.distributed.peers import Joined, join_peers
 from kiln.engine.distributed.stream_guard import CudaStreams, StreamGuard
 from kiln.engine.distributed.tuner import SIZES, Tuned, measure
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.ops.all_reduce import functions
 from kiln.jit_kernels.ops.all_reduce.layout import VECTOR, Algorithm, vectors

@@ -25,15 +25,15 @@ from kiln.engine.distributed.peer_handshake import (
 from kiln.engine.distributed.peer_memory import RankMemory
 from kiln.engine.distributed.prove_sums import prove_sums
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.errors import KernelError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, Needs
 from kiln.jit_kernels.implementations import decide
 from kiln.jit_kernels.ops.all_reduce.layout import MAX_WORLD, MAX_WORLDS
 from kiln.jit_kernels.ops.all_reduce.members import Members
 from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 from kiln.jit_kernels.ops.all_reduce.spec import SPECS
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 FAMILY = "all_reduce"

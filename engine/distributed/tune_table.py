@@ -24,10 +24,10 @@ from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.cuda_driver import driver_call
 from kiln.engine.distributed.peer_conditions import HOST, NVLINK, PCIE
 from kiln.engine.errors import ConfigError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 from kiln.jit_kernels.ops.all_reduce.spec import SPECS
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import render
+from kiln.jit_kernels.toolchains.template import render
 
 _FABRICS = (NVLINK, PCIE, HOST)  # on which times are those of real groups
 _FOLDER = "all_reduce"

@@ -239,7 +239,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
     import torch
 
     from kiln.engine.core import EngineCore, load_runner
-    from kiln.jit_kernels.ready import ready_guard
+    from kiln.jit_kernels.compile.ready import ready_guard
 
     progress("importing torch", 1, 1)
     # Leave one core to the API process: at each op, torch waits for the slowest of its threads.

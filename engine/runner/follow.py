@@ -121,7 +121,7 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
     from kiln.engine.runner.load import prepared
     from kiln.engine.runner.model_runner import ModelRunner
     from kiln.engine.runner.step_frame import decode
-    from kiln.jit_kernels.ready import ready_guard
+    from kiln.jit_kernels.compile.ready import ready_guard
 
     runner = ModelRunner(config, None, group)
     prepared(runner, None)

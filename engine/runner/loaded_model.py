@@ -37,9 +37,9 @@ from kiln.engine.runner.lora_backend import choose_backend, without_unused
 from kiln.engine.runner.memory import weight_bytes
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.sums import sum_by_kernels
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.implementations import Decisions, decide
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
 
 _DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart
 

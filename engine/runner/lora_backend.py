@@ -14,10 +14,10 @@ from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
 from kiln.engine.lora.torch_native import TorchNativeLoRA
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.implementations import Decisions
 from kiln.jit_kernels.ops.lora.spec import LORA_SHRINK_EMBEDDING
-from kiln.jit_kernels.settings import settings
 
 
 @dataclass(frozen=True, slots=True)

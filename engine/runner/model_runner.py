@@ -34,7 +34,7 @@ from kiln.engine.runner.memory import MemoryUse
 from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.sums import patience_ms
 from kiln.engine.runner.trial import attempt, in_one_block, trial_steps, try_step
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 _CPU_TRIAL_TOKENS = 16
 

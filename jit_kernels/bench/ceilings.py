@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.jit_kernels.bench.timing import Call, CpuWork, GpuWork, Work, time_side_by_side
 from kiln.jit_kernels.declare.spec import Cost
-from kiln.jit_kernels.timing import Call, CpuWork, GpuWork, Work, time_side_by_side
 
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 _MATMUL_SIZE = {"cuda": 8192, "cpu": 512}

@@ -12,15 +12,15 @@ import torch
 
 from kiln.jit_kernels.bench.peer_attention import PAGED, sdpa_form
 from kiln.jit_kernels.bench.peers import peer_forms
+from kiln.jit_kernels.bench.timing import Call
 from kiln.jit_kernels.declare.errors import NoSuchKernel
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.implementations import run_reference
 from kiln.jit_kernels.launch import launch
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.timing import Call
+from kiln.jit_kernels.registry import triton_form
 from kiln.jit_kernels.toolchains import host
-from kiln.jit_kernels.triton_forms import triton_form
 
 Form = Callable[[Arguments], Call]
 OWN = {"cuda": "jit", "cpu": "host"}  # the form that is Kiln's own kernel

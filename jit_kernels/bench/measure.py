@@ -14,11 +14,11 @@ from kiln.jit_kernels.bench.copies import bytes_held, copies_of, is_cold, num_co
 from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
 from kiln.jit_kernels.bench.limits import time_limit
 from kiln.jit_kernels.bench.peer_sampling import Drawn
+from kiln.jit_kernels.bench.timing import Timing, Work, time_side_by_side
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import compare
 from kiln.jit_kernels.declare.spec import Cost, KernelSpec, Sizes, Variant, label
 from kiln.jit_kernels.implementations import run_reference
-from kiln.jit_kernels.parity import compare
-from kiln.jit_kernels.timing import Timing, Work, time_side_by_side
 
 Row = dict[str, Any]
 _CPU_ROUNDS = 3

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from kiln.jit_kernels.bench.timing import Call
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import KernelSpec
-from kiln.jit_kernels.timing import Call
 
 PAGED = ("paged_attention", "paged_prefill")  # the operators that these implement
 _WORKSPACE_BYTES = 128 << 20  # as in FlashInfer's examples

@@ -11,10 +11,10 @@ from types import MappingProxyType, ModuleType
 
 import torch
 
+from kiln.jit_kernels.bench.timing import Call
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS
-from kiln.jit_kernels.timing import Call
 
 
 @dataclass(frozen=True, slots=True)

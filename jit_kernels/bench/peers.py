@@ -20,9 +20,9 @@ import torch
 
 from kiln.jit_kernels.bench.peer_attention import ATTENTION
 from kiln.jit_kernels.bench.peer_sampling import SAMPLING
+from kiln.jit_kernels.bench.timing import Call
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import KernelSpec
-from kiln.jit_kernels.timing import Call
 
 Adapter = Callable[[KernelSpec, ModuleType], Callable[[Arguments], Call]]
 LIBRARIES = ("flashinfer", "vllm", "sgl_kernel", "flash_attn", "liger_kernel")

@@ -19,9 +19,9 @@ from kiln.jit_kernels.compile.ingredients import (
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import Job
 from kiln.jit_kernels.declare.errors import BundleRefused
-from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import resources_of
+from kiln.jit_kernels.toolchains.template import Unit, render
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from kiln.jit_kernels.compile.ingredients import Ingredients, ingredients_of, key_of
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.ready import ready_guard
 from kiln.jit_kernels.compile.why import Nearest, nearest
 from kiln.jit_kernels.declare.errors import CompileError, SealedMiss
 from kiln.jit_kernels.declare.spec import KernelSpec, Variant, label
-from kiln.jit_kernels.ready import ready_guard
-from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import CubinError, resources_of
+from kiln.jit_kernels.toolchains.template import Unit, render
 
 Tier = Literal["process", "bundle", "disk", "built"]
 _PATIENCE = 30.0  # seconds to wait while another process builds the same kernel

@@ -13,8 +13,8 @@ from typing import Any
 
 from kiln.cache.keys import content_key
 from kiln.jit_kernels.declare.spec import KernelSpec
-from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.template import Unit
 
 Ingredients = tuple[tuple[str, str], ...]
 

@@ -10,7 +10,7 @@ from kiln.cache.disk.root import open_store, trust_of
 from kiln.cache.env import Env
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.declare.errors import BundleRefused
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 
 @cache

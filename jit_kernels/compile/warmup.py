@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kiln.jit_kernels.arch import compute_capability
 from kiln.jit_kernels.compile.build import Built, build, build_unless_busy
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.declare.arch import compute_capability
 from kiln.jit_kernels.declare.catalog import best_form
 from kiln.jit_kernels.declare.errors import CompileError, KernelError, SealedMiss
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs, Variant, label

@@ -1,1 +1,1 @@
-"""How a kernel is declared: its spec, its parameters, its family, and the errors."""
+"""What kernels there can be: specs, parameters, families, targets, toggles, and the errors."""

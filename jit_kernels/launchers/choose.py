@@ -14,10 +14,10 @@ from functools import cache
 import torch
 
 from kiln.jit_kernels.declare.errors import ToolchainMissing
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.launchers.protocol import Launcher
-from kiln.jit_kernels.settings import settings
 
 EARLY_ARCH = 90  # lowest compute capability with programmatic dependent launch
 _LAUNCHERS: dict[str, Callable[[], Launcher]] = {

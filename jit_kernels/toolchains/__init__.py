@@ -1,1 +1,1 @@
-"""Compilers of translation units: NVRTC for GPUs, the host compiler for CPUs."""
+"""Translation units and their compilers: NVRTC for GPUs, the host compiler for CPUs."""

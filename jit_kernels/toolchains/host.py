@@ -19,10 +19,10 @@ from kiln.cache.env import Env
 from kiln.jit_kernels.declare.errors import LaunchError
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant, label
-from kiln.jit_kernels.template import Unit, header_path, read_source, render
 from kiln.jit_kernels.toolchains.host_build import Recipe, find_compiler
 from kiln.jit_kernels.toolchains.host_runtime import HEADERS, load_library, runtime
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
+from kiln.jit_kernels.toolchains.template import Unit, header_path, read_source, render
 
 _ENTRY, _CLUSTER = "kiln_host_entry", "kiln_host_cluster"
 _SHARED_BYTES = 48 * 1024  # dynamic shared memory per block, unless the spec asks for more

@@ -8,9 +8,9 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from kiln.jit_kernels.template import read_source
 from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find_compiler
 from kiln.jit_kernels.toolchains.host_folder import library_folder, private_folder
+from kiln.jit_kernels.toolchains.template import read_source
 
 HEADERS = ("host/cuda_host.h",)  # headers that kernels include too
 _SOURCES = ("fiber", "scheduler", "sync", "matrix", "wgmma", "cluster", "check", "api")

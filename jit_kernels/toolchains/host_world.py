@@ -11,9 +11,9 @@ from itertools import product
 import torch
 
 from kiln.jit_kernels.declare.errors import HostFault, LaunchError
+from kiln.jit_kernels.declare.packing import ArgumentBlock
 from kiln.jit_kernels.declare.parameters import KernelValue
 from kiln.jit_kernels.declare.spec import LaunchGeometry
-from kiln.jit_kernels.packing import ArgumentBlock
 from kiln.jit_kernels.toolchains.host_report import readable
 from kiln.jit_kernels.toolchains.host_runtime import Runtime
 

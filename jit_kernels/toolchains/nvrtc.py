@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from kiln.jit_kernels.declare.errors import CompileError, ToolchainMissing
-from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains.elf import build_id
+from kiln.jit_kernels.toolchains.template import Unit
 
 INSTALL_HINT = "pip install cuda-bindings nvidia-cuda-nvrtc (Kiln's extra [cuda] has both)"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h

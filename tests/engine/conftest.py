@@ -13,7 +13,7 @@ from kiln.engine.models.registry import known_families
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.request import Request, TokenLogprobs
 from kiln.jit_kernels import implementations
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 
 @pytest.fixture

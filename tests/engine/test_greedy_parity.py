@@ -17,7 +17,7 @@ from kiln import LLM, SamplingParams
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.compile.compiled_model import CompiledModel
 from kiln.engine.runner import loaded_model
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 NUM_TOKENS = 12
 HALF_TOKENS = 8  # of the answers in float16

@@ -14,7 +14,7 @@ from kiln.engine.errors import ModelError
 from kiln.engine.llm import LLM
 from kiln.engine.process import worker
 from kiln.engine.runner import executor
-from kiln.jit_kernels.ready import ready_guard
+from kiln.jit_kernels.compile.ready import ready_guard
 
 DEMO = str(Path(__file__).parents[2] / "engine" / "demo")
 
@@ -30,7 +30,7 @@ def _fresh():
 
 def is_ready(caplog):
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "kiln.jit_kernels.ready"):
+    with caplog.at_level(logging.WARNING, "kiln.jit_kernels.compile.ready"):
         ready_guard().passes("rms_norm[bf16]", "compiled")
     return "rms_norm[bf16] is compiled after the engine was ready" in caplog.text
 

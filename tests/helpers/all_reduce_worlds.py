@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from kiln.jit_kernels.declare.errors import HostFault
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, KernelSpec, Variant
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, Layout
 from kiln.jit_kernels.ops.all_reduce.members import Members, virtual_members
 from kiln.jit_kernels.ops.all_reduce.record import LateRank, late_ranks
 from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
+from kiln.jit_kernels.toolchains.template import Unit, render
 
 UnitOf = Callable[[KernelSpec, Variant], Unit]
 WORD = {2: torch.int16, 4: torch.int32}

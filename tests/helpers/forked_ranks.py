@@ -19,7 +19,7 @@ import torch
 
 from kiln.engine.distributed.connect import LOOPBACK, connect, file_store
 from kiln.engine.distributed.group import Group
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 CPU = torch.device("cpu")
 Case = Callable[[Group], Any]

@@ -17,7 +17,7 @@ import torch
 from gpu import rank_checks
 from rank_processes import Ranks
 
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 DTYPES = (torch.float32,)
 

@@ -14,6 +14,7 @@ import torch
 from rank_processes import Exchange
 
 from kiln.engine.distributed.shared_memory import SharedMemory
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, LaunchGeometry
 from kiln.jit_kernels.ops.all_reduce.functions import (
     all_reduce,
@@ -25,10 +26,9 @@ from kiln.jit_kernels.ops.all_reduce.record import RECORD_WORDS, LateRank, late_
 from kiln.jit_kernels.ops.all_reduce.reference import sum_ranks
 from kiln.jit_kernels.ops.all_reduce.spec import BY_ALGORITHM
 from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import HostKernel, World
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 T = TypeVar("T")
 RING_TYPES = ("pointer", "pointer", "pointer", "int32", "int32", "int32")

@@ -17,8 +17,8 @@ from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.template import render
 
 if __name__ == "__main__":
     jobs = jobs_for(all_specs().values(), [sys.argv[1]])

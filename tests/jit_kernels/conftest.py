@@ -21,8 +21,8 @@ from kiln.jit_kernels.compile.ingredients import ingredients_of
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.compile.warmup import Job, jobs_for
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.template import render
 
 ARCHS = ("sm_80", "sm_90a")
 

@@ -19,6 +19,7 @@ from all_reduce_worlds import (
 from depth import at_depth
 
 from kiln.jit_kernels.declare.errors import HostFault, LaunchError, NoSuchKernel
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, needs_of
 from kiln.jit_kernels.ops.all_reduce.functions import all_reduce, fused_all_reduce_add_rms_norm
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, MAX_WORLD, MIN_WORLD, Layout
@@ -30,9 +31,8 @@ from kiln.jit_kernels.ops.all_reduce.spec import SPECS
 from kiln.jit_kernels.ops.all_reduce.virtual import VirtualGroup
 from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.template import render
 
 WORLDS = range(MIN_WORLD, MAX_WORLD + 1)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

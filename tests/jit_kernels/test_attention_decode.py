@@ -11,6 +11,7 @@ import torch
 from depth import at_depth
 
 from kiln.jit_kernels.declare.errors import HostFault
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, Gpu
 from kiln.jit_kernels.ops.attention.cases import FAR, changed, far_greatest, make_case
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS, attention_error
@@ -25,10 +26,9 @@ from kiln.jit_kernels.ops.attention_decode.functions import (
 from kiln.jit_kernels.ops.attention_decode.splits import UNSENT, Part, Shape, SplitRule, is_decode
 from kiln.jit_kernels.ops.attention_decode.workspace import make_workspace, workspace_for
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
+from kiln.jit_kernels.toolchains.template import render
 
 CPU = torch.device("cpu")
 SIZES = {"kv_heads": 2, "group": 4}

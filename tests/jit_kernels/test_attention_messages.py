@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, Gpu
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 SPEC = find_spec("paged_attention")

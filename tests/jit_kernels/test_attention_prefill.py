@@ -14,6 +14,7 @@ from depth import at_depth
 
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.declare.catalog import best_form
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.ops.attention.cases import changed, far_greatest, make_case
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS, attention_error
@@ -33,7 +34,6 @@ from kiln.jit_kernels.ops.attention_prefill.tiles import (
 )
 from kiln.jit_kernels.ops.attention_prefill.workspace import make_prefill_workspace
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 HEADS, GROUP, DIM = 2, 3, 64

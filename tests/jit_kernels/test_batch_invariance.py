@@ -9,8 +9,8 @@ import pytest
 import torch
 from depth import at_depth
 
-from kiln.jit_kernels import invariance
-from kiln.jit_kernels.invariance import attention_trials
+from kiln.jit_kernels.check import invariance
+from kiln.jit_kernels.check.invariance import attention_trials
 from kiln.jit_kernels.ops.attention.cases import make_case
 from kiln.jit_kernels.ops.attention_decode.splits import Part, SplitRule
 

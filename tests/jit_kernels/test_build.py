@@ -21,8 +21,8 @@ from kiln.jit_kernels.compile.warmup import jobs_for, warm_up
 from kiln.jit_kernels.declare.errors import CompileError, KernelError
 from kiln.jit_kernels.declare.spec import needs_of
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.template import render
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = find_spec("rms_norm")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import CubinError, Resources, resources_of
+from kiln.jit_kernels.toolchains.template import Unit, render
 
 _VALUES = 80
 _LINES = "".join(f"float v{i} = p[threadIdx.x * {i + 1}];\n" for i in range(_VALUES))

@@ -9,13 +9,13 @@ import torch
 from depth import at_depth
 
 from kiln.jit_kernels.declare.errors import HostFault
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, early_launch_hint, read_source, render
-from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains import host, template
 from kiln.jit_kernels.toolchains.host_world import World
+from kiln.jit_kernels.toolchains.template import Unit, early_launch_hint, read_source, render
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
 WAITS = ("kiln::pdl_wait_then_trigger();", "kiln::pdl_wait();", "kiln::pdl_writes_plan();")
@@ -205,5 +205,5 @@ def test_a_wait_that_is_not_the_first_statement_does_not_count(tmp_path, monkeyp
         "  kiln::pdl_wait_then_trigger();\n", "  int i = 0;\n  kiln::pdl_wait_then_trigger();\n"
     )
     for text, wanted in ((source, "pdl_wait_then_trigger"), (late, "")):
-        monkeypatch.setattr("kiln.jit_kernels.template.read_source", lambda path, text=text: text)
+        monkeypatch.setattr(template, "read_source", lambda path, text=text: text)
         assert early_launch_hint.__wrapped__("any.cu") == wanted

@@ -10,15 +10,15 @@ import pytest
 import torch
 from depth import at_depth
 
-from kiln.jit_kernels.arch import ALL_ARCHS, compute_capability
 from kiln.jit_kernels.compile.warmup import Job, jobs_for
+from kiln.jit_kernels.declare.arch import ALL_ARCHS, compute_capability
 from kiln.jit_kernels.declare.parameters import Role
+from kiln.jit_kernels.declare.parity import error_of, expected
 from kiln.jit_kernels.declare.spec import HOST_GPU, label
-from kiln.jit_kernels.parity import error_of, expected
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.template import render
 from kiln.jit_kernels.toolchains import nvrtc
 from kiln.jit_kernels.toolchains.cubin import resources_of
+from kiln.jit_kernels.toolchains.template import render
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "kernel_sources"

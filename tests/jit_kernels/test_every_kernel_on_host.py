@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from depth import at_depth
 
-from kiln.jit_kernels.check import check_kernel, covering_variants
+from kiln.jit_kernels.check.schedules import check_kernel, covering_variants
+from kiln.jit_kernels.declare.parity import compare
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import label
-from kiln.jit_kernels.parity import compare
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 WORK = [(spec, variant) for spec in all_specs().values() for variant in covering_variants(spec)]

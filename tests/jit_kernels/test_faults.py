@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from depth import at_depth
 
-from kiln.jit_kernels.check import Finding, check_kernel
+from kiln.jit_kernels.check.schedules import Finding, check_kernel
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import HOST_GPU, LaunchGeometry
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
+from kiln.jit_kernels.toolchains.template import Unit, render
 
 pytestmark = pytest.mark.timeout(at_depth(600, 3000))  # the first test compiles for all
 

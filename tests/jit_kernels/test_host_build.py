@@ -13,11 +13,11 @@ import torch
 from kiln.cache.env import Env
 from kiln.jit_kernels.declare.errors import CompileError, ToolchainMissing
 from kiln.jit_kernels.declare.spec import LaunchGeometry
-from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host, host_build, host_runtime
 from kiln.jit_kernels.toolchains.host_build import Recipe, compile_library, find_compiler
 from kiln.jit_kernels.toolchains.host_folder import LibraryFolder, library_folder
 from kiln.jit_kernels.toolchains.host_world import World
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 TEXT = """#include "kiln/ptx/ptx.cuh"
 extern "C" __global__ void k(float* p) { p[threadIdx.x] = 7; }

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from kiln.jit_kernels.declare.errors import HostFault, LaunchError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 INCLUDES = '#include "kiln/ptx/async.cuh"\n#include "kiln/ptx/mma.cuh"\nusing namespace kiln;\n'
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -24,11 +24,11 @@ from rank_kernels import (
 from rank_processes import RankFailed, Ranks
 
 from kiln.jit_kernels.declare.errors import HostFault, LaunchError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, Layout
 from kiln.jit_kernels.ops.all_reduce.members import virtual_members
 from kiln.jit_kernels.ops.all_reduce.spec import BY_ALGORITHM
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
 

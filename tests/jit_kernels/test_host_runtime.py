@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kiln.jit_kernels.declare.errors import HostFault, LaunchError
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import LaunchGeometry
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World, touchable
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 PRELUDE = """
 #include "kiln/math/reduce.cuh"

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import os, resource, sys, tempfile, threading
 from concurrent.futures import ThreadPoolExecutor
-from kiln.jit_kernels.template import Unit, render
+from kiln.jit_kernels.toolchains.template import Unit, render
 from kiln.jit_kernels.declare.errors import CompileError
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.toolchains import nvrtc

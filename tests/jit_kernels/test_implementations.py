@@ -16,8 +16,9 @@ from depth import at_depth
 
 from kiln.cache.disk.store import Store
 from kiln.cache.env import Env
-from kiln.jit_kernels import implementations, launch, template
+from kiln.jit_kernels import implementations, launch
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.ready import ReadyGuard
 from kiln.jit_kernels.declare import catalog
 from kiln.jit_kernels.declare.errors import (
     BundleRefused,
@@ -32,10 +33,9 @@ from kiln.jit_kernels.declare.spec import needs_of
 from kiln.jit_kernels.implementations import decide, decision, run
 from kiln.jit_kernels.launch import Loaded
 from kiln.jit_kernels.ops.norm import functions
-from kiln.jit_kernels.ready import ReadyGuard
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.template import read_source
-from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains import nvrtc, template
+from kiln.jit_kernels.toolchains.template import read_source
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, GPU, OTHER_GPU = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)

@@ -8,7 +8,6 @@ import dataclasses
 import pytest
 from depth import at_depth
 
-from kiln.jit_kernels import template
 from kiln.jit_kernels.compile import ingredients
 from kiln.jit_kernels.compile.ingredients import (
     differing,
@@ -18,8 +17,8 @@ from kiln.jit_kernels.compile.ingredients import (
 )
 from kiln.jit_kernels.declare.errors import CompileError
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.template import header_path, read_source, render
-from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains import nvrtc, template
+from kiln.jit_kernels.toolchains.template import header_path, read_source, render
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in all_specs().values()]
 TOOLCHAIN = "nvrtc/aa/bb"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.ops.kv import spec as kv
 from kiln.jit_kernels.ops.kv.checks import serves
 from kiln.jit_kernels.ops.kv.functions import copy_blocks, rope_store
@@ -17,7 +18,6 @@ from kiln.jit_kernels.ops.kv.reference import store
 from kiln.jit_kernels.ops.norm.functions import rms_norm
 from kiln.jit_kernels.ops.rotary.functions import apply_rotary
 from kiln.jit_kernels.ops.rotary.table import rotary_table
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -18,14 +18,14 @@ from kiln.cache.env import Env
 from kiln.jit_kernels import launch
 from kiln.jit_kernels.compile import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
+from kiln.jit_kernels.compile.ready import ReadyGuard
 from kiln.jit_kernels.declare.errors import LateKernel, LaunchError, ToolchainMissing
+from kiln.jit_kernels.declare.packing import ArgumentBlock
 from kiln.jit_kernels.declare.spec import HOST_GPU, LaunchGeometry, needs_of
 from kiln.jit_kernels.launch import LoadedKernel
 from kiln.jit_kernels.launchers import choose
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
-from kiln.jit_kernels.packing import ArgumentBlock
-from kiln.jit_kernels.ready import ReadyGuard
 from kiln.jit_kernels.registry import all_specs, find_spec
 
 KINDS = {
@@ -408,7 +408,9 @@ def test_a_load_inside_a_capture_is_refused_before_the_driver_is_asked(cuda, mon
 @pytest.mark.parametrize("policy", ["warn", "error"])
 def test_a_load_after_ready_is_told_by_name(cuda, monkeypatch, policy, caplog):
     def said():
-        return [r.getMessage() for r in caplog.records if r.name == "kiln.jit_kernels.ready"]
+        return [
+            r.getMessage() for r in caplog.records if r.name == "kiln.jit_kernels.compile.ready"
+        ]
 
     guard = ReadyGuard(policy)
     for module in (launch, build):

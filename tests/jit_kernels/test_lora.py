@@ -9,6 +9,8 @@ import pytest
 import torch
 from depth import at_depth
 
+from kiln.jit_kernels.declare.parity import error_of, expected, poisoned_inputs
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU
 from kiln.jit_kernels.ops.lora import cases, spec
 from kiln.jit_kernels.ops.lora.functions import (
@@ -29,8 +31,6 @@ from kiln.jit_kernels.ops.lora.tiles import (
     tile_of,
     tiles_in,
 )
-from kiln.jit_kernels.parity import error_of, expected, poisoned_inputs
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 SOURCES = Path(__file__).resolve().parents[2] / "kernel_sources/lora"

@@ -8,6 +8,8 @@ import pytest
 import torch
 from depth import at_depth
 
+from kiln.jit_kernels.declare.parity import expected, poisoned_inputs
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU
 from kiln.jit_kernels.ops.lora.functions import PoolTables
 from kiln.jit_kernels.ops.lora_chunked import cases
@@ -23,8 +25,6 @@ from kiln.jit_kernels.ops.lora_chunked.spec import (
     LORA_CHUNKED_SHRINK,
     shrink_warps,
 )
-from kiln.jit_kernels.parity import expected, poisoned_inputs
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiln.jit_kernels.declare.settings import settings as environment
 from kiln.jit_kernels.ops.moe.functions import align_tokens, moe_experts, route_tokens
 from kiln.jit_kernels.ops.moe.reference import align_capacity, scores_and_choice
 from kiln.jit_kernels.ops.moe.routing_error import decidable_rows, route_error, wide
 from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS, ROUTE_TOKENS
-from kiln.jit_kernels.settings import settings as environment
 from kiln.jit_kernels.toolchains import host
 
 SOFTMAX = {"groups": (1, 1), "scoring": "softmax", "biased": False}

@@ -20,8 +20,8 @@ from kiln.engine.cli.main import main
 from kiln.jit_kernels import implementations
 from kiln.jit_kernels.ops.NAME import NAME
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.triton_forms import has_triton
+from kiln.jit_kernels.declare.settings import settings
+from kiln.jit_kernels.registry import has_triton
 
 main(["warmup", "--arch", "sm_80", "--dry-run"])
 x, right, ran = torch.randn(100), [], []

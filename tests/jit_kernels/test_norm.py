@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiln.jit_kernels.declare.settings import settings as environment
 from kiln.jit_kernels.declare.spec import Gpu
 from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
 from kiln.jit_kernels.ops.norm.spec import SPECS
+from kiln.jit_kernels.ops.shared.row_geometry import row_geometry, team_size
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.row_geometry import row_geometry, team_size
-from kiln.jit_kernels.settings import settings as environment
-from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host, nvrtc
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

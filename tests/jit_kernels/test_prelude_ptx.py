@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from kiln.jit_kernels.arch import ALL_ARCHS
-from kiln.jit_kernels.template import Unit, include_closure
+from kiln.jit_kernels.declare.arch import ALL_ARCHS
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 HEADERS = (
     *(f"ptx/{name}" for name in ("async", "clock", "cluster", "fp8", "launch", "memory", "mma")),

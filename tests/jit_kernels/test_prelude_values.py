@@ -7,11 +7,11 @@ from fractions import Fraction
 import pytest
 import torch
 
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import LaunchGeometry
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import Unit, include_closure
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import World
+from kiln.jit_kernels.toolchains.template import Unit, include_closure
 
 HEADERS = ("math/exact", "ptx/fp8", "ptx/memory", "math/reduce", "rows/vec")
 INCLUDES = "".join(f'#include "kiln/{name}.cuh"\n' for name in HEADERS)

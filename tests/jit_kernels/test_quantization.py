@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import needs_of
 from kiln.jit_kernels.ops.activation.functions import silu_and_mul
 from kiln.jit_kernels.ops.norm.functions import fused_add_rms_norm, rms_norm
@@ -19,7 +20,6 @@ from kiln.jit_kernels.ops.quantization.functions import (
 )
 from kiln.jit_kernels.ops.quantization.spec import SPECS
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8

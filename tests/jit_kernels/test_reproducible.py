@@ -20,8 +20,8 @@ from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
 from kiln.jit_kernels.declare.errors import CompileError
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.template import Unit
 from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains.template import Unit
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCH = "sm_90a"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kiln.jit_kernels.declare.spec import DTYPES, HOST_GPU
+from kiln.jit_kernels.ops.shared.row_geometry import row_geometry, team_size
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.row_geometry import row_geometry, team_size
 
 BF16 = {"scalar_t": "kiln::bf16"}
 

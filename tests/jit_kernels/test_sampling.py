@@ -14,12 +14,12 @@ import pytest
 import torch
 from depth import at_depth
 
+from kiln.jit_kernels.declare.settings import settings as environment
 from kiln.jit_kernels.declare.spec import LaunchGeometry
 from kiln.jit_kernels.ops.sampling import functions, reference
 from kiln.jit_kernels.ops.sampling.functions import Edits, Samples, edit_arguments, sample_tokens
 from kiln.jit_kernels.ops.sampling.spec import shared_bytes
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings as environment
 from kiln.jit_kernels.toolchains import host
 
 oracle = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("sampling_oracle.py"))))

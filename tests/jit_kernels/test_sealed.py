@@ -15,7 +15,7 @@ from depth import at_depth
 from kiln.cache.disk.bundle import Bundle, write_bundle
 from kiln.engine.cli.main import main
 from kiln.jit_kernels.compile.open_cache import kernel_cache
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPILERS = ("nvidia", "cuda", "cupy", "triton", "_cuda", "ninja")
@@ -25,7 +25,7 @@ from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.open_cache import open_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 jobs = jobs_for(map(find_spec, sys.argv[1:]), ["sm_80", "sm_90a"])[:64]
 loaded = set(sys.modules)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kiln.jit_kernels.timing import MAX_ROUNDS, MIN_ROUNDS, CpuWork, GpuWork, time_side_by_side
+from kiln.jit_kernels.bench.timing import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    CpuWork,
+    GpuWork,
+    time_side_by_side,
+)
 
 
 class Fake:

@@ -14,11 +14,10 @@ import time
 import torch
 from triton.runtime.interpreter import interpreter_builder
 
-from kiln.jit_kernels.check import covering_variants
+from kiln.jit_kernels.check.schedules import covering_variants
+from kiln.jit_kernels.declare.parity import compare
 from kiln.jit_kernels.declare.spec import label
-from kiln.jit_kernels.parity import compare
-from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.triton_forms import has_triton, triton_form
+from kiln.jit_kernels.registry import has_triton, operators, triton_form
 
 # What is slow to interpret: of rotary, a program per token and head; of LoRA, long sums.
 MOST_TOKENS, MOST_INPUTS = 33, 264

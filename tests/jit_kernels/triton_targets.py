@@ -16,10 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kiln.jit_kernels import arch
+from kiln.jit_kernels.declare import arch
 from kiln.jit_kernels.declare.spec import Gpu, KernelSpec, Variant, label
-from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.triton_forms import has_triton, triton_form
+from kiln.jit_kernels.registry import has_triton, operators, triton_form
 
 SHARED_BYTES = {86: 99 * 1024, 90: 227 * 1024}  # limit per block
 # The forms that use the most shared memory, and each other form once.

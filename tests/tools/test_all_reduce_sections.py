@@ -10,9 +10,9 @@ from depth import at_depth
 from gpu import all_reduce as sections
 
 from kiln.jit_kernels import torch_ops
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 from kiln.jit_kernels.ops.all_reduce.virtual import VirtualGroup
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 

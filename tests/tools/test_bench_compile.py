@@ -8,7 +8,7 @@ import bench_compile
 import pytest
 from depth import at_depth
 
-from kiln.jit_kernels.arch import ALL_ARCHS
+from kiln.jit_kernels.declare.arch import ALL_ARCHS
 
 ARCHS = at_depth(ALL_ARCHS[:2], ALL_ARCHS)
 

@@ -29,8 +29,8 @@ from gpu.sealed import sealed_bundle
 from kiln.engine.bench.report import Report
 from kiln.jit_kernels.bench.ceilings import Ceilings
 from kiln.jit_kernels.declare.parameters import declare, outputs
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,8 @@ def real_entries() -> list[tuple[str, bytes]]:
     """Return key and bytes of the entries of three kernels, compiled now. Needs NVRTC."""
     from kiln.jit_kernels.declare.spec import label
     from kiln.jit_kernels.registry import find_spec
-    from kiln.jit_kernels.template import render
     from kiln.jit_kernels.toolchains import nvrtc
+    from kiln.jit_kernels.toolchains.template import render
 
     entries = []
     for name in ("rms_norm", "fused_add_rms_norm", "silu_and_mul"):

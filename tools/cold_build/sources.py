@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiln.jit_kernels.declare.spec import KernelSpec, label
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.template import render
+from kiln.jit_kernels.toolchains.template import render
 
 KERNELS = (
     "silu_and_mul",

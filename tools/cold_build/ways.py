@@ -24,7 +24,7 @@ import json, sys, time
 from kiln.cache.disk.store import Store
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.kernel_cache import KernelCache
-from kiln.jit_kernels.template import Unit
+from kiln.jit_kernels.toolchains.template import Unit
 from kiln.jit_kernels.registry import find_spec
 from kiln.jit_kernels.toolchains import nvrtc
 arch, empty, *names = sys.argv[1:]

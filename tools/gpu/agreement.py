@@ -12,11 +12,11 @@ from gpu.pace import NotMeasured, Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
 from kiln.jit_kernels.declare.errors import ToolchainMissing
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import largest_error, poisoned_inputs
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec, Variant, label
 from kiln.jit_kernels.launch import launch, load_kernels
-from kiln.jit_kernels.parity import largest_error, poisoned_inputs
 from kiln.jit_kernels.registry import operators
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_build import find_compiler
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from gpu.pace import Pace
-from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.bench.ceilings import Ceilings, measure_ceilings, work_on
 from kiln.jit_kernels.bench.copies import bytes_held, copies_of, num_copies
+from kiln.jit_kernels.bench.timing import time_side_by_side
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.spec import KernelSpec, Sizes, Variant
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.ops.attention_decode.splits import Shape, split_rule
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.timing import time_side_by_side
 
 Row = dict[str, Any]
 _SIZES = [  # (requests, keys per request), 8 KV heads: 32, 64, 128 and 256 MiB of keys and values

@@ -11,9 +11,9 @@ import torch
 
 from gpu.pace import Pace, Row, chosen
 from kiln.jit_kernels.bench.copies import copy_to
+from kiln.jit_kernels.check.invariance import attention_trials
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import KernelSpec
-from kiln.jit_kernels.invariance import attention_trials
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.registry import all_specs, find_spec
 

@@ -18,10 +18,10 @@ from kiln.jit_kernels.bench.ceilings import measure_ceilings
 from kiln.jit_kernels.bench.copies import bytes_held
 from kiln.jit_kernels.bench.forms import OWN, Form, forms_of
 from kiln.jit_kernels.bench.measure import Wanted, bench_kernel
-from kiln.jit_kernels.check import covering_variants
+from kiln.jit_kernels.check.schedules import covering_variants
+from kiln.jit_kernels.declare.parity import Parity, compare
 from kiln.jit_kernels.declare.spec import KernelSpec, Sizes, Variant, label
 from kiln.jit_kernels.launch import load_kernels
-from kiln.jit_kernels.parity import Parity, compare
 from kiln.jit_kernels.registry import operators
 
 Row = dict[str, Any]

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from kiln.jit_kernels.arch import gpu
 from kiln.jit_kernels.compile.build import build
 from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.errors import LateKernel, ToolchainMissing
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import KernelSpec, LaunchGeometry, label
@@ -22,8 +22,8 @@ from kiln.jit_kernels.launch import LoadedKernel, load_kernels, target_arch
 from kiln.jit_kernels.launchers.cuda_python import CudaPythonLauncher
 from kiln.jit_kernels.launchers.cupy_module import CuPyLauncher
 from kiln.jit_kernels.registry import all_specs, find_spec
-from kiln.jit_kernels.template import early_launch_hint
 from kiln.jit_kernels.toolchains.cubin import resources_of
+from kiln.jit_kernels.toolchains.template import early_launch_hint
 
 Row = dict[str, Any]
 _LAUNCHERS: dict[str, Callable[[], Any]] = {

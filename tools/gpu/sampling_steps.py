@@ -16,10 +16,10 @@ import torch
 
 from gpu.pace import Pace, Row
 from kiln.jit_kernels.bench.copies import copies_of
+from kiln.jit_kernels.bench.timing import GpuWork, time_side_by_side
 from kiln.jit_kernels.declare.spec import KernelSpec, Sizes, Variant
 from kiln.jit_kernels.launch import launch, load_kernels
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.timing import GpuWork, time_side_by_side
 
 _BATCHES = 40
 _COPIES = 4  # of a batch's 32 MiB of logits, used in turn: more than the caches hold

@@ -16,10 +16,10 @@ from gpu.pace import NotMeasured, Row, first_line
 from kiln.cache.disk.bundle import Bundle
 from kiln.jit_kernels.compile.build import Built
 from kiln.jit_kernels.compile.ingredients import stored_ingredients, value_of
+from kiln.jit_kernels.compile.ready import ready_guard
+from kiln.jit_kernels.declare.parity import compare
 from kiln.jit_kernels.declare.spec import KernelSpec, label
 from kiln.jit_kernels.launch import launch, load_kernels, target_arch
-from kiln.jit_kernels.parity import compare
-from kiln.jit_kernels.ready import ready_guard
 from kiln.jit_kernels.registry import operators
 
 _SECONDS = 90

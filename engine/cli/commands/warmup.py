@@ -144,7 +144,7 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
 
     Raises ModelError, PieceError and SealedCacheError.
     """
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.settings import settings
 
     env = settings()
     if env.compile == "off":
@@ -185,7 +185,7 @@ def _prune(cache: KernelCache) -> None:
     """Prune the user's cache here, where no request waits for it."""
     from kiln.cache.disk.prune import prune
     from kiln.cache.disk.root import cache_roots
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.settings import settings
 
     if cache.store.writes:
         for root in cache_roots(settings()):

@@ -19,9 +19,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from kiln.engine.cli.targets import specs_named
-    from kiln.jit_kernels.check import check_kernel
+    from kiln.jit_kernels.check.schedules import check_kernel
     from kiln.jit_kernels.declare.errors import KernelError
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.settings import settings
 
     specs, seeds = specs_named(args.spec), args.seeds
     if seeds < 1:

@@ -18,10 +18,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from kiln.jit_kernels.declare.settings import settings
     from kiln.jit_kernels.implementations import decide
     from kiln.jit_kernels.launchers.choose import launcher
     from kiln.jit_kernels.registry import all_specs
-    from kiln.jit_kernels.settings import settings
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     alike: dict[tuple[str, str], list[str]] = {}  # (toggle, what runs and why) -> families

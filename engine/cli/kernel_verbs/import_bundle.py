@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from kiln.jit_kernels.compile.bundling import import_bundle
     from kiln.jit_kernels.compile.open_cache import kernel_cache
     from kiln.jit_kernels.declare.errors import KernelError
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.settings import settings
 
     cache = kernel_cache()
     kept, refused = import_bundle(args.file, args.sha256, cache, settings())

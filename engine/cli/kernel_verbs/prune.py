@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from kiln.cache.disk.prune import prune
     from kiln.cache.disk.root import cache_roots, trust_of
     from kiln.jit_kernels.declare.errors import KernelError
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.settings import settings
 
     env = settings()
     megabytes = env.kernel_cache_max_mb if args.max_mb is None else args.max_mb

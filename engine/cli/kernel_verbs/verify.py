@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Verify; return 4 if an entry is wrong."""
     from kiln.jit_kernels.compile.audit import Flaw, audit, rebuild
     from kiln.jit_kernels.compile.open_cache import kernel_cache
-    from kiln.jit_kernels.settings import settings
+    from kiln.jit_kernels.declare.settings import settings
 
     cache = kernel_cache()
     checked, flaws = audit(cache)

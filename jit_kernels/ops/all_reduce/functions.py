@@ -8,7 +8,7 @@ from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, VECTOR, Algorithm
 from kiln.jit_kernels.ops.all_reduce.members import Members
 from kiln.jit_kernels.ops.all_reduce.record import FUSED
 from kiln.jit_kernels.ops.all_reduce.spec import BY_ALGORITHM, FUSED_ALL_REDUCE_ADD_RMS_NORM
-from kiln.jit_kernels.shapes import check_dtype, check_shape
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, check_shape
 from kiln.jit_kernels.torch_ops import call
 
 

@@ -45,7 +45,7 @@ from kiln.jit_kernels.ops.all_reduce.layout import (
 )
 from kiln.jit_kernels.ops.all_reduce.record import FUSED
 from kiln.jit_kernels.ops.all_reduce.reference import all_reduce_reference, fused_reference
-from kiln.jit_kernels.row_geometry import team_size
+from kiln.jit_kernels.ops.shared.row_geometry import team_size
 from kiln.jit_kernels.torch_ops import define
 
 _MAX_THREADS, _WARP = 512, 32

@@ -10,7 +10,7 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_GROUP
-from kiln.jit_kernels.shapes import check_dtype, check_shape
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, check_shape
 
 _ALIGNED = 16  # bytes
 

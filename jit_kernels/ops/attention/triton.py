@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.parameters import Arguments
 
 LOG2E = tl.constexpr(1.44269504088896)

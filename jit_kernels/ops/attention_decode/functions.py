@@ -9,7 +9,7 @@ import torch
 from kiln.jit_kernels.ops.attention.checks import checked
 from kiln.jit_kernels.ops.attention_decode.spec import ATTENTION_PLAN, PAGED_ATTENTION
 from kiln.jit_kernels.ops.attention_decode.workspace import Workspace, workspace_for
-from kiln.jit_kernels.shapes import takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 

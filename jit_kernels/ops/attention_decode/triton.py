@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.parameters import strides_of
 from kiln.jit_kernels.ops.attention.triton import (

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from kiln.jit_kernels.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.ops.attention.variants import head_tile

@@ -12,7 +12,7 @@ from kiln.jit_kernels.ops.attention_prefill.workspace import (
     PrefillWorkspace,
     make_prefill_workspace,
 )
-from kiln.jit_kernels.shapes import takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 

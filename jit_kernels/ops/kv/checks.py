@@ -6,7 +6,7 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import SCALARS
-from kiln.jit_kernels.shapes import check_dtype, check_shape
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, check_shape
 
 CHUNK = 8  # elements of a head that a thread loads at once; kChunk of rope_store.cu
 _MAX_HEAD_DIM = 256

@@ -6,7 +6,7 @@ import torch
 
 from kiln.jit_kernels.ops.kv.checks import check_rope_store
 from kiln.jit_kernels.ops.kv.spec import COPY_BLOCKS, ROPE_STORE
-from kiln.jit_kernels.shapes import check_shape, takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import check_shape, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import largest_error
 from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.norm.reference import normalise
 from kiln.jit_kernels.ops.rotary.reference import rotated
-from kiln.jit_kernels.parity import largest_error
 
 E4M3_MAX = 448.0
 _ROUNDING = {torch.float32: 6e-6, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}

@@ -10,7 +10,7 @@ import torch
 from kiln.jit_kernels.ops.lora.spec import LORA_EXPAND, LORA_SHRINK, LORA_SHRINK_EMBEDDING
 from kiln.jit_kernels.ops.lora.split import COLUMNS, Workspace, spread_of
 from kiln.jit_kernels.ops.lora.tiles import Tiles, tile_of
-from kiln.jit_kernels.shapes import check_dtype, check_shape
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, check_shape
 from kiln.jit_kernels.torch_ops import call
 
 

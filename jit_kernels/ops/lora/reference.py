@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import largest_error
 from kiln.jit_kernels.declare.spec import Results
-from kiln.jit_kernels.parity import largest_error
 
 
 class _Part(NamedTuple):

@@ -11,7 +11,7 @@ from kiln.jit_kernels.ops.lora.functions import PoolTables, two_ends
 from kiln.jit_kernels.ops.lora_chunked.chunks import LARGE, SMALL, num_chunks
 from kiln.jit_kernels.ops.lora_chunked.spec import LORA_CHUNKED_EXPAND, LORA_CHUNKED_SHRINK
 from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS
-from kiln.jit_kernels.shapes import check_dtype, check_shape
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, check_shape
 from kiln.jit_kernels.torch_ops import call
 
 

@@ -11,7 +11,7 @@ from kiln.jit_kernels.declare.spec import SCALARS
 from kiln.jit_kernels.ops.activation.functions import silu_and_mul
 from kiln.jit_kernels.ops.moe.reference import align_capacity
 from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS, ROUTE_TOKENS, variant_of
-from kiln.jit_kernels.shapes import check_shape, takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import check_shape, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32

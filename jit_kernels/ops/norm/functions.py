@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from kiln.jit_kernels.ops.norm.spec import FUSED_ADD_RMS_NORM, RMS_NORM
-from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import (
+    as_rows,
+    check_dtype,
+    check_shape,
+    dense_rows,
+    takes_arrays,
+)
 from kiln.jit_kernels.torch_ops import call
 
 

@@ -16,7 +16,7 @@ from kiln.jit_kernels.declare.parameters import (
 from kiln.jit_kernels.declare.spec import DTYPES, SCALARS, Bound, Cost, KernelSpec, Sizes, Variant
 from kiln.jit_kernels.ops.norm import cases
 from kiln.jit_kernels.ops.norm.reference import fused_reference, rms_norm_reference
-from kiln.jit_kernels.row_geometry import row_geometry
+from kiln.jit_kernels.ops.shared.row_geometry import row_geometry
 from kiln.jit_kernels.torch_ops import define
 
 _TOLERANCE = {torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

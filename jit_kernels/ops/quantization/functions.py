@@ -17,7 +17,13 @@ from kiln.jit_kernels.ops.quantization.spec import (
     TENSOR_AMAX,
     is_fused,
 )
-from kiln.jit_kernels.shapes import as_rows, check_dtype, check_shape, dense_rows, takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import (
+    as_rows,
+    check_dtype,
+    check_shape,
+    dense_rows,
+    takes_arrays,
+)
 from kiln.jit_kernels.torch_ops import call
 
 _NUM_MAXIMA = 256  # parts of a tensor whose largest magnitudes are computed in parallel

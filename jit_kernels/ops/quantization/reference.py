@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import largest_error
 from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.norm.reference import normalise
 from kiln.jit_kernels.ops.quantization.codes import LARGEST, quantised, scales_of
-from kiln.jit_kernels.parity import largest_error
 
 _SCALE_ERROR = 2.0**-6
 _SUM_ERROR = 1.01  # tolerance of a sum, in units of its dtype's epsilon

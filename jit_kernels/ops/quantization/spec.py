@@ -35,7 +35,7 @@ from kiln.jit_kernels.declare.spec import (
 )
 from kiln.jit_kernels.ops.quantization import cases, reference
 from kiln.jit_kernels.ops.quantization.codes import QUANTS
-from kiln.jit_kernels.row_geometry import doubled_row_geometry, row_geometry
+from kiln.jit_kernels.ops.shared.row_geometry import doubled_row_geometry, row_geometry
 from kiln.jit_kernels.torch_ops import define
 
 _PARTS_THREADS = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kiln.jit_kernels.ops.rotary.spec import APPLY_ROTARY
-from kiln.jit_kernels.shapes import check_dtype, takes_arrays
+from kiln.jit_kernels.ops.shared.shapes import check_dtype, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 

@@ -10,7 +10,7 @@ import torch
 from kiln.jit_kernels.declare.spec import SCALARS
 from kiln.jit_kernels.ops.sampling.reference import KEYS, SETTINGS
 from kiln.jit_kernels.ops.sampling.spec import LOGITS_TYPES, SAMPLE_TOKENS
-from kiln.jit_kernels.shapes import as_rows, check_shape
+from kiln.jit_kernels.ops.shared.shapes import as_rows, check_shape
 from kiln.jit_kernels.torch_ops import call
 
 _SINGLE = 5  # results of one number a row

@@ -12,6 +12,7 @@ from kiln.jit_kernels.declare.parameters import (
     optional,
     outputs,
 )
+from kiln.jit_kernels.declare.parity import largest_error
 from kiln.jit_kernels.declare.spec import (
     DTYPES,
     SCALARS,
@@ -26,7 +27,6 @@ from kiln.jit_kernels.declare.spec import (
 )
 from kiln.jit_kernels.ops.sampling import cases
 from kiln.jit_kernels.ops.sampling.reference import sample_reference
-from kiln.jit_kernels.parity import largest_error
 from kiln.jit_kernels.torch_ops import define
 
 LOGITS_TYPES = ("kiln::bf16", "float")

@@ -35,7 +35,7 @@ BENCH_SIZES = [
 
 
 def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return a random step of decodes, drafts and prefill chunks; some of the chunks sample."""
+    """Return a random step of decodes, drafts and chunks of prompts."""
     block_size, pad = sizes["block_size"], sizes["pad"]
     requests, most = sizes["requests"] - pad, _most_drafts(sizes)
     chance = np.random.default_rng(int(torch.randint(2**31, ())))
@@ -73,30 +73,30 @@ def step_inputs_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str,
     records["settings"][::3, 2] = -math.inf
     records["keys"] = chance.integers(-(2**62), 2**62, (requests, 4))
 
-    def room(count: int, *more: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(count, *more, dtype=dtype, device=device)
+    arrays = {
+        "message": message[:at],
+        "tables": tables,
+        "sampled": chance.integers(0, _SAMPLED, rows + most, dtype=np.int32),
+        "drafts": chance.integers(0, _SAMPLED, (rows, most), dtype=np.int32),
+        "rejected": rejected,
+    }
+    made = _outputs(total + pad, requests + pad, int(samples.sum()) + pad, width)
+    made["token_pool"] = torch.full((rows * width * block_size,), -5, dtype=torch.int32)
+    on_device = {name: tensor.to(device) for name, tensor in made.items()}
+    return {**on_device, **_on_device(device, **arrays), "block_size": block_size}
 
-    num_samples = int(samples.sum())
+
+def _outputs(tokens: int, requests: int, samples: int, width: int) -> dict[str, torch.Tensor]:
     return {
-        "token_ids": room(total + pad, dtype=torch.int64),
-        "positions": room(total + pad, dtype=torch.int64),
-        "slot_mapping": room(total + pad, dtype=torch.int64),
-        "cu_seqlens_q": room(requests + pad + 1, dtype=torch.int32),
-        "seq_lens": room(requests + pad, dtype=torch.int32),
-        "sample_rows": room(num_samples + pad, dtype=torch.int64),
-        "settings": room(num_samples + pad, 6, dtype=torch.float32),
-        "keys": room(num_samples + pad, 4, dtype=torch.int64),
-        "block_table": room(requests + pad, width, dtype=torch.int32) - 9,
-        "token_pool": room(rows * width * block_size, dtype=torch.int32) - 5,
-        "block_size": block_size,
-        **_on_device(
-            device,
-            message=message[:at],
-            tables=tables,
-            sampled=chance.integers(0, _SAMPLED, rows + most, dtype=np.int32),
-            drafts=chance.integers(0, _SAMPLED, (rows, most), dtype=np.int32),
-            rejected=rejected,
-        ),
+        "token_ids": torch.zeros(tokens, dtype=torch.int64),
+        "positions": torch.zeros(tokens, dtype=torch.int64),
+        "slot_mapping": torch.zeros(tokens, dtype=torch.int64),
+        "cu_seqlens_q": torch.zeros(requests + 1, dtype=torch.int32),
+        "seq_lens": torch.zeros(requests, dtype=torch.int32),
+        "sample_rows": torch.zeros(samples, dtype=torch.int64),
+        "settings": torch.zeros(samples, 6),
+        "keys": torch.zeros(samples, 4, dtype=torch.int64),
+        "block_table": torch.full((requests, width), -9, dtype=torch.int32),
     }
 
 

@@ -12,8 +12,8 @@ from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.rotary import Rotary
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 CPU = torch.device("cpu")

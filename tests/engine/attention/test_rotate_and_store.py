@@ -15,9 +15,9 @@ from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels import implementations
 from kiln.jit_kernels.declare.families import families
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 TOKENS, HEADS, KV_HEADS, HEAD_DIM = 7, 4, 2, 32

@@ -10,7 +10,7 @@ import pytest
 
 from kiln.engine.cli.main import main
 from kiln.engine.distributed.command import module_command
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

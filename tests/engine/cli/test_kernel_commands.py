@@ -15,14 +15,14 @@ from kiln.engine.cli.commands.kernels import find_verbs
 from kiln.engine.cli.main import main
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import read_model
-from kiln.jit_kernels import implementations, registry, template
+from kiln.jit_kernels import implementations, registry
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile.open_cache import kernel_cache
 from kiln.jit_kernels.compile.warmup import jobs_for
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.registry import all_specs
-from kiln.jit_kernels.settings import settings
-from kiln.jit_kernels.template import read_source
-from kiln.jit_kernels.toolchains import nvrtc
+from kiln.jit_kernels.toolchains import nvrtc, template
+from kiln.jit_kernels.toolchains.template import read_source
 
 DEMO = Path(__file__).parents[3] / "engine" / "demo"
 FAMILIES = ["activation", "norm", "rotary"]  # what stands here for the whole library

@@ -17,7 +17,7 @@ from kiln.engine.errors import SealedCacheError
 from kiln.engine.runner import loaded_model
 from kiln.engine.runner.model_runner import ModelRunner
 from kiln.jit_kernels.compile import warmup
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from kiln.engine.compile import compiled_model
 from kiln.engine.graphs.emulator import EmulatedGraphs
 from kiln.engine.models.registry import known_families
 from kiln.engine.runner import loaded_model
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 ROOT = Path(kiln.__file__).resolve().parents[3]
 DEMO = ROOT / "engine" / "demo"
@@ -100,7 +100,7 @@ def test_a_graph_can_be_captured_of_the_pieces(make_model, start):
 STARTS = """
 import json, os, sys
 from kiln import LLM, SamplingParams
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 answers = []
 for mode in ("off", "eager"):
     os.environ["KILN_COMPILE"] = mode

@@ -25,7 +25,7 @@ from kiln.engine.compile.prove import difference
 from kiln.engine.errors import PieceError
 from kiln.engine.models.registry import known_families
 from kiln.engine.runner import loaded_model
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 ROOT = Path(kiln.__file__).resolve().parents[3]
 DEMO = ROOT / "engine" / "demo"

@@ -16,7 +16,7 @@ from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.loader import load_model
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner import loaded_model
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0, max_tokens=8)

@@ -13,11 +13,11 @@ import torch
 from kiln.cache.env import Env
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.declare.parity import error_of, expected, poisoned_inputs
 from kiln.jit_kernels.declare.spec import KernelSpec, Sizes, Variant, label
-from kiln.jit_kernels.parity import error_of, expected, poisoned_inputs
-from kiln.jit_kernels.template import Unit, render
 from kiln.jit_kernels.toolchains import host
 from kiln.jit_kernels.toolchains.host_world import HostKernel
+from kiln.jit_kernels.toolchains.template import Unit, render
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Literal
 
 from kiln.jit_kernels.declare.errors import LateKernel
-from kiln.jit_kernels.settings import settings
+from kiln.jit_kernels.declare.settings import settings
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import Gpu, KernelSpec, LaunchGeometry, Sizes, Variant
 from kiln.jit_kernels.launch import launch
 from kiln.jit_kernels.ops.attention.cases import FAR, changed, make_case
@@ -16,7 +17,6 @@ from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.attention_decode.splits import Shape, SplitRule
 from kiln.jit_kernels.ops.attention_decode.workspace import workspace_for
 from kiln.jit_kernels.registry import find_spec
-from kiln.jit_kernels.settings import settings
 from kiln.jit_kernels.toolchains import host
 
 _PADDING = -1  # a request with no key and one query, as CUDA graphs pad their batches
