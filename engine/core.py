@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.config import EngineConfig, LoRAModule
-from kiln.engine.errors import DeviceError, KilnError, RequestError, too_long
-from kiln.engine.graphs.counts import GraphCounts
+from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
-from kiln.engine.requests.adapter_jobs import AdapterJobs, AdapterStore
+from kiln.engine.requests.adapter_jobs import AdapterJobs
 from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
+from kiln.engine.requests.check import check_tokens
 from kiln.engine.requests.finish import check_some_token
+from kiln.engine.requests.late_masks import MaskSource, late_masks
 from kiln.engine.requests.request import NewRequest, TokenOutput
+from kiln.engine.requests.rerun import failed_alone, run_halves, run_part
 from kiln.engine.requests.stats import EngineStats
-from kiln.engine.runner.rerun import failed_alone, run_halves, run_part
+from kiln.engine.runner.interface import Runner
 from kiln.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -32,64 +34,25 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
-class Runner(Protocol):
-    """The interface of the model runner: its limits, and one forward pass with sampling.
-
-    Steps are collected in the order in which they were launched, one or two at a time in flight.
-    """
-
-    @property
-    def device_type(self) -> str:
-        """Where it runs: "cuda" or "cpu"."""
-
-    @property
-    def max_model_len(self) -> int:
-        """The context in tokens, prompt and output."""
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks in the KV pool."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The size of the model's vocabulary."""
-
-    @property
-    def adapter_store(self) -> AdapterStore | None:
-        """The LoRA adapters, if the model is built for any."""
-
-    def graph_counts(self) -> GraphCounts:
-        """Return how often each CUDA graph was replayed, and why steps ran without one."""
-
-    def all_reduces(self) -> Mapping[str, int]:
-        """Return how often tensors were summed over the ranks, by algorithm."""
-
-    def check_ranks(self) -> None:
-        """Raise DeviceError if another rank is gone."""
-
-    def close(self) -> None:
-        """End threads, and the processes of other ranks."""
-
-    def launch(self, batch: Batch) -> Any:
-        """Start to compute a batch, and to sample a token for each row with ``samples``."""
-
-    def collect(self, launched: Any) -> StepOutput:
-        """Wait for a launched step and return its tokens. Raises what the step raised."""
-
-
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched step: what the runner returned, or the error that it raised."""
+    """A launched step: what the runner returned, or the error that it raised.
+
+    ``failed``: the ends of requests without a mask. A late step is bound when it is sampled too.
+    """
 
     batch: Batch
     launched: Any = None
     error: Exception | None = None
+    failed: Mapping[str, SampledTokens] = field(default_factory=dict)
+    is_bound: bool = True
 
 
 class EngineCore:
     """A model and its scheduler; not thread-safe.
 
-    ``runner`` and ``eos`` replace the model of ``config`` in tests.
+    ``mask_source`` limits what requests may draw. ``runner`` and ``eos`` replace the model of
+    ``config`` in tests.
     Raises ConfigError or ModelError when the model cannot be served.
     """
 
@@ -98,10 +61,12 @@ class EngineCore:
         config: EngineConfig,
         progress: Progress | None = None,
         *,
+        mask_source: MaskSource | None = None,
         runner: Runner | None = None,
         eos: frozenset[int] | None = None,
     ) -> None:
         self.config = config
+        self._mask_source = mask_source
         self.runner = load_runner(config, progress) if runner is None else runner
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
@@ -144,27 +109,16 @@ class EngineCore:
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that can never be served. Raises RequestError."""
-        length, context = len(new.prompt_token_ids), self.runner.max_model_len
-        if length == 0:
-            raise RequestError("the prompt is empty: give at least one token", "prompt")
-        if length >= context:
-            raise too_long(
-                context, f"the prompt has {length} tokens, and the output needs at least one"
-            )
-        self._check_vocabulary(new.prompt_token_ids, "prompt")
-        self._check_vocabulary(new.params.stop_token_ids or (), "stop_token_ids")
-        self._check_vocabulary(list(new.params.logit_bias or ()), "logit_bias")
-        self._check_vocabulary(new.params.allowed_token_ids or (), "allowed_token_ids")
-        for word in new.params.bad_words_token_ids or ():
-            self._check_vocabulary(word, "bad_words_token_ids")
+        check_tokens(new, self.runner.max_model_len, self.runner.vocab_size)
         check_some_token(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
         self.scheduler.check(new)
 
     def add(self, new: NewRequest) -> None:
         """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
+        is_late = self._mask_source is not None and self._mask_source.limits(new)
         with self._changing():
-            self.scheduler.add(new)
+            self.scheduler.add(new, is_late=is_late)
 
     def abort(self, request_id: str) -> None:
         """Drop a request at once and free its blocks. An unknown id is ignored."""
@@ -225,6 +179,8 @@ class EngineCore:
             outputs.append(failed)
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
+        if self._in_flight:  # what its sampling depends on is known now
+            self._in_flight[0] = self._bound(self._in_flight[0])
         return outputs
 
     def _launch(self, batch: Batch) -> bool:
@@ -233,7 +189,8 @@ class EngineCore:
             return False
         self._steps_not_ahead += not self._in_flight
         try:
-            self._in_flight.append(InFlight(batch, self.runner.launch(batch)))
+            launched = self.runner.launch(batch)
+            self._in_flight.append(InFlight(batch, launched, is_bound=not batch.is_late))
         except DeviceError:
             raise
         except Exception as error:
@@ -241,9 +198,22 @@ class EngineCore:
             return False
         return True
 
+    def _bound(self, step: InFlight) -> InFlight:
+        """Launch the sampling of a late step; all steps before it are committed."""
+        if step.is_bound or self._mask_source is None:
+            return step
+        masks, failed = late_masks(self._mask_source, step.batch, self.scheduler.requests)
+        try:
+            launched = self.runner.bind(step.launched, masks)
+        except DeviceError:
+            raise
+        except Exception as error:
+            return InFlight(step.batch, error=error)
+        return replace(step, launched=launched, failed=failed, is_bound=True)
+
     def _finish_step(self) -> list[TokenOutput]:
         """Wait for the oldest step in flight and return its outputs."""
-        step = self._in_flight[0]
+        step = self._bound(self._in_flight[0])
         outputs = self.scheduler.commit(step.batch, StepOutput(self._tokens_of(step)))
         self._in_flight.popleft()
         self._count(step.batch, outputs)
@@ -256,9 +226,7 @@ class EngineCore:
         dropped, and its requests are scheduled again.
         """
         try:
-            if step.error is not None:
-                raise step.error
-            return self.runner.collect(step.launched).tokens
+            return self._collect(step)
         except DeviceError:
             raise
         except Exception as error:
@@ -285,7 +253,17 @@ class EngineCore:
                     logger.warning("a step behind a failed one failed too: %r", error)
 
     def _run(self, batch: Batch) -> StepOutput:
-        return self.runner.collect(self.runner.launch(batch))
+        step = InFlight(batch, self.runner.launch(batch), is_bound=not batch.is_late)
+        return StepOutput(self._collect(self._bound(step)))
+
+    def _collect(self, step: InFlight) -> tuple[SampledTokens, ...]:
+        """Wait for the tokens of a step. Raises what it raised."""
+        if step.error is not None:
+            raise step.error
+        tokens = self.runner.collect(step.launched).tokens
+        if not step.failed:
+            return tokens
+        return tuple(step.failed.get(one.request_id, one) for one in tokens)
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
@@ -324,14 +302,6 @@ class EngineCore:
         for row in batch.requests:
             if row.num_output_tokens == 0 and row.request_id in answered:
                 self._prompt_tokens += row.num_computed_tokens + row.num_tokens
-
-    def _check_vocabulary(self, token_ids: Sequence[int], name: str) -> None:
-        size = self.runner.vocab_size
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < size):
-            wrong = next(token for token in token_ids if not 0 <= token < size)
-            raise RequestError(
-                f"{name} has token id {wrong}, but the vocabulary is 0 to {size - 1}", name
-            )
 
 
 def load_runner(

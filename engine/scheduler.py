@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from functools import partial
 from operator import itemgetter
 
@@ -90,6 +90,11 @@ class Scheduler:
         self._seeds = random.Random(seed)
 
     @property
+    def requests(self) -> Mapping[str, Request]:
+        """The requests that wait or run, by id."""
+        return self._requests
+
+    @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running."""
         return bool(self._requests)
@@ -103,12 +108,13 @@ class Scheduler:
             self.adapters.get(new.adapter)
         self.kv.check(len(new.prompt_token_ids))
 
-    def add(self, new: NewRequest) -> None:
+    def add(self, new: NewRequest, *, is_late: bool = False) -> None:
         """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
         check_room(self.waiting, self.config.max_waiting)
         seed = self._seeds.getrandbits(SEED_BITS) if new.params.seed is None else new.params.seed
-        request = begin_request(new, seed, self.max_total_tokens, self.eos_token_ids)
+        limits = (self.max_total_tokens, self.eos_token_ids)
+        request = begin_request(new, seed, *limits, is_late=is_late)
         if new.adapter is not None:
             self.adapters.hold(new.adapter)
         self._requests[new.request_id] = request
@@ -291,7 +297,7 @@ class Scheduler:
             request.request_id, request.row, count, start, tokens, num_blocks, blocks[num_blocks:],
             samples, length - request.num_prompt_tokens, request.params, request.seed,
             request.stop_token_ids if bans else _NO_TOKENS, request.is_plain and not bans,
-            request.adapter_slot, request.prompt_part(start, count),
+            request.adapter_slot, request.prompt_part(start, count), request.is_late,
         ))  # fmt: skip
 
     def _preempt(self) -> Request:

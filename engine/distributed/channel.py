@@ -36,6 +36,7 @@ class Kind(IntEnum):
     PLACE = 8  # to followers: publish the adapter that was copied
     CLEAR = 9  # to followers: empty an adapter slot
     STOP = 10  # to followers: exit
+    SAMPLE = 14  # to followers: sample the last step, which was late
     ALIVE = 11  # to rank 0, every second
     REPLY = 12  # to rank 0: READ has ended
     FAILED = 13  # to rank 0: this rank is about to exit

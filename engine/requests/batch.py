@@ -42,9 +42,10 @@ class ScheduledRequest(NamedTuple):
     params: SamplingParams
     seed: int
     banned_token_ids: frozenset[int] = frozenset()  # stop tokens, before min_tokens is reached
-    is_plain: bool = False  # no logit is edited and no log-probability requested
+    is_plain: bool = False  # no logit is edited or masked, and no log-probability requested
     adapter_slot: int = -1
     prompt: PromptPart | None = None  # with ``prompt_logprobs``, while the prompt is computed
+    is_late: bool = False  # its mask is made from all tokens before it: see ``late_masks``
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Batch:
     def is_plain(self) -> bool:
         """Whether no request edits a logit or asks for log-probabilities."""
         return all(self.columns.is_plain)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether sampling has to wait for the mask of a request."""
+        return any(self.columns.is_late) and self.num_samples > 0
 
     @property
     def reports_prompts(self) -> bool:

@@ -7,7 +7,12 @@ from kiln.engine.requests.request import NewRequest, Request
 
 
 def begin_request(
-    new: NewRequest, seed: int, max_total_tokens: int, eos_token_ids: frozenset[int]
+    new: NewRequest,
+    seed: int,
+    max_total_tokens: int,
+    eos_token_ids: frozenset[int],
+    *,
+    is_late: bool,
 ) -> Request:
     """Return the record of a request of at most ``max_total_tokens``, prompt and output."""
     params, prompt = new.params, len(new.prompt_token_ids)
@@ -23,7 +28,8 @@ def begin_request(
         min_total_tokens=prompt + params.min_tokens,
         max_total_tokens=total,
         stop_token_ids=stop_token_ids(new, eos_token_ids),
-        is_plain=params.is_plain,
+        is_plain=params.is_plain and not is_late,
+        is_late=is_late,
         adapter=new.adapter,
         level=new.priority,
     )

@@ -30,10 +30,14 @@ NO_DRAFT = Draft(0)
 def drafts_of(request: Request, drafter: Drafter, most: int) -> Draft:
     """Return at most ``most`` drafts for the next step of a request, within its length limit.
 
-    There are none before ``min_tokens`` is reached: until then stop tokens are banned.
+    There are none before ``min_tokens`` is reached: until then stop tokens are banned. A late mask
+    needs drafts that the host knows.
     """
     if len(request.token_ids) < request.min_total_tokens:
         return NO_DRAFT
     length = len(request.token_ids) + request.num_pending
     most = min(most, request.max_total_tokens - length - 1)
-    return drafter.propose(request, most) if most > 0 else NO_DRAFT
+    if most <= 0 or (request.is_late and request.num_pending):
+        return NO_DRAFT
+    draft = drafter.propose(request, most)
+    return NO_DRAFT if request.is_late and not draft.token_ids else draft

@@ -116,6 +116,7 @@ class Request:
     max_total_tokens: int
     stop_token_ids: frozenset[int]
     is_plain: bool  # see ScheduledRequest
+    is_late: bool = False  # see ScheduledRequest
     adapter: str | None = None  # see NewRequest
     adapter_slot: int = -1  # see ScheduledRequest; valid while it runs
     arrival: float = field(default_factory=time.monotonic)

@@ -15,35 +15,45 @@ from kiln.engine.errors import DeviceError, KilnError, ModelError
 from kiln.engine.graphs.device import Between
 from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
+from kiln.engine.requests.late_masks import LateMasks, rows_of
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.masks import Masks
 from kiln.engine.runner.prompt_logprobs import PendingPrompts, report_prompts
 from kiln.engine.runner.sample_alone import Sampled, sample_or_fail_alone
-from kiln.engine.runner.sampler import HostCopies, PendingSamples, sample
+from kiln.engine.runner.sampler import HostCopies, PendingSamples, ToSample, sample
 from kiln.engine.runner.step_frame import StepFrame
-from kiln.jit_kernels.ops.sampling.functions import sample_tokens
+from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
+
+
+class Late(NamedTuple):
+    """A step whose forward pass is queued, and whose sampling is not."""
+
+    logits: torch.Tensor
+    prompts: Samples | None
 
 
 class PendingStep(NamedTuple):
-    """A launched step. ``samples`` is None if no request samples; ``failed`` as of Sampled.
+    """A launched step.
 
-    ``prompts`` is None if no request reports its prompt.
+    ``late`` is what its sampling needs, until it is launched too. ``samples`` is None if no request
+    samples, ``prompts`` if none reports its prompt; ``failed`` as of Sampled.
     """
 
-    description: str
-    sampling: Sequence[ScheduledRequest]
-    samples: PendingSamples | None
-    failed: Mapping[str, SampledTokens]
+    batch: Batch
+    late: Late | None = None
+    samples: PendingSamples | None = None
     prompts: PendingPrompts | None = None
+    failed: Mapping[str, SampledTokens] = {}
 
 
 class Executor:
     """Runs the steps of a model, in graphs where there are any.
 
     One of ``shadow`` steps in graphs is also run without its graph, and the results are compared;
-    0: none is. With ``strict`` a difference is an error. ``announce``, if it is set, gets every
-    step before rank 0 runs it, for the other ranks.
+    0: none is. With ``strict`` a difference is an error. ``announce``, if it is set, gets for the
+    other ranks every step before rank 0 runs it, and None before it samples a late one.
+    ``propose``, if it is set, writes ``inputs.drafts`` of a step's rows behind it, on the device.
     """
 
     def __init__(
@@ -59,44 +69,69 @@ class Executor:
         self.step = step
         self.graphs = graphs
         self.group = group
-        self.announce: Callable[[StepFrame], None] | None = None
+        self.announce: Callable[[StepFrame | None], None] | None = None
+        self.propose: Callable[[Batch], None] | None = None
         self._copies = copies
         self._shadow, self._strict = shadow, strict
         self._num_in_graphs = 0
         self._sums: dict[GraphKey, Mapping[str, int]] = {}  # of a replay, by algorithm
         self._masks = Masks(step.inputs.history)
+        self._followed: tuple[Batch, Late | Sampled | None] = (Batch(()), None)
         self._lost = ""  # why the other ranks are not where this one is
         if graphs is not None:
             group.before_close(graphs.free_later())
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
-        """Queue a step on the current stream; on a CPU, run it.
+        """Queue a step on the current stream; on a CPU, run it. A late step is not sampled.
 
         Raises DeviceError if the device is lost, ConfigError if memory ran out.
         """
-        about = f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
         if self._lost:
             raise DeviceError(self._lost)
-        with explained(self.step.device, about):
+        with explained(self.step.device, _about(batch)):
             key = self._graph_of(batch)
             words = self.step.inputs.send(batch)
-            if self.announce is None:
-                return self._pending(batch, self._compute(batch, key), about)
-        frame = StepFrame(batch, key, words)
-        # From here on an error that leaves this function, or an interrupt, is the engine's end: the
-        # other ranks run the step, and wait for the sums of this one.
+        if self.announce is None:
+            return self._explained(batch, partial(self._compute, batch, key))
+        announce = partial(self.announce, StepFrame(batch, key, words))
+        return self._on_all_ranks(batch, announce, partial(self._compute, batch, key))
+
+    @torch.inference_mode()
+    def bind(self, step: PendingStep, masks: LateMasks) -> PendingStep:
+        """Queue the sampling of a late step under its masks. No step is launched in between."""
+        assert step.late is not None, "its sampling is queued already"
+        compute = partial(self._sample, step.late, step.batch, masks)
+        if self.announce is None:
+            return self._explained(step.batch, compute)
+        return self._on_all_ranks(step.batch, partial(self.announce, None), compute)
+
+    def _explained(self, batch: Batch, compute: Callable[[], Late | Sampled | None]) -> PendingStep:
+        with explained(self.step.device, _about(batch)):
+            return self._pending(batch, compute())
+
+    def _on_all_ranks(
+        self,
+        batch: Batch,
+        announce: Callable[[], None],
+        compute: Callable[[], Late | Sampled | None],
+    ) -> PendingStep:
+        """Do on this rank what the others are told to do.
+
+        An error that leaves it, or an interrupt, is the engine's end: the other ranks run the step,
+        and wait for the sums of this one.
+        """
+        about = _about(batch)
         self._lost = self._loss(f"was interrupted in {about}")
         try:
             with explained(self.step.device, about):
-                self.announce(frame)
-                sampled = self._compute(batch, key)
+                announce()
+                computed = compute()
         except Exception as error:
             self._lost = self._loss(f"failed in {about}", f": {error or repr(error)}")
             raise DeviceError(self._lost) from error
         self._lost = ""
-        with explained(self.step.device, about):
-            return self._pending(batch, sampled, about)
+        return self._explained(batch, lambda: computed)
 
     def _loss(self, what: str, why: str = "") -> str:
         return (
@@ -105,18 +140,26 @@ class Executor:
         )
 
     @torch.inference_mode()
-    def follow(self, frame: StepFrame) -> None:
-        """Queue a step that rank 0 has announced. Raises what ``launch`` raises."""
+    def follow(self, frame: StepFrame | None) -> None:
+        """Queue what rank 0 has announced: a step, or the sampling of the last one, None.
+
+        Raises what ``launch`` raises.
+        """
         self.group.check()
-        about = f"a step of {frame.batch.num_tokens} tokens"
-        with explained(self.step.device, about):
-            self.step.inputs.send_message(frame.words)
-            self._compute(frame.batch, frame.key)
+        batch = self._followed[0] if frame is None else frame.batch
+        with explained(self.step.device, _about(batch)):
+            if frame is not None:
+                self.step.inputs.send_message(frame.words)
+                self._followed = batch, self._compute(batch, frame.key)
+                return
+            late = self._followed[1]
+            assert isinstance(late, Late), "rank 0 samples late steps alone apart"
+            self._sample(late, batch, {})
 
     def collect(self, step: PendingStep) -> StepOutput:
         """Wait for a step and return its tokens. Raises DeviceError if device or rank is lost."""
-        with explained(self.step.device, step.description):
-            tokens = () if step.samples is None else step.samples.wait(step.sampling)
+        with explained(self.step.device, _about(step.batch)):
+            tokens = () if step.samples is None else step.samples.wait(_sampling(step.batch))
             if step.failed:
                 tokens = tuple(step.failed.get(one.request_id, one) for one in tokens)
             if step.prompts is not None:
@@ -125,16 +168,19 @@ class Executor:
         self.group.check()  # sums without all ranks give tokens that mean nothing
         return output
 
-    def _pending(self, batch: Batch, sampled: Sampled | None, about: str) -> PendingStep:
+    def _pending(self, batch: Batch, computed: Late | Sampled | None) -> PendingStep:
         """Start to copy the results of a step to the host."""
-        if sampled is None:
-            return PendingStep(about, (), None, {})
-        copies = None
-        if sampled.samples is not None:
+        if computed is None:
+            return PendingStep(batch)
+        if isinstance(computed, Late):
+            return PendingStep(batch, computed)
+        copies = prompts = None
+        if computed.samples is not None:
             rejected = self.step.inputs.rejected if batch.has_drafts else None
-            copies = self._copies.begin(sampled.samples, rejected)
-        prompts = None if sampled.prompts is None else PendingPrompts(sampled.prompts, batch)
-        return PendingStep(about, _sampling(batch), copies, sampled.failed, prompts)
+            copies = self._copies.begin(computed.samples, rejected)
+        if computed.prompts is not None:
+            prompts = PendingPrompts(computed.prompts, batch)
+        return PendingStep(batch, None, copies, prompts, computed.failed)
 
     def _graph_of(self, batch: Batch) -> GraphKey | None:
         """Return the graph that a batch runs in; None, and the reason is counted, if in none."""
@@ -147,53 +193,64 @@ class Executor:
         graphs.counts.fallbacks[reason] += 1
         return None
 
-    def _compute(self, batch: Batch, key: GraphKey | None) -> Sampled | None:
+    def _compute(self, batch: Batch, key: GraphKey | None) -> Late | Sampled | None:
         """Run the step of the message that was sent last. Ranks above 0 may return None."""
-        if key is None:
-            return self._run(batch)
-        logits = self._run_in_graph(key, batch)
+        prompts = None
+        if key is not None:
+            logits = self._run_in_graph(key, batch)
+            if batch.num_samples and batch.is_plain:
+                self._propose_after(batch)
+                return Sampled(self.step.samples(key.samples))
+            logits = logits[: batch.num_samples]  # sampled once more, behind the graph
+        else:
+            logits, prompts = self._run(batch)
         if not batch.num_samples:
-            return None
-        if batch.is_plain:
-            return Sampled(self.step.samples(key.samples))
-        return self._sample(logits[: batch.num_samples], batch)  # once more, behind the graph
+            return None if prompts is None else Sampled(None, prompts=prompts)
+        late = Late(logits, prompts)
+        return late if batch.is_late else self._sample(late, batch, {})
 
-    def _run(self, batch: Batch) -> Sampled | None:
+    def _run(self, batch: Batch) -> tuple[torch.Tensor, Samples | None]:
+        """Run a step without a graph; return the logits of its samples, and reports of prompts."""
         with self.step.adapted(batch):
-            inputs = self.step.inputs.make(batch)
+            inputs, prompts = self.step.inputs.make(batch), None
             hidden = self.step.hidden(inputs)
-            prompts = None
             if batch.reports_prompts:
                 prompts = report_prompts(self.step.model, hidden, batch)
-            if not batch.num_samples:
-                return None if prompts is None else Sampled(None, prompts=prompts)
-            logits = self.step.model.logits(hidden.index_select(0, inputs.sample_rows))
-        sampled = self._sample(logits, batch)
-        return None if sampled is None else sampled._replace(prompts=prompts)
+            if batch.num_samples:
+                hidden = self.step.model.logits(hidden.index_select(0, inputs.sample_rows))
+            return hidden, prompts
 
-    def _sample(self, logits: torch.Tensor, batch: Batch) -> Sampled | None:
+    def _sample(self, step: Late, batch: Batch, masks: LateMasks) -> Sampled | None:
         """Sample on every rank alike; where a request edits its logits, on rank 0 for all.
 
         There a request that raises fails alone: the other ranks get a token of it like any other.
         """
         inputs, rows = self.step.inputs, batch.num_samples
         settings, keys = inputs.sampling(rows)
-        sampling = [one for one in batch.requests for _ in range(one.num_samples)]
         sampled = None
-        if all(request.is_plain for request in sampling):
-            sampled = Sampled(sample_tokens(logits, settings, keys, out=self.step.samples(rows)))
+        if all(request.is_plain for request in _sampling(batch)):
+            own = self.step.samples(rows)
+            sampled = Sampled(sample_tokens(step.logits, settings, keys, out=own))
         else:
-            own = inputs.sampled[:rows]
+            tokens = inputs.sampled[:rows]
             if self.group.rank == 0:
-                each = partial(sample, masks=self._masks)
-                lengths = inputs.lengths(rows)
-                sampled = sample_or_fail_alone(each, logits, settings, keys, lengths, sampling)
+                requests = [one for one in batch.requests for _ in range(one.num_samples)]
+                late = rows_of(masks, batch)
+                to_sample = ToSample(
+                    step.logits, settings, keys, inputs.lengths(rows), requests, late
+                )
+                sampled = sample_or_fail_alone(partial(sample, masks=self._masks), to_sample)
                 assert sampled.samples is not None
-                own.copy_(sampled.samples.tokens)
-            self.group.broadcast(own)
+                tokens.copy_(sampled.samples.tokens)
+            self.group.broadcast(tokens)
         if batch.has_drafts:
             inputs.verify()
-        return sampled
+        self._propose_after(batch)
+        return None if sampled is None else sampled._replace(prompts=step.prompts)
+
+    def _propose_after(self, batch: Batch) -> None:
+        if self.propose is not None:
+            self.propose(batch)
 
     def _run_in_graph(self, key: GraphKey, batch: Batch) -> torch.Tensor:
         """Replay a graph for a batch; return its logits.
@@ -250,6 +307,10 @@ class Executor:
         self.graphs.drop(key, difference)
 
 
+def _about(batch: Batch) -> str:
+    return f"a step of {batch.num_tokens} tokens in {len(batch.requests)} requests"
+
+
 def _sampling(batch: Batch) -> Sequence[ScheduledRequest]:
     """Return the requests of a step that sample."""
     if all(batch.columns.num_samples):
@@ -267,6 +328,10 @@ class ThreadedExecutor:
     def launch(self, batch: Batch) -> Future[PendingStep]:
         """Queue a step behind those that were launched before."""
         return self._thread.submit(self._executor.launch, batch)
+
+    def bind(self, step: Future[PendingStep], masks: LateMasks) -> Future[PendingStep]:
+        """Queue the sampling of a late step. Raises what the step raised."""
+        return self._thread.submit(self._executor.bind, step.result(), masks)
 
     def collect(self, step: Future[PendingStep]) -> StepOutput:
         """Wait for a step and return its tokens. Raises what the step raised."""

@@ -134,6 +134,8 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
         kind, content = inbox.next()
         if kind is Kind.STEP:
             runner.follow(decode(content))
+        elif kind is Kind.SAMPLE:
+            runner.follow(None)
         elif kind is Kind.STOP:
             return
         elif adapters is not None:

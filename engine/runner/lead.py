@@ -14,6 +14,7 @@ from kiln.engine.distributed.group import Group
 from kiln.engine.models.loader import Progress
 from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
+from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.lead_store import LeadStore
 from kiln.engine.runner.model_runner import ModelRunner
 from kiln.engine.runner.step_frame import StepFrame, encode
@@ -53,6 +54,13 @@ class LeadRunner(ModelRunner):
         except Exception as error:
             raise self._followers.blame(error) from error
 
+    def bind(self, launched: Any, masks: LateMasks) -> Any:
+        """Do what ModelRunner does, on all ranks."""
+        try:
+            return super().bind(launched, masks)
+        except Exception as error:
+            raise self._followers.blame(error) from error
+
     def collect(self, launched: Any) -> StepOutput:
         """Do what ModelRunner does. Tokens that a rank has not helped to compute are not given."""
         try:
@@ -76,8 +84,11 @@ class LeadRunner(ModelRunner):
         self._release()
         super().close()
 
-    def _announce(self, frame: StepFrame) -> None:
-        self._followers.send(Kind.STEP, encode(frame))
+    def _announce(self, frame: StepFrame | None) -> None:
+        if frame is None:
+            self._followers.send(Kind.SAMPLE, b"")
+        else:
+            self._followers.send(Kind.STEP, encode(frame))
 
 
 def _release(followers: Followers, group: Group, process_id: int) -> None:

@@ -24,18 +24,22 @@ class Masks:
         self._allowed: dict[int, tuple[SamplingParams, torch.Tensor]] = {}
 
     def of(
-        self, requests: Sequence[ScheduledRequest], lengths: torch.Tensor, vocab: int
+        self,
+        requests: Sequence[ScheduledRequest],
+        lengths: torch.Tensor,
+        vocab: int,
+        late: Sequence[bytes | None] = (),
     ) -> torch.Tensor | None:
         """Return the mask of rows of logits, [rows, ceil(vocab / 32)] int32; see ``edits_of``.
 
-        Returns None if every request may draw any token.
+        ``late``: what each row may draw besides. Returns None if every row may draw any token.
         """
         limited = [
             (index, request)
             for index, request in enumerate(requests)
             if request.params.allowed_token_ids or request.params.bad_words_token_ids
         ]
-        if not limited:
+        if not limited and not any(late):
             return None
         mask = torch.full(
             (len(requests), -(-vocab // 32)),
@@ -43,11 +47,17 @@ class Masks:
             dtype=torch.int32,
             device=self.history.tables.device,
         )
+        own = [(index, bits) for index, bits in enumerate(late) if bits is not None]
+        if own:
+            host = np.frombuffer(b"".join(bits for _, bits in own), np.int32).reshape(len(own), -1)
+            places = torch.tensor([index for index, _ in own], dtype=torch.int32)
+            places, rows = to_device([places, torch.from_numpy(host.copy())], mask.device)
+            mask.index_copy_(0, places.long(), rows)
         words: list[tuple[int, ...]] = []
         tokens: list[int] = []
         for index, request in limited:
             if request.params.allowed_token_ids:
-                mask[index] = self._bits(request, mask.shape[1])
+                mask[index] &= self._bits(request, mask.shape[1])
             for word in request.params.bad_words_token_ids or ():
                 words.append((index, request.row, len(tokens), len(word)))
                 tokens += word

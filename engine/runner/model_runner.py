@@ -24,6 +24,7 @@ from kiln.engine.lora.store import AdapterStore as RankStore
 from kiln.engine.models.loader import Progress
 from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
+from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.capture import capture_graphs, measure_graphs
 from kiln.engine.runner.device import resolve_device
 from kiln.engine.runner.executor import Executor, ThreadedExecutor
@@ -101,12 +102,16 @@ class ModelRunner:
         """
         return self._steps.launch(batch)
 
+    def bind(self, launched: Any, masks: LateMasks) -> Any:
+        """Start to sample a late step, the newest one, under the masks of its requests."""
+        return self._steps.bind(launched, masks)
+
     def collect(self, launched: Any) -> StepOutput:
         """Wait for a launched step and return its tokens. Steps are collected in order."""
         return self._steps.collect(launched)
 
-    def follow(self, frame: StepFrame) -> None:
-        """Run a step that rank 0 has announced."""
+    def follow(self, frame: StepFrame | None) -> None:
+        """Run a step that rank 0 has announced; None: sample the last one, which was late."""
         self.executor.follow(frame)
 
     def run(self, batch: Batch) -> StepOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,26 +21,37 @@ _plain = partial(tuple.__new__, SampledTokens)
 _COMPLAINTS = {NAN: "NaN", INFINITE: "+inf", NOTHING: "no finite logit left"}
 
 
-def sample(
-    logits: torch.Tensor,
-    settings: torch.Tensor,
-    keys: torch.Tensor,
-    lengths: torch.Tensor,
-    requests: Sequence[ScheduledRequest],
-    masks: Masks,
-) -> Samples:
-    """Sample a token from each row of logits [num_rows, vocab_size], for the request of the row.
+class ToSample(NamedTuple):
+    """Rows of logits, and for each row what its token depends on.
 
-    settings: [num_rows, 6] and keys [num_rows, 4], as of ``sample_tokens``; lengths: [num_rows]
-    int64, the tokens ahead.
+    logits: [rows, vocab_size]; settings: [rows, 6] and keys: [rows, 4], as of ``sample_tokens``;
+    lengths: [rows] int64, the tokens ahead; requests: of the rows; late: see ``late_masks``.
+    """
+
+    logits: torch.Tensor
+    settings: torch.Tensor
+    keys: torch.Tensor
+    lengths: torch.Tensor
+    requests: Sequence[ScheduledRequest]
+    late: Sequence[bytes | None]
+
+    def only(self, row: int) -> ToSample:
+        """Return one of the rows."""
+        own: Any = (part[row : row + 1] for part in self)
+        return ToSample(*own)
+
+
+def sample(rows: ToSample, masks: Masks) -> Samples:
+    """Sample a token for each row.
 
     Temperature 0 takes the most likely token, on ties the lowest id. A row with NaN, with +inf or
     without a finite logit gets an error and does not affect other rows.
     """
+    requests = rows.requests
     width = max((request.params.logprobs or 0 for request in requests), default=0)
-    mask = masks.of(requests, lengths, logits.shape[1])
-    edits = edits_of(requests, lengths, masks.history)
-    return sample_tokens(logits, settings, keys, mask, edits, width)
+    mask = masks.of(requests, rows.lengths, rows.logits.shape[1], rows.late)
+    edits = edits_of(requests, rows.lengths, masks.history)
+    return sample_tokens(rows.logits, rows.settings, rows.keys, mask, edits, width)
 
 
 class HostCopies:

@@ -1,7 +1,7 @@
 """A step as rank 0 sends it to the other ranks: int32 words, those of the step's message last.
 
 requests, tokens and rows of the graph (-1: none), is_decode, its place in VARIANTS
-is_plain of each request
+how each request is sampled (_PLAIN, _EDITED or _LATE)
 adapter slot of each request
 offset and number of the prompt tokens to report of each request (0, 0: none)
 the message that the device reads (kiln.jit_kernels.ops.step.message)
@@ -20,6 +20,7 @@ from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.jit_kernels.ops.step.message import records_of
 
 _HEADER, _LISTS = 5, 4
+_EDITED, _PLAIN, _LATE = range(3)
 # What rank 0 alone needs of a request, and what ``decode`` replaces.
 _REQUEST = ScheduledRequest(
     request_id="", row=0, num_tokens=0, num_computed_tokens=0, token_ids=[], num_blocks=0,
@@ -42,7 +43,10 @@ def encode(frame: StepFrame) -> bytes:
     size = (-1, -1, 0, 0) if key is None else (*key[:3], VARIANTS.index(key.variant))
     reported = ((0, 0) if one is None else (one.offset, len(one.token_ids)) for one in of.prompt)
     offsets, numbers = zip(*reported, strict=True)
-    head = np.array((count, *size, *of.is_plain, *of.adapter_slot, *offsets, *numbers), np.int32)
+    kinds = (
+        _LATE if late else int(plain) for late, plain in zip(of.is_late, of.is_plain, strict=True)
+    )
+    head = np.array((count, *size, *kinds, *of.adapter_slot, *offsets, *numbers), np.int32)
     return head.tobytes() + frame.words.tobytes()
 
 
@@ -55,7 +59,7 @@ def decode(content: bytes) -> StepFrame:
     count, tokens, rows, is_decode, variant = words[:_HEADER].tolist()
     end = _HEADER + _LISTS * count
     message = words[end:]
-    plain, slots, offsets, numbers = words[_HEADER:end].reshape(_LISTS, count).tolist()
+    kinds, slots, offsets, numbers = words[_HEADER:end].reshape(_LISTS, count).tolist()
     records = records_of(message, count)
     names = ("row", "count", "start", "num_blocks", "num_samples")
     row, num_tokens, start, num_blocks, samples = (records[name].tolist() for name in names)
@@ -66,7 +70,8 @@ def decode(content: bytes) -> StepFrame:
         num_computed_tokens=start,
         num_blocks=num_blocks,
         num_samples=samples,
-        is_plain=map(bool, plain),
+        is_plain=[kind == _PLAIN for kind in kinds],
+        is_late=[kind == _LATE for kind in kinds],
         adapter_slot=slots,
         prompt=map(_part, offsets, numbers),
     )

@@ -50,6 +50,9 @@ class FakeRunner:
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.tables: dict[int, list[int]] = {}  # row to its blocks
         self.last_tokens: dict[int, int] = {}  # row to the token that it sampled last
+        self.rejected: dict[int, int] = {}  # row to the drafts that its last step rejected
+        self.drafts: dict[int, list[int]] = {}  # row to what may follow its last token
+        self.propose = None  # makes drafts: (request id, all tokens so far) -> tokens
         self.batches: list[Batch] = []
         self.fail_with: dict[str, str] = {}  # request id to the error of its next row
         self.raise_for: dict[str, Exception] = {}  # request id to what a step with it raises
@@ -71,15 +74,25 @@ class FakeRunner:
     def launch(self, batch: Batch):
         assert self.launched - self.collected <= 1, "three steps in flight"
         self.launched += 1
+        output = self._attempt(lambda: self._compute(batch))
+        if output is None and not batch.is_late:
+            output = self._attempt(lambda: self._draw(batch, {}))
+        return self.launched, output
+
+    def _attempt(self, work):
         try:
-            output = self.run(batch)
+            return work()
         except BaseException as error:
             if not self.raise_late:
                 interrupted = not isinstance(error, Exception)  # and nothing in flight is collected
                 self.launched = self.collected if interrupted else self.launched - 1
                 raise
-            output = error
-        return self.launched, output
+            return error
+
+    def bind(self, launched, masks):
+        number, output = launched
+        assert number == self.launched, "only the newest step is bound"
+        return number, output or self._draw(self.batches[-1], masks)
 
     def collect(self, launched) -> StepOutput:
         self.collected += 1
@@ -87,51 +100,92 @@ class FakeRunner:
         assert number == self.collected, "not in order"
         if isinstance(output, Exception):
             raise output
-        return output
+        return output or StepOutput(())
 
     def run(self, batch: Batch) -> StepOutput:
+        self._compute(batch)
+        return self._draw(batch, {})
+
+    def _compute(self, batch: Batch) -> None:
         self.batches.append(batch)
+        self.starts = {}
         for row in batch.requests:
             blocks = self.tables.setdefault(row.row, [])
             assert len(blocks) >= row.num_blocks
             blocks[row.num_blocks :] = row.new_block_ids
-            end = row.num_computed_tokens + row.num_tokens
-            assert end <= len(blocks) * self.block_size
-            tokens = row.token_ids or [self.last_tokens[row.row]]
-            assert len(tokens) == row.num_tokens
-            for position, token in enumerate(tokens, row.num_computed_tokens):
+            start, tokens = row.num_computed_tokens, row.token_ids
+            if not tokens:
+                start -= self.rejected.get(row.row, 0)
+                tokens = [self.last_tokens[row.row]]
+            drafts = self.drafts.get(row.row, [])[: row.num_tokens - len(tokens)]
+            tokens = [*tokens, *drafts]
+            tokens += [0] * (row.num_tokens - len(tokens))
+            assert start + row.num_tokens <= len(blocks) * self.block_size
+            for position, token in enumerate(tokens, start):
                 self.slots[self._slot(row, position)] = token
-        self.last_tokens = {}  # those of the last step alone
+            self.starts[row.row] = start
+        self.last_tokens, self.rejected, self.drafts = {}, {}, {}  # those of the last step alone
         for row in batch.requests:  # some keys and values are written by then
             if row.request_id in self.raise_for:
                 raise self.raise_for[row.request_id]
-        sampled = tuple(self._sample(row) for row in batch.requests if row.num_samples)
-        by_id = {row.request_id: row.row for row in batch.requests}
+
+    def _draw(self, batch: Batch, masks) -> StepOutput:
+        sampled = tuple(
+            self._sample(row, masks.get(row.request_id))
+            for row in batch.requests
+            if row.num_samples
+        )
+        by_id = {row.request_id: row for row in batch.requests}
         for tokens in sampled:
-            self.last_tokens[by_id[tokens.request_id]] = (tokens.token_ids or [0])[0]
+            row = by_id[tokens.request_id]
+            self.last_tokens[row.row] = (tokens.token_ids or [0])[-1]
+            self.rejected[row.row] = row.num_samples - max(len(tokens.token_ids), 1)
+            if self.propose is not None and tokens.token_ids:
+                end = self.starts[row.row] + row.num_tokens - self.rejected[row.row]
+                known = [*self._prefix(row, end), tokens.token_ids[-1]]
+                self.drafts[row.row] = self.propose(row.request_id, known)
         return StepOutput(sampled)
 
     def _slot(self, row: ScheduledRequest, position: int) -> int:
         block = self.tables[row.row][position // self.block_size]
         return block * self.block_size + position % self.block_size
 
-    def _sample(self, row: ScheduledRequest) -> SampledTokens:
+    def _prefix(self, row: ScheduledRequest, end: int) -> list:
+        return [self.slots[self._slot(row, position)] for position in range(end)]
+
+    def _sample(self, row: ScheduledRequest, masks) -> SampledTokens:
+        """Sample behind the row's last tokens, as long as the next one is a draft that stands."""
         if row.request_id in self.fail_with:
             return SampledTokens(row.request_id, [], error=self.fail_with[row.request_id])
-        end = row.num_computed_tokens + row.num_tokens
-        prefix = [self.slots[self._slot(row, position)] for position in range(end)]
+        end = self.starts[row.row] + row.num_tokens
+        tokens, logprobs = [], []
+        for number in range(row.num_samples):
+            prefix = self._prefix(row, end - row.num_samples + 1 + number)
+            if number and prefix[-1] != tokens[-1]:
+                break
+            mask = None if masks is None else masks[number]
+            tokens.append(self._draw_one(row, number, prefix, mask))
+            wanted = row.params.logprobs or 0
+            others = [((tokens[-1] + i) % self.vocab_size, -1.0 - i, i + 1) for i in range(wanted)]
+            logprobs.append(TokenLogprobs(tokens[-1], -1.0, 1, others))
+        return SampledTokens(
+            row.request_id, tokens, None if row.params.logprobs is None else logprobs
+        )
+
+    def _draw_one(self, row: ScheduledRequest, number: int, prefix: list, mask) -> int:
         salt = row.seed if row.params.temperature > 0 else 0
         counts = []
         if row.params.penalizes:
-            output = prefix[end - row.num_output_tokens :]
+            start = self.starts[row.row] - row.num_computed_tokens
+            outputs = row.num_output_tokens + start + number
+            output = prefix[len(prefix) - outputs :]
             counts = sorted((token, output.count(token)) for token in set(prefix))
         token = zlib.crc32(repr((prefix, salt, counts)).encode()) % self.vocab_size
-        while token in row.banned_token_ids:
+        while token in row.banned_token_ids or not (
+            mask is None or mask[token // 8] >> token % 8 & 1
+        ):
             token = (token + 1) % self.vocab_size
-        if row.params.logprobs is None:
-            return SampledTokens(row.request_id, [token])
-        top = [((token + i) % self.vocab_size, -1.0 - i, i + 1) for i in range(row.params.logprobs)]
-        return SampledTokens(row.request_id, [token], [TokenLogprobs(token, -1.0, 1, top)])
+        return token
 
 
 @pytest.fixture

@@ -176,14 +176,14 @@ def test_a_request_may_fail_in_the_middle_of_its_prompt_or_its_answer(fake_runne
 
 def test_a_step_that_fails_only_when_it_is_large_gives_everybody_their_tokens(fake_runner):
     runner, healthy = fake_runner(), make_core(fake_runner())
-    core, works = make_core(runner), runner.run
+    core, works = make_core(runner), runner._compute
 
     def small_steps_only(batch):
         if len(batch.requests) > 2:
             raise MemoryError("too large")
         return works(batch)
 
-    runner.run = small_steps_only
+    runner._compute = small_steps_only
     for each in (core, healthy):
         for index in range(7):
             each.add(NewRequest(str(index), [index] * 3, GREEDY))
@@ -208,15 +208,15 @@ def test_an_interrupted_step_is_run_again_as_it_was(fake_runner, overlap):
     for each in (core, healthy):
         each.add(NewRequest("a", [1, 2, 3, 4], GREEDY))
     before = core.step() + core.step()
-    works = runner.run
+    works = runner._compute
 
     def interrupted(batch):
         raise KeyboardInterrupt
 
-    runner.run = interrupted
+    runner._compute = interrupted
     with pytest.raises(KeyboardInterrupt):
         core.step()
-    runner.run = works
+    runner._compute = works
     assert before + run_to_end(core)["a"] == run_to_end(healthy)["a"]
     assert core.scheduler.kv.pool.num_held == 0
 

@@ -200,18 +200,18 @@ def test_no_prompts_give_no_results(llm):
 
 
 def test_an_interrupted_batch_leaves_nothing_behind(llm, runner):
-    works, steps = runner.run, iter(range(3))
+    works, steps = runner._compute, iter(range(3))
 
     def interrupted(batch):
         if next(steps, None) is None:
             raise KeyboardInterrupt
         return works(batch)
 
-    runner.run = interrupted
+    runner._compute = interrupted
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1], [2], [3]], GREEDY)
     assert is_idle(llm)
-    runner.run = works
+    runner._compute = works
     assert len(only(llm.generate([[1]], GREEDY)).token_ids) == 12
 
 

@@ -78,11 +78,11 @@ def test_a_configuration_survives_as_text():
     assert read_config_text(config_text(config)) == config
 
 
-def request(row, count, samples, slot, is_plain):
+def request(row, count, samples, slot, is_plain, is_late=False):
     new = list(range(row, row + 2))
     return ScheduledRequest(
         f"r{row}", row, count, 9, [5] * count, 0, new, samples, 0, SamplingParams(), row,
-        is_plain=is_plain, adapter_slot=slot,
+        is_plain=is_plain, adapter_slot=slot, is_late=is_late,
     )  # fmt: skip
 
 
@@ -90,13 +90,21 @@ def request(row, count, samples, slot, is_plain):
     "key", [None, *(GraphKey(8, 3, is_decode=False, variant=one) for one in VARIANTS)]
 )
 def test_a_step_arrives_as_rank_0_runs_it(key):
-    sent = Batch((request(4, 3, False, -1, True), request(1, 1, True, 2, False)))
-    room = np.zeros(message_room(8, 16, 4, 16), np.int32)
+    rows = (
+        request(4, 3, 0, -1, True),
+        request(1, 4, 4, 2, False),
+        request(2, 1, 1, -1, False, True),
+    )
+    sent = Batch(rows)
+    room = np.zeros(message_room(8, 16, 4), np.int32)
     words = room[: Rows(8).write(sent, room)]
     got, own_key, own_words = decode(encode(StepFrame(sent, key, words)))
     assert own_key == key
     assert own_words.tolist() == words.tolist()
-    for name in ("row", "num_tokens", "num_computed_tokens", "samples", "is_plain", "adapter_slot"):
+    for name in (
+        "row", "num_tokens", "num_computed_tokens", "num_samples", "is_plain", "adapter_slot",
+        "is_late",
+    ):  # fmt: skip
         assert getattr(got.columns, name) == getattr(sent.columns, name), name
     assert (got.is_decode, got.is_plain, got.has_adapters) == (False, False, True)
 

@@ -107,11 +107,11 @@ class FailsFor:
         self.real, self.raised = executor.sample, 0
         monkeypatch.setattr(executor, "sample", self)
 
-    def __call__(self, logits, settings, keys, requests, masks):
-        if any(one.params.logit_bias == {7: 7.0} for one in requests):
+    def __call__(self, rows, masks):
+        if any(one.params.logit_bias == {7: 7.0} for one in rows.requests):
             self.raised += 1
             raise MemoryError("its edits do not fit")
-        return self.real(logits, settings, keys, requests, masks)
+        return self.real(rows, masks)
 
 
 @pytest.mark.parametrize("world", at_depth([2], [1, 2]))

@@ -123,13 +123,13 @@ def make_runner(tiny_model, environment):
     """Return a function that loads the model and captures its graphs, in float16."""
 
     def make(
-        *, capture=True, num_blocks=64, rows=4, tokens=TOKENS, max_model_len=64, **graphs
+        *, capture=True, num_blocks=64, rows=4, tokens=TOKENS, max_model_len=64, drafts=0, **graphs
     ) -> ModelRunner:
         model = ModelConfig(str(tiny_model), "float16", "cpu", max_model_len=max_model_len)
         config = EngineConfig(
             model,
             KVConfig(num_blocks=num_blocks),
-            SchedulerConfig(rows, tokens, overlap=False),
+            SchedulerConfig(rows, tokens, overlap=False, num_speculative_tokens=drafts),
             GraphConfig(**{"garbage_collection": True, **graphs}),
         )
         runner = ModelRunner(config)

@@ -215,10 +215,10 @@ def tokens_not_kept(monkeypatch):
     """What is sampled behind a graph does not replace what the graph sampled."""
 
     def make(real):
-        def sample(self, logits, sampling):
+        def sample(self, step, batch, masks):
             kept = self.step.inputs.sampled.clone()
-            samples = real(self, logits, sampling)
-            if not all(request.is_plain for request in sampling):
+            samples = real(self, step, batch, masks)
+            if not batch.is_plain:
                 self.step.inputs.sampled.copy_(kept)
             return samples
 

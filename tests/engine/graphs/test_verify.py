@@ -118,6 +118,20 @@ def test_many_requests_of_a_short_context_fit_in_a_message(make_runner, environm
     assert not runner.graph_counts().fallbacks
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_graphs_of_rows_with_drafts_are_compared_too(make_runner, environment, mode):
+    environment(KILN_GRAPH_VERIFY="full", KILN_GRAPH_STRICT="1", KILN_GRAPH_PREFILL=mode)
+    runner = make_runner(drafts=3, bs=(1, 3), tokens=16)
+    graphs = runner.executor.graphs
+    assert {str(key) for key in graphs.keys if key.row_tokens > 1} == {
+        "4 tokens, 1 rows", "12 tokens, 3 rows",
+    }  # fmt: skip
+    wrong = decode_key(3, drafts=3)
+    break_graph(runner, wrong, lambda logits, inputs, count: inputs.rejected[0].add_(1))
+    assert "its tokens differ" in difference(runner, wrong, 3)
+
+
 def test_the_pool_is_left_without_nan(make_runner):
     runner = make_runner(bs=(4,))
     for layer in range(2):

@@ -100,3 +100,61 @@ def test_two_steps_may_be_sent_before_the_first_is_made():
         written.append((host, host.clone()))
     assert all(torch.equal(host, message) for host, message in written)
     assert not torch.equal(written[0][0], written[1][0])
+
+
+def test_a_message_has_room_for_requests_whose_blocks_are_all_cached():
+    """Each of 32 requests computes the one token behind 400 blocks that others have filled."""
+    inputs = StepInputs(
+        max_requests=32,
+        max_tokens=32,
+        max_model_len=1604,
+        block_size=4,
+        vocab_size=99,
+        device=torch.device("cpu"),
+    )
+    inputs.use_pool(torch.arange(1604, dtype=torch.int32))
+    made = step(inputs, *(row(index, [5], 1600, list(range(401)), 1) for index in range(32)))
+    assert made.metadata.seq_lens.tolist() == [1601] * 32
+    assert made.metadata.block_table.tolist() == [list(range(401))] * 32
+    assert inputs.history.token_pool[:1600].tolist() == list(range(1600))
+
+
+def test_the_device_goes_on_behind_the_drafts_that_were_accepted():
+    inputs = StepInputs(
+        max_requests=3,
+        max_tokens=20,
+        max_model_len=40,
+        block_size=4,
+        vocab_size=99,
+        device=torch.device("cpu"),
+        max_drafts=3,
+    )
+    inputs.use_pool(torch.zeros(200, dtype=torch.int32))
+    step(inputs, row(0, [5, 6], 0, [0], 1), row(2, [7, 8, 9], 0, [1], 1))
+    inputs.sampled[:2] = torch.tensor([20, 30])
+    inputs.drafts[0] = torch.tensor([21, 22, 23])
+    # The host sends no token: it does not know them yet. The first request has three drafts.
+    drafted = step(
+        inputs,
+        row(2, [], 3, [], 1, old=1, count=1, outputs=1),
+        row(0, [], 2, [2], 4, old=1, count=4, outputs=1),
+    )
+    assert drafted.token_ids.tolist() == [30, 20, 21, 22, 23]
+    assert drafted.sample_rows.tolist() == [0, 1, 2, 3, 4]
+    assert drafted.keys[:, 1].tolist() == [1, 1, 2, 3, 4]
+    inputs.sampled[:5] = torch.tensor([31, 21, 99, 23, 24])  # the second draft is wrong
+    inputs.verify()
+    assert inputs.rejected.tolist() == [2, 0, 0]
+    # The host thinks that all drafts stand: position 6 and four tokens of output are ahead.
+    behind = step(
+        inputs,
+        row(2, [], 4, [3], 1, old=1, count=1, outputs=2),
+        row(0, [], 6, [], 1, old=2, count=1, outputs=5),
+    )
+    assert behind.token_ids.tolist() == [31, 99]
+    assert behind.positions.tolist() == [4, 4]
+    assert behind.keys[:, 1].tolist() == [2, 3]
+    assert behind.metadata.seq_lens.tolist() == [5, 5]
+    assert inputs.lengths(2).tolist() == [5, 5]
+    assert inputs.rejected.tolist() == [0, 0, 0]
+    assert inputs.history.token_pool[[0, 1, 2, 3, 8]].tolist() == [5, 6, 20, 21, 99]

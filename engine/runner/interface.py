@@ -1,0 +1,59 @@
+"""What the core asks of a model runner. It needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kiln.engine.graphs.counts import GraphCounts
+from kiln.engine.requests.adapter_jobs import AdapterStore
+from kiln.engine.requests.batch import Batch, StepOutput
+from kiln.engine.requests.late_masks import LateMasks
+
+
+class Runner(Protocol):
+    """The interface of the model runner: its limits, and one forward pass with sampling.
+
+    Steps are collected in the order in which they were launched, one or two at a time in flight.
+    """
+
+    @property
+    def device_type(self) -> str:
+        """Where it runs: "cuda" or "cpu"."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The context in tokens, prompt and output."""
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks in the KV pool."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the model's vocabulary."""
+
+    @property
+    def adapter_store(self) -> AdapterStore | None:
+        """The LoRA adapters, if the model is built for any."""
+
+    def graph_counts(self) -> GraphCounts:
+        """Return how often each CUDA graph was replayed, and why steps ran without one."""
+
+    def all_reduces(self) -> Mapping[str, int]:
+        """Return how often tensors were summed over the ranks, by algorithm."""
+
+    def check_ranks(self) -> None:
+        """Raise DeviceError if another rank is gone."""
+
+    def close(self) -> None:
+        """End threads, and the processes of other ranks."""
+
+    def launch(self, batch: Batch) -> Any:
+        """Start to compute a batch, and to sample a token for each row with ``samples``."""
+
+    def bind(self, launched: Any, masks: LateMasks) -> Any:
+        """Start to sample the newest step, which is late. Raises what the step raised."""
+
+    def collect(self, launched: Any) -> StepOutput:
+        """Wait for a launched step and return its tokens. Raises what the step raised."""
