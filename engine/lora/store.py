@@ -51,6 +51,7 @@ class AdapterStore:
         self._dtype = dtype
         self._root = None if config.root is None else _folder(config.root)
         self._host: dict[str, PackedAdapter] = {}
+        self.sizes: dict[str, int] = {}  # the elements of each, in the order of their loading
         for done, module in enumerate(config.modules):
             progress("adapters", done, len(config.modules))
             self.add(self._read(module.name, Path(module.path).expanduser()))
@@ -60,11 +61,6 @@ class AdapterStore:
         self._copier = Copier(self.pool)
         progress("adapters", len(config.modules), len(config.modules))
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The adapters in host memory, with their elements, in the order of their loading."""
-        return {name: packed.values.numel() for name, packed in self._host.items()}
-
     def read(self, name: str, path: str) -> PackedAdapter:
         """Read and check the adapter of a folder inside ``root``; any thread may call it.
 
@@ -72,8 +68,8 @@ class AdapterStore:
         """
         return self._read(name, self._inside_root(name, path))
 
-    def add(self, packed: PackedAdapter) -> int:
-        """Keep an adapter in host memory and return its elements. Raises AdapterError."""
+    def add(self, packed: PackedAdapter) -> None:
+        """Keep an adapter in host memory. Raises AdapterError."""
         used = sum(one.values.nbytes for one in (*self._host.values(), packed))
         if used > self._config.host_memory_gib * _GIB:
             raise AdapterError(
@@ -82,11 +78,11 @@ class AdapterStore:
                 f"{self._config.host_memory_gib:g}: unload one, or raise it"
             )
         self._host[packed.name] = packed
-        return packed.values.numel()
+        self.sizes[packed.name] = packed.values.numel()
 
     def forget(self, name: str) -> None:
         """Free the host memory of an adapter that is not in the pool."""
-        del self._host[name]
+        del self._host[name], self.sizes[name]
 
     def info(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
         """Describe an adapter."""

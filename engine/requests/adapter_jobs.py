@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -60,23 +60,15 @@ class JobResult(NamedTuple):
 class AdapterStore(Mover, Protocol):
     """What reads adapters, keeps them in host memory, and copies them to the device."""
 
-    @property
-    def num_slots(self) -> int:
-        """How many adapters can be on the device."""
-
-    @property
-    def size(self) -> int:
-        """The elements of the adapter pool."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The elements of each adapter in host memory."""
+    num_slots: int  # adapters that can be on the device
+    size: int  # elements of the adapter pool
+    sizes: dict[str, int]  # the elements of each adapter in host memory
 
     def read(self, name: str, path: str) -> Any:
         """Read and check an adapter of ``lora_root``, in any thread. Raises AdapterError."""
 
-    def add(self, packed: Any, /) -> int:
-        """Keep what ``read`` returned, and return its elements. Raises AdapterError."""
+    def add(self, packed: Any, /) -> None:
+        """Keep what ``read`` returned. Raises AdapterError."""
 
     def forget(self, name: str) -> None:
         """Free the host memory of an adapter."""
@@ -178,8 +170,9 @@ class AdapterJobs:
     def _publish(self, store: AdapterStore, job: LoadAdapter) -> JobResult:
         _, future = self._loads.pop(job.name)
         try:
-            size = store.add(future.result())
+            store.add(future.result())
             try:
+                size = store.sizes[job.name]
                 self._slots.add(job.name, size, job.pinned, self._in_flight())
             except KilnError:
                 store.forget(job.name)

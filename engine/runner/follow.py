@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig
+from kiln.engine.distributed.calls import Calls
 from kiln.engine.distributed.channel import Closed, Kind
 from kiln.engine.distributed.command import read_config_text
 from kiln.engine.distributed.inbox import Inbox
@@ -129,14 +130,13 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
     group.minimum([0])
     ready_guard().declare_ready()
     store = runner.rank_store
-    adapters = None if store is None else FollowedStore(store, inbox)
+    calls = Calls() if store is None else FollowedStore(store, inbox.reply).calls()
     while True:
         kind, content = inbox.next()
         if kind is Kind.STEP:
             runner.follow(decode(content))
-        elif kind is Kind.STOP:
-            return
-        elif adapters is not None:
-            adapters.do(kind, content)
+        elif kind is Kind.CALL:
+            calls.run(content)
         else:
-            raise ValueError(f"a message of kind {kind.name} to a follower without adapters")
+            assert kind is Kind.STOP, kind
+            return

@@ -45,7 +45,6 @@ class Store:
 
     def add(self, packed):
         self.sizes[packed[0]] = packed[1]
-        return packed[1]
 
     def forget(self, name):
         del self.sizes[name]
