@@ -6,7 +6,6 @@ needs no package that the server needs.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -26,15 +25,13 @@ from kiln.engine.errors import ConfigError, KilnError
 if TYPE_CHECKING:
     from kiln.engine.distributed.group import Group
 
-logger = logging.getLogger(__name__)
-
 
 def main(arguments: list[str]) -> int:
     """Follow rank 0 on this machine; ``arguments``: the rank, and where rank 0 listens."""
     _ignore_signals()
     rank = int(arguments[0])
     inbox = Inbox(arguments[1], rank)
-    return _run(inbox, rank, lambda told: _spawned(told, rank))
+    return _run(inbox, lambda told: _spawned(told, rank))
 
 
 def follow_launched(place: Launched, config: EngineConfig) -> int:
@@ -54,7 +51,7 @@ def follow_launched(place: Launched, config: EngineConfig) -> int:
             "rank 0 run the same command?"
         ) from error
     _ignore_signals()  # rank 0 drains, and then ends this one
-    return _run(inbox, place.rank, lambda told: _launched(told, place, store, config))
+    return _run(inbox, lambda told: _launched(told, place, store, config))
 
 
 def _ignore_signals() -> None:
@@ -62,7 +59,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _run(inbox: Inbox, rank: int, begin: Any) -> int:
+def _run(inbox: Inbox, begin: Any) -> int:
     """Load and follow until rank 0 says stop, or is gone. Returns the exit code."""
     group: Group | None = None
     try:
@@ -73,11 +70,7 @@ def _run(inbox: Inbox, rank: int, begin: Any) -> int:
     except Exception as error:
         from kiln.jit_kernels.declare.errors import KernelError
 
-        expected = isinstance(error, KilnError | KernelError | EnvError)
-        if not expected:
-            logger.exception("rank %d stopped on an unexpected error", rank)
-        inbox.fail(error, expected)
-        _leave(1)
+        _leave(inbox.fail(error, isinstance(error, KilnError | KernelError | EnvError)))
     if group is not None:
         group.close()
     return 0

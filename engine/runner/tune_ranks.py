@@ -76,9 +76,9 @@ def main(arguments: list[str]) -> int:
     except Closed:
         return 1
     except Exception as error:
-        inbox.fail(error, expected=True)
+        code = inbox.fail(error, expected=True)
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(code)
     group.close()
     return 0
 
