@@ -14,12 +14,12 @@ from kiln.engine.lora.adapter import WEIGHTS_FILE, read_adapter
 from kiln.engine.lora.adapter_config import CONFIG_FILE
 from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.copying import Copier
+from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
-from kiln.engine.requests.adapter_jobs import AdapterInfo
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.requests.adapter_job import AdapterInfo
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _GIB = 2**30
 _LEAST_BYTES = _GIB  # of the pool, if adapters can be loaded while serving
 
 
-class AdapterStore:
-    """Reads adapters, keeps them in host memory, and copies them to the pool.
+class RankStore:
+    """The AdapterStore of one rank: it copies adapters to the rank's pool.
 
     One thread calls it, except for ``read``. ``sites``: those of the model that was built.
     ``shard``: what this rank keeps of each adapter; None: everything.

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from kiln.engine.distributed.calls import Calls
 from kiln.engine.errors import AdapterError, KilnError
 from kiln.engine.lora.packing import PackedAdapter
-from kiln.engine.lora.store import AdapterStore
+from kiln.engine.lora.store import RankStore
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class FollowedStore:
     ``reply`` tells rank 0 why an adapter could not be read, or None.
     """
 
-    def __init__(self, store: AdapterStore, reply: Callable[[str | None], None]) -> None:
+    def __init__(self, store: RankStore, reply: Callable[[str | None], None]) -> None:
         self._store, self._reply = store, reply
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-lora-load")
         self._read: dict[str, Future[PackedAdapter | None]] = {}

@@ -11,8 +11,8 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.distributed.group import Group
+from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.models.loader import Progress
-from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.runner.lead_store import LeadStore
 from kiln.engine.runner.model_runner import ModelRunner

@@ -8,16 +8,16 @@ from typing import Any
 
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.errors import AdapterError
+from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.lora.packing import PackedAdapter
-from kiln.engine.lora.store import AdapterStore
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.lora.store import RankStore
 from kiln.engine.runner.followed_store import FollowedStore
 
 
 class LeadStore:
     """An AdapterStore on all ranks. Each rank keeps a part of the same size of each adapter."""
 
-    def __init__(self, own: AdapterStore, followers: Followers) -> None:
+    def __init__(self, own: RankStore, followers: Followers) -> None:
         self._own, self._call, self._replies = own, followers.call, followers.replies
         self.num_slots, self.size, self.sizes, self.info = (
             own.num_slots, own.size, own.sizes, own.info,
@@ -44,7 +44,7 @@ class LeadStore:
     def forget(self, name: str) -> None:
         """Free the host memory of an adapter that is not in the pool."""
         self._own.forget(name)
-        self._call(AdapterStore.forget, name)
+        self._call(RankStore.forget, name)
 
     def begin(self, name: str, slot: int, start: int) -> None:
         """Begin to copy an adapter to the elements of the pools from ``start`` on."""
@@ -62,7 +62,7 @@ class LeadStore:
     def clear(self, slot: int) -> None:
         """Empty a slot; a copy to it that ``copied`` has not returned is forgotten."""
         self._own.clear(slot)
-        self._call(AdapterStore.clear, slot)
+        self._call(RankStore.clear, slot)
 
     @contextmanager
     def _or_dropped(self, name: str) -> Iterator[None]:

@@ -20,9 +20,9 @@ from kiln.engine.graphs.runner import LORA, CudaGraphRunner
 from kiln.engine.graphs.verify import Verification
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.kv.sizing import peak_bytes, size_pool
-from kiln.engine.lora.store import AdapterStore as RankStore
+from kiln.engine.lora.loaded_adapter import AdapterStore
+from kiln.engine.lora.store import RankStore
 from kiln.engine.models.loader import Progress
-from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.runner.capture import capture_graphs, measure_graphs
 from kiln.engine.runner.device import resolve_device

@@ -8,8 +8,8 @@ import torch
 from kiln import LLM, SamplingParams
 from kiln.engine.config import LoRAConfig, LoRAModule
 from kiln.engine.errors import AdapterError
-from kiln.engine.lora.store import AdapterStore
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.lora.loaded_adapter import Copied
+from kiln.engine.lora.store import RankStore
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def store_of_two(made, sites):
     own = made("llama")
     modules = tuple(LoRAModule(form, str(own.adapters[form])) for form in ("rank-1", "patterns"))
     config, cpu = LoRAConfig(modules), torch.device("cpu")
-    return AdapterStore(config, sites(own.folder), torch.float32, cpu, lambda *_: None)
+    return RankStore(config, sites(own.folder), torch.float32, cpu, lambda *_: None)
 
 
 def fails_once(store):

@@ -8,16 +8,15 @@ import pytest
 
 from kiln.engine.distributed.calls import encode_call
 from kiln.engine.errors import AdapterError
-from kiln.engine.lora.store import AdapterStore
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.runner.followed_store import FollowedStore
 from kiln.engine.runner.lead_store import LeadStore
 
 
-class Store(AdapterStore):
+class Store:
     """An AdapterStore of which one call may fail, or some copies, each of which takes a wait."""
 
-    num_slots, size = 3, 3
+    num_slots, size, info = 3, 3, None
 
     def __init__(self, fails="", copies_fail=""):
         self.fails, self.copies_fail, self.sizes = fails, copies_fail, {}
