@@ -16,10 +16,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kiln.cache.env import EnvError
 from kiln.engine.distributed.channel import Address, Closed, Kind, dial
 from kiln.engine.errors import KilnError
+
+if TYPE_CHECKING:
+    from kiln.engine.distributed.group import Group
 
 _ALIVE_SECONDS = 1.0
 _HEAR_SECONDS = 1.0  # for the other thread to hear of rank 0's end, if that made a call fail
@@ -43,12 +47,24 @@ class Inbox:
         """Call ``check`` every second; an error that it raises is told, and ends the process."""
         self._check = check
 
-    def start(self) -> dict[str, Any]:
-        """Wait for what rank 0 wants to be run. Raises Closed."""
-        kind, content = self._messages.receive()
-        assert kind is Kind.START, kind
-        found: dict[str, Any] = json.loads(content)
-        return found
+    def run(self, work: Callable[[dict[str, Any]], Group]) -> int:
+        """Do ``work`` with what rank 0 wants to be run, and close the group that it returns.
+
+        Returns the exit code. If ``work`` raises, the process exits at once: another rank may never
+        send what this one waits for.
+        """
+        try:
+            kind, content = self._messages.receive()
+            assert kind is Kind.START, kind
+            group = work(json.loads(content))
+        except Exception as error:
+            code = 1 if isinstance(error, Closed) else self._fail(error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        else:
+            group.close()
+        return 0
 
     def next(self) -> tuple[Kind, bytes]:
         """Wait for a message. Raises Closed when rank 0 has gone."""
@@ -58,13 +74,13 @@ class Inbox:
         """Say why an adapter could not be read; None: it was read."""
         self._life.tell(Kind.REPLY, {"error": error})
 
-    def fail(self, error: Exception, expected: bool) -> int:
-        """Say why this rank is about to exit, unless rank 0 has ended it; return the exit code.
+    def _fail(self, error: Exception) -> int:
+        """Say why this rank is about to exit, unless rank 0 has ended it; return the exit code."""
+        from kiln.jit_kernels.declare.errors import KernelError
 
-        ``expected``: the message can be shown to users; of another error stderr gets a traceback.
-        """
         if self._stopped.wait(_HEAR_SECONDS):  # if rank 0 is gone, the other thread exits
             return 0
+        expected = isinstance(error, KilnError | KernelError | EnvError)
         if not expected:
             logger.error("rank %d stopped on an unexpected error", self._rank, exc_info=error)
         self._tell(error, expected)

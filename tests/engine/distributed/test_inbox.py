@@ -13,7 +13,6 @@ import pytest
 from kiln.engine.distributed import inbox as inboxes
 from kiln.engine.distributed.channel import Channel, Closed, Kind, accept, listen
 from kiln.engine.distributed.inbox import Inbox
-from kiln.engine.runner import follow
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_a_failure_that_follows_rank_0s_end_is_not_told(connected, exits, caplog
     messages.send(Kind.START, b"{}")
     if ends:
         life.send(Kind.STOP)
-    follow._run(inbox, fault)
+    inbox.run(fault)
     assert exits == [0 if ends else 1]
     assert ("connection closed by peer" in caplog.text) != ends
     if ends:
@@ -106,14 +105,13 @@ def test_a_failure_that_follows_rank_0s_end_is_not_told(connected, exits, caplog
 KILLED = """
 import sys
 from kiln.engine.distributed.inbox import Inbox
-from kiln.engine.runner import follow
 
 inbox = Inbox(sys.argv[1], 1)
 
 def fault(told):
     raise RuntimeError("connection closed by peer")
 
-follow._run(inbox, fault)
+inbox.run(fault)
 """
 
 

@@ -81,25 +81,28 @@ def test_the_kernels_own_source_in_float16(model_of, prompts):
 FOLLOWERS = {
     "never comes": ("sys.exit(3)", ConfigError, "rank 1 .* exited with code 3 before it had"),
     "dies while ranks connect": (
-        "inbox.start(); os.kill(os.getpid(), 9)",
+        "inbox.run(lambda told: os.kill(os.getpid(), 9))",
         DeviceError,
         "rank 1 of 2 .* was killed by signal 9",
     ),
     "cannot load": (
-        "inbox.start(); inbox.fail(ModelError('/m: shard 2 is missing'), True); time.sleep(60)",
+        "inbox.run(lambda told: fail(ModelError('/m: shard 2 is missing')))",
         ModelError,
         "rank 1 of 2 .*: /m: shard 2 is missing",
     ),
     "stops on a fault": (
-        "inbox.start(); inbox.fail(KeyError('x'), False); time.sleep(60)",
+        "inbox.run(lambda told: fail(KeyError('x')))",
         DeviceError,
         "rank 1 of 2 .* stopped on KeyError: 'x'",
     ),
 }
 FOLLOWER = """
-import os, sys, time
+import os, sys
 from kiln.engine.distributed.inbox import Inbox
 from kiln.engine.errors import ModelError
+
+def fail(error):
+    raise error
 
 def main(arguments):
     inbox = Inbox(arguments[1], int(arguments[0])) if "inbox" in {code!r} else None
@@ -145,9 +148,9 @@ def test_a_step_that_rank_0_alone_cannot_run_ends_the_engine(model_of, llm_of, t
 FAILS = """
 import sys
 from kiln import LLM, SamplingParams
-from kiln.engine.runner.executor import Steps
+from kiln.engine.runner.executor import Executor
 
-compute, calls = Steps._compute, []
+compute, calls = Executor._compute, []
 
 def fail(self, batch, key):  # the other rank is another process, and runs the step
     calls.append(batch)
@@ -157,7 +160,7 @@ def fail(self, batch, key):  # the other rank is another process, and runs the s
 
 llm = LLM(sys.argv[1], device="cpu", dtype="float32", tensor_parallel_size=2, num_kv_blocks=64,
           disable_overlap_schedule=sys.argv[2] == "off")
-Steps._compute = fail
+Executor._compute = fail
 for prompts in ([[1], [2]], [[3]]):
     try:
         llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20))
