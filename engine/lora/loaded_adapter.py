@@ -7,8 +7,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from kiln.engine.errors import AdapterError
-from kiln.engine.lora.spans import Span
 from kiln.engine.requests.adapter_job import AdapterInfo
+
+
+class Span(NamedTuple):
+    """``size`` elements of the pool from ``start`` on."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The first element behind it."""
+        return self.start + self.size
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two share an element."""
+        return self.start < other.end and other.start < self.end
 
 
 class Copied(NamedTuple):

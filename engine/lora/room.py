@@ -1,13 +1,28 @@
-"""Where a LoRA adapter fits on the device beside others, and which of them must go for it."""
+"""Where a LoRA adapter fits on the device beside others, and which of them must go for it.
+
+It gets the lowest free slot, and the first gap of the pool that is large enough.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kiln.engine.errors import AdapterBusyError, AdapterError
-from kiln.engine.lora.loaded_adapter import LoadedAdapter
-from kiln.engine.lora.spans import first_fit, largest_gap
+from kiln.engine.lora.loaded_adapter import LoadedAdapter, Span
+
+Adapters = list[LoadedAdapter]
+
+
+def gaps(taken: Iterable[Span], size: int) -> Iterator[Span]:
+    """Yield the free spans of a range of ``size`` elements, lowest first."""
+    end = 0
+    for span in sorted(taken):
+        if span.start > end:
+            yield Span(end, span.start - end)
+        end = span.end
+    if size > end:
+        yield Span(end, size - end)
 
 
 class Drain(NamedTuple):
@@ -26,34 +41,32 @@ class Drain(NamedTuple):
 
 
 class Room(NamedTuple):
-    """``num_slots`` slots, and a pool of ``size`` elements."""
+    """``num_slots`` slots, and a pool of ``size`` elements. ``there``: the adapters on the device.
+
+    ``idle``: those of them that can go.
+    """
 
     num_slots: int
     size: int
 
-    def free_slot(self, there: Iterable[LoadedAdapter]) -> int | None:
+    def free_slot(self, there: Adapters) -> int | None:
         """Return the lowest free slot."""
         taken = {one.slot for one in there}
         return next((slot for slot in range(self.num_slots) if slot not in taken), None)
 
-    def beside(self, there: Sequence[LoadedAdapter], own: LoadedAdapter) -> tuple[int, int] | None:
-        """Return the lowest free slot and start for an adapter; None if there is no room."""
-        slot = self.free_slot(there)
-        start = first_fit((one.span for one in there), self.size, own.size)
+    def beside(self, there: Adapters, own: LoadedAdapter) -> tuple[int, int] | None:
+        """Return the slot and the start of an adapter; None if there is no room."""
+        slot, free = self.free_slot(there), gaps((one.span for one in there), self.size)
+        start = next((gap.start for gap in free if gap.size >= own.size), None)
         return None if slot is None or start is None else (slot, start)
 
-    def evicted_for(
-        self,
-        own: LoadedAdapter,
-        there: Sequence[LoadedAdapter],
-        idle: Iterable[LoadedAdapter],
-    ) -> list[LoadedAdapter] | None:
-        """Return which idle ones must go, the least recently used first; None if that is too few.
+    def evicted_for(self, own: LoadedAdapter, there: Adapters, idle: Adapters) -> Adapters | None:
+        """Return which must go, the least recently used first; None if there is still no room.
 
         Those whose memory is not in the way are spared.
         """
         idle = sorted((one for one in idle if not one.pinned), key=lambda one: one.used)
-        staying, gone = list(there), list[LoadedAdapter]()
+        staying, gone = list(there), Adapters()
         while not self.beside(staying, own):
             if not idle:
                 return None
@@ -65,7 +78,7 @@ class Room(NamedTuple):
                 gone.remove(one)
         return gone
 
-    def drained_for(self, own: LoadedAdapter, there: Iterable[LoadedAdapter]) -> Drain:
+    def drained_for(self, own: LoadedAdapter, there: Adapters) -> Drain:
         """Choose which adapters lose their requests, those with the fewest first."""
         kept = [one for one in there if one.pinned or one.running]
         for one in sorted(kept, key=lambda one: one.running):
@@ -75,20 +88,21 @@ class Room(NamedTuple):
                 kept.remove(one)
         return Drain(own.name, frozenset(one.name for one in kept))
 
-    def fixed_start(self, own: LoadedAdapter, loaded: Sequence[LoadedAdapter]) -> int:
+    def fixed_start(self, own: LoadedAdapter, loaded: Adapters) -> int:
         """Return where an adapter fits beside the pinned ones. Raises AdapterError if nowhere.
 
         A pinned one must leave room to each of the others.
         """
         fixed = [one.span for one in loaded if one.pinned]
-        start = first_fit(fixed, self.size, own.size)
+        free = list(gaps(fixed, self.size))
+        start = next((gap.start for gap in free if gap.size >= own.size), None)
         if start is None:
             raise AdapterError(
                 f"LoRA adapter {own.name!r}: takes {own.size} numbers, and the adapter pool has "
-                f"{largest_gap(fixed, self.size)} of {self.size} in one piece beside pinned "
-                "adapters: raise lora_memory_gib"
+                f"{_largest(free)} of {self.size} in one piece beside pinned adapters: raise "
+                "lora_memory_gib"
             )
-        left = largest_gap([*fixed, own.span._replace(start=start)], self.size)
+        left = _largest(gaps([*fixed, Span(start, own.size)], self.size))
         most = max((one.size for one in loaded if not one.pinned), default=0)
         if own.pinned and (len(fixed) + 2 > self.num_slots or left < most):
             raise AdapterError(
@@ -98,13 +112,8 @@ class Room(NamedTuple):
             )
         return start
 
-    def evicted_from(
-        self,
-        own: LoadedAdapter,
-        there: Sequence[LoadedAdapter],
-        idle: Sequence[LoadedAdapter],
-    ) -> list[LoadedAdapter]:
-        """Return which must go from the place of a pinned one. Raises AdapterBusyError."""
+    def evicted_from(self, own: LoadedAdapter, there: Adapters, idle: Adapters) -> Adapters:
+        """Return which must go from the span of a pinned one. Raises AdapterBusyError."""
         others = [one for one in there if not one.pinned]
         gone = [one for one in others if one.span.overlaps(own.span)]
         if not gone and len(there) == self.num_slots:
@@ -115,3 +124,7 @@ class Room(NamedTuple):
                 "when fewer requests run, or load it without pinned"
             )
         return gone
+
+
+def _largest(free: Iterable[Span]) -> int:
+    return max((gap.size for gap in free), default=0)

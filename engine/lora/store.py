@@ -95,19 +95,10 @@ class RankStore:
 
     def copied(self, *, wait: bool = False) -> Sequence[Copied]:
         """Publish the adapters whose copies have ended, between steps, and return them."""
-        found = []
-        for packed, slot, start, error in self._copier.ended(wait=wait):
-            if error is None:
-                self.pool.place(packed, slot, start)
-                found.append(Copied(packed.name))
-                continue
-            logger.error("copying LoRA adapter %r failed", packed.name, exc_info=error)
-            why = (str(error) or repr(error)).partition("\n")[0]
-            failed = AdapterError(
-                f"LoRA adapter {packed.name!r}: copying it to the device failed: {why[:200]}"
-            )
-            found.append(Copied(packed.name, failed))
-        return found
+        return [
+            Copied(name, None if error is None else _failed_copy(name, error))
+            for name, error in self._copier.ended(wait=wait)
+        ]
 
     def copy_now(self, name: str, slot: int, start: int) -> None:
         """Copy an adapter and wait for it, while no other copy runs. Raises AdapterError."""
@@ -162,6 +153,12 @@ class RankStore:
                 f"{sizes[0] * itemsize / _GIB:.3g} GiB: raise it"
             )
         return size
+
+
+def _failed_copy(name: str, error: BaseException) -> AdapterError:
+    logger.error("copying LoRA adapter %r failed", name, exc_info=error)
+    why = (str(error) or repr(error)).partition("\n")[0]
+    return AdapterError(f"LoRA adapter {name!r}: copying it to the device failed: {why[:200]}")
 
 
 def _folder(root: str) -> Path:

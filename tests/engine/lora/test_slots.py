@@ -10,9 +10,9 @@ from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.lora.loaded_adapter import Copied
+from kiln.engine.lora.loaded_adapter import Copied, Span
+from kiln.engine.lora.room import gaps
 from kiln.engine.lora.slots import AdapterSlots
-from kiln.engine.lora.spans import Span, first_fit, gaps, largest_gap
 from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -96,8 +96,7 @@ def where(slots):
 def test_spans():
     taken = [Span(2, 3), Span(8, 1)]
     assert list(gaps(taken, 10)) == [(0, 2), (5, 3), (9, 1)]
-    assert [first_fit(taken, 10, size) for size in (1, 2, 3, 4)] == [0, 0, 5, None]
-    assert (largest_gap(taken, 10), largest_gap([Span(0, 10)], 10)) == (3, 0)
+    assert list(gaps([Span(0, 10)], 10)) == []
 
 
 def test_the_least_recently_used_idle_adapter_is_evicted():
