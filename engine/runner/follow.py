@@ -96,7 +96,7 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> Group:
     group.minimum([0])
     ready_guard().declare_ready()
     store = runner.rank_store
-    calls = Calls() if store is None else FollowedStore(store, inbox.reply).calls()
+    calls = Calls(*(() if store is None else FollowedStore(store, inbox.reply).calls()))
     while True:
         kind, content = inbox.next()
         if kind is Kind.STEP:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from kiln.engine.distributed.calls import Calls
 from kiln.engine.errors import AdapterError, KilnError
 from kiln.engine.lora.packing import PackedAdapter
 from kiln.engine.lora.store import RankStore
@@ -26,10 +25,10 @@ class FollowedStore:
         self._read: dict[str, Future[PackedAdapter | None]] = {}
         self._copied: dict[str, AdapterError | None] = {}
 
-    def calls(self) -> Calls:
+    def calls(self) -> tuple[Callable[..., None], ...]:
         """Return what rank 0 may call."""
         own = self._store
-        return Calls(self.read, self.add, self.drop, self.begin, self.place, own.forget, own.clear)
+        return (self.read, self.add, self.drop, self.begin, self.place, own.forget, own.clear)
 
     def read(self, name: str, path: str) -> None:
         """Begin to read an adapter while steps run."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kiln.engine.distributed.calls import encode_call
+from kiln.engine.distributed.calls import Calls, encode_call
 from kiln.engine.errors import AdapterError
 from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.runner.followed_store import FollowedStore
@@ -66,7 +66,7 @@ class Ranks:
 
     def call(self, method, *arguments):
         for followed in self.followed:
-            followed.calls().run(encode_call(method, *arguments))
+            Calls(*followed.calls()).run(encode_call(method, *arguments))
 
     def replies(self):
         for followed in self.followed:
