@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.config import EngineConfig, LoRAModule
+from kiln.engine.config import EngineConfig
 from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
+from kiln.engine.lora.jobs import AdapterJobs
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
-from kiln.engine.requests.adapter_jobs import AdapterJobs
-from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.requests.check import check_tokens
 from kiln.engine.requests.finish import check_some_token
@@ -70,10 +70,7 @@ class EngineCore:
         self.runner = load_runner(config, progress) if runner is None else runner
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
-        store = self.runner.adapter_store
-        slots = (
-            AdapterSlots() if store is None else AdapterSlots(store.num_slots, store.size, store)
-        )
+        slots = AdapterSlots(self.runner.adapter_store)
         self.scheduler = Scheduler(
             config.scheduler.for_device(self.runner.device_type),
             KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
@@ -82,13 +79,7 @@ class EngineCore:
             adapters=slots,
             seed=config.model.seed,
         )
-        self.adapters = AdapterJobs(
-            slots,
-            store,
-            self.scheduler.slots_in_flight,
-            modules=[(module.name, module.path) for module in config.lora.modules],
-            check_name=None if config.lora.root is None else LoRAModule,
-        )
+        self.adapters = AdapterJobs(slots, config.lora)
         self._overlaps = config.scheduler.overlap
         self._in_flight: deque[InFlight] = deque()  # oldest first
         self._is_changing = False  # or a change was interrupted, and the state is not consistent
@@ -173,7 +164,8 @@ class EngineCore:
         outputs: list[TokenOutput] = []
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
-            self.scheduler.adapters.wait()  # all that wait may do so for a copy to the device
+            # All that wait may do so for a copy to the device.
+            self.scheduler.adapters.collect(wait=True)
         for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
             self.scheduler.abort(failed.request_id)
             outputs.append(failed)

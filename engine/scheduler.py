@@ -36,7 +36,7 @@ from operator import itemgetter
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import RequestError
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.requests.adapter_slots import AdapterSlots
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.drafts import NO_DRAFT, Drafter, drafts_of
@@ -78,6 +78,7 @@ class Scheduler:
         self.kv = kv
         self.eos_token_ids = eos_token_ids
         self.adapters = AdapterSlots() if adapters is None else adapters
+        self.adapters.in_flight = self.slots_in_flight
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
@@ -244,7 +245,7 @@ class Scheduler:
 
     def _admit(self, budget: int, requests: list[Request], rows: list[ScheduledRequest]) -> None:
         """Start waiting requests in order, as long as budget, rows and blocks last."""
-        self.adapters.begin_pass(self.slots_in_flight)
+        self.adapters.begin_pass()
         for request in tuple(self.waiting):
             if budget <= 0 or not self._free_rows:
                 break

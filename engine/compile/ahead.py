@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,11 +12,11 @@ from kiln.cache.env import Env
 from kiln.engine.compile.artefacts import Artefacts
 from kiln.engine.compile.compiled_model import Progress, build
 from kiln.engine.compile.keys import target_of
-from kiln.engine.distributed.split import Split, group_name
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.loader import load_model
+from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.splitting import check_split
 
 
@@ -33,19 +34,19 @@ def build_ahead(
     device: torch.device,
     env: Env,
     progress: Progress,
-    world: int = 1,
+    ranks: Sequence[Split] = (WHOLE,),
 ) -> Ahead:
     """Fill the cache with what a start of the model with KILN_COMPILE loads; takes no weights.
 
-    ``world``: the number of ranks that will share the model. Their programs may differ, so each is
-    built; the pieces are those of one rank. ``progress`` hears of (stage, done, total). Raises
+    ``ranks``: those that will share the model. Their programs may differ, so each is built; the
+    pieces are those of one rank. ``progress`` hears of (stage, done, total). Raises
     ConfigError if so many ranks cannot share the model, ModelError, PieceError, SealedCacheError.
     """
-    check_split(config, world)
+    check_split(config, len(ranks))
     artefacts, length = Artefacts(env, target_of(device)), 1  # no piece depends on the context
     pieces = 0
-    for rank in range(world):
-        weights, part = DummyWeights(0, dtype), Split(rank, world, group_name(world))
+    for part in ranks:
+        weights = DummyWeights(0, dtype)
         with FakeTensorMode(), torch.inference_mode():
             model = load_model(family, config, weights, length, dtype, device, _silent, split=part)
         program, _ = build(model, device, env.compile, artefacts, progress)

@@ -28,18 +28,11 @@ class Kind(IntEnum):
     HELLO = 0  # to rank 0, first: who I am
     START = 1  # to a follower, first: what to run
     STEP = 2  # to followers: run this step
-    READ = 3  # to followers: read an adapter, and reply
-    ADD = 4  # to followers: keep the adapter that was read
-    DROP = 5  # to followers: do not keep the adapter that was read, if it could be read
-    FORGET = 6  # to followers: free an adapter's host memory
-    BEGIN = 7  # to followers: begin to copy an adapter to the device
-    PLACE = 8  # to followers: publish the adapter that was copied
-    CLEAR = 9  # to followers: empty an adapter slot
-    STOP = 10  # to followers: exit
-    SAMPLE = 14  # to followers: sample the last step, which was late
-    ALIVE = 11  # to rank 0, every second
-    REPLY = 12  # to rank 0: READ has ended
-    FAILED = 13  # to rank 0: this rank is about to exit
+    CALL = 3  # to followers: a call of kiln.engine.distributed.calls
+    STOP = 4  # to followers: exit
+    ALIVE = 5  # to rank 0, every second
+    REPLY = 6  # to rank 0: an adapter was read, or could not be
+    FAILED = 7  # to rank 0: this rank is about to exit
 
 
 _KINDS = frozenset(Kind)

@@ -14,8 +14,9 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVarTuple
 
+from kiln.engine.distributed.calls import encode_call
 from kiln.engine.distributed.channel import Channel, Closed, Kind, listen
 from kiln.engine.distributed.command import module_command, private_folder
 from kiln.engine.distributed.joining import Member, join
@@ -29,6 +30,7 @@ _STOP_SECONDS = 5.0  # for a follower to exit when it is told to
 _VERDICT_SECONDS = 1.5  # for the watch to find out why a call of rank 0 failed
 
 OnLost = Callable[[KilnError], None]
+Given = TypeVarTuple("Given")
 
 
 class Followers:
@@ -89,7 +91,7 @@ class Followers:
 
     def start(self, content: Any) -> None:
         """Tell all what to run, JSON."""
-        self.tell(Kind.START, content)
+        self.send(Kind.START, json.dumps(content).encode())
 
     def use_abort(self, abort: Callable[[], None]) -> None:
         """Call ``abort`` when a rank is gone, so that rank 0's own calls end."""
@@ -113,9 +115,9 @@ class Followers:
                 lost = DeviceError(f"rank {member.rank} of {self.size} is gone: {error}")
                 raise self.blame(lost) from error
 
-    def tell(self, kind: Kind, content: Any) -> None:
-        """Send a message with JSON to all. Raises DeviceError if a rank is gone."""
-        self.send(kind, json.dumps(content).encode())
+    def call(self, method: Callable[[Any, *Given], object], *arguments: *Given) -> None:
+        """Call a method of a follower's class on all. Raises DeviceError if a rank is gone."""
+        self.send(Kind.CALL, encode_call(method, *arguments))
 
     def replies(self) -> list[tuple[int, str]]:
         """Wait for a reply of each follower; return rank and error of those that failed.

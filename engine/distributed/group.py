@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch.distributed import distributed_c10d
 
-from kiln.engine.distributed.split import group_name
 from kiln.engine.distributed.sum_kernels import SumKernels
 from kiln.jit_kernels.ops.all_reduce.record import FUSED
 
@@ -218,6 +217,11 @@ def group_named(name: str) -> Group:
     if group is None:
         raise LookupError(f"the group {name!r} of ranks is closed, or was never connected")
     return group
+
+
+def group_name(world: int) -> str:
+    """Return the name of a process's first group of ``world`` ranks; "" for a single rank."""
+    return f"tp{world}" if world > 1 else ""
 
 
 def _free_name(size: int) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 
@@ -15,15 +14,6 @@ from kiln.engine.lora.pool import AdapterPool
 STAGING_BYTES = 8 * 2**20  # of each of two buffers
 
 Write = Callable[[torch.Tensor, torch.Tensor], None]  # from, to
-
-
-class EndedCopy(NamedTuple):
-    """A copy that has ended. ``error``: what it raised; the elements then hold anything."""
-
-    adapter: PackedAdapter
-    slot: int
-    start: int
-    error: BaseException | None
 
 
 class Copier:
@@ -45,17 +35,19 @@ class Copier:
         future = self._thread.submit(self._write, adapter.values, place)
         self._copies.append((future, (adapter, slot, start)))
 
-    def ended(self, *, wait: bool) -> list[EndedCopy]:
-        """Return each copy that has ended, once, in the order of their beginning.
+    def ended(self, *, wait: bool) -> Iterator[tuple[str, BaseException | None]]:
+        """Publish each adapter whose copy has ended, in the order of their beginning.
 
-        A step that is launched from now on sees them. With ``wait``, first wait for the oldest.
+        Yields its name and what the copy raised; its elements then hold anything. A step that is
+        launched from now on sees the adapter. With ``wait``, first wait for the oldest copy.
         """
-        found = []
         while self._copies and (wait or self._copies[0][0].done()):
-            future, copied = self._copies.popleft()
-            found.append(EndedCopy(*copied, future.exception()))
+            future, (adapter, slot, start) = self._copies.popleft()
+            error = future.exception()
+            if error is None:
+                self._pool.place(adapter, slot, start)
+            yield adapter.name, error
             wait = False
-        return found
 
     def forget(self, slot: int) -> None:
         """Drop the copies to a slot that ``ended`` has not returned; first wait for them."""

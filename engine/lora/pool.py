@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from kiln.engine.kv.zeros import zeros
-from kiln.engine.lora.adapter import Adapter
-from kiln.engine.lora.packing import PackedAdapter, pack
+from kiln.engine.lora.packing import PackedAdapter
 from kiln.engine.lora.sites import Part, Site
 
 
@@ -42,33 +41,8 @@ class AdapterPool:
         self.b_offsets = np.zeros(shape, np.int64)
         self.version = 0
 
-    @classmethod
-    def holding(
-        cls,
-        adapters: Sequence[Adapter],
-        sites: Sequence[Site],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> AdapterPool:
-        """Return a pool of the size of some adapters, with each in the slot of its index."""
-        packed = [pack(adapter, sites, dtype) for adapter in adapters]
-        sizes = [each.values.numel() for each in packed]
-        pool = cls(sites, len(adapters), sum(sizes), dtype, device)
-        start = 0
-        for slot, (each, size) in enumerate(zip(packed, sizes, strict=True)):
-            pool.write(each, start)
-            pool.place(each, slot, start)
-            start += size
-        return pool
-
-    @torch.inference_mode()
-    def write(self, adapter: PackedAdapter, start: int) -> None:
-        """Copy an adapter to the elements from ``start`` on. No slot has these elements yet."""
-        values = adapter.values
-        self.values[start : start + values.numel()].copy_(values)
-
     def place(self, adapter: PackedAdapter, slot: int, start: int) -> None:
-        """Make an adapter, which was written from ``start`` on, that of a slot."""
+        """Make an adapter, which was copied to the elements from ``start`` on, that of a slot."""
         self.clear(slot)
         for pair in adapter.pairs:
             row = pair.row

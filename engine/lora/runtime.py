@@ -15,7 +15,7 @@ from kiln.engine.lora.operators import lora_step
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Kind, Site, Sites
-from kiln.engine.lora.store import AdapterStore
+from kiln.engine.lora.store import RankStore
 from kiln.engine.requests.batch import Batch
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
@@ -49,9 +49,7 @@ class _AdapterStep:
 class Adapters:
     """The adapters of an engine, and the backend that applies them to steps."""
 
-    def __init__(
-        self, store: AdapterStore, backend: BaseLoRABackend, sites: Sequence[Site]
-    ) -> None:
+    def __init__(self, store: RankStore, backend: BaseLoRABackend, sites: Sequence[Site]) -> None:
         self.store = store
         self.backend = backend
         self._sites = {site.rows.data_ptr(): site for site in sites}
@@ -137,7 +135,7 @@ def load_adapters(
     adapters' parts. ``shard``: what this rank keeps; None: everything.
     Raises AdapterError, or ConfigError.
     """
-    store = AdapterStore(config, sites, dtype, device, progress, shard)
+    store = RankStore(config, sites, dtype, device, progress, shard)
     backend = make_backend(store.pool, sites.all)
     backend.reserve_rank(config.max_lora_rank or 0)
     return Adapters(store, backend, sites.all)

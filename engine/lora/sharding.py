@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.distributed.split import Split
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.projections import NoWeights
+from kiln.engine.models.split import Split
 
 _ROW_PARALLEL = ("o_proj", "down_proj")
 
@@ -38,20 +38,13 @@ class Shard:
 
         ``sites``: those of the whole model. Raises ConfigError if a size is not divisible.
         """
-        parts = ((site, part) for site in sites for part in site.parts)
-        return Adapter(
-            adapter.name,
-            {
-                part.row: self.pair(adapter.pairs[part.row], site, part)
-                for site, part in parts
-                if part.row in adapter.pairs
-            },
-        )
-
-    def pair(self, pair: LoRAPair, site: Site, part: Part) -> LoRAPair:
-        """Return the rank's part of the pair of one part of a site. Raises ConfigError."""
-        outputs, inputs = self.places(site, part)
-        return LoRAPair(pair.a[:, inputs], pair.b[outputs], pair.scale)
+        pairs = {}
+        for site in sites:
+            for part in site.parts:
+                if part.row in adapter.pairs:
+                    pair, (outputs, inputs) = adapter.pairs[part.row], self.places(site, part)
+                    pairs[part.row] = LoRAPair(pair.a[:, inputs], pair.b[outputs], pair.scale)
+        return Adapter(adapter.name, pairs)
 
     def places(self, site: Site, part: Part) -> tuple[slice, slice]:
         """Return which outputs and inputs of a part of a site the rank has. Raises ConfigError."""

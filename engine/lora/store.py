@@ -14,12 +14,12 @@ from kiln.engine.lora.adapter import WEIGHTS_FILE, read_adapter
 from kiln.engine.lora.adapter_config import CONFIG_FILE
 from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.copying import Copier
+from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
-from kiln.engine.requests.adapter_jobs import AdapterInfo
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.requests.adapter_job import AdapterInfo
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _GIB = 2**30
 _LEAST_BYTES = _GIB  # of the pool, if adapters can be loaded while serving
 
 
-class AdapterStore:
-    """Reads adapters, keeps them in host memory, and copies them to the pool.
+class RankStore:
+    """The AdapterStore of one rank: it copies adapters to the rank's pool.
 
     One thread calls it, except for ``read``. ``sites``: those of the model that was built.
     ``shard``: what this rank keeps of each adapter; None: everything.
@@ -51,6 +51,7 @@ class AdapterStore:
         self._dtype = dtype
         self._root = None if config.root is None else _folder(config.root)
         self._host: dict[str, PackedAdapter] = {}
+        self.sizes: dict[str, int] = {}  # the elements of each, in the order of their loading
         for done, module in enumerate(config.modules):
             progress("adapters", done, len(config.modules))
             self.add(self._read(module.name, Path(module.path).expanduser()))
@@ -60,11 +61,6 @@ class AdapterStore:
         self._copier = Copier(self.pool)
         progress("adapters", len(config.modules), len(config.modules))
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The adapters in host memory, with their elements, in the order of their loading."""
-        return {name: packed.values.numel() for name, packed in self._host.items()}
-
     def read(self, name: str, path: str) -> PackedAdapter:
         """Read and check the adapter of a folder inside ``root``; any thread may call it.
 
@@ -72,8 +68,8 @@ class AdapterStore:
         """
         return self._read(name, self._inside_root(name, path))
 
-    def add(self, packed: PackedAdapter) -> int:
-        """Keep an adapter in host memory and return its elements. Raises AdapterError."""
+    def add(self, packed: PackedAdapter) -> None:
+        """Keep an adapter in host memory. Raises AdapterError."""
         used = sum(one.values.nbytes for one in (*self._host.values(), packed))
         if used > self._config.host_memory_gib * _GIB:
             raise AdapterError(
@@ -82,11 +78,11 @@ class AdapterStore:
                 f"{self._config.host_memory_gib:g}: unload one, or raise it"
             )
         self._host[packed.name] = packed
-        return packed.values.numel()
+        self.sizes[packed.name] = packed.values.numel()
 
     def forget(self, name: str) -> None:
         """Free the host memory of an adapter that is not in the pool."""
-        del self._host[name]
+        del self._host[name], self.sizes[name]
 
     def info(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
         """Describe an adapter."""
@@ -99,19 +95,10 @@ class AdapterStore:
 
     def copied(self, *, wait: bool = False) -> Sequence[Copied]:
         """Publish the adapters whose copies have ended, between steps, and return them."""
-        found = []
-        for packed, slot, start, error in self._copier.ended(wait=wait):
-            if error is None:
-                self.pool.place(packed, slot, start)
-                found.append(Copied(packed.name))
-                continue
-            logger.error("copying LoRA adapter %r failed", packed.name, exc_info=error)
-            why = (str(error) or repr(error)).partition("\n")[0]
-            failed = AdapterError(
-                f"LoRA adapter {packed.name!r}: copying it to the device failed: {why[:200]}"
-            )
-            found.append(Copied(packed.name, failed))
-        return found
+        return [
+            Copied(name, None if error is None else _failed_copy(name, error))
+            for name, error in self._copier.ended(wait=wait)
+        ]
 
     def copy_now(self, name: str, slot: int, start: int) -> None:
         """Copy an adapter and wait for it, while no other copy runs. Raises AdapterError."""
@@ -166,6 +153,12 @@ class AdapterStore:
                 f"{sizes[0] * itemsize / _GIB:.3g} GiB: raise it"
             )
         return size
+
+
+def _failed_copy(name: str, error: BaseException) -> AdapterError:
+    logger.error("copying LoRA adapter %r failed", name, exc_info=error)
+    why = (str(error) or repr(error)).partition("\n")[0]
+    return AdapterError(f"LoRA adapter {name!r}: copying it to the device failed: {why[:200]}")
 
 
 def _folder(root: str) -> Path:

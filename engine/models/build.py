@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
-from kiln.engine.distributed.split import WHOLE, Share, Split, all_of
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GATES, GatedMLP
@@ -20,6 +19,7 @@ from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.self_attention import SelfAttention
+from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.ops.rotary.table import rotary_table

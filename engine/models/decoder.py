@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.build import Builder
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
+from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.weights import Weights
 
 

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
-from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.decoder import Decoder
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, Traits
 from kiln.engine.models.parameters import Wrapper
+from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.weights import Weights
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from kiln.engine.config import LoadFormat
-from kiln.engine.distributed.split import WHOLE, Split
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
 from kiln.engine.models.fused_experts import FusedExperts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
+from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.weights import Weights
 
 Progress = Callable[[str, int, int], None]  # stage, done, total

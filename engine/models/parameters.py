@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
-from kiln.engine.distributed.split import Share, all_of
 from kiln.engine.errors import ModelError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.models.split import Share, all_of
 from kiln.engine.models.weights import Weights
 
 _COMPARED_ROWS = 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.split import Split
 
 
 def check_split(config: HFConfig, world: int) -> None:

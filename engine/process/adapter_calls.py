@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kiln.engine import errors
 from kiln.engine.errors import AdapterError, KilnError
 from kiln.engine.process import wire
-from kiln.engine.requests.adapter_jobs import AdapterInfo, LoadAdapter, UnloadAdapter
+from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 
 _ERRORS: dict[str, type[KilnError]] = {
     "AdapterBusyError": errors.AdapterBusyError,

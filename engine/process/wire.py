@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kiln.engine.config import EngineConfig
-from kiln.engine.requests.adapter_jobs import AdapterInfo, LoadAdapter, UnloadAdapter
+from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
 

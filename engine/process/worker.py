@@ -24,9 +24,10 @@ import zmq
 from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError, RequestError
+from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address
-from kiln.engine.requests.adapter_jobs import AdapterJobs, LoadAdapter, UnloadAdapter
+from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.jit_kernels.declare.errors import KernelError
 

@@ -140,19 +140,18 @@ class Executor:
         )
 
     @torch.inference_mode()
-    def follow(self, frame: StepFrame | None) -> None:
-        """Queue what rank 0 has announced: a step, or the sampling of the last one, None.
-
-        Raises what ``launch`` raises.
-        """
+    def follow(self, frame: StepFrame) -> None:
+        """Queue a step that rank 0 has announced. Raises what ``launch`` raises."""
         self.group.check()
-        batch = self._followed[0] if frame is None else frame.batch
+        with explained(self.step.device, _about(frame.batch)):
+            self.step.inputs.send_message(frame.words)
+            self._followed = frame.batch, self._compute(frame.batch, frame.key)
+
+    @torch.inference_mode()
+    def follow_sampling(self) -> None:
+        """Queue the sampling of the late step that was followed last. Raises what ``bind`` does."""
+        batch, late = self._followed
         with explained(self.step.device, _about(batch)):
-            if frame is not None:
-                self.step.inputs.send_message(frame.words)
-                self._followed = batch, self._compute(batch, frame.key)
-                return
-            late = self._followed[1]
             assert isinstance(late, Late), "rank 0 samples late steps alone apart"
             self._sample(late, batch, {})
 

@@ -6,26 +6,21 @@ needs no package that the server needs.
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig
-from kiln.engine.distributed.channel import Closed, Kind
+from kiln.engine.distributed.calls import Calls
+from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.command import read_config_text
 from kiln.engine.distributed.inbox import Inbox
 from kiln.engine.distributed.launched import Launched
-from kiln.engine.errors import ConfigError, KilnError
+from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from kiln.engine.distributed.group import Group
-
-logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +28,7 @@ def main(arguments: list[str]) -> int:
     _ignore_signals()
     rank = int(arguments[0])
     inbox = Inbox(arguments[1], rank)
-    return _run(inbox, rank, lambda told: _spawned(told, rank))
+    return inbox.run(lambda told: follow(inbox, *_spawned(told, rank)))
 
 
 def follow_launched(place: Launched, config: EngineConfig) -> int:
@@ -53,40 +48,12 @@ def follow_launched(place: Launched, config: EngineConfig) -> int:
             "rank 0 run the same command?"
         ) from error
     _ignore_signals()  # rank 0 drains, and then ends this one
-    return _run(inbox, place.rank, lambda told: _launched(told, place, store, config))
+    return inbox.run(lambda told: follow(inbox, *_launched(told, place, store, config)))
 
 
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _run(inbox: Inbox, rank: int, begin: Any) -> int:
-    """Load and follow until rank 0 says stop, or is gone. Returns the exit code."""
-    group: Group | None = None
-    try:
-        config, group = begin(inbox.start())
-        follow(inbox, config, group)
-    except Closed:
-        _leave(1)
-    except Exception as error:
-        from kiln.jit_kernels.declare.errors import KernelError
-
-        expected = isinstance(error, KilnError | KernelError | EnvError)
-        if not expected:
-            logger.exception("rank %d stopped on an unexpected error", rank)
-        inbox.fail(error, expected)
-        _leave(1)
-    if group is not None:
-        group.close()
-    return 0
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit without waiting for what other ranks will never send."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _spawned(told: dict[str, Any], rank: int) -> tuple[EngineConfig, Group]:
@@ -115,8 +82,8 @@ def _launched(
     return config, connect(store, place.rank, place.world, device, place.own_address())
 
 
-def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
-    """Load this rank's part of the model, then do what rank 0 says until it says stop."""
+def follow(inbox: Inbox, config: EngineConfig, group: Group) -> Group:
+    """Load this rank's part of the model, do what rank 0 says until it says stop, and return."""
     from kiln.engine.runner.followed_store import FollowedStore
     from kiln.engine.runner.load import prepared
     from kiln.engine.runner.model_runner import ModelRunner
@@ -129,16 +96,14 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> None:
     group.minimum([0])
     ready_guard().declare_ready()
     store = runner.rank_store
-    adapters = None if store is None else FollowedStore(store, inbox)
+    of_adapters = () if store is None else FollowedStore(store, inbox.reply).calls()
+    calls = Calls(runner.follow_sampling, *of_adapters)
     while True:
         kind, content = inbox.next()
         if kind is Kind.STEP:
             runner.follow(decode(content))
-        elif kind is Kind.SAMPLE:
-            runner.follow(None)
-        elif kind is Kind.STOP:
-            return
-        elif adapters is not None:
-            adapters.do(kind, content)
+        elif kind is Kind.CALL:
+            calls.run(content)
         else:
-            raise ValueError(f"a message of kind {kind.name} to a follower without adapters")
+            assert kind is Kind.STOP, kind
+            return group

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from kiln.engine.graphs.counts import GraphCounts
-from kiln.engine.requests.adapter_jobs import AdapterStore
+from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
 

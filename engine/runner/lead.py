@@ -11,8 +11,8 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.distributed.group import Group
+from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.models.loader import Progress
-from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.lead_store import LeadStore
@@ -86,7 +86,7 @@ class LeadRunner(ModelRunner):
 
     def _announce(self, frame: StepFrame | None) -> None:
         if frame is None:
-            self._followers.send(Kind.SAMPLE, b"")
+            self._followers.call(ModelRunner.follow_sampling)
         else:
             self._followers.send(Kind.STEP, encode(frame))
 

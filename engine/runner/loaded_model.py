@@ -15,7 +15,6 @@ from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.peers import needs_for
-from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.device import GraphDevice
 from kiln.engine.graphs.runner import GraphKey
@@ -29,6 +28,7 @@ from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.split import Split
 from kiln.engine.models.splitting import check_split, rank_attention
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype

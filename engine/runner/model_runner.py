@@ -20,9 +20,9 @@ from kiln.engine.graphs.runner import LORA, CudaGraphRunner
 from kiln.engine.graphs.verify import Verification
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.kv.sizing import peak_bytes, size_pool
-from kiln.engine.lora.store import AdapterStore as RankStore
+from kiln.engine.lora.loaded_adapter import AdapterStore
+from kiln.engine.lora.store import RankStore
 from kiln.engine.models.loader import Progress
-from kiln.engine.requests.adapter_jobs import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.capture import capture_graphs, measure_graphs
@@ -110,9 +110,13 @@ class ModelRunner:
         """Wait for a launched step and return its tokens. Steps are collected in order."""
         return self._steps.collect(launched)
 
-    def follow(self, frame: StepFrame | None) -> None:
-        """Run a step that rank 0 has announced; None: sample the last one, which was late."""
+    def follow(self, frame: StepFrame) -> None:
+        """Run a step that rank 0 has announced."""
         self.executor.follow(frame)
+
+    def follow_sampling(self) -> None:
+        """Sample the step that rank 0 has announced last, which is late."""
+        self.executor.follow_sampling()
 
     def run(self, batch: Batch) -> StepOutput:
         """Launch a step and collect it."""

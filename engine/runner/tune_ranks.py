@@ -6,15 +6,13 @@ ranks.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from kiln.engine.distributed.channel import Closed
 from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.followers import Followers
@@ -65,22 +63,17 @@ def main(arguments: list[str]) -> int:
     """Take part as the rank that the first argument names; the second is rank 0's address."""
     rank = int(arguments[0])
     inbox = Inbox(arguments[1], rank)
-    try:
-        told = inbox.start()
+
+    def work(told: dict[str, Any]) -> Group:
         torch.set_num_threads(told["threads"])
         device = resolve_rank_device(told["device"], rank, told["size"])
         store = file_store(Path(told["folder"]), told["size"])
         group = connect(store, rank, told["size"], device, LOOPBACK)
         _tune(group, device, getattr(torch, told["dtype"]), told["sizes"])
         inbox.next()  # STOP
-    except Closed:
-        return 1
-    except Exception as error:
-        inbox.fail(error, expected=True)
-        sys.stderr.flush()
-        os._exit(1)
-    group.close()
-    return 0
+        return group
+
+    return inbox.run(work)
 
 
 def _tune(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from kiln.engine.errors import KilnError
-from kiln.engine.requests.adapter_jobs import AdapterInfo
+from kiln.engine.requests.adapter_job import AdapterInfo
 from kiln.engine.server.body import read_body
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_adapter_job

@@ -11,7 +11,7 @@ from kiln.engine.errors import ConfigError, EngineDeadError, ModelError, Request
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.wire import ModelInfo
-from kiln.engine.requests.adapter_jobs import AdapterInfo
+from kiln.engine.requests.adapter_job import AdapterInfo
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.metrics import Metrics

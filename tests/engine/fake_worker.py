@@ -7,11 +7,12 @@ import os
 import time
 from dataclasses import dataclass
 
+from kiln.engine.config import LoRAConfig
 from kiln.engine.errors import DeviceError, ModelError, RequestError
+from kiln.engine.lora.jobs import AdapterJobs
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.process.worker import run
-from kiln.engine.requests.adapter_jobs import AdapterJobs
-from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.finish import stop_token_ids
 
 REFUSE, CRASH, SLEEP, DIE, LOSE, SILENT = 1001, 1002, 1003, 1004, 1005, 1006
@@ -33,7 +34,7 @@ class FakeCore:
     def __init__(self, step_seconds=0.0):
         self.requests = {}
         self.step_seconds = step_seconds
-        self.adapters = AdapterJobs(AdapterSlots(), None, frozenset)
+        self.adapters = AdapterJobs(AdapterSlots(), LoRAConfig())
 
     @property
     def has_work(self):

@@ -17,7 +17,7 @@ from kiln.engine.config import (
 )
 from kiln.engine.core import EngineCore
 from kiln.engine.errors import DeviceError, QueueFullError, RequestError
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 

@@ -12,11 +12,11 @@ from depth import at_depth
 
 from kiln.engine import core as core_module
 from kiln.engine.llm import LLM
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.lora.loaded_adapter import Copied
 from kiln.engine.requests.sampling_params import SamplingParams
 
 # What changes state that outlives a call.
-FILES = ("engine/core.py", "engine/scheduler.py", "engine/requests/", "engine/kv/")
+FILES = ("engine/core.py", "engine/scheduler.py", "engine/requests/", "engine/lora/", "engine/kv/")
 ADAPTERS = {"first": "folder", "second": "folder", "third": "folder"}
 PROMPTS = [[index] * (3 + 4 * index) for index in range(6)]
 LORA = ["first", None, "second", "third", "first", None]

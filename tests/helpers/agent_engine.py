@@ -17,11 +17,12 @@ from pathlib import Path
 import agent_model
 
 import kiln
+from kiln.engine.config import LoRAConfig
+from kiln.engine.lora.jobs import AdapterJobs
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.process.worker import run
-from kiln.engine.requests.adapter_jobs import AdapterJobs
-from kiln.engine.requests.adapter_slots import AdapterSlots
 from kiln.engine.requests.finish import stop_token_ids
 from kiln.engine.requests.request import NewRequest, TokenLogprobs, TokenOutput
 from kiln.engine.text.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ class RuleCore:
     """Answers requests from their prompts, a few tokens a step."""
 
     def __init__(self, tokenizer: Tokenizer, context: int, most: int, seconds: float) -> None:
-        self.adapters = AdapterJobs(AdapterSlots(), None, frozenset)
+        self.adapters = AdapterJobs(AdapterSlots(), LoRAConfig())
         self._tokenizer = tokenizer
         self._context = context
         self._most = most

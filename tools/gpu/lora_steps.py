@@ -33,7 +33,7 @@ from kiln.engine.config import (
     SchedulerConfig,
 )
 from kiln.engine.core import EngineCore
-from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
+from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.jit_kernels.bench.ceilings import measure_ceilings

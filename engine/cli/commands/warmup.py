@@ -151,8 +151,10 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
         return {}
     from kiln.engine.cli.progress import LoadingDisplay
     from kiln.engine.compile.ahead import build_ahead
+    from kiln.engine.distributed.group import group_name
     from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
+    from kiln.engine.models.split import Split
     from kiln.engine.process.wire import Progress
     from kiln.engine.runner.device import resolve_device, resolve_dtype
 
@@ -168,7 +170,8 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         world = args.tensor_parallel_size or 1
-        ahead = build_ahead(family, config, dtype, device, env, show, world)
+        ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
+        ahead = build_ahead(family, config, dtype, device, env, show, ranks)
     finally:
         if display is not None:
             display.close()

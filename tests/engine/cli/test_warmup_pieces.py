@@ -76,7 +76,7 @@ def test_every_rank_finds_what_a_warm_up_for_several_built(kiln, folder, tmp_pat
     code, out, _ = kiln("warmup", "--model", model, "--tp", "2", "--json", KILN_COMPILE="eager")
     assert (code, json.loads(out)["pieces"]) == (0, 3)
     for rank in range(2):
-        assert isinstance(begin(rank)._model, compiled_model.CompiledModel)
+        assert isinstance(begin(rank).loaded.model, compiled_model.CompiledModel)
 
 
 def test_a_warm_up_tells_what_it_built(kiln, folder):

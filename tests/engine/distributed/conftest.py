@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import shutil
 import threading
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from kiln import LLM, SamplingParams
+from kiln.engine.distributed.calls import encode_call
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.command import private_folder
 from kiln.engine.runner import follow, load
@@ -103,8 +103,8 @@ class ThreadFollowers:
         for inbox in self._inboxes:
             inbox.messages.put((kind, content))
 
-    def tell(self, kind: Kind, content: Any) -> None:
-        self.send(kind, json.dumps(content).encode())
+    def call(self, method: Any, *arguments: Any) -> None:
+        self.send(Kind.CALL, encode_call(method, *arguments))
 
     def replies(self) -> list[tuple[int, str]]:
         told = [self._replies.get(timeout=120) for _ in self._inboxes]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
 from kiln.engine.distributed import inbox as inboxes
-from kiln.engine.distributed.channel import Channel, Kind, accept, listen
+from kiln.engine.distributed.channel import Channel, Closed, Kind, accept, listen
 from kiln.engine.distributed.inbox import Inbox
 
 
@@ -55,7 +58,7 @@ def test_what_rank_0_said_before_it_closed_is_heard(monkeypatch, exits):
     theirs.send(Kind.STOP)
     theirs.close()
     inbox = Inbox.__new__(Inbox)
-    inbox._life, inbox._check = ours, None
+    inbox._life, inbox._check, inbox._stopped = ours, None, threading.Event()
     inbox._live()
     assert exits == []
     ours.close()
@@ -71,3 +74,57 @@ def test_a_follower_that_is_told_to_stop_has_time_to_close(connected, exits):
     wait_for_watchers()
     assert exits == []
     assert inbox.next() == (Kind.STOP, b"")
+
+
+def fault(told):
+    raise RuntimeError("connection closed by peer")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_failure_that_follows_rank_0s_end_is_not_told(connected, exits, caplog, ends):
+    """A sum that waits for rank 0 fails when rank 0 closes, as after a step that failed there."""
+    inbox, messages, life = connected
+    messages.send(Kind.START, b"{}")
+    if ends:
+        life.send(Kind.STOP)
+    inbox.run(fault)
+    assert exits == [0 if ends else 1]
+    assert ("connection closed by peer" in caplog.text) != ends
+    if ends:
+        wait_for_watchers()
+        inbox._life.close()
+    said = []
+    with suppress(Closed):
+        while Kind.FAILED not in said:
+            said.append(life.receive()[0])
+    assert (Kind.FAILED in said) != ends
+    life.close()
+    wait_for_watchers()
+
+
+KILLED = """
+import sys
+from kiln.engine.distributed.inbox import Inbox
+
+inbox = Inbox(sys.argv[1], 1)
+
+def fault(told):
+    raise RuntimeError("connection closed by peer")
+
+inbox.run(fault)
+"""
+
+
+def test_a_rank_whose_rank_0_was_killed_prints_no_traceback(tmp_path):
+    address = str(tmp_path / "ranks")
+    with listen(address) as listener:
+        command = [sys.executable, "-c", KILLED, address]
+        rank = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        messages, life = accept(listener), accept(listener)
+    for channel in (messages, life):
+        assert channel.receive()[0] is Kind.HELLO
+    messages.send(Kind.START, b"{}")
+    life.close()
+    messages.close()
+    assert rank.communicate(timeout=60)[1] == ""
+    assert rank.returncode == 1

@@ -17,7 +17,6 @@ from kiln.engine.config import (
 )
 from kiln.engine.distributed.command import config_text, read_config_text
 from kiln.engine.distributed.launched import launched
-from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.runner import VARIANTS, GraphKey
 from kiln.engine.requests.batch import Batch, ScheduledRequest
@@ -107,19 +106,3 @@ def test_a_step_arrives_as_rank_0_runs_it(key):
     ):  # fmt: skip
         assert getattr(got.columns, name) == getattr(sent.columns, name), name
     assert (got.is_decode, got.is_plain, got.has_adapters) == (False, False, True)
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("size", [3, 10, 301])
-def test_the_shares_of_a_vocabulary_are_the_whole_in_order(world, size):
-    shares = [Split(rank, world).vocabulary(size) for rank in range(world)]
-    places = [place for share in shares for place in range(size)[share.place]]
-    assert places == list(range(size))
-    assert len({share.room for share in shares}) == 1
-
-
-def test_ranks_that_share_a_kv_head_have_the_one_of_their_queries():
-    heads = [Split(rank, 8).kv_heads(2, 16, "k_proj").start // 16 for rank in range(8)]
-    assert heads == [0] * 4 + [1] * 4
-    with pytest.raises(ConfigError, match="tensor_parallel_size=4: k_proj has 6 heads"):
-        Split(0, 4).kv_heads(6, 16, "k_proj")

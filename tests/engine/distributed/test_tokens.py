@@ -14,7 +14,7 @@ from greedy_models import MODELS
 from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
 from kiln.engine.errors import ConfigError, ModelError
-from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
+from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
 from kiln.engine.runner import executor, loaded_model
 
 

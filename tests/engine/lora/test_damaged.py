@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from adapter_pools import pool_of
 from depth import at_depth
 from safetensors.torch import load_file, save_file
 
@@ -15,7 +16,6 @@ from kiln import LLM
 from kiln.engine.errors import AdapterError, ModelError
 from kiln.engine.lora.adapter import read_adapter
 from kiln.engine.lora.batch_info import make_batch_info
-from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind
 from kiln.engine.lora.torch_native import TorchNativeLoRA
 
@@ -88,7 +88,7 @@ DAMAGES = [
 
 def apply(adapter, sites):
     """Run an adapter that loaded at every site."""
-    backend = TorchNativeLoRA(AdapterPool.holding([adapter], sites.all, torch.float32, CPU))
+    backend = TorchNativeLoRA(pool_of([adapter], sites.all, torch.float32, CPU))
     info = make_batch_info([0, -1], [1, 1], [True, True])
     for site in sites.all:
         last = site.parts[-1]

@@ -7,12 +7,9 @@ import torch
 
 from kiln import LLM, SamplingParams
 from kiln.engine.config import LoRAConfig, LoRAModule
-from kiln.engine.distributed.channel import Kind
 from kiln.engine.errors import AdapterError
-from kiln.engine.lora.store import AdapterStore
-from kiln.engine.requests.adapter_jobs import AdapterInfo
-from kiln.engine.requests.loaded_adapter import Copied
-from kiln.engine.runner.lead_store import LeadStore
+from kiln.engine.lora.loaded_adapter import Copied
+from kiln.engine.lora.store import RankStore
 
 
 @pytest.fixture
@@ -20,7 +17,7 @@ def store_of_two(made, sites):
     own = made("llama")
     modules = tuple(LoRAModule(form, str(own.adapters[form])) for form in ("rank-1", "patterns"))
     config, cpu = LoRAConfig(modules), torch.device("cpu")
-    return AdapterStore(config, sites(own.folder), torch.float32, cpu, lambda *_: None)
+    return RankStore(config, sites(own.folder), torch.float32, cpu, lambda *_: None)
 
 
 def fails_once(store):
@@ -57,37 +54,6 @@ def test_the_request_fails_by_name_and_the_next_ones_are_served(made, answers):
         assert ask(name)[0].token_ids == asked[name][1]
     stats = llm.core.stats()
     assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
-
-
-class Own:
-    """A store of rank 0 whose second copy fails."""
-
-    def begin(self, name, slot, start):
-        pass
-
-    def clear(self, slot):
-        pass
-
-    def copied(self, *, wait=False):
-        return [Copied("a"), Copied("b", AdapterError("no memory")), Copied("c")]
-
-    def info(self, name, path, *, pinned):
-        return AdapterInfo(name, path, pinned, 1, 1)
-
-
-class Followers:
-    def __init__(self):
-        self.told = []
-
-    def tell(self, kind, content):
-        self.told.append((kind, content))
-
-
-def test_other_ranks_publish_only_what_rank_0_has_copied():
-    followers = Followers()
-    store = LeadStore(Own(), followers)
-    assert [name for name, error in store.copied() if error is not None] == ["b"]
-    assert followers.told == [(Kind.PLACE, "a"), (Kind.PLACE, "c")]
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from adapter_pools import pool_of
 
 from kiln.engine.lora import chunked_backend, kernel_backend
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
-from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.torch_native import TorchNativeLoRA
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def pool(model_sites):
             for part in model_sites.parts
         }
         adapters.append(Adapter("a", pairs))
-    return AdapterPool.holding(adapters, model_sites.all, torch.float32, CPU)
+    return pool_of(adapters, model_sites.all, torch.float32, CPU)
 
 
 def inputs_of(tokens, rows):

@@ -17,7 +17,7 @@ from kiln.engine.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
+from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from adapter_pools import pool_of, write
 from depth import at_depth
 
 from kiln import LLM, SamplingParams
@@ -88,7 +89,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_kernels_agree_with_plain_torch(on_host, model_sites, dtype, step, kernels):
-    pool = AdapterPool.holding(
+    pool = pool_of(
         [adapter(model_sites, ranks, dtype) for ranks in RANKS], model_sites.all, dtype, CPU
     )
     inputs = inputs_of(step, dtype)
@@ -127,7 +128,7 @@ def test_the_backend_follows_the_pool_and_keeps_its_addresses(on_host, model_sit
         return got
 
     def place(packed, slot, start):
-        pool.write(packed, start)
+        write(pool, packed, start)
         pool.place(packed, slot, start)
 
     for one, base in zip(both_agree(), inputs[2:], strict=True):
@@ -150,7 +151,7 @@ def test_an_adapter_that_is_placed_while_the_tables_are_copied_is_not_missed(
     pool = AdapterPool(model_sites.all, 2, 20000, torch.float32, CPU)
     backend, oracle = KernelLoRA(pool, model_sites.all, 16), TorchNativeLoRA(pool)
     packed = pack(adapter(model_sites, RANKS[0], torch.float32), model_sites.all, torch.float32)
-    pool.write(packed, 0)
+    write(pool, packed, 0)
     pool.version += 1  # something else has changed
     from_numpy, late = torch.from_numpy, iter([False, True])
 
@@ -172,7 +173,7 @@ def test_an_adapter_that_is_placed_while_the_tables_are_copied_is_not_missed(
 
 def test_the_chunks_of_a_step_are_made_once(on_host, model_sites, monkeypatch):
     """One table for all tokens and one for the rows of the LM head, not one for each layer."""
-    pool = AdapterPool.holding(
+    pool = pool_of(
         [adapter(model_sites, ranks, torch.float32) for ranks in RANKS],
         model_sites.all, torch.float32, CPU,
     )  # fmt: skip
@@ -202,7 +203,7 @@ def placing(pool, sites):
 
     def place(ranks, slot, start=0):
         packed = pack(adapter(sites, ranks, torch.float32), sites.all, torch.float32)
-        pool.write(packed, start)
+        write(pool, packed, start)
         pool.place(packed, slot, start)
 
     return place
@@ -278,7 +279,7 @@ def test_the_workspace_of_graphs_outlives_larger_adapters(on_host, model_sites):
 
 
 def test_segments_of_other_rows_are_caught(model_sites):
-    pool = AdapterPool.holding(
+    pool = pool_of(
         [adapter(model_sites, RANKS[0], torch.float32)], model_sites.all, torch.float32, CPU
     )
     backend = KernelLoRA(pool, model_sites.all, 8)

@@ -12,8 +12,8 @@ import torch
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundError
-from kiln.engine.requests.adapter_jobs import LoadAdapter, UnloadAdapter
-from kiln.engine.requests.adapter_slots import AdapterSlots
+from kiln.engine.lora.slots import AdapterSlots
+from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -31,7 +31,7 @@ def poisoned(monkeypatch):
         span = own.span
         take_off(slots, own)
         with torch.inference_mode():
-            slots._mover.pool.values[span.start : span.end] = float("nan")
+            slots.store.pool.values[span.start : span.end] = float("nan")
 
     monkeypatch.setattr(AdapterSlots, "_take_off", poison)
 

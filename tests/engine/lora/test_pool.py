@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from adapter_pools import pool_of, write
 
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.batch_info import make_batch_info
 from kiln.engine.lora.packing import pack
-from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.lora.torch_native import TorchNativeLoRA
 from kiln.engine.models.parameters import Projection
@@ -74,7 +74,7 @@ def compute(backend, site, x, slots, base):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_oracle_computes_the_formula(model_sites, dtype):
     adapters = [adapter(model_sites, ranks, dtype) for ranks in RANKS]
-    backend = TorchNativeLoRA(AdapterPool.holding(adapters, model_sites.all, dtype, CPU))
+    backend = TorchNativeLoRA(pool_of(adapters, model_sites.all, dtype, CPU))
     slots = [0, 0, -1, 3, 2, 1, 1, -1, 0]
     for site in model_sites.all:
         embeds = site.kind is Kind.EMBEDDING
@@ -92,10 +92,10 @@ def test_the_oracle_computes_the_formula(model_sites, dtype):
 
 def test_a_slot_reaches_nothing_of_the_adapter_before(model_sites):
     full, few = adapter(model_sites, (9, 9, 9, 9)), adapter(model_sites, (None, None, 2, None))
-    pool = AdapterPool.holding([full, full], model_sites.all, torch.float32, CPU)
+    pool = pool_of([full, full], model_sites.all, torch.float32, CPU)
     pool.values.fill_(float("nan"))  # what a slot holds behind its own adapter
     packed = pack(few, model_sites.all, torch.float32)
-    pool.write(packed, 0)
+    write(pool, packed, 0)
     pool.place(packed, 1, 0)
     backend, site = TorchNativeLoRA(pool), model_sites.all[1]
     x, base = torch.randn(3, 5), torch.randn(3, 13)
@@ -112,7 +112,7 @@ def test_a_slot_reaches_nothing_of_the_adapter_before(model_sites):
 def test_the_pool_has_the_size_of_the_ranks_and_aligned_pairs(model_sites):
     for dtype in (torch.float32, torch.bfloat16):
         adapters = [adapter(model_sites, ranks, dtype) for ranks in RANKS]
-        pool = AdapterPool.holding(adapters, model_sites.all, dtype, CPU)
+        pool = pool_of(adapters, model_sites.all, dtype, CPU)
         numbers = sum(own.a.numel() + own.b.numel() for a in adapters for own in a.pairs.values())
         pairs = sum(len(a.pairs) for a in adapters)
         align = 16 // dtype.itemsize
@@ -132,9 +132,7 @@ def test_a_router_is_no_site(model_sites):
 
 def test_no_row_of_a_segment_has_an_adapter(model_sites):
     """As for the LM head, where the requests with adapters are in the middle of their prompts."""
-    pool = AdapterPool.holding(
-        [adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU
-    )
+    pool = pool_of([adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU)
     base = torch.randn(2, 13)
     for slots in ([-1, -1], []):
         x, own = torch.randn(len(slots), 5), base[: len(slots)]
@@ -142,9 +140,7 @@ def test_no_row_of_a_segment_has_an_adapter(model_sites):
 
 
 def test_segments_of_other_rows_are_caught(model_sites):
-    pool = AdapterPool.holding(
-        [adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU
-    )
+    pool = pool_of([adapter(model_sites, RANKS[0])], model_sites.all, torch.float32, CPU)
     backend = TorchNativeLoRA(pool)
     info = make_batch_info([0], [3], [True])
     with pytest.raises(AssertionError, match="other rows"):

@@ -18,7 +18,7 @@ from kiln.engine.process.adapter_calls import AdapterCalls
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
-from kiln.engine.requests.adapter_jobs import AdapterInfo
+from kiln.engine.requests.adapter_job import AdapterInfo
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.app import create_app

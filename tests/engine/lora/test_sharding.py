@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
@@ -17,6 +16,7 @@ from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.sharding import Shard
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.models.parameters import Projection
+from kiln.engine.models.split import Split
 
 HEADS, KV_HEADS, HEAD, HIDDEN, INNER, VOCAB = 8, 2, 3, 5, 16, 13
 Q, KV = HEADS * HEAD, KV_HEADS * HEAD

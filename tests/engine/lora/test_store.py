@@ -8,7 +8,7 @@ import torch
 from kiln.engine.config import LoRAConfig, LoRAModule
 from kiln.engine.errors import AdapterError, ConfigError
 from kiln.engine.llm import LLM
-from kiln.engine.lora.store import AdapterStore
+from kiln.engine.lora.store import RankStore
 from kiln.engine.requests.sampling_params import SamplingParams
 
 FORMS = ["rank-1", "rank-64", "patterns"]
@@ -23,7 +23,7 @@ def store(made, sites):
         modules = tuple(LoRAModule(form, str(own.adapters[form])) for form in forms)
         config = LoRAConfig(modules, **settings)
         cpu = torch.device("cpu")
-        return AdapterStore(config, sites(own.folder), torch.float32, cpu, lambda *_: None)
+        return RankStore(config, sites(own.folder), torch.float32, cpu, lambda *_: None)
 
     return make
 

@@ -8,13 +8,13 @@ from dataclasses import fields, is_dataclass
 import pytest
 import torch
 
-from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.build import Builder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.parameters import Parameters
 from kiln.engine.models.registry import known_families, read_model
+from kiln.engine.models.split import Split
 from kiln.engine.models.splitting import check_split
 
 CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kiln import LLM, SamplingParams
-from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ModelError
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.build import Builder
@@ -20,6 +19,7 @@ from kiln.engine.models.fused_experts import FusedExperts
 from kiln.engine.models.loader import load_model
 from kiln.engine.models.registry import read_model
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
+from kiln.engine.models.split import Split
 
 CPU = torch.device("cpu")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

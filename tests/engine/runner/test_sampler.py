@@ -51,7 +51,9 @@ def sample(logits, requests):
     inputs.send(batch)
     made = inputs.make(batch)
     lengths, masks = inputs.lengths(len(requests)), Masks(inputs.history)
-    samples = sampler.sample(logits, made.settings, made.keys, lengths, requests, masks)
+    late = [None] * len(requests)
+    rows = sampler.ToSample(logits, made.settings, made.keys, lengths, requests, late)
+    samples = sampler.sample(rows, masks)
     return [
         Sampled(one.request_id, *(one.token_ids or [None]), *(one.logprobs or [None]), one.error)
         for one in sampler.HostCopies(size, size, cpu).begin(samples).wait(requests)

@@ -10,19 +10,20 @@ from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterNotFoundError
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.requests.adapter_slots import AdapterSlots
+from kiln.engine.lora.loaded_adapter import Copied, Span
+from kiln.engine.lora.room import gaps
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.requests.begin import begin_request
-from kiln.engine.requests.loaded_adapter import Copied
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.requests.spans import Span, first_fit, gaps, largest_gap
 from kiln.engine.scheduler import Scheduler
 
 
 class Device:
     """A pool whose elements say whose they are; each read checks them."""
 
-    def __init__(self, size, delay=lambda: 0):
+    def __init__(self, num_slots, size, delay=lambda: 0):
+        self.num_slots, self.size = num_slots, size
         self.values = [None] * size
         self.slots = {}  # slot to (name, start)
         self.copies = []
@@ -72,16 +73,17 @@ class Clock:
 
 
 def make(sizes, num_slots, size, *, pinned=(), patience=5.0, delay=lambda: 0):
-    device, clock = Device(size, delay), Clock()
+    device, clock = Device(num_slots, size, delay), Clock()
     device.sizes = dict(sizes)
-    slots = AdapterSlots(num_slots, size, device, patience=patience, clock=clock)
+    slots = AdapterSlots(device, patience=patience, clock=clock)
     for name in sizes:
         slots.add(name, sizes[name], name in pinned)
     return slots, device, clock
 
 
 def ask(slots, *names, in_flight=frozenset()):
-    slots.begin_pass(lambda: in_flight)
+    slots.in_flight = lambda: in_flight
+    slots.begin_pass()
     found = [slots.slot_for(name) for name in names]
     slots.end_pass()
     return found
@@ -94,8 +96,7 @@ def where(slots):
 def test_spans():
     taken = [Span(2, 3), Span(8, 1)]
     assert list(gaps(taken, 10)) == [(0, 2), (5, 3), (9, 1)]
-    assert [first_fit(taken, 10, size) for size in (1, 2, 3, 4)] == [0, 0, 5, None]
-    assert (largest_gap(taken, 10), largest_gap([Span(0, 10)], 10)) == (3, 0)
+    assert list(gaps([Span(0, 10)], 10)) == []
 
 
 def test_the_least_recently_used_idle_adapter_is_evicted():
@@ -170,10 +171,12 @@ def test_an_unloaded_adapter_frees_everything_but_not_while_it_is_used():
     slots, _, _ = make({"a": 4}, 1, 4)
     slots.hold("a")
     ask(slots, "a")
-    assert not slots.remove("a", frozenset())
+    assert not slots.remove("a")
     slots.drop("a")
-    assert not slots.remove("a", {0})
-    assert slots.remove("a", frozenset())
+    slots.in_flight = lambda: {0}
+    assert not slots.remove("a")
+    slots.in_flight = frozenset
+    assert slots.remove("a")
     with pytest.raises(AdapterNotFoundError, match="not loaded; loaded: none"):
         slots.get("a")
     assert slots.loaded == []
@@ -240,7 +243,7 @@ def test_a_copy_that_failed_while_nobody_waited_fails_no_later_request():
     slots.hold("a")
     ask(slots, "a")
     slots.drop("a")
-    slots.wait()
+    slots.collect(wait=True)
     device.fails, device.delay = lambda name: False, lambda: 0
     slots.hold("a")
     assert ask(slots, "a") == [0]
@@ -250,7 +253,7 @@ def test_a_pinned_adapter_whose_copy_fails_keeps_its_place_and_is_copied_again()
     slots, device, _ = make({"a": 2, "b": 2}, 2, 4)
     device.sizes["p"], device.fails = 1, lambda name: name == "p"
     slots.add("p", 1, pinned=True)
-    slots.wait()
+    slots.collect(wait=True)
     assert where(slots) == {"p": 0}
     assert ask(slots, "a", "b") == [1, 1], "the other place is theirs"
     slots.hold("p")
@@ -263,10 +266,10 @@ def test_a_pinned_adapter_whose_copy_fails_keeps_its_place_and_is_copied_again()
     assert ask(slots, "p") == [0]
     slots.drop("p")
     device.fails = lambda name: True
-    assert slots.remove("p", frozenset())
+    assert slots.remove("p")
     slots.add("p", 1, pinned=True)
-    slots.wait()
-    assert slots.remove("p", frozenset()), "a failed one is not in use"
+    slots.collect(wait=True)
+    assert slots.remove("p"), "a failed one is not in use"
 
 
 def test_adapters_that_cannot_be_copied_before_the_first_request_stop_the_start():
@@ -317,7 +320,7 @@ class Run:
                     assert name == adapter
                     spans.append(span)
             used = {row.adapter_slot for row in batch.requests} - {-1}
-            assert len(used) <= self.slots.num_slots
+            assert len(used) <= self.device.num_slots
             self.launched.append((batch, self.runner.run(batch), spans))
         self.device.reading = [span for *_, spans in self.launched for span in spans]
         if len(self.launched) > (1 if batch.requests else 0):
@@ -329,7 +332,7 @@ class Run:
             self.launched.pop(0)
             self.device.reading = [span for *_, spans in self.launched for span in spans]
         elif not batch.requests:
-            self.slots.wait()
+            self.slots.collect(wait=True)
 
     def finish(self, limit=5000):
         while self.scheduler.has_work or self.launched:
@@ -444,7 +447,7 @@ def test_random_adapters_requests_aborts_and_preemptions(fake_runner, seed):
             assert len(run.tokens[request_id]) == count
             assert run.tokens[request_id] == alone(fake_runner, prompt, count)
     for name in names:
-        assert slots.remove(name, frozenset())
+        assert slots.remove(name)
     assert not device.slots
     assert slots.loaded == []
 

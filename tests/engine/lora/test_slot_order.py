@@ -10,8 +10,9 @@ from depth import at_depth
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.manager import KVManager
-from kiln.engine.requests.adapter_slots import AdapterSlots
-from kiln.engine.requests.loaded_adapter import Copied, Drain
+from kiln.engine.lora.loaded_adapter import Copied
+from kiln.engine.lora.room import Drain
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.requests.waiting import PriorityQueue
@@ -23,7 +24,8 @@ PATIENCE = 5.0
 class Device:
     """Copies adapters; ``slots`` says which are there, ``delay`` how many passes a copy takes."""
 
-    def __init__(self, delay):
+    def __init__(self, num_slots, delay):
+        self.num_slots = self.size = num_slots
         self.slots, self.copies, self.delay = {}, [], delay
 
     def begin(self, name, slot, start):
@@ -53,9 +55,9 @@ class Run:
     ahead = 0
 
     def __init__(self, runner, names, num_slots, *, delay=lambda: 0, policy="priority", **config):
-        self.now, self.runner, self.device = 0.0, runner, Device(delay)
+        self.now, self.runner, self.device = 0.0, runner, Device(num_slots, delay)
         clock = self._clock
-        self.slots = AdapterSlots(num_slots, num_slots, self.device, patience=PATIENCE, clock=clock)
+        self.slots = AdapterSlots(self.device, patience=PATIENCE, clock=clock)
         for name in names:
             self.slots.add(name, 1, pinned=False)
         limits = SchedulerConfig(scheduling_policy=policy, **config)
@@ -81,7 +83,7 @@ class Run:
         self.now += 1
         batch = self.scheduler.schedule()
         if not batch.requests and not self.launched:
-            self.slots.wait()
+            self.slots.collect(wait=True)
         for row in batch.requests:
             self.begun.setdefault(row.request_id, self.now)
             assert self.device.slots.get(row.adapter_slot) == self.adapters[row.request_id]

@@ -8,46 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from kiln.engine.config import LoRAConfig, LoRAModule
 from kiln.engine.errors import AdapterBusyError, AdapterError, AdapterPathError, KilnError
-from kiln.engine.requests.adapter_slots import AdapterSlots
-from kiln.engine.requests.loaded_adapter import Mover
+from kiln.engine.lora.loaded_adapter import AdapterStore
+from kiln.engine.lora.slots import AdapterSlots
+from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterInfo:
-    """A loaded adapter, as clients see it. ``path``: as it was given."""
-
-    name: str
-    path: str
-    pinned: bool
-    max_rank: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LoadAdapter:
-    """Load an adapter from a folder inside ``lora_root``; a pinned one is never evicted."""
-
-    job_id: str
-    name: str
-    path: str
-    pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class UnloadAdapter:
-    """Unload an adapter when its requests have ended; give up after ``timeout_s`` seconds."""
-
-    job_id: str
-    name: str
-    timeout_s: float
 
 
 class JobResult(NamedTuple):
@@ -57,65 +28,28 @@ class JobResult(NamedTuple):
     error: KilnError | None = None
 
 
-class AdapterStore(Mover, Protocol):
-    """What reads adapters, keeps them in host memory, and copies them to the device."""
-
-    @property
-    def num_slots(self) -> int:
-        """How many adapters can be on the device."""
-
-    @property
-    def size(self) -> int:
-        """The elements of the adapter pool."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """The elements of each adapter in host memory."""
-
-    def read(self, name: str, path: str) -> Any:
-        """Read and check an adapter of ``lora_root``, in any thread. Raises AdapterError."""
-
-    def add(self, packed: Any, /) -> int:
-        """Keep what ``read`` returned, and return its elements. Raises AdapterError."""
-
-    def forget(self, name: str) -> None:
-        """Free the host memory of an adapter."""
-
-    def info(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
-        """Describe an adapter."""
-
-
 class AdapterJobs:
     """The adapters of an engine, and the jobs that add and remove some; not thread-safe.
 
-    ``modules``: names and paths of those that the store has already. ``check_name`` raises
-    ConfigError for a name and a path that cannot be used; None if adapters never change.
-    ``in_flight`` returns the slots of launched steps. Without a store there are no adapters.
+    The store of ``slots`` has read those of the config already.
     """
 
     def __init__(
         self,
         slots: AdapterSlots,
-        store: AdapterStore | None,
-        in_flight: Callable[[], Set[int]],
+        config: LoRAConfig,
         *,
-        modules: Iterable[tuple[str, str]] = (),
-        check_name: Callable[[str, str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._check_name = check_name
-        self._slots = slots
-        self._store = store
-        self._in_flight = in_flight
+        self._slots, self._store, self._root = slots, slots.store, config.root
         self._clock = clock
         self._infos: dict[str, AdapterInfo] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-lora-load")
         self._loads: dict[str, tuple[LoadAdapter, Future[Any]]] = {}  # by name
         self._unloads: list[tuple[UnloadAdapter, float]] = []  # with their deadlines
-        for name, path in modules:
-            assert store is not None, "adapters need a store"
-            slots.add(name, store.sizes[name], pinned=False)
-            self._infos[name] = store.info(name, path, pinned=False)
+        for module in config.modules:
+            assert self._store is not None, "adapters need a store"
+            self._publish(self._store, module.name, module.path)
         slots.place_all()
 
     @property
@@ -134,7 +68,7 @@ class AdapterJobs:
         Raises AdapterPathError without ``lora_root``, ConfigError for a name that no request could
         use, AdapterError if it is taken, and AdapterNotFoundError.
         """
-        if self._store is None or self._check_name is None:
+        if self._store is None or self._root is None:
             raise AdapterPathError(
                 "adapters are loaded and unloaded while serving only with --lora-root, the folder "
                 "that holds them: start the server with it"
@@ -143,7 +77,7 @@ class AdapterJobs:
             self._slots.get(job.name).leaving = True
             self._unloads.append((job, self._clock() + job.timeout_s))
             return
-        self._check_name(job.name, job.path)
+        LoRAModule(job.name, job.path)  # raises ConfigError
         if job.name in self._infos or job.name in self._loads:
             raise AdapterError(f"LoRA adapter {job.name!r}: the name is taken: unload it first")
         future = self._thread.submit(self._store.read, job.name, job.path)
@@ -157,14 +91,11 @@ class AdapterJobs:
         if self._store is None:
             return []
         self._slots.collect()
-        ended = [
-            self._publish(self._store, job)
-            for job, future in tuple(self._loads.values())
-            if future.done()
-        ]
+        loaded = [job for job, future in self._loads.values() if future.done()]
+        ended = [self._end_load(self._store, job) for job in loaded]
         now, still = self._clock(), []
         for job, deadline in self._unloads:
-            if self._slots.remove(job.name, self._in_flight()):
+            if self._slots.remove(job.name):
                 self._store.forget(job.name)
                 del self._infos[job.name]
                 ended.append(JobResult(job.job_id))
@@ -175,12 +106,12 @@ class AdapterJobs:
         self._unloads = still
         return ended
 
-    def _publish(self, store: AdapterStore, job: LoadAdapter) -> JobResult:
+    def _end_load(self, store: AdapterStore, job: LoadAdapter) -> JobResult:
         _, future = self._loads.pop(job.name)
         try:
-            size = store.add(future.result())
+            store.add(future.result())
             try:
-                self._slots.add(job.name, size, job.pinned, self._in_flight())
+                self._publish(store, job.name, job.path, pinned=job.pinned)
             except KilnError:
                 store.forget(job.name)
                 raise
@@ -189,11 +120,15 @@ class AdapterJobs:
         except Exception as error:  # a fault of one load must not end the engine
             logger.exception("loading LoRA adapter %r failed", job.name)
             return JobResult(job.job_id, AdapterError(f"LoRA adapter {job.name!r}: {error!r}"))
-        self._infos[job.name] = store.info(job.name, job.path, pinned=job.pinned)
         return JobResult(job.job_id)
 
+    def _publish(self, store: AdapterStore, name: str, path: str, *, pinned: bool = False) -> None:
+        self._slots.add(name, store.sizes[name], pinned)
+        self._infos[name] = store.info(name, path, pinned=pinned)
+
     def _given_up(self, job: UnloadAdapter) -> AdapterBusyError:
-        own = self._slots.reopen(job.name)
+        own = next(one for one in self._slots.loaded if one.name == job.name)
+        own.leaving = False
         return AdapterBusyError(
             f"LoRA adapter {job.name!r}: {own.requests} requests still use it after "
             f"{job.timeout_s:g} s; it stays loaded: try again, or with a longer timeout_s"

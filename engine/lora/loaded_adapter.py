@@ -1,13 +1,29 @@
-"""A loaded LoRA adapter, as admission sees it, and what copies it to the device."""
+"""A loaded LoRA adapter, as admission sees it, and the store that copies it to the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kiln.engine.errors import AdapterError
-from kiln.engine.requests.spans import Span
+from kiln.engine.requests.adapter_job import AdapterInfo
+
+
+class Span(NamedTuple):
+    """``size`` elements of the pool from ``start`` on."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The first element behind it."""
+        return self.start + self.size
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether the two share an element."""
+        return self.start < other.end and other.start < self.end
 
 
 class Copied(NamedTuple):
@@ -17,8 +33,24 @@ class Copied(NamedTuple):
     error: AdapterError | None = None
 
 
-class Mover(Protocol):
-    """What copies adapters to the device."""
+class AdapterStore(Protocol):
+    """What reads adapters, keeps them in host memory, and copies them to the device."""
+
+    num_slots: int  # adapters that can be on the device
+    size: int  # elements of the adapter pool
+    sizes: dict[str, int]  # the elements of each adapter in host memory
+
+    def read(self, name: str, path: str) -> Any:
+        """Read and check an adapter of ``lora_root``, in any thread. Raises AdapterError."""
+
+    def add(self, packed: Any, /) -> None:
+        """Keep what ``read`` returned. Raises AdapterError."""
+
+    def forget(self, name: str) -> None:
+        """Free the host memory of an adapter that is not on the device."""
+
+    def info(self, name: str, path: str, *, pinned: bool) -> AdapterInfo:
+        """Describe an adapter."""
 
     def begin(self, name: str, slot: int, start: int) -> None:
         """Begin to copy an adapter to the elements of the pool from ``start`` on."""
@@ -70,18 +102,3 @@ class LoadedAdapter:
     def span(self) -> Span:
         """Its part of the pool."""
         return Span(self.start, self.size)
-
-
-class Drain(NamedTuple):
-    """``name`` waits for a place; only ``kept`` adapters and the pinned ones may be used."""
-
-    name: str
-    kept: frozenset[str]
-
-    def is_overtaken(self, seen: Mapping[str, bool]) -> bool:
-        """Whether a request that comes before all of ``name`` waits for the place of its adapter.
-
-        ``seen``: the adapters of waiting requests in their order -> whether they have a place.
-        """
-        first = (one for one, placed in seen.items() if one == self.name or not placed)
-        return next(first, self.name) != self.name

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kiln.engine.config import LoRAModule
+from kiln.engine.config import LoRAConfig, LoRAModule
 from kiln.engine.errors import (
     AdapterBusyError,
     AdapterError,
@@ -16,17 +16,12 @@ from kiln.engine.errors import (
     ConfigError,
     EngineDeadError,
 )
+from kiln.engine.lora.jobs import AdapterJobs, JobResult
+from kiln.engine.lora.loaded_adapter import Copied
+from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.process import wire
 from kiln.engine.process.adapter_calls import AdapterCalls
-from kiln.engine.requests.adapter_jobs import (
-    AdapterInfo,
-    AdapterJobs,
-    JobResult,
-    LoadAdapter,
-    UnloadAdapter,
-)
-from kiln.engine.requests.adapter_slots import AdapterSlots
-from kiln.engine.requests.loaded_adapter import Copied
+from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 
 
 class Store:
@@ -45,7 +40,6 @@ class Store:
 
     def add(self, packed):
         self.sizes[packed[0]] = packed[1]
-        return packed[1]
 
     def forget(self, name):
         del self.sizes[name]
@@ -67,15 +61,9 @@ class Store:
 @pytest.fixture
 def engine():
     store, now = Store(), [0.0]
-    slots = AdapterSlots(store.num_slots, store.size, store)
-    jobs = AdapterJobs(
-        slots,
-        store,
-        frozenset,
-        modules=[("first", "here")],
-        check_name=LoRAModule,
-        clock=lambda: now[0],
-    )
+    slots = AdapterSlots(store)
+    config = LoRAConfig((LoRAModule("first", "here"),), root="folder")
+    jobs = AdapterJobs(slots, config, clock=lambda: now[0])
     return jobs, slots, store, now
 
 
@@ -116,7 +104,7 @@ def test_a_load_that_fails_leaves_nothing(engine):
 
 
 def test_what_is_refused_at_once(engine):
-    jobs, slots, store, _ = engine
+    jobs, slots, _, _ = engine
     with pytest.raises(AdapterError, match="'first': the name is taken"):
         jobs.begin(LoadAdapter("1", "first", "3"))
     with pytest.raises(ConfigError, match="LoRA adapter name='a b'"):
@@ -126,7 +114,7 @@ def test_what_is_refused_at_once(engine):
     jobs.begin(LoadAdapter("1", "a", "3"))
     with pytest.raises(AdapterError, match="'a': the name is taken"):
         jobs.begin(LoadAdapter("2", "a", "3"))
-    fixed = AdapterJobs(slots, store, frozenset)
+    fixed = AdapterJobs(slots, LoRAConfig())
     for job in (LoadAdapter("1", "b", "3"), UnloadAdapter("1", "first", 0)):
         with pytest.raises(AdapterPathError, match="--lora-root"):
             fixed.begin(job)

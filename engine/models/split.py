@@ -35,11 +35,6 @@ def all_of(size: int) -> Share:
     return Share(0, size, size, size)
 
 
-def group_name(world: int) -> str:
-    """Return the name of a process's first group of ``world`` ranks; "" for a single rank."""
-    return f"tp{world}" if world > 1 else ""
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """How one of ``world`` ranks divides a model. ``group`` names the group that sums up."""
