@@ -216,7 +216,13 @@ def test_a_failed_copy_frees_the_place_and_fails_those_who_wait_for_it():
     slots, device, _ = make(dict.fromkeys("ab", 1), 1, 1)
     device.fails = lambda name: name == "a"
     waiting = [
-        begin_request(NewRequest(f"{name}-{index}", [1], SamplingParams(), name), 0, 9, frozenset())
+        begin_request(
+            NewRequest(f"{name}-{index}", [1], SamplingParams(), name),
+            0,
+            9,
+            frozenset(),
+            is_late=False,
+        )
         for index, name in enumerate(["a", None, "a", "b"])
     ]
     for request in waiting:
