@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from kiln.engine.config import EngineConfig
 from kiln.engine.requests.adapter_jobs import AdapterInfo, LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
@@ -127,13 +126,3 @@ def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:
 def to_client_decoder() -> msgspec.msgpack.Decoder[ToClient]:
     """Return a decoder of engine messages; it raises msgspec.ValidationError on others."""
     return msgspec.msgpack.Decoder(ToClient)
-
-
-def encode_config(config: EngineConfig) -> str:
-    """Return the configuration as JSON, for the engine's command line."""
-    return msgspec.json.encode(config).decode()
-
-
-def decode_config(text: str) -> EngineConfig:
-    """Read a configuration written by ``encode_config``. Raises ConfigError on a bad value."""
-    return msgspec.json.decode(text, type=EngineConfig)

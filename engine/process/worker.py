@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from kiln.cache.env import EnvError
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, read_config_text
 from kiln.engine.errors import KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address
@@ -199,7 +199,7 @@ def run(load: Load, arguments: list[str]) -> int:
     worker, linger = Worker(folder), _LINGER
     try:
         core, info = load(
-            wire.decode_config(arguments[1]),
+            read_config_text(arguments[1]),
             lambda stage, done, total: worker.send(wire.Progress(stage, done, total)),
         )
         gc.collect()

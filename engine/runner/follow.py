@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kiln.cache.env import EnvError
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, read_config_text
 from kiln.engine.distributed.channel import Closed, Kind
-from kiln.engine.distributed.command import read_config_text
 from kiln.engine.distributed.inbox import Inbox
 from kiln.engine.distributed.launched import Launched
 from kiln.engine.errors import ConfigError, KilnError

@@ -68,9 +68,15 @@ class Setup:
         lora = LoRAConfig(tuple(modules), max_lora_rank=_RANK, root=str(self.adapters))
         return EngineCore(
             EngineConfig(
-                ModelConfig(str(self.folder), "bfloat16", self.device, "dummy", self.long_prompt),
+                ModelConfig(
+                    str(self.folder),
+                    dtype="bfloat16",
+                    device=self.device,
+                    load_format="dummy",
+                    max_model_len=self.long_prompt,
+                ),
                 KVConfig(num_blocks=blocks),
-                SchedulerConfig(64, self.long_prompt),
+                SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=self.long_prompt),
                 GraphConfig(bs=(1, 64)),
                 lora if num_adapters else LoRAConfig(),
             )

@@ -205,7 +205,7 @@ def test_an_adapter_that_is_loaded_while_serving_is_on_every_rank(adapters, llm_
     folder, written = adapters
     alone = tokens_of(llm_of(folder, 1, lora_modules={"own": str(written["large"])}), lora="own")
     config = EngineConfig(
-        ModelConfig(str(folder), "float32", "cpu", max_model_len=64),
+        ModelConfig(str(folder), dtype="float32", device="cpu", max_model_len=64),
         KVConfig(num_blocks=64),
         lora=LoRAConfig(root=str(written["large"].parents[1]), memory_gib=0.01),
         parallel=ParallelConfig(2),
