@@ -9,12 +9,11 @@ import torch
 from kiln.cache.env import LORA
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention
-from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
+from kiln.engine.attention.toggles import ATTENTION_FAMILIES
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
-from kiln.engine.distributed.peers import needs_for
 from kiln.engine.distributed.split import Split
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.device import GraphDevice
@@ -33,13 +32,13 @@ from kiln.engine.models.splitting import check_split, rank_attention
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.inputs import StepInputs
-from kiln.engine.runner.lora_backend import choose_backend, without_unused
+from kiln.engine.runner.kernels import called_kernels
+from kiln.engine.runner.lora_backend import choose_backend
 from kiln.engine.runner.memory import weight_bytes
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.sums import sum_by_kernels
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.implementations import Decisions, decide
-from kiln.jit_kernels.registry import all_specs
 
 _DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart
 
@@ -139,18 +138,16 @@ def _choose_kernels(
 ) -> tuple[Decisions, dict[str, str], bool]:
     """Load the kernels; return what was decided, a summary, and whether kernels attend."""
     device = group.device
-    needs = {**kernel_needs(hf, dtype, kv.dtype), **needs_for(group.size, device)}
-    can_attend = kernels_can_attend(needs, config.kv.block_size)
+    needs = kernel_needs(hf, dtype, kv.dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    specs = without_unused(all_specs().values(), config.lora)
-    decisions = decide(specs, device, needs, report)
+    decisions = decide(called_kernels(config, hf, device, needs), device, needs, report)
     kernels = dict(decisions.summary())
-    if not can_attend:
+    if not {*ATTENTION_FAMILIES} <= kernels.keys():
         no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
         kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
     kernels |= sum_by_kernels(group, device, dtype)
-    return decisions, kernels, can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
+    return decisions, kernels, decisions.run_kernels(*ATTENTION_FAMILIES)
 
 
 def _make_attention(

@@ -61,7 +61,7 @@ def test_an_engine_refuses_it_before_it_loads_weights():
 
 
 def test_an_engine_refuses_a_toggle_that_its_blocks_do_not_allow(monkeypatch):
-    from kiln.engine.runner import loaded_model
+    from kiln.engine.runner import kernels
 
     seen = []
 
@@ -69,7 +69,7 @@ def test_an_engine_refuses_a_toggle_that_its_blocks_do_not_allow(monkeypatch):
         seen.append((needs, block_size))
         raise ConfigError("no such blocks")
 
-    monkeypatch.setattr(loaded_model, "kernels_can_attend", refuse)
+    monkeypatch.setattr(kernels, "kernels_can_attend", refuse)
     with pytest.raises(ConfigError, match="no such blocks"):
         LLM(str(DEMO_FOLDER), device="cpu", num_kv_blocks=64, block_size=32)
     assert seen[0][0]["scalar_t"] == "float"
