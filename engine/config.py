@@ -20,6 +20,7 @@ SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 DEVICES = ("auto", "cpu", "cuda")
 _MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
 MAX_DRAFTS = 15  # with the token ahead, as many as a row of decode attention takes
+LEAST_BUDGET = 2048  # of the defaults of max_num_batched_tokens
 
 
 def _require(fine: bool, name: str, value: object, wanted: str) -> None:
@@ -103,7 +104,7 @@ class SchedulerConfig:
 
     _: KW_ONLY
     max_num_seqs: int | None = None  # running requests; None: 256 on a GPU, 64 on a CPU
-    max_num_batched_tokens: int = 2048  # token budget of a step
+    max_num_batched_tokens: int | None = None  # token budget of a step; None: see runner.budget
     max_chunk_tokens: int | None = None  # longest prefill chunk; None: the token budget
     max_waiting: int = 1024  # longest queue; more requests are rejected
     overlap: bool = True  # launch each step before the tokens of the one before are known
@@ -121,14 +122,25 @@ class SchedulerConfig:
         _require(0 <= drafts <= MAX_DRAFTS, "num_speculative_tokens", drafts, f"0 to {MAX_DRAFTS}")
 
     def for_device(self, kind: str) -> SchedulerConfig:
-        """Return the same with ``max_num_seqs`` set, for a device of kind "cuda" or "cpu"."""
-        return self if self.max_num_seqs else replace(self, max_num_seqs=_MAX_NUM_SEQS[kind])
+        """Return the same with all limits set, for a device of kind "cuda" or "cpu"."""
+        own = replace(self, max_num_seqs=self.max_num_seqs or _MAX_NUM_SEQS[kind])
+        return own.with_budget(self.max_num_batched_tokens or LEAST_BUDGET)
+
+    def with_budget(self, tokens: int) -> SchedulerConfig:
+        """Return the same with a token budget."""
+        return replace(self, max_num_batched_tokens=tokens)
 
     @property
     def num_rows(self) -> int:
         """``max_num_seqs``, which ``for_device`` has set."""
         assert self.max_num_seqs is not None, "call for_device first"
         return self.max_num_seqs
+
+    @property
+    def budget(self) -> int:
+        """``max_num_batched_tokens``, which ``for_device`` has set."""
+        assert self.max_num_batched_tokens is not None, "call for_device first"
+        return self.max_num_batched_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +267,7 @@ class Settings(TypedDict, total=False):
     kv_memory_gib: float | None
     kv_cache_dtype: KVCacheDType
     max_num_seqs: int | None
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int | None
     max_chunk_tokens: int | None
     scheduling_policy: SchedulingPolicy
     disable_overlap_schedule: bool

@@ -15,7 +15,8 @@ from kiln.engine.requests.request import NewRequest, TokenOutput
 class ModelInfo(msgspec.Struct, frozen=True):
     """The served model, sent once when the engine is ready.
 
-    ``kernels`` maps each kernel to the chosen implementation and the reason.
+    ``kernels`` maps each kernel to the chosen implementation and the reason. ``budget``: how many
+    tokens a step has at most, and why.
     """
 
     max_model_len: int  # tokens, prompt and output
@@ -23,6 +24,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     kernels: dict[str, str] = {}
+    budget: str = ""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

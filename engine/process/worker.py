@@ -252,9 +252,11 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
         dtype=str(runner.loaded.dtype).removeprefix("torch."),
         device=str(runner.device),
         kernels=runner.loaded.kernels,
+        budget=f"{runner.loaded.limits.budget} tokens ({runner.loaded.budget_reason})",
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
-    return EngineCore(config, runner=runner), info
+    decided = dataclasses.replace(config, scheduler=runner.loaded.limits)
+    return EngineCore(decided, runner=runner), info
 
 
 def main(arguments: list[str]) -> int:

@@ -29,6 +29,7 @@ from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
 from kiln.engine.models.splitting import check_split, rank_attention
+from kiln.engine.runner.budget import limits_of
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.inputs import StepInputs
@@ -52,7 +53,8 @@ class LoadedModel:
 
     model: Model
     hf: HFConfig
-    limits: SchedulerConfig
+    limits: SchedulerConfig  # of a step, all of them set
+    budget_reason: str  # why a step has so many tokens
     max_model_len: int
     dtype: torch.dtype
     kv: KVShape
@@ -75,11 +77,6 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     """
     wanted, device = config.model, group.device
     split = Split(group.rank, group.size, group.name)
-    limits = config.scheduler.for_device(device.type)
-    config.kv.pool_memory(device.type)  # complain before the weights are loaded
-    rows, tokens = limits.num_rows, limits.max_num_batched_tokens
-    drafts = limits.num_speculative_tokens
-    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts)
     folder = resolve_model_folder(wanted.model)
     family, hf = read_model(folder)
     check_split(hf, split.world)
@@ -87,6 +84,9 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
+    limits, reason = limits_of(config, hf, dtype, kv, max_model_len, group)
+    rows, tokens, drafts = limits.num_rows, limits.budget, limits.num_speculative_tokens
+    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts)
     # Kernels that are loaded take memory: they come before the pool is sized.
     decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
     with torch.inference_mode():
@@ -105,6 +105,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             model=compiled(model, device, settings(), report),
             hf=hf,
             limits=limits,
+            budget_reason=reason,
             max_model_len=max_model_len,
             dtype=dtype,
             kv=kv,

@@ -143,7 +143,7 @@ def _start(core: EngineCore, rows: int, used: int, steps: int, first: int = 0) -
     for row, name in enumerate(names):
         adapter = f"a{first + row % used}" if used else None
         core.add(NewRequest(name, [3 + row] * _PROMPT, params, adapter))
-    for _ in range(rows * _PROMPT // core.config.scheduler.max_num_batched_tokens + 8):
+    for _ in range(rows * _PROMPT // core.config.scheduler.budget + 8):
         core.step()
     return names
 
