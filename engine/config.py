@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, TypedDict, get_args, get_type_hints
 
 from kiln.engine.errors import ConfigError
 
@@ -16,6 +20,7 @@ SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 DEVICES = ("auto", "cpu", "cuda")
 _MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
 MAX_DRAFTS = 15  # with the token ahead, as many as a row of decode attention takes
+LEAST_BUDGET = 2048  # of the defaults of max_num_batched_tokens
 
 
 def _require(fine: bool, name: str, value: object, wanted: str) -> None:
@@ -28,6 +33,7 @@ class ModelConfig:
     """The model. ``model`` is a folder in Hugging Face format or a hub id."""
 
     model: str
+    _: KW_ONLY
     dtype: DType = "auto"
     device: str = "auto"
     load_format: LoadFormat = "auto"
@@ -54,6 +60,7 @@ class KVConfig:
     ``kv_memory_gib`` on a CPU (default 1).
     """
 
+    _: KW_ONLY
     block_size: int = 16  # tokens
     num_blocks: int | None = None
     gpu_memory_utilization: float | None = None  # fraction of the GPU's memory for all of Kiln
@@ -95,8 +102,9 @@ class KVConfig:
 class SchedulerConfig:
     """The token budget of a step, and the limits on requests."""
 
+    _: KW_ONLY
     max_num_seqs: int | None = None  # running requests; None: 256 on a GPU, 64 on a CPU
-    max_num_batched_tokens: int = 2048  # token budget of a step
+    max_num_batched_tokens: int | None = None  # token budget of a step; None: see runner.budget
     max_chunk_tokens: int | None = None  # longest prefill chunk; None: the token budget
     max_waiting: int = 1024  # longest queue; more requests are rejected
     overlap: bool = True  # launch each step before the tokens of the one before are known
@@ -114,8 +122,13 @@ class SchedulerConfig:
         _require(0 <= drafts <= MAX_DRAFTS, "num_speculative_tokens", drafts, f"0 to {MAX_DRAFTS}")
 
     def for_device(self, kind: str) -> SchedulerConfig:
-        """Return the same with ``max_num_seqs`` set, for a device of kind "cuda" or "cpu"."""
-        return self if self.max_num_seqs else replace(self, max_num_seqs=_MAX_NUM_SEQS[kind])
+        """Return the same with all limits set, for a device of kind "cuda" or "cpu"."""
+        own = replace(self, max_num_seqs=self.max_num_seqs or _MAX_NUM_SEQS[kind])
+        return own.with_budget(self.max_num_batched_tokens or LEAST_BUDGET)
+
+    def with_budget(self, tokens: int) -> SchedulerConfig:
+        """Return the same with a token budget."""
+        return replace(self, max_num_batched_tokens=tokens)
 
     @property
     def num_rows(self) -> int:
@@ -123,11 +136,18 @@ class SchedulerConfig:
         assert self.max_num_seqs is not None, "call for_device first"
         return self.max_num_seqs
 
+    @property
+    def budget(self) -> int:
+        """``max_num_batched_tokens``, which ``for_device`` has set."""
+        assert self.max_num_batched_tokens is not None, "call for_device first"
+        return self.max_num_batched_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class GraphConfig:
     """The CUDA graphs of decode steps. ``max_bs`` and ``bs`` are in rows of a batch."""
 
+    _: KW_ONLY
     enabled: bool = True
     max_bs: int | None = None  # largest size to capture; None: max_num_seqs
     bs: tuple[int, ...] | None = None  # sizes to capture; None: geometric sizes up to max_bs
@@ -167,6 +187,7 @@ class LoRAConfig:
     """
 
     modules: tuple[LoRAModule, ...] = ()  # loaded at start
+    _: KW_ONLY
     max_loras: int | None = None  # that run at once; None: all modules, with ``root`` at least 8
     max_lora_rank: int | None = None  # a limit; graphs fit all adapters up to it
     memory_gib: float | None = None
@@ -208,6 +229,7 @@ class ParallelConfig:
     """
 
     tensor_parallel_size: int = 1
+    _: KW_ONLY
     launcher: Literal["kiln", "torchrun"] = "kiln"
 
     def __post_init__(self) -> None:
@@ -226,3 +248,93 @@ class EngineConfig:
     graphs: GraphConfig = field(default_factory=GraphConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+
+class Settings(TypedDict, total=False):
+    """The settings of ``LLM``, by vLLM's names; those that are not given keep their defaults.
+
+    ``lora_modules`` maps the names of adapters to their folders.
+    """
+
+    device: str
+    dtype: DType
+    load_format: LoadFormat
+    max_model_len: int | None
+    seed: int | None
+    block_size: int
+    num_kv_blocks: int | None
+    gpu_memory_utilization: float | None
+    kv_memory_gib: float | None
+    kv_cache_dtype: KVCacheDType
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_chunk_tokens: int | None
+    scheduling_policy: SchedulingPolicy
+    disable_overlap_schedule: bool
+    disable_cuda_graph: bool
+    cuda_graph_max_bs: int | None
+    cuda_graph_bs: Sequence[int] | None
+    enable_cudagraph_gc: bool
+    lora_modules: Mapping[str, str] | None
+    max_loras: int | None
+    max_lora_rank: int | None
+    lora_memory_gib: float | None
+    tensor_parallel_size: int
+
+
+_FIELDS = MappingProxyType(  # of settings with other names than their fields
+    {
+        "num_kv_blocks": "num_blocks",
+        "disable_overlap_schedule": "overlap",
+        "disable_cuda_graph": "enabled",
+        "cuda_graph_max_bs": "max_bs",
+        "cuda_graph_bs": "bs",
+        "enable_cudagraph_gc": "garbage_collection",
+        "lora_modules": "modules",
+        "lora_memory_gib": "memory_gib",
+    }
+)
+
+
+def offline_config(model: str, settings: Settings) -> EngineConfig:
+    """Return the configuration of an ``LLM``, whose queue holds batches of any size.
+
+    Raises ConfigError on a bad value, TypeError on an unknown setting.
+    """
+    kinds = get_type_hints(EngineConfig)
+    group_of = {one.name: group for group, kind in kinds.items() for one in fields(kind)}
+    groups: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    groups["model"]["model"], groups["scheduler"]["max_waiting"] = model, sys.maxsize
+    for name, value in settings.items():
+        if name not in Settings.__annotations__:
+            known = ", ".join(Settings.__annotations__)
+            raise TypeError(f"LLM has no setting {name!r}: there are {known}")
+        own = _FIELDS.get(name, name)
+        groups[group_of[own]][own] = not value if name.startswith("disable_") else value
+    modules, sizes = settings.get("lora_modules") or {}, settings.get("cuda_graph_bs")
+    groups["lora"]["modules"] = tuple(LoRAModule(*each) for each in modules.items())
+    groups["graphs"]["bs"] = None if sizes is None else tuple(sizes)
+    return config_of(groups)
+
+
+def config_of(groups: Mapping[str, Mapping[str, Any]]) -> EngineConfig:
+    """Return a configuration from the fields of each group, by the group's name.
+
+    Raises ConfigError on a bad value, TypeError on a field that does not exist.
+    """
+    kinds = get_type_hints(EngineConfig)
+    return EngineConfig(**{name: kinds[name](**given) for name, given in groups.items()})
+
+
+def config_text(config: EngineConfig) -> str:
+    """Return a configuration as JSON, for another process."""
+    return json.dumps(asdict(config))
+
+
+def read_config_text(text: str) -> EngineConfig:
+    """Return the configuration that ``config_text`` wrote. Raises ConfigError and TypeError."""
+    groups = json.loads(text)
+    graphs, lora = groups["graphs"], groups["lora"]
+    graphs["bs"] = None if graphs["bs"] is None else tuple(graphs["bs"])
+    lora["modules"] = tuple(LoRAModule(**module) for module in lora["modules"])
+    return config_of(groups)

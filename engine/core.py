@@ -65,14 +65,17 @@ class EngineCore:
         runner: Runner | None = None,
         eos: frozenset[int] | None = None,
     ) -> None:
-        self.config = config
         self._mask_source = mask_source
-        self.runner = load_runner(config, progress) if runner is None else runner
+        if runner is None:
+            runner = loaded = load_runner(config, progress)
+            config = replace(config, scheduler=loaded.loaded.limits)
+        limits = config.scheduler.for_device(runner.device_type)
+        self.config, self.runner = replace(config, scheduler=limits), runner
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
         slots = AdapterSlots(self.runner.adapter_store)
         self.scheduler = Scheduler(
-            config.scheduler.for_device(self.runner.device_type),
+            limits,
             KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,

@@ -9,22 +9,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
-from kiln.engine.config import (
-    DType,
-    EngineConfig,
-    GraphConfig,
-    KVCacheDType,
-    KVConfig,
-    LoadFormat,
-    LoRAConfig,
-    LoRAModule,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    SchedulingPolicy,
-)
+from kiln.engine.config import EngineConfig, Settings, offline_config
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import EngineClosedError, RequestError
 from kiln.engine.models.model_folder import resolve_model_folder
@@ -51,14 +38,12 @@ class LLM:
 
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
     token ids, and so it does with ``skip_tokenizer_init``. ``chat_template`` is a file or the text
-    of a template in the place of the model's own. ``max_model_len`` is in tokens.
-    ``num_kv_blocks`` None sizes the KV pool by the available memory. ``seed`` fixes the tokens of
-    requests without a seed, which otherwise differ from one LLM to the next.
-    The other settings are those of ``kiln.engine.config``. ``lora_modules`` maps names of LoRA
-    adapters to their folders,
-    of which ``max_loras`` may run at once. ``tensor_parallel_size`` above 1 shares the model with
-    that many less one processes, which ``close`` stops; the end of a ``with`` block does so too.
-    Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an adapter.
+    of a template in the place of the model's own. The other keywords are those of
+    ``kiln.engine.config.Settings``. ``seed`` fixes the tokens of requests without a seed, which
+    otherwise differ from one LLM to the next. ``tensor_parallel_size`` above 1 shares the model
+    with that many less one processes, which ``close`` stops; the end of a ``with`` block does so
+    too. Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an
+    adapter, TypeError on an unknown keyword.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
     >>> outputs = llm.generate(["Hello"], SamplingParams(temperature=0))  # doctest: +SKIP
@@ -66,63 +51,16 @@ class LLM:
     ', how are you?'
     """
 
-    def __init__(  # noqa: PLR0913 (one keyword per setting)
+    def __init__(
         self,
         model: str,
         *,
-        device: str = "auto",
-        dtype: DType = "auto",
-        load_format: LoadFormat = "auto",
-        max_model_len: int | None = None,
-        block_size: int = 16,
-        num_kv_blocks: int | None = None,
-        gpu_memory_utilization: float | None = None,
-        kv_memory_gib: float | None = None,
-        kv_cache_dtype: KVCacheDType = "auto",
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int = 2048,
-        max_chunk_tokens: int | None = None,
-        scheduling_policy: SchedulingPolicy = "fcfs",
-        disable_overlap_schedule: bool = False,
-        disable_cuda_graph: bool = False,
-        cuda_graph_max_bs: int | None = None,
-        cuda_graph_bs: Sequence[int] | None = None,
-        enable_cudagraph_gc: bool = False,
-        lora_modules: Mapping[str, str] | None = None,
-        max_loras: int | None = None,
-        max_lora_rank: int | None = None,
-        lora_memory_gib: float | None = None,
-        tensor_parallel_size: int = 1,
-        seed: int | None = None,
         skip_tokenizer_init: bool = False,
         chat_template: str | None = None,
         progress: Progress | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
-        kv = KVConfig(
-            block_size, num_kv_blocks, gpu_memory_utilization, kv_memory_gib, kv_cache_dtype
-        )
-        modules = tuple(LoRAModule(*each) for each in (lora_modules or {}).items())
-        config = EngineConfig(
-            ModelConfig(model, dtype, device, load_format, max_model_len, seed=seed),
-            kv,
-            # Offline the queue has no limit: the whole batch waits in it.
-            SchedulerConfig(
-                max_num_seqs,
-                max_num_batched_tokens,
-                max_chunk_tokens,
-                sys.maxsize,
-                overlap=not disable_overlap_schedule,
-                scheduling_policy=scheduling_policy,
-            ),
-            GraphConfig(
-                not disable_cuda_graph,
-                cuda_graph_max_bs,
-                None if cuda_graph_bs is None else tuple(cuda_graph_bs),
-                enable_cudagraph_gc,
-            ),
-            LoRAConfig(modules, max_loras, max_lora_rank, lora_memory_gib),
-            ParallelConfig(tensor_parallel_size),
-        )
+        config = offline_config(model, settings)
         self._load(config, skip_tokenizer_init, progress, chat_template)
 
     @classmethod

@@ -81,7 +81,7 @@ class Scheduler:
         self.adapters.in_flight = self.slots_in_flight
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
-        self.max_chunk_tokens = config.max_chunk_tokens or config.max_num_batched_tokens
+        self.max_chunk_tokens = config.max_chunk_tokens or config.budget
         self.waiting = waiting_queue(config.scheduling_policy)
         self.running: list[Request] = []  # the last one is preempted first
         self.num_preemptions = 0
@@ -155,7 +155,7 @@ class Scheduler:
         requests: list[Request] = []
         rows: list[ScheduledRequest] = []
         running, preemptions = self.running, self.num_preemptions
-        budget = self.config.max_num_batched_tokens - len(running)  # less a token for each of them
+        budget = self.config.budget - len(running)  # less a token for each of them
         index = 0
         while index < len(running):  # preemption shrinks it from the end
             request = running[index]

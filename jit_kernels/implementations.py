@@ -93,10 +93,10 @@ def decide(
 ) -> Decisions:
     """Choose, build and load the implementations of some specs for a model on a device.
 
-    Called with every spec before the KV pool is sized. ``needs`` limits the variants to those that
-    a model runs. ``progress`` is called with (stage, done, total) while kernels are built. Raises
-    KernelError if a toggle names an implementation that cannot run; if possible, before anything is
-    built.
+    Called with all that a model can call, before the KV pool is sized. ``needs`` limits the
+    variants to those that a model runs. ``progress`` is called with (stage, done, total) while
+    kernels are built. Raises KernelError if a toggle names an implementation that cannot run; if
+    possible, before anything is built.
     """
     specs = list(specs)
     operators = [spec for spec in specs if not spec.replaces]
@@ -130,6 +130,11 @@ def decision(spec: KernelSpec, variant: Variant, device: torch.device) -> Decisi
     return _decided[key]
 
 
+def may_run_kernel(spec: KernelSpec, device: torch.device, needs: Needs) -> bool:
+    """Return whether an operator has the variants of a model, and the toggles allow a kernel."""
+    return not spec.lacking(needs) and _toggle(spec, device)[0] != "torch"
+
+
 def run(spec: KernelSpec, a: Arguments) -> None:
     """Run an operator with the implementation chosen for its arguments' variant and device."""
     bound = spec.bind(a)
@@ -146,10 +151,16 @@ def run_reference(spec: KernelSpec, a: Arguments) -> None:
         getattr(a, name).copy_(result)
 
 
+def _toggle(spec: KernelSpec, device: torch.device) -> tuple[str, str]:
+    """Return the choice that holds for an operator on a device, and the setting that made it."""
+    choice = settings().kernel_choice(spec.family)
+    if choice == "auto" and device.type == "cpu" and settings().cpu_kernels == "torch":
+        return "torch", "KILN_CPU_KERNELS=torch"
+    return choice, settings().asked(spec.family)
+
+
 def _decide(spec: KernelSpec, variant: Variant, device: torch.device) -> Decision:
-    asked, toggle = settings().asked(spec.family), settings().kernel_choice(spec.family)
-    if toggle == "auto" and device.type == "cpu" and settings().cpu_kernels == "torch":
-        toggle, asked = "torch", "KILN_CPU_KERNELS=torch"
+    toggle, asked = _toggle(spec, device)
     if toggle != "auto":
         make = {"jit": _own, "triton": _triton, "torch": _torch}[toggle]
         try:

@@ -153,9 +153,8 @@ def _new_core(rows: int, context: int) -> Any:
             sampling, pending = launched
             return StepOutput(pending.wait(sampling) if sampling else ())
 
-    config = EngineConfig(
-        ModelConfig("none"), KVConfig(block_size=16), SchedulerConfig(rows, budget)
-    )
+    limits = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget)
+    config = EngineConfig(ModelConfig("none"), KVConfig(block_size=16), limits)
     params = SamplingParams(temperature=0, max_tokens=longest - context, ignore_eos=True)
     core = EngineCore(config, runner=Runner(), eos=frozenset())
     return core, lambda name, prompt: NewRequest(name, prompt, params)
@@ -190,7 +189,8 @@ def _old_core(rows: int, context: int) -> Any:
             logits = torch.zeros(len(sampling), 1)
             return StepOutput(sampler.sample(logits, sampling) if sampling else ())
 
-    config = EngineConfig(ModelConfig("none"), KVConfig(block_size=16), SchedulerConfig(rows, 8192))
+    limits = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=8192)
+    config = EngineConfig(ModelConfig("none"), KVConfig(block_size=16), limits)
     params = SamplingParams(temperature=0, max_tokens=longest - context, ignore_eos=True)
     core = EngineCore(config, runner=Runner(), eos=frozenset())
     return core, lambda name, prompt: NewRequest(name, prompt, params)

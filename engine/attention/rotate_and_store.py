@@ -10,9 +10,12 @@ import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.kv.pool import KVPool
-from kiln.jit_kernels.implementations import decision
+from kiln.jit_kernels.declare.spec import KernelSpec, Needs
+from kiln.jit_kernels.implementations import decision, may_run_kernel
 from kiln.jit_kernels.ops.kv.checks import check_rope_store, serves
 from kiln.jit_kernels.ops.kv.spec import ROPE_STORE, variant_of
+from kiln.jit_kernels.ops.norm.spec import RMS_NORM
+from kiln.jit_kernels.ops.rotary.spec import APPLY_ROTARY
 from kiln.jit_kernels.torch_ops import call
 
 RotateAndStore = Callable[
@@ -69,6 +72,20 @@ def is_one_launch(pool: torch.Tensor, dtype: torch.dtype, rotary_dim: int) -> bo
         return False
     variant = variant_of(dtype, pool.dtype)
     return decision(ROPE_STORE, variant, pool.device).implementation != "torch"
+
+
+def store_kernels(
+    head_dim: int, norms: bool, device: torch.device, needs: Needs
+) -> list[KernelSpec]:
+    """Return the operators that what ``choose_store`` returns can call for a model.
+
+    ``norms``: whether queries and keys are normalised.
+    """
+    fits = serves(head_dim, head_dim)
+    fused = [ROPE_STORE] if fits else []
+    if fits and may_run_kernel(ROPE_STORE, device, needs):
+        return fused
+    return [*fused, APPLY_ROTARY, *([RMS_NORM] if norms else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def device_work(
     """
     names = adapters or [None] * len(prompts)
     # The first requests decode while the other prompts run, and must not finish during the profile.
-    prefill_steps = sum(map(len, prompts)) // core.config.scheduler.max_num_batched_tokens + 1
+    prefill_steps = sum(map(len, prompts)) // core.config.scheduler.budget + 1
     length = skipped + _WARM_UP_STEPS + steps + 2 * prefill_steps
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
     waiting = {f"profiled-{index}": skipped for index in range(len(prompts))}

@@ -31,6 +31,7 @@ class MemoryPlan:
     pool_tokens: int
     context: int  # longest context of the model, in tokens
     step_bytes: int = 0
+    step_tokens: int = 0  # of the largest step
     graphs: GraphCounts | None = None  # of a measured plan
 
     @property
@@ -42,7 +43,8 @@ class MemoryPlan:
         """Return the plan as text."""
         parts = [f"{self.weight_bytes / _GIB:.3g} GiB of weights"]
         if self.step_bytes:
-            parts.append(f"{self.step_bytes / _GIB:.3g} GiB for the largest step")
+            step = f"the largest step, of {self.step_tokens:,} tokens"
+            parts.append(f"{self.step_bytes / _GIB:.3g} GiB for {step}")
         if self.graphs is not None and self.graphs.captured:
             parts.append(
                 f"{self.graphs.num_bytes / _GIB:.3g} GiB for {self.graphs.captured} CUDA graphs "
@@ -96,5 +98,6 @@ def measure_memory(folder: Path, progress: Progress) -> MemoryPlan:
         tokens,
         runner.max_model_len,
         use.step,
+        runner.loaded.limits.budget,
         runner.graph_counts(),
     )

@@ -8,16 +8,7 @@ from pathlib import Path
 
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.flags import add_groups, command_line, settings_of
-from kiln.engine.config import (
-    EngineConfig,
-    GraphConfig,
-    KVConfig,
-    LoRAConfig,
-    LoRAModule,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from kiln.engine.config import EngineConfig, LoRAModule, config_of
 from kiln.engine.errors import ConfigError, ModelError
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -46,18 +37,12 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     A setting whose flag is not given keeps its default.
     """
     given = settings_of(args, (*ENGINE, LORA))
-    modules = lora_modules(args)
-    lora = LoRAConfig(modules, **given.get("lora", {}))
-    if getattr(args, "enable_lora", None) and not lora.enabled:
+    given.setdefault("model", {})["model"] = str(folder)
+    given.setdefault("lora", {})["modules"] = lora_modules(args)
+    config = config_of(given)
+    if getattr(args, "enable_lora", None) and not config.lora.enabled:
         raise ConfigError("--enable-lora: name the adapters by --lora-modules or --lora-root")
-    return EngineConfig(
-        ModelConfig(str(folder), **given.get("model", {})),
-        KVConfig(**given.get("kv", {})),
-        SchedulerConfig(**given.get("scheduler", {})),
-        GraphConfig(**given.get("graphs", {})),
-        lora,
-        ParallelConfig(**given.get("parallel", {})),
-    )
+    return config
 
 
 def lora_modules(args: argparse.Namespace) -> tuple[LoRAModule, ...]:

@@ -74,11 +74,12 @@ def _print_summary(
     info = client.model_info
     blocks = int(client.stats().get("kv_blocks_total", 0))
     pool = f" · {blocks} KV blocks" if blocks else ""
+    steps = f" · steps of {info.budget}" if info.budget else ""
     count = len(settings.adapters)
     adapters = f" · {count} LoRA adapter{'s' if count > 1 else ''}" if count else ""
     print(
         f"\nKiln {kiln.__version__} serves {settings.served_model_name}: {info.dtype} on "
-        f"{info.device} · context {info.max_model_len} tokens{pool}{adapters} · ready in "
+        f"{info.device} · context {info.max_model_len} tokens{steps}{pool}{adapters} · ready in "
         f"{time.monotonic() - started:.1f} s"
     )
     print(f"{url}  (a page to chat; /docs, /metrics)")

@@ -24,4 +24,4 @@ def with_torchrun(config: EngineConfig) -> tuple[EngineConfig, Launched | None]:
             f"--tp {size}: torchrun has started {place.world} processes, one for each rank: leave "
             "the flag out, or start as many"
         )
-    return replace(config, parallel=ParallelConfig(place.world, "torchrun")), place
+    return replace(config, parallel=ParallelConfig(place.world, launcher="torchrun")), place

@@ -1,24 +1,12 @@
-"""Start a module of this copy of Kiln in a new process, and write a configuration as text."""
+"""Start a module of this copy of Kiln in a new process."""
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import kiln
-from kiln.engine.config import (
-    EngineConfig,
-    GraphConfig,
-    KVConfig,
-    LoRAConfig,
-    LoRAModule,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
 
 _LONGEST_PATH = 80  # of the folder; that of a Unix socket in it has at most 107 bytes
 # Kiln's folder is first in sys.path only while Kiln is imported, then last: if it is site-packages,
@@ -47,25 +35,3 @@ def private_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="kiln-", dir="/tmp"))
     return folder
-
-
-def config_text(config: EngineConfig) -> str:
-    """Return a configuration as JSON."""
-    return json.dumps(asdict(config))
-
-
-def read_config_text(text: str) -> EngineConfig:
-    """Return the configuration that ``config_text`` wrote. Raises ConfigError and TypeError."""
-    given = json.loads(text)
-    graphs, lora = given["graphs"], given["lora"]
-    if graphs["bs"] is not None:
-        graphs["bs"] = tuple(graphs["bs"])
-    lora["modules"] = tuple(LoRAModule(**module) for module in lora["modules"])
-    return EngineConfig(
-        ModelConfig(**given["model"]),
-        KVConfig(**given["kv"]),
-        SchedulerConfig(**given["scheduler"]),
-        GraphConfig(**graphs),
-        LoRAConfig(**lora),
-        ParallelConfig(**given["parallel"]),
-    )

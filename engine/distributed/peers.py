@@ -28,7 +28,7 @@ from kiln.engine.errors import ConfigError
 from kiln.jit_kernels.declare.arch import gpu
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.settings import settings
-from kiln.jit_kernels.declare.spec import SCALARS, Needs
+from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.implementations import decide
 from kiln.jit_kernels.ops.all_reduce.layout import MAX_WORLD, MAX_WORLDS
 from kiln.jit_kernels.ops.all_reduce.members import Members
@@ -61,11 +61,16 @@ def why_not(world: int, device: torch.device) -> str:
     return ""
 
 
-def needs_for(world: int, device: torch.device) -> Needs:
-    """Return what a model on ``world`` ranks needs of the kernels; nothing without them."""
+def sum_kernels(world: int, device: torch.device) -> tuple[Sequence[KernelSpec], Needs]:
+    """Return the kernels that sum over ``world`` ranks, and their needs; none without them."""
     if world == 1 or why_not(world, device):
-        return {}
-    return {"max_world": str(next(most for most in MAX_WORLDS if most >= world))}
+        return (), {}
+    return SPECS, {"max_world": _capacity(world)}
+
+
+def _capacity(world: int) -> str:
+    """Return the smallest ``max_world`` that supports so many ranks."""
+    return str(next(most for most in MAX_WORLDS if most >= world))
 
 
 def join_peers(
@@ -117,10 +122,9 @@ def join_peers(
 
 def _prepared(world: int, device: torch.device, dtypes: Sequence[torch.dtype]) -> str:
     """Build and load the kernels of some dtypes; return why they cannot run, "" if they can."""
-    most = next(most for most in MAX_WORLDS if most >= world)
     env = settings()
     for dtype in dtypes:
-        variant = {"scalar_t": SCALARS[dtype], "max_world": str(most)}
+        variant = {"scalar_t": SCALARS[dtype], "max_world": _capacity(world)}
         try:
             made = decide(SPECS, device, variant).made
             if device.type == "cpu":

@@ -8,16 +8,16 @@ from types import MappingProxyType
 
 import torch
 
-import kiln.jit_kernels.ops.activation.spec  # noqa: F401 (registers the operators)
 from kiln.engine.layers.linear import Linear
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 
 GATES = MappingProxyType(
     {
-        "silu": torch.ops.kiln.silu_and_mul.default,
-        "gelu": torch.ops.kiln.gelu_and_mul.default,
-        "gelu_pytorch_tanh": torch.ops.kiln.gelu_tanh_and_mul.default,
+        "silu": BY_ACTIVATION["silu"],
+        "gelu": BY_ACTIVATION["gelu"],
+        "gelu_pytorch_tanh": BY_ACTIVATION["gelu_tanh"],
     }
-)  # by hidden_act of config.json
+)  # the kernels by hidden_act of config.json
 
 
 @dataclass(frozen=True, slots=True)

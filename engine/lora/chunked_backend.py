@@ -11,6 +11,7 @@ from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo
 from kiln.engine.lora.kernel_backend import KernelLoRA, slots_of_tokens
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
+from kiln.jit_kernels.ops.lora.spec import LORA_SHRINK_EMBEDDING
 from kiln.jit_kernels.ops.lora_chunked.chunks import chunk_size
 from kiln.jit_kernels.ops.lora_chunked.functions import (
     ChunkTable,
@@ -18,6 +19,8 @@ from kiln.jit_kernels.ops.lora_chunked.functions import (
     lora_chunked_shrink,
     make_chunks,
 )
+from kiln.jit_kernels.ops.lora_chunked.spec import LORA_CHUNKED_EXPAND, LORA_CHUNKED_SHRINK
+from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS
 
 _MOST_SLOTS = 512  # that align_tokens can tell apart
 
@@ -32,6 +35,9 @@ class ChunkedLoRA(KernelLoRA):
     """
 
     name = "csgmv"
+    kernels = frozenset(
+        (ALIGN_TOKENS, LORA_CHUNKED_SHRINK, LORA_CHUNKED_EXPAND, LORA_SHRINK_EMBEDDING)
+    )
 
     def __init__(
         self, pool: AdapterPool, sites: Sequence[Site], max_tokens: int, *, overlap: bool = True

@@ -18,6 +18,7 @@ from kiln.jit_kernels.ops.lora.functions import (
     lora_shrink,
     lora_shrink_embedding,
 )
+from kiln.jit_kernels.ops.lora.spec import LORA_EXPAND, LORA_SHRINK, LORA_SHRINK_EMBEDDING
 from kiln.jit_kernels.ops.lora.split import make_workspace
 from kiln.jit_kernels.ops.lora.tiles import (
     MOST_SMALL,
@@ -44,6 +45,7 @@ class KernelLoRA(BaseLoRABackend):
     """
 
     name = "kernels"
+    kernels = frozenset((LORA_SHRINK, LORA_EXPAND, LORA_SHRINK_EMBEDDING))  # that it calls
     fits_graphs = True
 
     def __init__(

@@ -175,7 +175,7 @@ class Builder:
         gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": self._hidden}
         return GatedMLP(
             self._linear(name + "gate_up_proj", prefix, gate_up, self._hidden, bias),
-            GATES[self._config.activation],
+            GATES[self._config.activation].operator,
             self._linear(name + "down_proj", prefix, down, inner, bias),
         )
 

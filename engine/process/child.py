@@ -13,10 +13,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, config_text
 from kiln.engine.distributed.command import module_command, private_folder
 from kiln.engine.errors import ConfigError
-from kiln.engine.process import wire
 
 
 @dataclass
@@ -38,7 +37,7 @@ class EngineProcess:
         folder = private_folder()
         try:
             child = subprocess.Popen(
-                [*command, str(folder), wire.encode_config(config)],
+                [*command, str(folder), config_text(config)],
                 stdin=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C reaches only the parent, which then drains
             )

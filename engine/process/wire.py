@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from kiln.engine.config import EngineConfig
 from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
@@ -16,7 +15,8 @@ from kiln.engine.requests.request import NewRequest, TokenOutput
 class ModelInfo(msgspec.Struct, frozen=True):
     """The served model, sent once when the engine is ready.
 
-    ``kernels`` maps each kernel to the chosen implementation and the reason.
+    ``kernels`` maps each kernel to the chosen implementation and the reason. ``budget``: how many
+    tokens a step has at most, and why.
     """
 
     max_model_len: int  # tokens, prompt and output
@@ -24,6 +24,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     dtype: str
     device: str
     kernels: dict[str, str] = {}
+    budget: str = ""
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
@@ -127,13 +128,3 @@ def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:
 def to_client_decoder() -> msgspec.msgpack.Decoder[ToClient]:
     """Return a decoder of engine messages; it raises msgspec.ValidationError on others."""
     return msgspec.msgpack.Decoder(ToClient)
-
-
-def encode_config(config: EngineConfig) -> str:
-    """Return the configuration as JSON, for the engine's command line."""
-    return msgspec.json.encode(config).decode()
-
-
-def decode_config(text: str) -> EngineConfig:
-    """Read a configuration written by ``encode_config``. Raises ConfigError on a bad value."""
-    return msgspec.json.decode(text, type=EngineConfig)

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from kiln.cache.env import EnvError
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, read_config_text
 from kiln.engine.errors import KilnError, RequestError
 from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.process import wire
@@ -200,7 +200,7 @@ def run(load: Load, arguments: list[str]) -> int:
     worker, linger = Worker(folder), _LINGER
     try:
         core, info = load(
-            wire.decode_config(arguments[1]),
+            read_config_text(arguments[1]),
             lambda stage, done, total: worker.send(wire.Progress(stage, done, total)),
         )
         gc.collect()
@@ -253,9 +253,11 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
         dtype=str(runner.loaded.dtype).removeprefix("torch."),
         device=str(runner.device),
         kernels=runner.loaded.kernels,
+        budget=f"{runner.loaded.limits.budget} tokens ({runner.loaded.budget_reason})",
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
-    return EngineCore(config, runner=runner), info
+    decided = dataclasses.replace(config, scheduler=runner.loaded.limits)
+    return EngineCore(decided, runner=runner), info
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ def begin_request(
     max_total_tokens: int,
     eos_token_ids: frozenset[int],
     *,
-    is_late: bool,
+    is_late: bool = False,
 ) -> Request:
     """Return the record of a request of at most ``max_total_tokens``, prompt and output."""
     params, prompt = new.params, len(new.prompt_token_ids)

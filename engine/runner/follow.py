@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, read_config_text
 from kiln.engine.distributed.calls import Calls
 from kiln.engine.distributed.channel import Kind
-from kiln.engine.distributed.command import read_config_text
 from kiln.engine.distributed.inbox import Inbox
 from kiln.engine.distributed.launched import Launched
 from kiln.engine.errors import ConfigError

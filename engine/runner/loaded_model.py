@@ -9,12 +9,11 @@ import torch
 from kiln.cache.env import LORA
 from kiln.engine.attention.kernel_attention import KernelAttention, Limits
 from kiln.engine.attention.paged_layer import Attention
-from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
+from kiln.engine.attention.toggles import ATTENTION_FAMILIES
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.compile.compiled_model import compiled
 from kiln.engine.config import EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
-from kiln.engine.distributed.peers import needs_for
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.device import GraphDevice
 from kiln.engine.graphs.runner import GraphKey
@@ -30,16 +29,17 @@ from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
 from kiln.engine.models.split import Split
 from kiln.engine.models.splitting import check_split, rank_attention
+from kiln.engine.runner.budget import limits_of
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.inputs import StepInputs
-from kiln.engine.runner.lora_backend import choose_backend, without_unused
+from kiln.engine.runner.kernels import called_kernels
+from kiln.engine.runner.lora_backend import choose_backend
 from kiln.engine.runner.memory import weight_bytes
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.sums import sum_by_kernels
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.implementations import Decisions, decide
-from kiln.jit_kernels.registry import all_specs
 
 _DUMMY_SEED = 0  # of random weights: the same for all ranks, and after a restart
 
@@ -53,7 +53,8 @@ class LoadedModel:
 
     model: Model
     hf: HFConfig
-    limits: SchedulerConfig
+    limits: SchedulerConfig  # of a step, all of them set
+    budget_reason: str  # why a step has so many tokens
     max_model_len: int
     dtype: torch.dtype
     kv: KVShape
@@ -76,11 +77,6 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     """
     wanted, device = config.model, group.device
     split = Split(group.rank, group.size, group.name)
-    limits = config.scheduler.for_device(device.type)
-    config.kv.pool_memory(device.type)  # complain before the weights are loaded
-    rows, tokens = limits.num_rows, limits.max_num_batched_tokens
-    drafts = limits.num_speculative_tokens
-    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts)
     folder = resolve_model_folder(wanted.model)
     family, hf = read_model(folder)
     check_split(hf, split.world)
@@ -88,6 +84,9 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
+    limits, reason = limits_of(config, hf, dtype, kv, max_model_len, group)
+    rows, tokens, drafts = limits.num_rows, limits.budget, limits.num_speculative_tokens
+    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts)
     # Kernels that are loaded take memory: they come before the pool is sized.
     decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
     with torch.inference_mode():
@@ -106,6 +105,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             model=compiled(model, device, settings(), report),
             hf=hf,
             limits=limits,
+            budget_reason=reason,
             max_model_len=max_model_len,
             dtype=dtype,
             kv=kv,
@@ -139,18 +139,16 @@ def _choose_kernels(
 ) -> tuple[Decisions, dict[str, str], bool]:
     """Load the kernels; return what was decided, a summary, and whether kernels attend."""
     device = group.device
-    needs = {**kernel_needs(hf, dtype, kv.dtype), **needs_for(group.size, device)}
-    can_attend = kernels_can_attend(needs, config.kv.block_size)
+    needs = kernel_needs(hf, dtype, kv.dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    specs = without_unused(all_specs().values(), config.lora)
-    decisions = decide(specs, device, needs, report)
+    decisions = decide(called_kernels(config, hf, device, needs), device, needs, report)
     kernels = dict(decisions.summary())
-    if not can_attend:
+    if not {*ATTENTION_FAMILIES} <= kernels.keys():
         no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"
         kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
     kernels |= sum_by_kernels(group, device, dtype)
-    return decisions, kernels, can_attend and decisions.run_kernels(*ATTENTION_FAMILIES)
+    return decisions, kernels, decisions.run_kernels(*ATTENTION_FAMILIES)
 
 
 def _make_attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,6 @@ from kiln.engine.lora.torch_native import TorchNativeLoRA
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.implementations import Decisions
-from kiln.jit_kernels.ops.lora.spec import LORA_SHRINK_EMBEDDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class Choice:
     reason: str
 
 
-def without_unused(specs: Iterable[KernelSpec], config: LoRAConfig) -> list[KernelSpec]:
-    """Return the specs without those of LoRA that the backend does not run.
+def lora_kernels(config: LoRAConfig) -> frozenset[KernelSpec]:
+    """Return the operators that the LoRA backend calls; none without adapters.
 
-    Without adapters it runs none. If a toggle chooses among them they stay, so that an impossible
-    choice is always refused. Raises EnvError if a toggle would have no effect.
+    If a toggle chooses among them they are there, so that an impossible choice is always refused.
+    Raises EnvError if a toggle would have no effect.
     """
     env = settings()
     chunked = env.lora_backend == ChunkedLoRA.name
@@ -42,14 +41,9 @@ def without_unused(specs: Iterable[KernelSpec], config: LoRAConfig) -> list[Kern
             f"KILN_LORA_CHUNKED={toggle} has no effect without KILN_LORA_BACKEND=csgmv: set that "
             "too, or unset it"
         )
-    used = config.enabled or env.kernel_choice(LORA) != "auto"
-
-    def runs(spec: KernelSpec) -> bool:
-        if spec.family == LORA:
-            return used and (not chunked or spec is LORA_SHRINK_EMBEDDING)
-        return spec.family != LORA_CHUNKED or chunked
-
-    return [spec for spec in specs if runs(spec)]
+    if not config.enabled and env.kernel_choice(LORA) == "auto":
+        return frozenset()
+    return (ChunkedLoRA if chunked else KernelLoRA).kernels
 
 
 def choose_backend(decisions: Decisions, max_tokens: int) -> Choice:

@@ -236,7 +236,7 @@ class ModelRunner:
         return trial_steps(
             own.adapters,
             own.limits,
-            min(own.limits.max_num_batched_tokens, most),
+            min(own.limits.budget, most),
             max_model_len=own.max_model_len,
             num_blocks=num_blocks,
             block_size=self._config.kv.block_size,

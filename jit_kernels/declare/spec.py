@@ -109,7 +109,6 @@ class KernelSpec:
     has_unfused_path: bool = False  # without a variant, other operators do its work
     min_arch: int = 75
     only_arch: str = ""  # the one target that has its instructions
-    only_with: str = ""  # compile-time parameter: only models that name it in their needs run it
     replaces: str = ""  # operator this kernel replaces on ``only_arch``; empty: none
     max_cpu_seconds: float = 0.25  # limit for compiling one variant on an idle machine
     shared_bytes: Callable[[Variant, Gpu], int] = lambda variant, gpu: 0  # maximum
@@ -121,11 +120,8 @@ class KernelSpec:
     def variants(self, needs: Needs = MappingProxyType({})) -> Iterator[Variant]:
         """Yield every compile-time parameter assignment, or those that a model can run.
 
-        Yields nothing if a model needs a value for which the kernel has no variant, or does not run
-        the kernel.
+        Yields nothing if a model needs a value for which the kernel has no variant.
         """
-        if self.is_unused(needs):
-            return
         choices = (
             [value for value in values if value in needed(needs, name, [value])]
             for name, values in self.params.items()
@@ -135,14 +131,8 @@ class KernelSpec:
             if self.is_supported(variant):
                 yield variant
 
-    def is_unused(self, needs: Needs) -> bool:
-        """Return whether a model does not run the kernel, as it does not name ``only_with``."""
-        return bool(needs and self.only_with) and self.only_with not in needs
-
     def lacking(self, needs: Needs) -> list[Variant]:
         """Return the combinations of needed values for which the kernel has no variant."""
-        if self.is_unused(needs):
-            return []
         names = [name for name in self.params if name in needs]
         has = {tuple(variant[name] for name in names) for variant in self.variants(needs)}
         wanted = product(*(needed(needs, name) for name in names))
@@ -172,6 +162,12 @@ class KernelSpec:
     def c_types(self) -> tuple[str, ...]:
         """The C types of the kernel's parameters: pointer, int64, int32, float."""
         return self.parameters.c_types
+
+    @property
+    def operator(self) -> Callable[..., None]:
+        """torch.ops.kiln.<name>, for calls with all arguments in order; ``define`` registers it."""
+        found: Callable[..., None] = getattr(torch.ops.kiln, self.name).default
+        return found
 
     def arguments(self, positional: Sequence[Any]) -> Arguments:
         """Return the operator's arguments as a namedtuple."""

@@ -7,15 +7,15 @@
 // top_k]. experts <= MAX_EXPERTS, divisible by num_groups; top_k <= 32 and <= the experts in the
 // kept groups. A NaN logit counts as -inf and +inf as the largest float, so ids are distinct and in
 // range; an expert at -inf has weight 0. Without bias and groups, logits are compared directly,
-// without rounding. Compile-time parameters (jit_kernels/ops/moe/spec.py): LOGITS_T, MAX_EXPERTS.
+// without rounding. Compile-time parameters (jit_kernels/ops/moe/spec.py): ROUTER_T, MAX_EXPERTS.
 // Work split: one warp per token, in exactly rounded float32: the same bits on every GPU.
 #include "kiln/math/exact.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/warp.cuh"
 #include "kiln/math/reduce.cuh"
 
-#ifndef LOGITS_T  // defaults, so that an editor can parse this file on its own
-#define LOGITS_T kiln::bf16
+#ifndef ROUTER_T  // defaults, so that an editor can parse this file on its own
+#define ROUTER_T kiln::bf16
 #define MAX_EXPERTS 256
 #endif
 
@@ -141,7 +141,7 @@ KILN_FN uint32_t largest_of(const uint32_t (&key)[kPerLane]) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128)
-route_tokens(float* weights, int32_t* ids, const LOGITS_T* logits, const float* bias,
+route_tokens(float* weights, int32_t* ids, const ROUTER_T* logits, const float* bias,
              int64_t tokens, int64_t logits_stride, int experts, int top_k, int num_groups,
              int top_groups, int sigmoid, int renormalise, float factor) {
   kiln::pdl_wait_then_trigger();
@@ -150,14 +150,14 @@ route_tokens(float* weights, int32_t* ids, const LOGITS_T* logits, const float* 
   for (int64_t token = int64_t(blockIdx.x) * warps + threadIdx.x / 32; token < tokens;
        token += int64_t(gridDim.x) * warps) {
     __syncwarp();  // converges the lanes: else the compiler emits each shuffle twice
-    const LOGITS_T* row = logits + token * logits_stride;
+    const ROUTER_T* row = logits + token * logits_stride;
     Four x[kPerLane / 4], e[kPerLane / 4];
     uint32_t key[kPerLane];
     float largest = kiln::minus_infinity(), total = 0.0f;
-    LOGITS_T logit[kPerLane];
+    ROUTER_T logit[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {  // issue all loads first
-      logit[i] = LOGITS_T{};
+      logit[i] = ROUTER_T{};
       if (lane * kPerLane + i < experts) logit[i] = row[lane * kPerLane + i];
     }
 #pragma unroll

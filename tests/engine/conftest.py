@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 from greedy_models import COMMON
+from kernel_calls import KernelCalls
 
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.models.registry import known_families
@@ -29,6 +30,13 @@ def environment(monkeypatch):
     yield use
     monkeypatch.undo()
     settings.cache_clear()
+
+
+@pytest.fixture
+def kernel_calls(environment, monkeypatch):
+    """Record the kernels that are loaded and called from now on, under KILN_CPU_KERNELS=host."""
+    environment(KILN_CPU_KERNELS="host")
+    return KernelCalls(monkeypatch)
 
 
 class FakeRunner:

@@ -1,12 +1,24 @@
-"""Settings of the KV pool and of graphs that do not apply are refused, not ignored."""
+"""Every setting has one place; those that do not apply are refused, not ignored."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 
 from kiln import LLM
 from kiln.engine.cli.options import DEMO_FOLDER
-from kiln.engine.config import GraphConfig, KVConfig
+from kiln.engine.config import (
+    EngineConfig,
+    GraphConfig,
+    KVConfig,
+    LoRAModule,
+    ModelConfig,
+    Settings,
+    config_of,
+    config_text,
+    read_config_text,
+)
 from kiln.engine.errors import ConfigError
 
 
@@ -49,7 +61,7 @@ def test_an_engine_refuses_it_before_it_loads_weights():
 
 
 def test_an_engine_refuses_a_toggle_that_its_blocks_do_not_allow(monkeypatch):
-    from kiln.engine.runner import loaded_model
+    from kiln.engine.runner import kernels
 
     seen = []
 
@@ -57,7 +69,7 @@ def test_an_engine_refuses_a_toggle_that_its_blocks_do_not_allow(monkeypatch):
         seen.append((needs, block_size))
         raise ConfigError("no such blocks")
 
-    monkeypatch.setattr(loaded_model, "kernels_can_attend", refuse)
+    monkeypatch.setattr(kernels, "kernels_can_attend", refuse)
     with pytest.raises(ConfigError, match="no such blocks"):
         LLM(str(DEMO_FOLDER), device="cpu", num_kv_blocks=64, block_size=32)
     assert seen[0][0]["scalar_t"] == "float"
@@ -80,7 +92,7 @@ def test_sizes_of_graphs_that_make_no_sense_are_refused(settings, message):
 
 
 def test_graphs_are_on_by_default_with_sizes_up_to_the_largest_step():
-    assert GraphConfig() == GraphConfig(True, None, None, False)
+    assert GraphConfig() == GraphConfig(enabled=True, max_bs=None, bs=None)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +112,106 @@ def test_a_graph_larger_than_a_step_is_refused_before_weights_are_loaded(setting
     assert loaded == []
 
 
-def test_the_settings_of_graphs_are_keywords_of_llm(monkeypatch):
+# A value of each keyword of LLM that is none of its defaults, and the field that it sets.
+KEYWORDS = {
+    "device": ("cpu", "model.device"),
+    "dtype": ("float16", "model.dtype"),
+    "load_format": ("dummy", "model.load_format"),
+    "max_model_len": (11, "model.max_model_len"),
+    "seed": (12, "model.seed"),
+    "block_size": (13, "kv.block_size"),
+    "num_kv_blocks": (14, "kv.num_blocks"),
+    "gpu_memory_utilization": (0.15, "kv.gpu_memory_utilization"),
+    "kv_memory_gib": (1.6, "kv.kv_memory_gib"),
+    "kv_cache_dtype": ("fp8", "kv.kv_cache_dtype"),
+    "max_num_seqs": (17, "scheduler.max_num_seqs"),
+    "max_num_batched_tokens": (18, "scheduler.max_num_batched_tokens"),
+    "max_chunk_tokens": (19, "scheduler.max_chunk_tokens"),
+    "scheduling_policy": ("priority", "scheduler.scheduling_policy"),
+    "disable_overlap_schedule": (True, "scheduler.overlap"),
+    "disable_cuda_graph": (True, "graphs.enabled"),
+    "cuda_graph_max_bs": (20, "graphs.max_bs"),
+    "cuda_graph_bs": ((2, 1), "graphs.bs"),
+    "enable_cudagraph_gc": (True, "graphs.garbage_collection"),
+    "lora_modules": ({"a": "b"}, "lora.modules"),
+    "max_loras": (21, "lora.max_loras"),
+    "max_lora_rank": (22, "lora.max_lora_rank"),
+    "lora_memory_gib": (2.3, "lora.memory_gib"),
+    "tensor_parallel_size": (24, "parallel.tensor_parallel_size"),
+}
+STORED = {  # where the field's value is not the keyword's
+    "disable_overlap_schedule": False,
+    "disable_cuda_graph": False,
+    "lora_modules": (LoRAModule("a", "b"),),
+}
+# Of servers alone: a queue with a limit, adapters that come and go, and torchrun. Nothing proposes
+# drafts yet.
+NOT_OFFLINE = {"scheduler.max_waiting", "lora.host_memory_gib", "lora.root", "parallel.launcher"}
+NOT_OFFLINE |= {"scheduler.num_speculative_tokens"}
+
+
+def fields_of(config):
+    return {
+        f"{group.name}.{field.name}": getattr(getattr(config, group.name), field.name)
+        for group in dataclasses.fields(config)
+        for field in dataclasses.fields(getattr(config, group.name))
+    }
+
+
+@pytest.fixture
+def config_of_llm(monkeypatch):
     made = []
-    monkeypatch.setattr(LLM, "_load", lambda self, config, *rest: made.append(config.graphs))
-    LLM("m")
-    LLM("m", disable_cuda_graph=True, enable_cudagraph_gc=True, cuda_graph_max_bs=7)
-    LLM("m", cuda_graph_bs=[4, 1])
-    assert made == [GraphConfig(), GraphConfig(False, 7, None, True), GraphConfig(bs=(4, 1))]
+    monkeypatch.setattr(LLM, "_load", lambda self, config, *rest: made.append(config))
+
+    def config(**keywords):
+        LLM("m", **keywords)
+        return made.pop()
+
+    return config
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_keyword_of_llm_sets_its_field_and_no_other(config_of_llm, keyword):
+    value, field = KEYWORDS[keyword]
+    adapters = {"lora_modules": {"a": "b"}} if field.startswith("lora") else {}
+    plain, config = config_of_llm(), config_of_llm(**{**adapters, keyword: value})
+    before, after = fields_of(plain), fields_of(config)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {field, *(["lora.modules"] if adapters else [])}
+    assert after[field] == STORED.get(keyword, value)
+
+
+def test_every_field_has_a_keyword_of_llm_and_every_keyword_a_field():
+    assert set(KEYWORDS) == set(Settings.__annotations__)
+    fields = [field for _, field in KEYWORDS.values()]
+    every = fields_of(EngineConfig(ModelConfig("m")))
+    assert sorted([*fields, *NOT_OFFLINE, "model.model"]) == sorted(every)
+    names = [field.partition(".")[2] for field in every]
+    assert len(set(names)) == len(names), "a keyword finds its group by the field's name"
+
+
+def test_an_unknown_keyword_of_llm_is_refused_by_name():
+    with pytest.raises(TypeError, match="LLM has no setting 'max_seqs': there are device, dtype"):
+        LLM("m", max_seqs=3)
+
+
+def test_a_configuration_survives_as_text_with_every_field():
+    values = {field: STORED.get(name, value) for name, (value, field) in KEYWORDS.items()} | {
+        "model.model": "other",
+        "lora.root": "/adapters",
+        "lora.host_memory_gib": 3.5,
+        "parallel.launcher": "torchrun",
+        "scheduler.max_waiting": 2**63 - 1,
+        "scheduler.num_speculative_tokens": 3,
+    }
+    exclusive = {"kv.num_blocks": 14, "graphs.bs": (2, 1)}
+    plain, seen = EngineConfig(ModelConfig("m")), set()
+    for given in ({**values, **dict.fromkeys(exclusive)}, {"model.model": "m", **exclusive}):
+        groups = {}
+        for field, value in given.items():
+            group, _, name = field.partition(".")
+            groups.setdefault(group, {})[name] = value
+        config = config_of(groups)
+        seen |= fields_of(config).items() - fields_of(plain).items()
+        assert read_config_text(config_text(config)) == config
+    assert {field for field, _ in seen} == set(fields_of(plain))

@@ -65,7 +65,7 @@ def made(folder, drafts, source=None, world=1, **flags):
         if name in flags
     }
     config = EngineConfig(
-        ModelConfig(str(folder), "float32", "cpu", max_model_len=64),
+        ModelConfig(str(folder), dtype="float32", device="cpu", max_model_len=64),
         KVConfig(block_size=4, num_blocks=flags.pop("num_blocks", 512)),
         SchedulerConfig(**{"max_num_seqs": 6, **scheduler}, num_speculative_tokens=drafts),
         GraphConfig(garbage_collection=True, **flags),

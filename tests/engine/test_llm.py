@@ -272,7 +272,9 @@ def test_without_a_tokenizer_ids_go_in_and_come_out(runner, tokenizer_folders):
 def test_a_config_is_taken_whole(runner, tokenizer_folders):
     folder = str(tokenizer_folders["byte-level"])
     config = EngineConfig(
-        ModelConfig(folder, seed=7), KVConfig(block_size=4), SchedulerConfig(2, max_waiting=3)
+        ModelConfig(folder, seed=7),
+        KVConfig(block_size=4),
+        SchedulerConfig(max_num_seqs=2, max_waiting=3),
     )
     llm = LLM.from_config(config)
     assert llm.core.config == config

@@ -335,10 +335,8 @@ def test_the_grid_is_the_same_for_every_size():
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_a_model_on_one_gpu_loads_none_of_them(spec):
+def test_the_number_of_ranks_chooses_one_program(spec):
     dtype = needs_of(torch.bfloat16)
-    assert not list(spec.variants(dtype))
-    assert not spec.lacking(dtype)
     assert len(list(spec.variants({**dtype, "max_world": "4"}))) == 1
     assert len(list(spec.variants())) == 9
     assert spec.lacking({**dtype, "max_world": "16"}) == [

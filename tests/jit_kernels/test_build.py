@@ -119,17 +119,11 @@ def test_warm_up_counts_failures_and_goes_on(tmp_path, monkeypatch):
 
 
 def test_a_model_needs_only_the_variants_of_its_dtype():
-    jobs = jobs_for(all_specs().values(), ["sm_90a"], needs_of(torch.bfloat16))
-    wanted = {name for name, spec in all_specs().items() if not spec.only_with}
-    assert {job.spec.name for job in jobs} == wanted
-    assert {job.variant.get("scalar_t", "kiln::bf16") for job in jobs} == {"kiln::bf16"}
-
-
-def test_kernels_for_groups_are_built_for_models_that_name_their_size():
     needs = {**needs_of(torch.bfloat16), "max_world": "4"}
     jobs = jobs_for(all_specs().values(), ["sm_90a"], needs)
     assert {job.spec.name for job in jobs} == set(all_specs())
-    assert {job.variant.get("max_world", "4") for job in jobs} == {"4"}
+    for name, value in needs.items():
+        assert {job.variant.get(name, value) for job in jobs} == {value}
 
 
 def test_a_target_below_the_kernels_minimum_is_left_out():

@@ -65,9 +65,9 @@ def main(arguments: list[str]) -> int:
 def _config(case: dict[str, Any]) -> EngineConfig:
     modules = tuple(LoRAModule(name, path) for name, path in case["adapters"].items())
     return EngineConfig(
-        ModelConfig(case["folder"], case["dtype"], case["device"]),
+        ModelConfig(case["folder"], dtype=case["dtype"], device=case["device"]),
         KVConfig(num_blocks=512),
-        graphs=GraphConfig(case["graphs"], bs=(1, 8, 17)),
+        graphs=GraphConfig(enabled=case["graphs"], bs=(1, 8, 17)),
         lora=LoRAConfig(modules),
     )
 

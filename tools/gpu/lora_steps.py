@@ -68,9 +68,15 @@ class Setup:
         lora = LoRAConfig(tuple(modules), max_lora_rank=_RANK, root=str(self.adapters))
         return EngineCore(
             EngineConfig(
-                ModelConfig(str(self.folder), "bfloat16", self.device, "dummy", self.long_prompt),
+                ModelConfig(
+                    str(self.folder),
+                    dtype="bfloat16",
+                    device=self.device,
+                    load_format="dummy",
+                    max_model_len=self.long_prompt,
+                ),
                 KVConfig(num_blocks=blocks),
-                SchedulerConfig(64, self.long_prompt),
+                SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=self.long_prompt),
                 GraphConfig(bs=(1, 64)),
                 lora if num_adapters else LoRAConfig(),
             )
@@ -137,7 +143,7 @@ def _start(core: EngineCore, rows: int, used: int, steps: int, first: int = 0) -
     for row, name in enumerate(names):
         adapter = f"a{first + row % used}" if used else None
         core.add(NewRequest(name, [3 + row] * _PROMPT, params, adapter))
-    for _ in range(rows * _PROMPT // core.config.scheduler.max_num_batched_tokens + 8):
+    for _ in range(rows * _PROMPT // core.config.scheduler.budget + 8):
         core.step()
     return names
 

@@ -50,9 +50,15 @@ def engine(folder: Path, shape: dict[str, Any], device: str) -> EngineCore:
     blocks = _REQUESTS * (-(-(_PROMPT + _STEPS) // 16) + 1)
     return EngineCore(
         EngineConfig(
-            ModelConfig(str(folder), "bfloat16", device, "dummy", 1024),
+            ModelConfig(
+                str(folder),
+                dtype="bfloat16",
+                device=device,
+                load_format="dummy",
+                max_model_len=1024,
+            ),
             KVConfig(num_blocks=max(blocks, 64)),
-            SchedulerConfig(_REQUESTS, _REQUESTS * _PROMPT),
+            SchedulerConfig(max_num_seqs=_REQUESTS, max_num_batched_tokens=_REQUESTS * _PROMPT),
             GraphConfig(bs=(_REQUESTS,)),
         )
     )

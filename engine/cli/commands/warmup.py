@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
 if TYPE_CHECKING:
     from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
-    from kiln.jit_kernels.declare.spec import Needs
 
 NAME = "warmup"
 HELP = "compile every kernel into the kernel cache; needs no GPU"
@@ -74,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
-    needs: Needs = {}
-    if args.model is not None:
-        needs = _needs_of(args.model, args.kv_cache_dtype, args.tensor_parallel_size or 1)
-    jobs = jobs_for(all_specs().values(), wanted_archs(args.arch), needs)
+    archs = wanted_archs(args.arch)
+    if args.model is None:
+        jobs = jobs_for(all_specs().values(), archs)
+    else:
+        jobs = _jobs_of(args.model, args.kv_cache_dtype, args.tensor_parallel_size or 1, archs)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
@@ -100,20 +101,30 @@ def _tune_sums(args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _needs_of(model: str, kv_cache_dtype: KVCacheDType, world: int) -> Needs:
-    """Return the kernel parameters that a model on some ranks fixes on a GPU. Raises ModelError."""
+def _jobs_of(
+    model: str, kv_cache_dtype: KVCacheDType, world: int, archs: Sequence[str]
+) -> list[Job]:
+    """Return the programs that a model on some ranks can call, with LoRA adapters or without.
+
+    Raises ModelError.
+    """
     import torch
 
-    from kiln.engine.distributed.peers import needs_for
+    from kiln.engine.distributed.peers import sum_kernels
     from kiln.engine.models.kernel_needs import kernel_needs
     from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
     from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
+    from kiln.engine.runner.kernels import called_kernels
+    from kiln.jit_kernels.compile.warmup import jobs_for
 
     _, config = read_model(resolve_model_folder(model))
-    dtype = resolve_dtype("auto", config.dtype, torch.device("cuda"))
-    own = kernel_needs(config, dtype, resolve_kv_dtype(kv_cache_dtype, dtype))
-    return {**own, **needs_for(world, torch.device("cuda"))}
+    device = torch.device("cuda")
+    dtype = resolve_dtype("auto", config.dtype, device)
+    needs = kernel_needs(config, dtype, resolve_kv_dtype(kv_cache_dtype, dtype))
+    sums, sizes = sum_kernels(world, device)
+    jobs = jobs_for(called_kernels(None, config, device, needs), archs, needs)
+    return jobs + jobs_for(sums, archs, {**needs, **sizes})
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:

@@ -184,7 +184,6 @@ def _spec(algorithm: Algorithm) -> KernelSpec:
         tolerance=_TOLERANCE,
         min_arch=80,
         max_cpu_seconds=0.3,
-        only_with="max_world",
         bench_needs=_NEEDS,
         paper=_PAPER,
     )
@@ -216,7 +215,6 @@ FUSED_ALL_REDUCE_ADD_RMS_NORM = KernelSpec(
     tolerance=_FUSED_TOLERANCE,
     min_arch=80,
     max_cpu_seconds=0.4,
-    only_with="max_world",
     bench_needs=_NEEDS,
     paper=_PAPER,
 )

@@ -55,7 +55,7 @@ def route_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     tokens, top_k = sizes["tokens"], sizes["top_k"]
     experts = int(variant["max_experts"]) - sizes["spare"]
     x = torch.randn(tokens, experts + sizes["spare"] % 8, device=device).mul_(2)
-    x = x.to(DTYPES[variant["logits_t"]])[:, :experts]
+    x = x.to(DTYPES[variant["router_t"]])[:, :experts]
     if sizes["hostile"]:
         inf, nan = float("inf"), float("nan")
         x[0] = nan

@@ -9,12 +9,14 @@ import torch.nn.functional as F
 
 from kiln.jit_kernels.declare.spec import SCALARS
 from kiln.jit_kernels.ops.activation.functions import silu_and_mul
+from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 from kiln.jit_kernels.ops.moe.reference import align_capacity
 from kiln.jit_kernels.ops.moe.spec import ALIGN_TOKENS, ROUTE_TOKENS, variant_of
 from kiln.jit_kernels.ops.shared.shapes import check_shape, takes_arrays
 from kiln.jit_kernels.torch_ops import call
 
 MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32
+CALLED = (ROUTE_TOKENS, ALIGN_TOKENS, BY_ACTIVATION["silu"])  # by route_tokens and moe_experts
 
 
 class Aligned(NamedTuple):

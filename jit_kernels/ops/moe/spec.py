@@ -44,11 +44,11 @@ def expert_capacity(num_experts: int) -> str:
 
 def variant_of(logits: torch.Tensor) -> Variant:
     """Return route_tokens' variant for logits [tokens, experts]."""
-    return {"logits_t": SCALARS[logits.dtype], "max_experts": expert_capacity(logits.shape[1])}
+    return {"router_t": SCALARS[logits.dtype], "max_experts": expert_capacity(logits.shape[1])}
 
 
 def _supported(variant: Variant) -> bool:
-    return dict(variant) != {"logits_t": "kiln::bf16", "max_experts": "512"}
+    return dict(variant) != {"router_t": "kiln::bf16", "max_experts": "512"}
 
 
 def _route_bind(a: Arguments) -> Bound:
@@ -69,7 +69,7 @@ def _route_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
 
 def _route_cost(variant: Variant, sizes: Sizes) -> Cost:
     tokens, experts = sizes["tokens"], int(variant["max_experts"]) - sizes["spare"]
-    logits = tokens * experts * DTYPES[variant["logits_t"]].itemsize
+    logits = tokens * experts * DTYPES[variant["router_t"]].itemsize
     return Cost(
         logits + 4 * experts * sizes["bias"] + 8 * tokens * sizes["top_k"], 8 * tokens * experts
     )
@@ -114,7 +114,7 @@ ROUTE_TOKENS = KernelSpec(
         values("bool", "sigmoid", "renormalise"),
         values("float", "factor"),
     ),
-    params={"logits_t": _LOGITS, "max_experts": list(_CAPACITIES)},
+    params={"router_t": _LOGITS, "max_experts": list(_CAPACITIES)},
     is_supported=_supported,
     bind=_route_bind,
     geometry=_route_geometry,
@@ -125,7 +125,7 @@ ROUTE_TOKENS = KernelSpec(
     bench_sizes=cases.ROUTE_BENCH_SIZES,
     tolerance=1e-6,
     error=route_error,
-    bench_needs={"logits_t": "float", "max_experts": "256"},
+    bench_needs={"router_t": "float", "max_experts": "256"},
     max_cpu_seconds=0.4,
     paper="https://arxiv.org/abs/2412.19437",
 )

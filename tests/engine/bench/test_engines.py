@@ -95,7 +95,7 @@ def test_kiln_generates_ids_without_a_tokenizer():
 
 
 def test_requests_that_do_not_fit_the_pool_together_are_refused():
-    small = EngineConfig(config().model, KVConfig(num_blocks=5), SchedulerConfig(8))
+    small = EngineConfig(config().model, KVConfig(num_blocks=5), SchedulerConfig(max_num_seqs=8))
     with pytest.raises(ConfigError, match=r"3 requests of 17 tokens need 6 KV blocks, .* has 5"):
         KilnEngine(small, lambda text: None, MustFit(3, 17))
 
@@ -106,7 +106,7 @@ def test_static_batches_run_in_turn_and_the_choice_says_which():
     assert engine.name == "transformers, static batches"
     assert engine.run(PROMPTS, LENGTHS) > 0
     engine.close()
-    pair = EngineConfig(config().model, scheduler=SchedulerConfig(2))
+    pair = EngineConfig(config().model, scheduler=SchedulerConfig(max_num_seqs=2))
     (make,) = choice.continuous_or_vllm("transformers", pair, "").values()
     engine = make()  # with the checkpoint's weights
     assert engine.name == "transformers, static batches of 2"
@@ -159,7 +159,7 @@ def test_vllm_gets_the_limits_and_dtypes_of_kiln():
     wanted = EngineConfig(
         ModelConfig(str(DEMO), dtype="float16", device="cpu", max_model_len=99, seed=5),
         KVConfig(gpu_memory_utilization=0.7, kv_cache_dtype="fp8"),
-        SchedulerConfig(3, 77),
+        SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=77),
     )
     assert llm_keywords(wanted) == {
         "model": str(DEMO),

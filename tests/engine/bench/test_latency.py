@@ -190,7 +190,11 @@ def test_only_what_ran_on_the_gpu_counts_as_device_time():
 @pytest.mark.parametrize("budget", [64, 7])
 def test_every_profiled_step_has_one_token_of_every_request(fake_runner, monkeypatch, budget):
     runner = fake_runner(num_blocks=128)
-    config = EngineConfig(ModelConfig("none"), KVConfig(block_size=4), SchedulerConfig(8, budget))
+    config = EngineConfig(
+        ModelConfig("none"),
+        KVConfig(block_size=4),
+        SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=budget),
+    )
     core = EngineCore(config, runner=runner, eos=frozenset())
     profiled = []
 

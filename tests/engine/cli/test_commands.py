@@ -192,7 +192,8 @@ def test_bench_counts_every_token(kiln, tmp_path, served, monkeypatch):
 def test_serve_says_what_where_and_one_line_to_try(served):
     """The line that is printed works as it stands, and Ctrl-C ends the server with code 0."""
     assert f"Kiln {package.__version__} serves demo: " in served.said
-    assert "on cpu · context 2048 tokens" in served.said
+    budget = "steps of 2048 tokens (the default on a CPU)"
+    assert f"on cpu · context 2048 tokens · {budget} · " in served.said
     line = served.said.splitlines()[-1]
     curl = ["bash", "-c", line.replace("curl ", "curl -sS -m 20 ", 1)]
     answer = subprocess.run(curl, capture_output=True, text=True, timeout=120)

@@ -69,7 +69,8 @@ def test_a_measured_plan_has_the_graphs_of_the_engine():
     assert {"weights", "first step"} <= {*stages}
     graphs = GraphCounts(captured=30, seconds=1.25, num_bytes=2**29)
     text = replace(plan, step_bytes=2**30, graphs=graphs).sentence()
-    assert "1 GiB for the largest step, 0.5 GiB for 30 CUDA graphs (1.2 s) and a KV pool" in text
+    assert "1 GiB for the largest step, of 2,048 tokens, 0.5 GiB for 30 CUDA graphs" in text
+    assert " (1.2 s) and a KV pool" in text
 
 
 def test_doctor_measures_on_request(kiln):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from depth import at_depth
 from greedy_models import MODELS
+from kernel_calls import ask_everything
 
 from kiln import LLM, SamplingParams
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, ParallelConfig
@@ -43,6 +44,15 @@ def test_two_and_four_ranks_answer_as_transformers(made, llm_of, tokens_of, prom
         stats = llm.core.stats()
         sums = 1 + 2 * model.config.num_hidden_layers  # behind the embedding, and two a layer
         assert stats.all_reduces == {"torch": sums * (stats.steps + 1)}  # with the trial step
+
+
+@pytest.mark.parametrize("name", at_depth(["qwen2-moe"], ["qwen2-moe", "llama", "qwen3"]))
+def test_ranks_call_all_that_they_load_and_nothing_else(
+    kernel_calls, environment, made, llm_of, name
+):
+    environment(KILN_ALL_REDUCE="torch")
+    ask_everything(llm_of(made(name)[0], 2))
+    assert kernel_calls.called == kernel_calls.loaded
 
 
 def test_a_graph_that_no_rank_can_capture_ends_the_load_with_advice(made, llm_of, monkeypatch):
@@ -205,7 +215,7 @@ def test_an_adapter_that_is_loaded_while_serving_is_on_every_rank(adapters, llm_
     folder, written = adapters
     alone = tokens_of(llm_of(folder, 1, lora_modules={"own": str(written["large"])}), lora="own")
     config = EngineConfig(
-        ModelConfig(str(folder), "float32", "cpu", max_model_len=64),
+        ModelConfig(str(folder), dtype="float32", device="cpu", max_model_len=64),
         KVConfig(num_blocks=64),
         lora=LoRAConfig(root=str(written["large"].parents[1]), memory_gib=0.01),
         parallel=ParallelConfig(2),

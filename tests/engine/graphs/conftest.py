@@ -125,11 +125,18 @@ def make_runner(tiny_model, environment):
     def make(
         *, capture=True, num_blocks=64, rows=4, tokens=TOKENS, max_model_len=64, drafts=0, **graphs
     ) -> ModelRunner:
-        model = ModelConfig(str(tiny_model), "float16", "cpu", max_model_len=max_model_len)
+        model = ModelConfig(
+            str(tiny_model), dtype="float16", device="cpu", max_model_len=max_model_len
+        )
         config = EngineConfig(
             model,
             KVConfig(num_blocks=num_blocks),
-            SchedulerConfig(rows, tokens, overlap=False, num_speculative_tokens=drafts),
+            SchedulerConfig(
+                max_num_seqs=rows,
+                max_num_batched_tokens=tokens,
+                overlap=False,
+                num_speculative_tokens=drafts,
+            ),
             GraphConfig(**{"garbage_collection": True, **graphs}),
         )
         runner = ModelRunner(config)

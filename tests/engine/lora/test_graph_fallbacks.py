@@ -35,9 +35,9 @@ def llm(request, made, on_host, environment):
     first = LoRAModule("first", str(own.adapters["q-and-up"]))
     return LLM.from_config(
         EngineConfig(
-            ModelConfig(str(own.folder), "float32", "cpu"),
+            ModelConfig(str(own.folder), dtype="float32", device="cpu"),
             KVConfig(num_blocks=64),
-            SchedulerConfig(2, 32),
+            SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=32),
             GraphConfig(bs=(2,)),
             LoRAConfig((first,), max_loras=3, memory_gib=0.01, root=str(own.folder.parent)),
         )

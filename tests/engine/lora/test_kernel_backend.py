@@ -9,6 +9,7 @@ import pytest
 import torch
 from adapter_pools import pool_of, write
 from depth import at_depth
+from kernel_calls import ask_everything
 
 from kiln import LLM, SamplingParams
 from kiln.cache.env import EnvError
@@ -23,11 +24,10 @@ from kiln.engine.lora.packing import pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind
 from kiln.engine.lora.torch_native import TorchNativeLoRA
-from kiln.engine.runner.lora_backend import without_unused
+from kiln.engine.runner.lora_backend import lora_kernels
 from kiln.jit_kernels import implementations
 from kiln.jit_kernels.declare.errors import NoSuchKernel
 from kiln.jit_kernels.ops.lora_chunked.functions import make_chunks
-from kiln.jit_kernels.registry import all_specs
 
 CPU = torch.device("cpu")
 RANKS = ((4, 3, 1, 2, 5), (None, None, 5, None, 16), (2, 1, None, 6, None), (None, 64, 1, 1, 1))
@@ -392,7 +392,7 @@ def test_a_backend_that_cannot_run_here_is_refused_by_name(ask, made, environ, s
 
 
 BY_TOKEN = {"lora_shrink", "lora_expand", "lora_shrink_embedding"}
-BY_CHUNK = {"lora_chunked_shrink", "lora_chunked_expand", "lora_shrink_embedding"}
+BY_CHUNK = {"align_tokens", "lora_chunked_shrink", "lora_chunked_expand", "lora_shrink_embedding"}
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,22 @@ BY_CHUNK = {"lora_chunked_shrink", "lora_chunked_expand", "lora_shrink_embedding
 def test_only_the_kernels_of_the_backend_are_built(environment, backend, with_adapters, built):
     environment(KILN_LORA_BACKEND=backend, **HOST)
     config = LoRAConfig(root="adapters" if with_adapters else None)
-    specs = without_unused(all_specs().values(), config)
-    assert {spec.name for spec in specs if spec.name.startswith("lora")} == built
-    assert {"align_tokens", "rms_norm"} <= {spec.name for spec in specs}
+    assert {spec.name for spec in lora_kernels(config)} == built
+
+
+@pytest.mark.parametrize("backend", ["auto", "csgmv"])
+def test_all_that_adapters_call_is_loaded_and_nothing_else(
+    kernel_calls, environment, made, backend
+):
+    environment(KILN_LORA_BACKEND=backend)
+    own, adapters = made("llama"), ("all-linear-rslora", "embedding-and-head")
+    llm = LLM(
+        str(own.folder), device="cpu", dtype="bfloat16", num_kv_blocks=80,
+        lora_modules={name: str(own.adapters[name]) for name in adapters},
+    )  # fmt: skip
+    ask_everything(llm, (None, *adapters))
+    assert kernel_calls.called == kernel_calls.loaded
+    assert {one[0] for one in kernel_calls.loaded} >= (BY_CHUNK if backend == "csgmv" else BY_TOKEN)
 
 
 def test_a_model_without_adapters_needs_no_lora_kernels(ask, made):

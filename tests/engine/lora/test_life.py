@@ -49,7 +49,7 @@ class Life:
         lora = LoRAConfig(max_loras=3, memory_gib=POOL_BYTES / 2**30, root=str(root))
         self.core = EngineCore(
             EngineConfig(
-                ModelConfig(str(made.folder), "float32", "cpu"),
+                ModelConfig(str(made.folder), dtype="float32", device="cpu"),
                 KVConfig(num_blocks=8),
                 SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=40),
                 lora=lora,

@@ -288,10 +288,11 @@ def test_a_mixture_of_experts_says_which_layers_have_them(read):
 def test_a_model_needs_the_routing_of_as_many_experts_as_it_has(read):
     def variants(config):
         needs = kernel_needs(config, torch.bfloat16, torch.bfloat16)
-        return [dict(v)["max_experts"] for v in find_spec("route_tokens").variants(needs)]
+        assert not find_spec("route_tokens").lacking(needs)
+        return [tuple(one.values()) for one in find_spec("route_tokens").variants(needs)]
 
-    assert set(variants(read("Mixtral", **MIXTRAL))) == {"256"}
-    assert set(variants(read("Qwen3Moe", **{**QWEN, "num_experts": 257}))) == {"512"}
+    assert variants(read("Mixtral", **MIXTRAL)) == [("kiln::bf16", "256")]
+    assert variants(read("Qwen3Moe", **{**QWEN, "num_experts": 257})) == [("float", "512")]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def test_the_whole_budget_is_spread_over_as_many_requests_as_may_run():
 def test_no_limit_is_exceeded_and_no_block_shared(
     seqs, budget, chunk, block_size, context, extra_blocks
 ):
-    config = SchedulerConfig(seqs, budget, chunk)
+    config = SchedulerConfig(
+        max_num_seqs=seqs, max_num_batched_tokens=budget, max_chunk_tokens=chunk
+    )
     blocks = -(-context // block_size) + extra_blocks  # a pool holds one request at least
     batch = make(config, blocks, block_size, context)
     assert 1 <= len(batch.requests) <= seqs

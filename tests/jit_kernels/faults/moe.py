@@ -1,8 +1,8 @@
 """Faults planted in the MoE kernels; see test_faults.py."""
 
-_ROUTE = {"kernel": "route_tokens", "needs": {"logits_t": "kiln::bf16", "max_experts": "256"}}
+_ROUTE = {"kernel": "route_tokens", "needs": {"router_t": "kiln::bf16", "max_experts": "256"}}
 _ALIGN = {"kernel": "align_tokens"}
-_512 = {"needs": {"logits_t": "float", "max_experts": "512"}}
+_512 = {"needs": {"router_t": "float", "max_experts": "512"}}
 
 FAULTS = [
     _ROUTE | {

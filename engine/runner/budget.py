@@ -1,0 +1,109 @@
+"""The token budget of a step, where no flag sets it: from the model and the GPU, not from timings.
+
+So it is the same at every start. Larger steps use a GPU better, until its multiprocessors are full;
+but requests that decode get a token only once a step. Hence the largest budget whose step is short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.config import LEAST_BUDGET, EngineConfig, SchedulerConfig
+from kiln.engine.distributed.group import Group
+from kiln.engine.kv.pool import KVShape
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.parameter_count import count_parameters
+from kiln.engine.models.step_cost import step_bytes, step_flops
+
+BUDGETS = (LEAST_BUDGET, 3072, 4096, 6144, 8192)
+_LONGEST_MS = 50.0
+# 10^12 operations a second of one multiprocessor at its usual clock, for dense products of 16-bit
+# numbers with sums in float32, from compute capability (key) on. Source: NVIDIA's data sheets of
+# T4, A100, A40, L40S, H100, B200 and RTX PRO 6000, each divided by its multiprocessors.
+_TERAFLOPS = {75: 1.6, 80: 2.9, 86: 1.8, 89: 2.5, 90: 7.5, 100: 15.2, 120: 2.6}
+_GEFORCE = 0.5  # these cards run such products at half the rate
+# Of the peak that a whole step reaches: on an H100 0.6 (Llama-3-8B) and 0.47 (Qwen3-0.6B).
+_EFFICIENCY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU. ``capability``: 90 for 9.0. ``memory``: bytes in total."""
+
+    name: str
+    capability: int
+    num_multiprocessors: int
+    memory: int
+
+    @property
+    def flops(self) -> float:
+        """Operations a second at the peak, for a 16-bit model; within a factor of 1.3."""
+        known = max(key for key in _TERAFLOPS if key <= max(self.capability, min(_TERAFLOPS)))
+        rate = _TERAFLOPS[known] * (_GEFORCE if "GeForce" in self.name else 1.0)
+        return 1e12 * rate * self.num_multiprocessors
+
+
+def card_of(device: torch.device) -> Card:
+    """Return the card of a CUDA device."""
+    found = torch.cuda.get_device_properties(device)
+    capability = 10 * found.major + found.minor
+    return Card(found.name, capability, found.multi_processor_count, found.total_memory)
+
+
+def estimated_ms(config: HFConfig, card: Card, world: int, num_tokens: int) -> float:
+    """Return how long a step of one prompt takes on ``world`` cards, in milliseconds."""
+    return 1000 * step_flops(config, num_tokens) / (card.flops * _EFFICIENCY * world)
+
+
+def default_budget(
+    config: HFConfig, dtype: torch.dtype, card: Card, world: int, room: int
+) -> tuple[int, str]:
+    """Return the budget of a model on ``world`` cards, and why.
+
+    ``room``: bytes of a card for the temporary memory of a step. Models in float32 use no tensor
+    cores, and keep the least budget.
+    """
+    if dtype.itemsize > 2:
+        return LEAST_BUDGET, f"the default in {str(dtype).removeprefix('torch.')}"
+    for tokens in reversed(BUDGETS):
+        milliseconds = estimated_ms(config, card, world, tokens)
+        if tokens == LEAST_BUDGET or (
+            milliseconds < _LONGEST_MS and step_bytes(config, dtype, tokens, world) <= room
+        ):
+            break
+    return tokens, f"{milliseconds:.0f} ms by estimate"
+
+
+def limits_of(
+    config: EngineConfig,
+    hf: HFConfig,
+    dtype: torch.dtype,
+    kv: KVShape,
+    max_model_len: int,
+    group: Group,
+) -> tuple[SchedulerConfig, str]:
+    """Return the limits of a step, all of them set, and why its budget is what it is.
+
+    They are the same on all ranks, which must call this together. A larger budget than the least
+    must leave room for the KV pool that was asked for, or for one request of ``max_model_len``
+    tokens. What other processes hold of the GPU's memory does not count. Raises ConfigError if
+    the pool's memory is set for the other kind of device.
+    """
+    share = config.kv.pool_memory(group.device.type)
+    limits, given = config.scheduler.for_device(group.device.type), config.scheduler
+    if given.max_num_batched_tokens is not None:
+        return limits, "as set"
+    if group.device.type == "cpu":
+        return limits, "the default on a CPU"
+    card, blocks = card_of(group.device), config.kv.num_blocks
+    pool = max_model_len if blocks is None else blocks * config.kv.block_size
+    weights = count_parameters(hf) * dtype.itemsize // group.size
+    adapters = (config.lora.memory_gib or 0) * 2**30
+    room = int(share * card.memory - weights - adapters - pool * kv.bytes_per_token)
+    tokens, reason = default_budget(hf, dtype, card, group.size, room)
+    (shared,) = group.minimum([tokens])
+    if shared < tokens:
+        reason = "the smallest of all ranks"
+    return limits.with_budget(shared), reason

@@ -1,0 +1,56 @@
+"""The kernels that a loaded model can call: no other is built or loaded."""
+
+from __future__ import annotations
+
+import torch
+
+from kiln.cache.env import LORA, LORA_CHUNKED
+from kiln.engine.attention.rotate_and_store import store_kernels
+from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
+from kiln.engine.config import EngineConfig, KVConfig
+from kiln.engine.lora.chunked_backend import ChunkedLoRA
+from kiln.engine.lora.kernel_backend import KernelLoRA
+from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.kernel_needs import layer_kernels
+from kiln.engine.runner.lora_backend import lora_kernels
+from kiln.jit_kernels.declare.settings import settings
+from kiln.jit_kernels.declare.spec import KernelSpec, Needs
+from kiln.jit_kernels.ops.edits.spec import BAN_WORDS, TOKEN_EDITS
+from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
+from kiln.jit_kernels.ops.step.spec import STEP_INPUTS, VERIFY_CHAIN
+from kiln.jit_kernels.registry import all_specs
+
+# Of any step: a request may at any time have penalties, banned tokens and bad words.
+_STEP = (STEP_INPUTS, SAMPLE_TOKENS, TOKEN_EDITS, BAN_WORDS)
+_DRAFTS = (VERIFY_CHAIN,)
+# What chooses and loads their kernels: the runner's LoRA backend, and a group of ranks.
+_CHOSEN_ELSEWHERE = (LORA, LORA_CHUNKED, "all_reduce")
+
+
+def called_kernels(
+    config: EngineConfig | None, hf: HFConfig, device: torch.device, needs: Needs
+) -> list[KernelSpec]:
+    """Return the specs that a model can call on a device, with those that replace them there.
+
+    ``config`` None: with any settings. Sums over ranks are not among them: the group loads those.
+    If a toggle chooses among a family that the model does not call, all of it is there, so that an
+    impossible choice is always refused. Raises ConfigError if a toggle asks for attention kernels
+    that do not support the model, EnvError if a toggle of LoRA would have no effect.
+    """
+    called = [*_STEP, *layer_kernels(hf)]
+    called += store_kernels(hf.head_dim, hf.traits.qk_norm, device, needs)
+    if config is None:
+        called += [*_DRAFTS, *KernelLoRA.kernels, *ChunkedLoRA.kernels]
+    else:
+        called += lora_kernels(config.lora)
+        called += _DRAFTS if config.scheduler.num_speculative_tokens else ()
+    if kernels_can_attend(needs, (KVConfig() if config is None else config.kv).block_size):
+        called += [spec for spec in all_specs().values() if spec.family in ATTENTION_FAMILIES]
+    names = {spec.name for spec in called}
+    families = {*_CHOSEN_ELSEWHERE, *ATTENTION_FAMILIES, *(spec.family for spec in called)}
+    return [
+        spec
+        for spec in all_specs().values()
+        if (spec.replaces or spec.name) in names
+        or (spec.family not in families and settings().kernel_choice(spec.family) != "auto")
+    ]
