@@ -66,11 +66,9 @@ class EngineCore:
         eos: frozenset[int] | None = None,
     ) -> None:
         self._mask_source = mask_source
-        if runner is None:
-            runner = loaded = load_runner(config, progress)
-            config = replace(config, scheduler=loaded.loaded.limits)
-        limits = config.scheduler.for_device(runner.device_type)
-        self.config, self.runner = replace(config, scheduler=limits), runner
+        self.runner: Runner = load_runner(config, progress) if runner is None else runner
+        limits = self.runner.limits or config.scheduler.for_device(self.runner.device_type)
+        self.config = replace(config, scheduler=limits)
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
         slots = AdapterSlots(self.runner.adapter_store)

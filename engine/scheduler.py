@@ -298,7 +298,7 @@ class Scheduler:
             request.request_id, request.row, count, start, tokens, num_blocks, blocks[num_blocks:],
             samples, length - request.num_prompt_tokens, request.params, request.seed,
             request.stop_token_ids if bans else _NO_TOKENS, request.is_plain and not bans,
-            request.adapter_slot, request.prompt_part(start, count), request.is_late,
+            request.adapter_slot, request.prompt_part(start, count), None, request.is_late,
         ))  # fmt: skip
 
     def _preempt(self) -> Request:

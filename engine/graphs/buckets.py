@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_WASTE = 0.125  # most of a bucket's rows that are padding, if a batch is not smaller than one
+_COARSE, _MULTIPLE = 512, 64  # tokens: behind the first, buckets are multiples of the second
 
 
 def decode_buckets(most: int) -> tuple[int, ...]:
@@ -19,10 +20,15 @@ def decode_buckets(most: int) -> tuple[int, ...]:
 
 
 def token_buckets(most: int) -> tuple[int, ...]:
-    """Return numbers of tokens for steps with prefills: 2^n and 3 · 2^n.
+    """Return numbers of tokens for steps with prefills: 2^n and 3 · 2^n, above 512 in finer steps.
 
     Up to a few hundred tokens a step takes about as long as it takes to read the weights, so coarse
-    sizes cost little.
+    sizes cost little. Above, no more than an eighth of a step is padding.
     """
-    sizes = {size for bits in range(3, 20) for size in (2**bits, 3 * 2 ** (bits - 1))}
+    coarse = (size for bits in range(3, 10) for size in (2**bits, 3 * 2 ** (bits - 1)))
+    sizes = {size for size in coarse if size <= _COARSE}
+    size = _COARSE
+    while size < most:
+        size = max(int(size / (1 - MAX_WASTE)) // _MULTIPLE * _MULTIPLE, size + _MULTIPLE)
+        sizes.add(size)
     return (*sorted(size for size in sizes if size < most), most)

@@ -256,8 +256,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.Mode
         budget=f"{runner.loaded.limits.budget} tokens ({runner.loaded.budget_reason})",
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
-    decided = dataclasses.replace(config, scheduler=runner.loaded.limits)
-    return EngineCore(decided, runner=runner), info
+    return EngineCore(config, runner=runner), info
 
 
 def main(arguments: list[str]) -> int:

@@ -45,7 +45,15 @@ class ScheduledRequest(NamedTuple):
     is_plain: bool = False  # no logit is edited or masked, and no log-probability requested
     adapter_slot: int = -1
     prompt: PromptPart | None = None  # with ``prompt_logprobs``, while the prompt is computed
+    hidden: HiddenPart | None = None  # the tokens whose final hidden states are wanted
     is_late: bool = False  # its mask is made from all tokens before it: see ``late_masks``
+
+
+class HiddenPart(NamedTuple):
+    """Tokens of a request's part of a step, the first one ``offset`` behind its first."""
+
+    offset: int
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,11 @@ class Batch:
         return any(self.columns.prompt)
 
     @property
+    def reports_hidden(self) -> bool:
+        """Whether a request wants hidden states."""
+        return any(self.columns.hidden)
+
+    @property
     def has_adapters(self) -> bool:
         """Whether a request uses a LoRA adapter."""
         slots: tuple[int, ...] = self.columns.adapter_slot
@@ -111,9 +124,10 @@ class Batch:
 class SampledTokens(NamedTuple):
     """The tokens sampled for one request, with their log-probabilities if requested.
 
-    ``prompt_logprobs`` are those of the row's ``prompt``; a row may have them and no tokens. If
-    ``error`` is set there are no tokens: the logits held NaN or no finite value, or the step
-    raises even when it runs this request alone.
+    ``prompt_logprobs`` are those of the row's ``prompt``, and ``hidden`` the final hidden states of
+    its ``hidden``, float32 [num_tokens, hidden_size]; a row may have them and no tokens. If
+    ``error`` is set there are no tokens: the logits held NaN or no finite value, or the step raises
+    even when it runs this request alone.
     """
 
     request_id: str
@@ -121,6 +135,7 @@ class SampledTokens(NamedTuple):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    hidden: Any = None  # a tensor on the host
 
 
 class StepOutput(NamedTuple):

@@ -12,10 +12,12 @@ import torch
 
 from kiln.engine.config import LEAST_BUDGET, EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
+from kiln.engine.graphs.buckets import token_buckets
 from kiln.engine.kv.pool import KVShape
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameter_count import count_parameters
 from kiln.engine.models.step_cost import step_bytes, step_flops
+from kiln.engine.runner.capture import MOST_PREFILL_TOKENS
 
 BUDGETS = (LEAST_BUDGET, 3072, 4096, 6144, 8192)
 _LONGEST_MS = 50.0
@@ -26,6 +28,7 @@ _TERAFLOPS = {75: 1.6, 80: 2.9, 86: 1.8, 89: 2.5, 90: 7.5, 100: 15.2, 120: 2.6}
 _GEFORCE = 0.5  # these cards run such products at half the rate
 # Of the peak that a whole step reaches: on an H100 0.6 (Llama-3-8B) and 0.47 (Qwen3-0.6B).
 _EFFICIENCY = 0.5
+_LAUNCHES_MS = 0.34  # of a layer on the host, of Qwen3-0.6B beside an H100
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,22 @@ def default_budget(
         ):
             break
     return tokens, f"{milliseconds:.0f} ms by estimate"
+
+
+def most_prefill_in_graphs(config: HFConfig, device: torch.device, world: int) -> int:
+    """Return up to how many tokens a step with prefills is worth a graph.
+
+    A larger one takes the GPU longer than its launches take the host, and its padding costs more.
+    """
+    if device.type == "cpu":
+        return MOST_PREFILL_TOKENS
+    card, launches = card_of(device), _LAUNCHES_MS * config.num_layers
+    sizes = (MOST_PREFILL_TOKENS, *token_buckets(BUDGETS[-1]))
+    return max(
+        one
+        for one in sizes
+        if one <= MOST_PREFILL_TOKENS or estimated_ms(config, card, world, one) < launches
+    )
 
 
 def limits_of(

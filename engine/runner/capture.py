@@ -26,8 +26,7 @@ from kiln.engine.runner.failures import explained
 from kiln.engine.runner.graph_check import GraphCheck
 
 FEW_ROWS = 16
-# Above, a step takes the GPU longer than its launches take the host, and padding costs more.
-MOST_PREFILL_TOKENS = 512
+MOST_PREFILL_TOKENS = 512  # of steps in graphs, where nothing says more
 
 
 def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDevice | None:
@@ -42,13 +41,18 @@ def graph_device(config: GraphConfig, device: torch.device, env: Env) -> GraphDe
 
 
 def graph_keys(
-    config: GraphConfig, rows: int, tokens: int, prefill: str, drafts: int = 0
+    config: GraphConfig,
+    rows: int,
+    tokens: int,
+    prefill: str,
+    drafts: int = 0,
+    most_prefill: int = MOST_PREFILL_TOKENS,
 ) -> tuple[GraphKey, ...]:
     """Return the sizes to capture, for steps of at most so many rows and tokens.
 
-    ``prefill``: KILN_GRAPH_PREFILL. ``drafts``: of a row, in decode steps that have any. Steps with
-    prefills are captured for few rows and for all, as the language model's head runs for every row.
-    Raises ConfigError.
+    ``prefill``: KILN_GRAPH_PREFILL. ``drafts``: of a row, in decode steps that have any.
+    ``most_prefill``: most tokens of a step with prefills. These are captured for few rows and for
+    all, as the language model's head runs for every row. Raises ConfigError.
     """
     sizes = _decode_sizes(config, min(rows, tokens))
     decode = tuple(decode_key(size) for size in sizes)
@@ -56,7 +60,7 @@ def graph_keys(
         decode += tuple(decode_key(size, drafts) for size in sizes if size * (1 + drafts) <= tokens)
     if prefill == "off":
         return decode
-    sizes = token_buckets(min(tokens, MOST_PREFILL_TOKENS))
+    sizes = token_buckets(min(tokens, most_prefill))
     return decode + tuple(
         GraphKey(size, most, is_decode=False)
         for most in sorted({min(FEW_ROWS, rows), rows})

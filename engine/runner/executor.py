@@ -19,31 +19,31 @@ from kiln.engine.requests.late_masks import LateMasks, rows_of
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.masks import Masks
-from kiln.engine.runner.prompt_logprobs import PendingPrompts, report_prompts
+from kiln.engine.runner.reports import PendingReports, Reports, reports_of
 from kiln.engine.runner.sample_alone import Sampled, sample_or_fail_alone
 from kiln.engine.runner.sampler import HostCopies, PendingSamples, ToSample, sample
 from kiln.engine.runner.step_frame import StepFrame
-from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
+from kiln.jit_kernels.ops.sampling.functions import sample_tokens
 
 
 class Late(NamedTuple):
     """A step whose forward pass is queued, and whose sampling is not."""
 
     logits: torch.Tensor
-    prompts: Samples | None
+    reports: Reports | None
 
 
 class PendingStep(NamedTuple):
     """A launched step.
 
     ``late`` is what its sampling needs, until it is launched too. ``samples`` is None if no request
-    samples, ``prompts`` if none reports its prompt; ``failed`` as of Sampled.
+    samples, ``reports`` if none wants any; ``failed`` as of Sampled.
     """
 
     batch: Batch
     late: Late | None = None
     samples: PendingSamples | None = None
-    prompts: PendingPrompts | None = None
+    reports: PendingReports | None = None
     failed: Mapping[str, SampledTokens] = {}
 
 
@@ -161,8 +161,8 @@ class Executor:
             tokens = () if step.samples is None else step.samples.wait(_sampling(step.batch))
             if step.failed:
                 tokens = tuple(step.failed.get(one.request_id, one) for one in tokens)
-            if step.prompts is not None:
-                tokens = step.prompts.added_to(tokens)
+            if step.reports is not None:
+                tokens = step.reports.added_to(tokens)
             output = StepOutput(tokens)
         self.group.check()  # sums without all ranks give tokens that mean nothing
         return output
@@ -173,13 +173,13 @@ class Executor:
             return PendingStep(batch)
         if isinstance(computed, Late):
             return PendingStep(batch, computed)
-        copies = prompts = None
+        copies = reports = None
         if computed.samples is not None:
             rejected = self.step.inputs.rejected if batch.has_drafts else None
             copies = self._copies.begin(computed.samples, rejected)
-        if computed.prompts is not None:
-            prompts = PendingPrompts(computed.prompts, batch)
-        return PendingStep(batch, None, copies, prompts, computed.failed)
+        if computed.reports is not None:
+            reports = PendingReports(computed.reports, batch)
+        return PendingStep(batch, None, copies, reports, computed.failed)
 
     def _graph_of(self, batch: Batch) -> GraphKey | None:
         """Return the graph that a batch runs in; None, and the reason is counted, if in none."""
@@ -194,7 +194,7 @@ class Executor:
 
     def _compute(self, batch: Batch, key: GraphKey | None) -> Late | Sampled | None:
         """Run the step of the message that was sent last. Ranks above 0 may return None."""
-        prompts = None
+        reports = None
         if key is not None:
             logits = self._run_in_graph(key, batch)
             if batch.num_samples and batch.is_plain:
@@ -202,22 +202,22 @@ class Executor:
                 return Sampled(self.step.samples(key.samples))
             logits = logits[: batch.num_samples]  # sampled once more, behind the graph
         else:
-            logits, prompts = self._run(batch)
+            logits, reports = self._run(batch)
         if not batch.num_samples:
-            return None if prompts is None else Sampled(None, prompts=prompts)
-        late = Late(logits, prompts)
+            return None if reports is None else Sampled(None, reports=reports)
+        late = Late(logits, reports)
         return late if batch.is_late else self._sample(late, batch, {})
 
-    def _run(self, batch: Batch) -> tuple[torch.Tensor, Samples | None]:
-        """Run a step without a graph; return the logits of its samples, and reports of prompts."""
+    def _run(self, batch: Batch) -> tuple[torch.Tensor, Reports | None]:
+        """Run a step without a graph; return the logits of its samples, and what it reports."""
         with self.step.adapted(batch):
-            inputs, prompts = self.step.inputs.make(batch), None
+            inputs, reports = self.step.inputs.make(batch), None
             hidden = self.step.hidden(inputs)
-            if batch.reports_prompts:
-                prompts = report_prompts(self.step.model, hidden, batch)
+            if batch.reports_prompts or batch.reports_hidden:
+                reports = reports_of(self.step.model, hidden, batch)
             if batch.num_samples:
                 hidden = self.step.model.logits(hidden.index_select(0, inputs.sample_rows))
-            return hidden, prompts
+            return hidden, reports
 
     def _sample(self, step: Late, batch: Batch, masks: LateMasks) -> Sampled | None:
         """Sample on every rank alike; where a request edits its logits, on rank 0 for all.
@@ -245,7 +245,7 @@ class Executor:
         if batch.has_drafts:
             inputs.verify()
         self._propose_after(batch)
-        return None if sampled is None else sampled._replace(prompts=step.prompts)
+        return None if sampled is None else sampled._replace(reports=step.reports)
 
     def _propose_after(self, batch: Batch) -> None:
         if self.propose is not None:

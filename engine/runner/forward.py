@@ -58,6 +58,8 @@ class ModelStep:
         """Return why a batch runs in no graph, whatever its size; "" if it may."""
         if batch.reports_prompts:
             return "log-probabilities of a prompt"
+        if batch.reports_hidden:
+            return "hidden states"
         if batch.has_adapters:
             if self.graph_adapters is None:
                 return "a LoRA adapter"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from kiln.engine.config import SchedulerConfig
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
@@ -20,6 +21,10 @@ class Runner(Protocol):
     @property
     def device_type(self) -> str:
         """Where it runs: "cuda" or "cpu"."""
+
+    @property
+    def limits(self) -> SchedulerConfig | None:
+        """The limits of a step, if it has decided any that the configuration leaves open."""
 
     @property
     def max_model_len(self) -> int:

@@ -29,7 +29,7 @@ from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
 from kiln.engine.models.split import Split
 from kiln.engine.models.splitting import check_split, rank_attention
-from kiln.engine.runner.budget import limits_of
+from kiln.engine.runner.budget import limits_of, most_prefill_in_graphs
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
 from kiln.engine.runner.inputs import StepInputs
@@ -86,7 +86,8 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
     limits, reason = limits_of(config, hf, dtype, kv, max_model_len, group)
     rows, tokens, drafts = limits.num_rows, limits.budget, limits.num_speculative_tokens
-    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts)
+    longest = most_prefill_in_graphs(hf, device, split.world)
+    keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts, longest)
     # Kernels that are loaded take memory: they come before the pool is sized.
     decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
     with torch.inference_mode():

@@ -11,7 +11,7 @@ import torch
 
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.attention.paged_layer import bind_layers
-from kiln.engine.config import EngineConfig
+from kiln.engine.config import EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.counts import GraphCounts
@@ -67,6 +67,11 @@ class ModelRunner:
     def device_type(self) -> str:
         """Where the model runs: "cuda" or "cpu"."""
         return self.device.type
+
+    @property
+    def limits(self) -> SchedulerConfig:
+        """The limits of a step, all of them set."""
+        return self.loaded.limits
 
     @property
     def max_model_len(self) -> int:

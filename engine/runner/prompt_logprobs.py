@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
 
 from kiln.engine.models.family import Model
-from kiln.engine.requests.batch import Batch, SampledTokens
-from kiln.engine.runner.sampler import Logprobs, PendingSamples, complaint
+from kiln.engine.requests.batch import Batch
 from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 
 _BYTES = 64 << 20  # of logits at once: no more than the largest step samples from
@@ -53,49 +51,3 @@ def report_prompts(model: Model, hidden: torch.Tensor, batch: Batch) -> Samples:
         done += count
         step = max(1, _BYTES // (logits.itemsize * vocab))
     return together
-
-
-class PendingPrompts:
-    """Reports of prompts on the way to the host."""
-
-    def __init__(self, samples: Samples, batch: Batch) -> None:
-        self._reports = PendingSamples.copied(samples)
-        self._requests = [one for one in batch.requests if one.prompt is not None]
-
-    def added_to(self, tokens: Sequence[SampledTokens]) -> tuple[SampledTokens, ...]:
-        """Wait for the reports; return the tokens of the step with the reports added to them."""
-        host = self._reports.wait_host()
-        errors, logprobs = host.errors.tolist(), Logprobs(host)
-        reports: dict[str, SampledTokens] = {}
-        row = 0
-        for request in self._requests:
-            assert request.prompt is not None
-            mine = range(row, row + len(request.prompt.token_ids))
-            row = mine.stop
-            wrong = next((errors[one] for one in mine if errors[one]), 0)
-            if wrong:
-                error = complaint(wrong, request)
-                reports[request.request_id] = SampledTokens(request.request_id, [], error=error)
-                continue
-            listed = [logprobs.at(one, request.params.prompt_logprobs or 0) for one in mine]
-            reports[request.request_id] = SampledTokens(
-                request.request_id, [], prompt_logprobs=listed
-            )
-        return _joined(tokens, reports)
-
-
-def _joined(
-    tokens: Sequence[SampledTokens], reports: Mapping[str, SampledTokens]
-) -> tuple[SampledTokens, ...]:
-    """Return one entry for each request in tokens or reports; an error in either is its error."""
-    rest = dict(reports)
-    joined = []
-    for one in tokens:
-        report = rest.pop(one.request_id, None)
-        if report is None or one.error is not None:
-            joined.append(one)
-        elif report.error is not None:
-            joined.append(report)
-        else:
-            joined.append(one._replace(prompt_logprobs=report.prompt_logprobs))
-    return (*joined, *rest.values())

@@ -10,6 +10,7 @@ from kiln.engine.errors import DeviceError
 from kiln.engine.requests.batch import SampledTokens
 from kiln.engine.requests.rerun import blame
 from kiln.engine.runner.failures import explained
+from kiln.engine.runner.reports import Reports
 from kiln.engine.runner.sampler import ToSample
 from kiln.jit_kernels.ops.sampling.functions import Samples
 
@@ -17,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class Sampled(NamedTuple):
-    """What a step found: samples, if any request samples, and reports of prompts, if wanted.
+    """What a step found: samples, if any request samples, and reports, if any are wanted.
 
     ``failed``: the ends of requests whose sampling raised, by id.
     """
 
     samples: Samples | None
     failed: Mapping[str, SampledTokens] = {}
-    prompts: Samples | None = None
+    reports: Reports | None = None
 
 
 def sample_or_fail_alone(sample: Callable[[ToSample], Samples], rows: ToSample) -> Sampled:

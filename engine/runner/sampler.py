@@ -120,7 +120,7 @@ class PendingSamples:
         if self._rejected is None and not any(errors) and not reported:
             rows = zip(requests, tokens, strict=False)  # a graph has rows of padding
             return tuple(
-                [_plain((row.request_id, [token], None, None, None)) for row, token in rows]
+                [_plain((row.request_id, [token], None, None, None, None)) for row, token in rows]
             )
         logprobs = Logprobs(self._host)
         rejected = None if self._rejected is None else self._rejected.tolist()

@@ -47,6 +47,9 @@ def test_token_buckets_ascend_and_cover_every_step():
         assert all(a < b for a, b in pairwise((0, *sizes)))
         for before, size in pairwise(sizes):
             assert size <= 2 * before, "at most half of a step is padding"
+    for before, size in pairwise(token_buckets(8192)):
+        assert before < 512 or size - before - 1 <= size / 8, "less of a large one"
+    assert len(token_buckets(8192)) < 48
 
 
 def test_decode_graphs_are_captured_up_to_the_rows_of_a_step():
@@ -65,6 +68,8 @@ def test_steps_with_prefills_are_captured_for_few_rows_and_for_all():
     for rows in (FEW_ROWS, 40):
         sizes = [key.tokens for key in prefills if key.rows == rows]
         assert sizes == list(token_buckets(MOST_PREFILL_TOKENS))
+    longer = graph_keys(GraphConfig(), rows=40, tokens=2000, prefill="full", most_prefill=4096)
+    assert max(key.tokens for key in longer) == 2000
     alone = graph_keys(GraphConfig(), rows=1, tokens=64, prefill="full")
     assert all(key.is_decode for key in alone), "its plan would lack a kernel"
 

@@ -14,7 +14,14 @@ from kiln.engine.kv.pool import KVShape
 from kiln.engine.models.registry import read_model
 from kiln.engine.models.step_cost import step_bytes, step_flops
 from kiln.engine.runner import budget
-from kiln.engine.runner.budget import BUDGETS, Card, default_budget, estimated_ms, limits_of
+from kiln.engine.runner.budget import (
+    BUDGETS,
+    Card,
+    default_budget,
+    estimated_ms,
+    limits_of,
+    most_prefill_in_graphs,
+)
 
 ROOMY = 1 << 40
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "vocab_size": 151936}
@@ -65,6 +72,16 @@ def config_of(tmp_path):
         return read_model(tmp_path)[1]
 
     return config
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("0.6B", 2048, 4096), ("8B", 512, 512)])
+def test_steps_run_in_graphs_while_launches_take_the_host_longer_than_the_gpu(
+    config_of, monkeypatch, name, least, most
+):
+    monkeypatch.setattr(budget, "card_of", lambda device: CARDS["H100"][0])
+    config = config_of(name)
+    assert least <= most_prefill_in_graphs(config, torch.device("cuda"), 1) <= most
+    assert most_prefill_in_graphs(config, torch.device("cpu"), 1) == 512
 
 
 @pytest.mark.parametrize("name", CARDS)
