@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo, make_batch_info
+from kiln.engine.lora.batch_info import LoRABatchInfo, make_batch_info
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Site
 
@@ -24,52 +24,9 @@ class BaseLoRABackend(ABC):
     """
 
     name: str
-    fits_graphs = False  # whether a CUDA graph of a step can be replayed for any adapters
 
     def __init__(self, pool: AdapterPool) -> None:
         self.pool = pool
-
-    def reserve_rank(self, rank: int) -> None:  # noqa: B027 (backends without graphs need nothing)
-        """Let graphs that are captured later fit every adapter of up to this rank."""
-
-    def reserve_loaded(self) -> None:  # noqa: B027 (backends without graphs need nothing)
-        """Let graphs that are captured later fit the adapters that are in the pool now."""
-
-    @property
-    def graphs_fit_any(self) -> bool:
-        """Whether graphs fit any adapter: without a reservation they have no room for one."""
-        return False
-
-    def graphs_fit(self, slots: Collection[int]) -> bool:
-        """Whether graphs fit the adapters that are in these slots now; -1 is no adapter."""
-        return set(slots) <= {NO_ADAPTER}
-
-    def fixed_batch(self, num_tokens: int, num_rows: int) -> LoRABatchInfo:
-        """Return a batch of a graph's size, whose adapters ``fill_batch`` sets.
-
-        Raises NotImplementedError unless ``fits_graphs``.
-        """
-        raise NotImplementedError(f"{self.name} reads a step's segments on the host")
-
-    def clear_batches(self) -> None:
-        """Let fixed batches of every size be padding, until ``fill_batch``.
-
-        Raises NotImplementedError unless ``fits_graphs``.
-        """
-        raise NotImplementedError(f"{self.name} reads a step's segments on the host")
-
-    def fill_batch(
-        self,
-        info: LoRABatchInfo,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        samples: Sequence[int],
-    ) -> None:
-        """Set the adapters of a fixed batch, as in ``prepare_lora_batch``; the rest is padding.
-
-        Raises NotImplementedError unless ``fits_graphs``.
-        """
-        raise NotImplementedError(f"{self.name} reads a step's segments on the host")
 
     def prepare_lora_batch(
         self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[int]

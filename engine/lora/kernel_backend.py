@@ -46,7 +46,6 @@ class KernelLoRA(BaseLoRABackend):
 
     name = "kernels"
     kernels = frozenset((LORA_SHRINK, LORA_EXPAND, LORA_SHRINK_EMBEDDING))  # that it calls
-    fits_graphs = True
 
     def __init__(
         self, pool: AdapterPool, sites: Sequence[Site], max_tokens: int, *, overlap: bool = True

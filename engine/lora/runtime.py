@@ -11,6 +11,7 @@ import torch
 from kiln.engine.config import LoRAConfig
 from kiln.engine.lora.backend import BaseLoRABackend
 from kiln.engine.lora.batch_info import LoRABatchInfo
+from kiln.engine.lora.kernel_backend import KernelLoRA
 from kiln.engine.lora.operators import lora_step
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
@@ -70,7 +71,7 @@ class Adapters:
 
         False if the backend has no graphs, or no adapter is loaded and no rank was reserved.
         """
-        if not self.backend.fits_graphs:
+        if not isinstance(self.backend, KernelLoRA):  # it reads a step's segments on the host
             return False
         for _ in self.groups(self.store.num_slots):
             self.backend.reserve_loaded()
@@ -78,24 +79,29 @@ class Adapters:
 
     def fit(self, batch: Batch) -> bool:
         """Whether graphs fit the adapters of a batch."""
-        return self.backend.graphs_fit(batch.columns.adapter_slot)
+        return self._kernels.graphs_fit(batch.columns.adapter_slot)
 
     @contextmanager
     def fixed_step(self, num_tokens: int, num_rows: int) -> Iterator[None]:
         """Apply the adapters that ``fill`` sets, for a graph of this size."""
-        info = self.backend.fixed_batch(num_tokens, num_rows)
+        info = self._kernels.fixed_batch(num_tokens, num_rows)
         with lora_step(_AdapterStep(self.backend, self._sites, info)):
             yield
 
     def clear(self) -> None:
         """Make every fixed step one of padding, until ``fill``."""
-        self.backend.clear_batches()
+        self._kernels.clear_batches()
 
     def fill(self, batch: Batch, num_tokens: int, num_rows: int) -> None:
         """Set the adapters of the next step of this size."""
         of = batch.columns
-        info = self.backend.fixed_batch(num_tokens, num_rows)
-        self.backend.fill_batch(info, of.adapter_slot, of.num_tokens, of.num_samples)
+        info = self._kernels.fixed_batch(num_tokens, num_rows)
+        self._kernels.fill_batch(info, of.adapter_slot, of.num_tokens, of.num_samples)
+
+    @property
+    def _kernels(self) -> KernelLoRA:
+        assert isinstance(self.backend, KernelLoRA), "graphs were not reserved"
+        return self.backend
 
     def groups(self, most: int) -> Iterator[dict[int, str]]:
         """Yield the names of all adapters by slot, in groups of ``most`` that fit in the pool.
@@ -137,5 +143,6 @@ def load_adapters(
     """
     store = RankStore(config, sites, dtype, device, progress, shard)
     backend = make_backend(store.pool, sites.all)
-    backend.reserve_rank(config.max_lora_rank or 0)
+    if isinstance(backend, KernelLoRA):
+        backend.reserve_rank(config.max_lora_rank or 0)
     return Adapters(store, backend, sites.all)
