@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kiln.engine.bench.device_time import device_work
-from kiln.engine.bench.engine import Adapters, Tell, check_lengths, name_with_lora
+from kiln.engine.bench.engine import (
+    Adapters,
+    BenchEngine,
+    Tell,
+    check_lengths,
+    name_with_lora,
+)
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM
@@ -28,8 +34,8 @@ class MustFit:
     num_tokens: int
 
 
-class KilnEngine:
-    """Kiln as a BenchEngine. Tokens go in and come out; there is no tokenizer.
+class KilnEngine(BenchEngine):
+    """Kiln. Tokens go in and come out; there is no tokenizer.
 
     Raises what ``LLM`` raises, and ConfigError if the KV pool is too small for ``must_fit``.
     """
@@ -46,7 +52,6 @@ class KilnEngine:
         begun = time.perf_counter()
         self._llm: LLM | None = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
         self.load_seconds = time.perf_counter() - begun
-        self.versions: Mapping[str, str] = {}  # every report names Kiln's packages
         self.lora_backend = self._find_lora_backend() if self.adapters else None
         self._on_gpu = resolve_device(config.model.device).type == "cuda"
         if must_fit is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.bench.report import Row
+from kiln.engine.bench.report import Report, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,23 +15,21 @@ _LINE_COLOURS = (KILN_COLOUR, "#2563eb", "#059669")
 OTHER_COLOUR = "#a99e91"
 
 
-def draw_throughput(rows: Sequence[Row], name: str, title: str, figure: Figure) -> None:
-    """Draw output tokens per second, one bar per row, the first on top.
-
-    ``name`` is the field with the bar's name.
-    """
+def draw_throughput(report: Report, processor: str, figure: Figure) -> None:
+    """Draw output tokens per second, one bar per row, the first on top."""
+    rows = report.rows
     figure.set_size_inches(8, 1.2 + 0.6 * len(rows))
     axes = figure.subplots()
     colours = [OTHER_COLOUR] * (len(rows) - 1) + [KILN_COLOUR]
     upwards = rows[::-1]
     bars = axes.barh(
-        [row[name] for row in upwards],
+        [row["engine"] for row in upwards],
         [row["output_tokens_per_s"] for row in upwards],
         color=colours,
     )
     axes.bar_label(bars, fmt="{:,.0f}", padding=4)
     axes.set_xlabel("output tokens per second")
-    axes.set_title(title, fontsize=10)
+    axes.set_title(f"{report.details['model']} on {processor}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.12)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.shapes import SHAPES, write_shape
-from kiln.engine.cli.measuring import say_written
+from kiln.engine.cli.measuring import add_files, measuring_display, say_written
+from kiln.engine.cli.numbers import count, counts
 from kiln.engine.cli.options import (
     add_engine_arguments,
     engine_config,
@@ -21,11 +22,12 @@ from kiln.engine.cli.options import (
     served_name,
 )
 from kiln.engine.config import EngineConfig
-from kiln.engine.errors import ConfigError, KilnError
+from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kiln.engine.bench.report import Report
-    from kiln.engine.bench.side_by_side import Draw
+    from kiln.engine.bench.engine import Tell
+    from kiln.engine.bench.report import Draw, Report
+    from kiln.engine.bench.side_by_side import Measured, Subject
 
 _BASELINES = {
     "transformers": "transformers in the same dtype",
@@ -60,10 +62,41 @@ def add_bench_arguments(
     bench.add_argument(
         "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    bench.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="write JSON, a table and a plot there"
+    add_files(bench)
+
+
+def add_step_arguments(parser: argparse.ArgumentParser, batch_sizes: tuple[int, ...]) -> None:
+    """Add the load of the kinds that time decode steps, with these default batch sizes."""
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--batch-sizes",
+        type=counts,
+        default=batch_sizes,
+        metavar="LIST",
+        help=f"requests that run together; default {','.join(map(str, batch_sizes))}",
     )
+    load.add_argument(
+        "--prompt-tokens", type=count, default=128, metavar="N", help="of each; default 128"
+    )
+    load.add_argument(
+        "--output-tokens", type=count, default=128, metavar="N", help="steps timed; default 128"
+    )
+
+
+@contextmanager
+def measuring(
+    args: argparse.Namespace, together: int, longest: int
+) -> Iterator[tuple[Subject, str, Tell]]:
+    """Yield the model with its settings, the baseline's interpreter, and what shows the progress.
+
+    ``together``, ``longest``: see ``bench_config``. Raises ConfigError.
+    """
+    from kiln.engine.bench.side_by_side import Subject
+
+    with bench_config(args, together, longest) as (name, config):
+        python = check_baseline(args, config)
+        with measuring_display() as tell:
+            yield Subject(name, config), python, tell
 
 
 def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
@@ -118,20 +151,34 @@ def bench_config(
 
 
 def finish(
-    args: argparse.Namespace, report: Report, text: str, draw: Draw, failure: KilnError | None
+    args: argparse.Namespace,
+    subject: Subject,
+    measured: Measured,
+    load: dict[str, Any],
+    markdown: Callable[[Report], str],
+    draw: Draw,
 ) -> int:
     """Print the page, write the files, and return 0. Raises the error that ended the run early."""
+    from kiln.engine.bench.report import command_line
+    from kiln.engine.bench.side_by_side import make_report
+
+    report = make_report(args.kind, command_line("kiln"), subject, measured, load)
+    write_out(args, report, markdown(report), draw)
+    if measured.failure is not None:
+        raise measured.failure
+    return 0
+
+
+def write_out(args: argparse.Namespace, report: Report, text: str, draw: Draw) -> int:
+    """Print the page, write the files, and return 0."""
     from kiln.engine.bench.report import write_json
-    from kiln.engine.bench.side_by_side import write
 
     print(text, flush=True)
     if args.json is not None:
         write_json(args.json, report.to_json())
         say_written([args.json])
     if args.output is not None:
-        say_written(write(report, args.output, text, draw))
-    if failure is not None:
-        raise failure
+        say_written(report.write_named(args.output, text, draw))
     return 0
 
 

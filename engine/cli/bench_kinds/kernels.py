@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln.engine.cli.measuring import say_written
+from kiln.engine.cli.measuring import add_files, say_written
 from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="smoke test, not a benchmark: run this command on a CPU at small sizes",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="write JSON, a table and rooflines there"
-    )
+    add_files(parser)
 
 
 def run(args: argparse.Namespace) -> int:

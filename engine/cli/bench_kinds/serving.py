@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kiln.engine.cli.bench_model import refuse_parallel
-from kiln.engine.cli.measuring import say, say_written
-from kiln.engine.cli.options import add_engine_arguments, engine_flags, find_model, served_name
+from kiln.engine.cli.bench_model import refuse_parallel, write_out
+from kiln.engine.cli.measuring import add_files, say
+from kiln.engine.cli.options import (
+    add_engine_arguments,
+    engine_config,
+    engine_flags,
+    find_model,
+    served_name,
+)
 from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,15 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="also run the same prompts through transformers' generate",
     )
-    load.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="write JSON, a table and a plot there"
-    )
+    add_files(load)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure the server, then the baseline."""
     from kiln.engine.bench import serving
-    from kiln.engine.bench.report import command_line
+    from kiln.engine.bench.plots import draw_throughput
+    from kiln.engine.bench.report import Report, command_line, with_ratio
 
     arrivals = _check(args)
     refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
@@ -76,20 +82,21 @@ def run(args: argparse.Namespace) -> int:
     if args.baseline == "transformers":
         say("measuring transformers on the same prompts")
         # Imported here: torch and transformers must not take the server's cores.
-        from kiln.engine.bench import baseline, in_process
+        from kiln.engine.bench import in_process
 
+        config = engine_config(args, folder)
         at_a_time = arrivals.concurrency or _CONCURRENCY
-        what = (folder, prompts, args.output_tokens, args.dtype, args.device, at_a_time)
-        rows += baseline.measure(*what)
-        if args.url is None:  # else the server still uses the GPU
-            rows.append(in_process.measure(*what))
+        # All requests are submitted at once.
+        limits = replace(config.scheduler, max_num_seqs=at_a_time, max_waiting=sys.maxsize)
+        config = replace(config, scheduler=limits)
+        alone = args.url is None  # else the server still uses the GPU
+        rows += in_process.measure(config, prompts, args.output_tokens, say, kiln=alone)
     load = {name: getattr(args, name) for name in (*_LOAD, "request_rate")}
     load["concurrency"] = arrivals.concurrency
     load["arrivals"] = serving.describe(arrivals)
-    report = serving.make_report(command_line("kiln"), served_name(args), rows, load)
-    print(serving.markdown(report))
-    say_written(serving.write(report, args.output) if args.output is not None else ())
-    return 0
+    about = {"model": served_name(args), "device": args.device or "auto"}
+    report = Report(NAME, command_line("kiln"), with_ratio(rows), load, about)
+    return write_out(args, report, serving.markdown(report), draw_throughput)
 
 
 def _check(args: argparse.Namespace) -> Arrivals:
