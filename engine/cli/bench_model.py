@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ _MAX_MODEL_LEN = 4096
 
 
 def add_bench_arguments(
-    parser: argparse.ArgumentParser, baselines: Sequence[str] = tuple(_BASELINES)
+    parser: argparse.ArgumentParser,
+    baselines: Sequence[str] = tuple(_BASELINES),
 ) -> None:
     """Add the engine's flags, the baseline and the files."""
     add_engine_arguments(parser)
@@ -163,14 +165,17 @@ def finish(
     from kiln.engine.bench.side_by_side import make_report
 
     report = make_report(args.kind, command_line("kiln"), subject, measured, load)
-    write_out(args, report, markdown(report), draw)
+    text = markdown(report)
+    write_out(args, report, text, partial(report.write_named, text=text, draw=draw))
     if measured.failure is not None:
         raise measured.failure
     return 0
 
 
-def write_out(args: argparse.Namespace, report: Report, text: str, draw: Draw) -> int:
-    """Print the page, write the files, and return 0."""
+def write_out(
+    args: argparse.Namespace, report: Report, text: str, write: Callable[[Path], list[Path]]
+) -> int:
+    """Print the page, write the files, and return 0. ``write``: all files, into a folder."""
     from kiln.engine.bench.report import write_json
 
     print(text, flush=True)
@@ -178,7 +183,7 @@ def write_out(args: argparse.Namespace, report: Report, text: str, draw: Draw) -
         write_json(args.json, report.to_json())
         say_written([args.json])
     if args.output is not None:
-        say_written(report.write_named(args.output, text, draw))
+        say_written(write(args.output))
     return 0
 
 
