@@ -23,7 +23,8 @@ class BenchEngine(ABC):
     ``load_seconds`` is the time from the start to the first request. ``versions`` are those of its
     packages, beside Kiln's, which every report names. ``adapters`` are the names of those that it
     loaded; without any it is built for none. ``lora_backend``: what computes the adapters' parts,
-    if known.
+    if known. ``token_budget`` is the most tokens of a step, if known, and ``own_budget`` says that
+    it is the engine's own default, not one that was asked for.
     """
 
     name: str
@@ -32,6 +33,8 @@ class BenchEngine(ABC):
     versions: Mapping[str, str] = {}
     adapters: Sequence[str] = ()
     lora_backend: str | None = None
+    token_budget: int | None = None
+    own_budget: bool = False
 
     @abstractmethod
     def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
@@ -48,6 +51,10 @@ class BenchEngine(ABC):
         They are means over ``steps`` steps after the first ``skipped`` output tokens.
         """
         return {}
+
+    def device_ms(self, prompts: list[list[int]], lengths: list[int]) -> float | None:
+        """Generate as ``run`` does; return how long the GPU works, None if that is not known."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

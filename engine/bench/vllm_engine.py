@@ -32,13 +32,15 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class VLLMEngine(BenchEngine):
     """vLLM. ``python``: an interpreter that can import vllm.
 
-    It gets the same limits, dtypes, memory share and seed as Kiln. Its other settings are its own
-    defaults, except for prefix caching, which is off: a benchmark repeats its prompts.
+    It gets the same limits, dtypes, memory share and seed as Kiln, but for ``own_budget`` no token
+    budget. Its other settings are its own defaults, except for prefix caching, which is off: a
+    benchmark repeats its prompts.
     """
 
     product = "vllm"
 
-    def __init__(self, config: EngineConfig, python: str) -> None:
+    def __init__(self, config: EngineConfig, python: str, own_budget: bool = False) -> None:
+        self.own_budget = own_budget
         self.adapters = tuple(module.name for module in config.lora.modules)
         self.name = name_with_lora(self.product, self.adapters)
         self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
@@ -52,12 +54,16 @@ class VLLMEngine(BenchEngine):
             text=True,
         )
         try:
-            loaded = self._ask({"llm": llm_keywords(config)})
+            keywords = llm_keywords(config)
+            if own_budget:
+                del keywords["max_num_batched_tokens"]
+            loaded = self._ask({"llm": keywords})
         except BaseException:
             self.close()
             raise
         self.load_seconds = float(loaded["seconds"])
         self.versions = loaded["versions"]
+        self.token_budget = loaded["token_budget"]
 
     def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate; return the seconds."""

@@ -39,9 +39,9 @@ class MixedLoad:
         return prompts, lengths
 
 
-def equal_prompts(count: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
-    """Return ``count`` prompts of ``num_tokens`` tokens each."""
-    chance = random.Random(1)
+def equal_prompts(count: int, num_tokens: int, vocab_size: int, seed: int = 1) -> list[list[int]]:
+    """Return ``count`` prompts of ``num_tokens`` tokens each, others for another seed."""
+    chance = random.Random(seed)
     return [_prompt(chance, num_tokens, vocab_size) for _ in range(count)]
 
 

@@ -44,14 +44,20 @@ _MAX_MODEL_LEN = 4096
 def add_bench_arguments(
     parser: argparse.ArgumentParser,
     baselines: Sequence[str] = tuple(_BASELINES),
+    budget: int | None = _MAX_NUM_BATCHED_TOKENS,
 ) -> None:
-    """Add the engine's flags, the baseline and the files."""
+    """Add the engine's flags, the baseline and the files.
+
+    ``budget``: the token budget if no flag gives one; None: each engine's own default.
+    """
     add_engine_arguments(parser)
+    parser.set_defaults(usual_budget=budget)
+    shown = "" if budget is None else f"--max-num-batched-tokens {budget} "
     parser.epilog = (
         f"MODEL may also be one of {', '.join(SHAPES)}: that model's config with random weights. "
         "Limits that are not given are, for Kiln and vllm, "
-        f"--max-num-seqs {_MAX_NUM_SEQS} --max-num-batched-tokens {_MAX_NUM_BATCHED_TOKENS} "
-        f"--max-model-len {_MAX_MODEL_LEN}, or what the requests need."
+        f"--max-num-seqs {_MAX_NUM_SEQS} {shown}--max-model-len {_MAX_MODEL_LEN}, or what the "
+        "requests need."
     )
     bench = parser.add_argument_group("comparison and files")
     bench.add_argument(
@@ -87,15 +93,15 @@ def add_step_arguments(parser: argparse.ArgumentParser, batch_sizes: tuple[int, 
 
 @contextmanager
 def measuring(
-    args: argparse.Namespace, together: int, longest: int
+    args: argparse.Namespace, together: int, longest: int, least: int | None = None
 ) -> Iterator[tuple[Subject, str, Tell]]:
     """Yield the model with its settings, the baseline's interpreter, and what shows the progress.
 
-    ``together``, ``longest``: see ``bench_config``. Raises ConfigError.
+    ``together``, ``longest``, ``least``: see ``bench_config``. Raises ConfigError.
     """
     from kiln.engine.bench.side_by_side import Subject
 
-    with bench_config(args, together, longest) as (name, config):
+    with bench_config(args, together, longest, least) as (name, config):
         python = check_baseline(args, config)
         with measuring_display() as tell:
             yield Subject(name, config), python, tell
@@ -125,12 +131,12 @@ def refuse_parallel(args: argparse.Namespace, what: str, used: bool) -> None:
 
 @contextmanager
 def bench_config(
-    args: argparse.Namespace, together: int, longest: int
+    args: argparse.Namespace, together: int, longest: int, least: int | None = None
 ) -> Iterator[tuple[str, EngineConfig]]:
     """Yield the model's name, and the settings from the flags, while the model's folder exists.
 
-    ``together``: how many requests must run at once. ``longest``: the most tokens of one. Raises
-    ConfigError if a given limit is too low for them.
+    ``together``: how many requests must run at once. ``longest``: the most tokens of one; a model
+    whose context holds only ``least`` will do. Raises ConfigError if a limit is too low for them.
     """
     model = model_of(args)
     if model not in SHAPES or Path(model).is_dir():
@@ -139,7 +145,7 @@ def bench_config(
                 f"model {model!r}: no such folder, not a hub id such as org/name, and not one "
                 f"of the built-in shapes {', '.join(SHAPES)}"
             )
-        yield served_name(args), _with_limits(args, find_model(args), together, longest)
+        yield served_name(args), _with_limits(args, find_model(args), together, longest, least)
         return
     if args.load_format == "auto":
         raise ConfigError(
@@ -148,7 +154,7 @@ def bench_config(
         )
     with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
         folder = write_shape(model, Path(parent))
-        config = _with_limits(args, folder, together, longest)
+        config = _with_limits(args, folder, together, longest, least)
         yield model, replace(config, model=replace(config.model, load_format="dummy"))
 
 
@@ -188,7 +194,7 @@ def write_out(
 
 
 def _with_limits(
-    args: argparse.Namespace, folder: Path, together: int, longest: int
+    args: argparse.Namespace, folder: Path, together: int, longest: int, least: int | None
 ) -> EngineConfig:
     from kiln.engine.models.registry import read_model
 
@@ -200,13 +206,14 @@ def _with_limits(
     limits = config.scheduler
     if args.max_num_seqs is None:
         limits = replace(limits, max_num_seqs=max(_MAX_NUM_SEQS, together))
-    if args.max_num_batched_tokens is None:
-        limits = replace(limits, max_num_batched_tokens=_MAX_NUM_BATCHED_TOKENS)
+    if args.max_num_batched_tokens is None and args.usual_budget is not None:
+        limits = replace(limits, max_num_batched_tokens=args.usual_budget)
     if args.max_waiting is None:  # all requests are submitted at once
         limits = replace(limits, max_waiting=sys.maxsize)
-    if longest > context:
+    needed = longest if least is None else least
+    if needed > context:
         raise ConfigError(
-            f"a request has up to {longest} tokens, prompt and output, and the context is "
+            f"a request has up to {needed} tokens, prompt and output, and the context is "
             f"{context}: measure shorter ones"
         )
     if together > limits.num_rows:

@@ -45,6 +45,9 @@ class LLM:
         if seed == 13:
             raise RuntimeError("no such luck")
         self.lora = {name: value for name, value in others.items() if "lora" in name}
+        budget = others.get("max_num_batched_tokens", "its own")
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=budget))
+        self.llm_engine = SimpleNamespace(vllm_config=config)
 
     def generate(self, prompts, params, use_tqdm, **lora):
         asked = {name: [one and vars(one) for one in each] for name, each in lora.items()}
@@ -84,11 +87,19 @@ def python(tmp_path):
     return str(script)
 
 
-def test_kiln_generates_ids_without_a_tokenizer():
+def test_kiln_generates_ids_without_a_tokenizer(monkeypatch):
     engine = KilnEngine(config(load_format="dummy"), lambda text: None, MustFit(3, 16))
     assert engine.run(PROMPTS, LENGTHS) > 0
     assert engine.load_seconds > 0
     assert engine.step_details(PROMPTS, 1, 1) == {}  # a CPU has no device time
+    assert engine.device_ms(PROMPTS, LENGTHS) is None
+    ran = []
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_on_gpu", True)
+        patch.setattr(device_time, "_spans_during", lambda run: ran.append(run()) or [(0, 1500)])
+        assert engine.device_ms(PROMPTS, LENGTHS) == pytest.approx(1.5)
+    assert ran[0] > 0
+    assert (engine.token_budget, engine.own_budget) == (2048, False)
     runner = weakref.ref(engine._llm.core.runner)
     engine.close()
     assert runner() is None  # its memory is free for the next engine
@@ -147,6 +158,8 @@ def test_vllm_runs_in_its_own_interpreter(python):
     engine = VLLMEngine(config(), python)
     assert engine.versions == {"vllm": "0.0", "vllm's torch": "9"}
     assert engine.load_seconds >= 0
+    assert (engine.token_budget, engine.own_budget) == (2048, False)
+    assert engine.device_ms(PROMPTS, LENGTHS) is None
     assert engine.run(PROMPTS, LENGTHS) >= 0
     assert engine.step_details(PROMPTS, 1, 1) == {}
     with pytest.raises(BenchError, match=r"vllm: 1 of 1 requests .* such as 3 instead of 4"):
@@ -157,6 +170,9 @@ def test_vllm_runs_in_its_own_interpreter(python):
     engine.close()
     with pytest.raises(BenchError, match="RuntimeError: no such luck"):
         VLLMEngine(config(seed=13), python)
+    engine = VLLMEngine(config(), python, own_budget=True)
+    assert (engine.token_budget, engine.own_budget) == ("its own", True)
+    engine.close()
 
 
 def test_vllm_gets_the_limits_and_dtypes_of_kiln():
