@@ -37,9 +37,10 @@ def write(report: Report, folder: Path) -> list[Path]:
             blocks += kernels.blocks(timed, ceilings)
             plots |= kernels.rooflines(timed, ceilings, where)
             rows = [row for row in rows if "implementation" not in row and "ceilings" not in row]
-        if name in sum_plots.SECTIONS and rows:
+        sums = [row for row in rows if "bytes" in row]  # the others had no time, or failed
+        if name in sum_plots.SECTIONS and sums:
             title = f"{sum_plots.SECTIONS[name]}; {where}"
-            plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, rows, title)
+            plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, sums, title)
         blocks.append(_table(rows))
     return report.write(folder, report.benchmark, report.markdown("GPU check", *blocks), plots)
 
