@@ -97,19 +97,23 @@ def measuring(
 ) -> Iterator[tuple[Subject, str, Tell]]:
     """Yield the model with its settings, the baseline's interpreter, and what shows the progress.
 
-    ``together``, ``longest``, ``least``: see ``bench_config``. Raises ConfigError.
+    ``together``: how many requests must run at once. ``longest``: the most tokens of one; a model
+    whose context holds only ``least`` will do. Raises ConfigError if a limit is too low for them,
+    or if the baseline cannot run.
     """
     from kiln.engine.bench.side_by_side import Subject
 
-    with bench_config(args, together, longest, least) as (name, config):
-        python = check_baseline(args, config)
+    with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
+        name, config = _subject(args, Path(parent))
+        config = _with_limits(args, config, together, longest, least)
+        python = _check_baseline(args, config)
         with measuring_display() as tell:
             yield Subject(name, config), python, tell
 
 
-def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
+def _check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     """Return the interpreter of the baseline, before Kiln loads. Raises ConfigError."""
-    refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
+    refuse_parallel(args)
     if args.baseline != "vllm":
         if args.baseline_python is not None:
             raise ConfigError("--baseline-python works only with --baseline vllm")
@@ -121,23 +125,17 @@ def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     return python
 
 
-def refuse_parallel(args: argparse.Namespace, what: str, used: bool) -> None:
-    """Raise ConfigError if something that knows one device is used with several ranks."""
-    if used and (args.tensor_parallel_size or 1) > 1:
+def refuse_parallel(args: argparse.Namespace) -> None:
+    """Raise ConfigError if transformers, which knows one device, is measured beside ranks."""
+    if args.baseline == "transformers" and (args.tensor_parallel_size or 1) > 1:
         raise ConfigError(
-            f"--tp {args.tensor_parallel_size}: {what} measures one device: leave out one of them"
+            f"--tp {args.tensor_parallel_size}: --baseline transformers measures one device: leave "
+            "out one of them"
         )
 
 
-@contextmanager
-def bench_config(
-    args: argparse.Namespace, together: int, longest: int, least: int | None = None
-) -> Iterator[tuple[str, EngineConfig]]:
-    """Yield the model's name, and the settings from the flags, while the model's folder exists.
-
-    ``together``: how many requests must run at once. ``longest``: the most tokens of one; a model
-    whose context holds only ``least`` will do. Raises ConfigError if a limit is too low for them.
-    """
+def _subject(args: argparse.Namespace, parent: Path) -> tuple[str, EngineConfig]:
+    """Return the model's name and the settings; a built-in shape is written below ``parent``."""
     model = model_of(args)
     if model not in SHAPES or Path(model).is_dir():
         if not Path(model).expanduser().exists() and "/" not in model:
@@ -145,17 +143,14 @@ def bench_config(
                 f"model {model!r}: no such folder, not a hub id such as org/name, and not one "
                 f"of the built-in shapes {', '.join(SHAPES)}"
             )
-        yield served_name(args), _with_limits(args, find_model(args), together, longest, least)
-        return
+        return served_name(args), engine_config(args, find_model(args))
     if args.load_format == "auto":
         raise ConfigError(
             f"--load-format auto: the built-in shape {model} has no weights to load; leave "
             "the flag out for random ones"
         )
-    with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
-        folder = write_shape(model, Path(parent))
-        config = _with_limits(args, folder, together, longest, least)
-        yield model, replace(config, model=replace(config.model, load_format="dummy"))
+    config = engine_config(args, write_shape(model, parent))
+    return model, replace(config, model=replace(config.model, load_format="dummy"))
 
 
 def finish(
@@ -194,14 +189,13 @@ def write_out(
 
 
 def _with_limits(
-    args: argparse.Namespace, folder: Path, together: int, longest: int, least: int | None
+    args: argparse.Namespace, config: EngineConfig, together: int, longest: int, least: int | None
 ) -> EngineConfig:
     from kiln.engine.models.registry import read_model
 
-    config = engine_config(args, folder)
-    _, read = read_model(folder)
     context = config.model.max_model_len
     if context is None:
+        _, read = read_model(Path(config.model.model))
         context = min(read.max_positions, max(_MAX_MODEL_LEN, longest))
     limits = config.scheduler
     if args.max_num_seqs is None:

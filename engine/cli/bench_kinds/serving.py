@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from kiln.engine.bench.report import Report, command_line, with_ratio
 
     arrivals = _check(args)
-    refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
+    refuse_parallel(args)
     folder = find_model(args)
     prompts = serving.make_prompts(folder, args.num_prompts, args.prompt_tokens)
     with _server(args) as url:
