@@ -93,7 +93,7 @@ def test_sections_that_fit_together_run_together(monkeypatch):
 
 def test_a_small_card_runs_fewer_processes_of_a_section_at_once():
     parity, ahead = SECTIONS["kernel_parity"], SECTIONS["against_compile"]
-    for gib, shares in ((80.0, 4), (40.0, 3), (24.0, 1), (12.0, 0)):
+    for gib, shares in ((80.0, 4), (47.0, 3), (24.0, 1), (12.0, 0)):
         assert Room(gib, 16).processes(parity, parity.shares) == shares
     assert Room(24.0, 16).processes(ahead, ahead.ahead) == 6
 
@@ -102,9 +102,9 @@ def test_a_section_keeps_to_the_memory_that_it_states(monkeypatch):
     fractions = []
     monkeypatch.setattr(room.torch.cuda, "mem_get_info", lambda: (70 << 30, 80 << 30))
     monkeypatch.setattr(room.torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    room.hold_to(13)
+    room.hold_to(15)
     room.hold_to(200)
-    assert fractions == [(13 - room.CONTEXT_GIB) / 80, 1.0]
+    assert fractions == [(15 - room.CONTEXT_GIB) / 80, 1.0]
     for name, section in SECTIONS.items():
         assert section.gib >= room.CONTEXT_GIB, name
         assert section.gib <= 79, f"{name}: an H100 of 80 GB has no more"
