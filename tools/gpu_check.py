@@ -20,6 +20,7 @@ import json
 import sys
 import traceback
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from gpu import report  # noqa: E402
 from gpu.children import run_all  # noqa: E402
 from gpu.pace import NotMeasured, share_of  # noqa: E402
 from gpu.parts import Part, join, part_of, split  # noqa: E402
-from gpu.room import CONTEXT_GIB, hold_to  # noqa: E402
+from gpu.room import hold_to, peak  # noqa: E402
 from gpu.sections import ALL, BY_KERNEL, SECTIONS, SEVERAL_GPUS  # noqa: E402
 
 from kiln.engine.bench.report import Report, command_line  # noqa: E402
@@ -97,6 +98,9 @@ def _after_part(part: Part, title: str, folder: Path) -> None:
         _write(join([*files.values()]), folder)
     except ValueError as error:
         print(f"the parts in {folder} were not joined: {error}")
+        return
+    for file in files.values():  # so that no later part is joined with these
+        file.unlink()
 
 
 def _write(whole: Report, folder: Path) -> None:
@@ -115,7 +119,7 @@ def _parser() -> ArgumentParser:
         "--part", type=part_of, metavar="K/N",
         help="run only the K-th of N parts, each of about the same length and less than ten "
         "minutes; with the same other flags for each. When the reports of all parts are in "
-        "--output, they are joined into one",
+        "--output, one report takes their place",
     )  # fmt: skip
     parser.add_argument(
         "--join", type=Path, nargs="+", metavar="FILE",
@@ -143,9 +147,8 @@ def _child(args: Namespace) -> int:
     """Run one section in this process; write its result to the file that the parent reads."""
     what = ALL[args.section]
     section: dict[str, Any]
-    on_gpu = torch.cuda.is_available()
     try:
-        if what.beside_others and on_gpu:
+        if what.beside_others and torch.cuda.is_available():
             hold_to(what.gib)
         rows = getattr(importlib.import_module(what.module), what.function)(args)
         wrong = [row for row in rows if row.get("ok") is False]
@@ -154,8 +157,8 @@ def _child(args: Namespace) -> int:
         section = {"status": "not measured", "reason": str(reason), "rows": []}
     except Exception:
         section = {"status": "failed", "reason": traceback.format_exc(), "rows": []}
-    if on_gpu:  # of this process, without those that it started
-        section["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30 + CONTEXT_GIB, 2)
+    with suppress(RuntimeError):  # the section may have broken its CUDA context
+        section |= peak()
     args.result.write_text(json.dumps(section))
     return 0
 

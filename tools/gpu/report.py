@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def show(name: str, section: dict[str, Any]) -> None:
     """Print the status and the failures of a section."""
-    print(f"{name}: {section['status']} ({section['seconds']} s)", section.get("reason", ""))
+    held = f", at most {section['peak_gib']} GiB a process" if "peak_gib" in section else ""
+    print(f"{name}: {section['status']} ({section['seconds']} s{held})", section.get("reason", ""))
     for row in section["rows"]:
         if row.get("ok") is False:
             print("  failed:", {key: value for key, value in row.items() if value not in ({}, "")})

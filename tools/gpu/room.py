@@ -31,6 +31,16 @@ def hold_to(gib: float) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, (gib - CONTEXT_GIB) / total))
 
 
+def peak() -> dict[str, float]:
+    """Return the most GPU memory that this process has held, in GiB; nothing without a GPU.
+
+    Processes that it started are not counted.
+    """
+    if not torch.cuda.is_available():
+        return {}
+    return {"peak_gib": round(torch.cuda.max_memory_reserved() / _GIB + CONTEXT_GIB, 2)}
+
+
 class Room:
     """Memory in GiB and cores, which running sections hold until they end."""
 

@@ -79,4 +79,4 @@ BY_KERNEL = (
 )  # fmt: skip
 WHOLE = 1200  # time limit of all sections in seconds; later sections are not measured
 WHOLE_SEVERAL = 470  # the same with --gpus
-WHOLE_PART = 570  # the same of a part, so that a call ends within ten minutes
+WHOLE_PART = 560  # the same of a part, so that a call ends within ten minutes
