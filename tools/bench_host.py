@@ -125,11 +125,11 @@ def _new_core(rows: int, context: int) -> Any:
 
     class Runner:
         device_type, max_model_len, num_blocks = "cuda", longest, blocks
-        vocab_size, adapter_store = VOCABULARY, None
+        vocab_size, adapter_store, limits = VOCABULARY, None, None
 
         def __init__(self) -> None:
             self._rows = Rows(rows)
-            room = message_room(rows, budget, blocks, 16)
+            room = message_room(rows, budget, blocks)
             self._messages = [np.zeros(room, np.int32) for _ in range(2)]
             self._turn = 0
 

@@ -1,8 +1,8 @@
-"""How much the GPU does in a decode step, measured by torch's profiler."""
+"""How much the GPU does in a decode step or in a whole run, measured by torch's profiler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -58,6 +58,15 @@ def device_work(
     }
 
 
+def busy_ms(work: Callable[[], object]) -> float | None:
+    """Do some work; return the milliseconds in which the GPU runs at least one kernel or copy.
+
+    None if the profiler recorded nothing.
+    """
+    spans = _spans_during(work)
+    return union_length(spans) / 1000 if spans else None
+
+
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of intervals (start, end).
 
@@ -81,11 +90,14 @@ def _count(waiting: dict[str, int], output: TokenOutput) -> None:
 
 
 def _profiled(core: EngineCore, steps: int) -> list[tuple[float, float]]:
-    """Run steps; return (start, end) in microseconds of each kernel and copy on the GPU."""
+    return _spans_during(lambda: [core.step() for _ in range(steps)])
+
+
+def _spans_during(work: Callable[[], object]) -> list[tuple[float, float]]:
+    """Do some work; return (start, end) in microseconds of each kernel and copy on the GPU."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(steps):
-            core.step()
+        work()
         torch.cuda.synchronize()
     return device_spans(profiler.events() or ())
 

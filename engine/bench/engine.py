@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kiln.engine.errors import KilnError
 
@@ -15,52 +16,52 @@ class BenchError(KilnError):
     """An engine failed, or did not do what it was asked to do: nothing to compare."""
 
 
-class BenchEngine(Protocol):
+class BenchEngine(ABC):
     """A loaded model that generates tokens, in this process or in another.
 
-    ``name`` is shown in every row. ``load_seconds`` is the time from the start to the first
-    request. ``versions`` are those of its packages.
+    ``name`` is shown in every row; ``product`` is the same with and without LoRA adapters.
+    ``load_seconds`` is the time from the start to the first request. ``versions`` are those of its
+    packages, beside Kiln's, which every report names. ``adapters`` are the names of those that it
+    loaded; without any it is built for none. ``lora_backend``: what computes the adapters' parts,
+    if known. ``token_budget`` is the most tokens of a step, if known, and ``own_budget`` says that
+    it is the engine's own default, not one that was asked for.
     """
 
     name: str
+    product: str
     load_seconds: float
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = {}
+    adapters: Sequence[str] = ()
+    lora_backend: str | None = None
+    token_budget: int | None = None
+    own_budget: bool = False
 
-    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
+    @abstractmethod
+    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate exactly ``lengths`` tokens for the prompts, greedily; return the seconds.
 
         Raises BenchError.
         """
 
-    def step_details(self, prompts: list[list[int]], skipped: int, steps: int) -> dict[str, Any]:
+    def step_details(
+        self, prompts: list[list[int]], skipped: int, steps: int, adapters: Adapters = None
+    ) -> dict[str, Any]:
         """Return more fields of a decode step's row: those that this engine can measure.
 
         They are means over ``steps`` steps after the first ``skipped`` output tokens.
         """
+        return {}
 
+    def device_ms(self, prompts: list[list[int]], lengths: list[int]) -> float | None:
+        """Generate as ``run`` does; return how long the GPU works, None if that is not known."""
+        return None
+
+    @abstractmethod
     def close(self) -> None:
         """Free the model's memory."""
 
 
-class LoRABenchEngine(BenchEngine, Protocol):
-    """An engine whose requests may use LoRA adapters.
-
-    ``adapters`` are the names of those that it loaded; without any it is built for none.
-    ``product`` is the same for the engine with and without them, and ``name`` differs.
-    ``lora_backend``: what computes the adapters' parts, if known.
-    """
-
-    product: str
-    adapters: Sequence[str]
-    lora_backend: str | None
-
-    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
-        """Generate as every engine does, with these adapters."""
-
-    def step_details(
-        self, prompts: list[list[int]], skipped: int, steps: int, adapters: Adapters = None
-    ) -> dict[str, Any]:
-        """Return what every engine returns, for a step with these adapters."""
+MakeEngine = Callable[[], BenchEngine]
 
 
 def name_with_lora(product: str, adapters: Sequence[str]) -> str:

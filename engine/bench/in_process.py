@@ -1,48 +1,48 @@
-"""Kiln's engine on the same prompts in this process, without HTTP."""
+"""The engines that need no server, on the prompts of the serving benchmark, in this process."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
+from functools import partial
 
 import torch
 
+from kiln.engine.bench.engine import MakeEngine, Tell
+from kiln.engine.bench.kiln_engine import KilnEngine
 from kiln.engine.bench.report import Row
-from kiln.engine.bench.serving import throughput
-from kiln.engine.config import DType
-from kiln.engine.llm import LLM
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.bench.transformers_engine import StaticBatches
+from kiln.engine.bench.workload import throughput
+from kiln.engine.config import EngineConfig
 
 _TRIAL_TOKENS = 8
 
 
 def measure(
-    folder: Path,
-    prompts: list[list[int]],
-    output_tokens: int,
-    dtype: DType | None,
-    device: str | None,
-    concurrency: int,
-) -> Row:
-    """Return one row: ``LLM.generate`` with ``concurrency`` requests running at once."""
-    llm = LLM(str(folder), dtype=dtype or "auto", device=device or "auto", max_num_seqs=concurrency)
+    config: EngineConfig, prompts: list[list[int]], output_tokens: int, tell: Tell, *, kiln: bool
+) -> list[Row]:
+    """Return rows of transformers' ``generate``, and of ``LLM.generate`` if ``kiln``.
 
-    def run(count: int, length: int) -> int:
-        params = SamplingParams(
-            temperature=0, max_tokens=length, min_tokens=length, ignore_eos=True
-        )
-        answers = llm.generate(prompts[:count], params)
-        return sum(len(answer.outputs[0].token_ids) for answer in answers)
-
-    threads = fastest_threads(lambda: run(concurrency, _TRIAL_TOKENS))
-    begun = time.perf_counter()
-    made = run(len(prompts), output_tokens)
-    seconds = time.perf_counter() - begun
-    numbers = throughput(len(prompts), sum(map(len, prompts)), made, seconds)
-    name = f"kiln LLM.generate in process, {concurrency} at once"
-    return {"name": name, "threads": threads, **numbers}
+    transformers runs one request at a time, then batches of ``max_num_seqs``, which is also the
+    most that Kiln runs at once. As in the server benchmark, decoding is greedy and each output has
+    exactly ``output_tokens`` tokens. The number of threads is the fastest for each engine.
+    """
+    together = config.scheduler.num_rows
+    makers: list[MakeEngine] = [partial(StaticBatches, config, size) for size in (1, together)]
+    makers += [partial(KilnEngine, config, tell)] if kiln else []
+    trial = prompts[:together], [_TRIAL_TOKENS] * len(prompts[:together])
+    lengths = [output_tokens] * len(prompts)
+    rows = []
+    for make in makers:
+        with closing(make()) as engine:
+            tell(f"{engine.name}, in process")
+            threads = fastest_threads(partial(engine.run, *trial))
+            seconds = engine.run(prompts, lengths)
+        numbers = throughput(len(prompts), sum(map(len, prompts)), sum(lengths), seconds)
+        rows.append({"engine": f"{engine.name}, in process", "threads": threads, **numbers})
+    return rows
 
 
 def fastest_threads(trial: Callable[[], object]) -> int:

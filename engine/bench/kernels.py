@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from kiln.engine.bench.engine import Tell
 from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Plots, Report, Row, command_line, grid
 from kiln.engine.bench.roofline import draw_roofline
@@ -19,8 +20,14 @@ from kiln.jit_kernels.declare.spec import KernelSpec
 CPU_REMARK = "CPU SMOKE TEST: these numbers say nothing about a GPU"
 
 
-def measure(specs: Iterable[KernelSpec], wanted: Wanted, tell: Callable[[str], None]) -> Report:
-    """Measure the machine's ceilings, then the kernels; ``tell`` is called with each next step."""
+def measure(
+    specs: Iterable[KernelSpec], device: str, tell: Tell, *, compiled: bool, beside_peers: bool
+) -> Report:
+    """Measure the machine's ceilings, then the kernels on "cuda" or "cpu".
+
+    ``compiled``: also torch.compile. ``beside_peers``: also other installed libraries.
+    """
+    wanted = Wanted(device, compiled=compiled, peers=beside_peers)
     tell("measuring the machine")
     ceilings = measure_ceilings(wanted.device)
     return Report(
@@ -33,10 +40,9 @@ def measure(specs: Iterable[KernelSpec], wanted: Wanted, tell: Callable[[str], N
     )
 
 
-def processor(report: Report) -> str:
-    """Return the name of the GPU or CPU that ran the kernels, and the report's remark."""
-    kind = "cpu" if report.details["device"] == "cpu" else "gpu"
-    return f"{report.hardware[kind]} {report.remark}".strip()
+def markdown(report: Report) -> str:
+    """Return the report's page."""
+    return report.markdown("Kernels", *blocks(report.rows, report.details["ceilings"]))
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -45,25 +51,19 @@ def write(report: Report, folder: Path) -> list[Path]:
     A smoke test on a CPU has -cpu-smoke-test in every name.
     """
     mark = "-cpu-smoke-test" if report.details["device"] == "cpu" else ""
-    ceilings, where = report.details["ceilings"], f"{processor(report)}, {report.date[:10]}"
-    text = report.markdown("Kernels", *blocks(report.rows, ceilings))
+    processor = report.hardware["cpu" if mark else "gpu"]
+    where = " ".join(filter(None, (processor, report.remark))) + f", {report.date[:10]}"
+    ceilings = report.details["ceilings"]
     plots = rooflines(report.rows, ceilings, where, mark)
-    return report.write(folder, f"kernels{mark}", text, plots)
-
-
-def roofs(ceilings: Mapping[str, float]) -> str:
-    """Return the machine's ceilings as text."""
-    return (
-        f"copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s, matrix product "
-        f"{ceilings['matmul_flops_s'] / 1e12:,.1f} TFLOP/s, smallest launch "
-        f"{ceilings['launch_us']:.2f} µs"
-    )
+    return report.write(folder, f"kernels{mark}", markdown(report), plots)
 
 
 def blocks(rows: Sequence[Row], ceilings: Mapping[str, float]) -> list[str]:
     """Return the rows as Markdown: how to read them, the table, remarks."""
     return [
-        f"Ceilings: {roofs(ceilings)}, measured on this machine just before. µs: median over "
+        f"Ceilings: copy {ceilings['copy_bytes_s'] / 1e12:.2f} TB/s, matrix product "
+        f"{ceilings['matmul_flops_s'] / 1e12:,.1f} TFLOP/s, smallest launch "
+        f"{ceilings['launch_us']:.2f} µs, measured on this machine just before. µs: median over "
         "rounds in which all implementations take turns; ±: interquartile range over the median; "
         "of floor: the shortest possible time for the bytes or operations at those rates over the "
         "measured time. Ratio above 1: Kiln is faster. From sm_90 on, a Kiln launch may overlap "

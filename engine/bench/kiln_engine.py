@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kiln.engine.bench.device_time import device_work
-from kiln.engine.bench.engine import Adapters, Tell, check_lengths, name_with_lora
+from kiln.engine.bench.device_time import busy_ms, device_work
+from kiln.engine.bench.engine import (
+    Adapters,
+    BenchEngine,
+    Tell,
+    check_lengths,
+    name_with_lora,
+)
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM
@@ -28,15 +34,22 @@ class MustFit:
     num_tokens: int
 
 
-class KilnEngine:
-    """Kiln as a BenchEngine. Tokens go in and come out; there is no tokenizer.
+class KilnEngine(BenchEngine):
+    """Kiln. Tokens go in and come out; there is no tokenizer.
 
     Raises what ``LLM`` raises, and ConfigError if the KV pool is too small for ``must_fit``.
     """
 
     product = "kiln"
 
-    def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tell: Tell,
+        must_fit: MustFit | None = None,
+        own_budget: bool = False,
+    ) -> None:
+        self.own_budget = own_budget
         self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
         self.name = name_with_lora(self.product, self.adapters)
 
@@ -46,7 +59,7 @@ class KilnEngine:
         begun = time.perf_counter()
         self._llm: LLM | None = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
         self.load_seconds = time.perf_counter() - begun
-        self.versions: Mapping[str, str] = {}  # every report names Kiln's packages
+        self.token_budget = self._loaded.core.scheduler.config.max_num_batched_tokens
         self.lora_backend = self._find_lora_backend() if self.adapters else None
         self._on_gpu = resolve_device(config.model.device).type == "cuda"
         if must_fit is not None:
@@ -70,6 +83,10 @@ class KilnEngine:
         if not self._on_gpu:
             return {}
         return device_work(self._loaded.core, prompts, skipped, steps, adapters)
+
+    def device_ms(self, prompts: list[list[int]], lengths: list[int]) -> float | None:
+        """Return what the profiler saw; None on a CPU."""
+        return busy_ms(lambda: self.run(prompts, lengths)) if self._on_gpu else None
 
     def close(self) -> None:
         """Free the weights and the KV pool, and stop the other ranks."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
-from kiln.engine.bench.engine import BenchEngine, Tell
+from kiln.engine.bench.engine import Adapters, BenchEngine, Tell
 from kiln.engine.bench.plots import draw_by_batch_size
-from kiln.engine.bench.report import Report, Row, table
+from kiln.engine.bench.report import Report, Row, over, table, with_ratio
 from kiln.engine.bench.workload import equal_prompts, warm_up_load
 
 if TYPE_CHECKING:
@@ -54,26 +55,37 @@ class LatencyLoad:
         return self.prompt_tokens + SHORT_RUN + self.output_tokens // 2
 
 
-def measure(engine: BenchEngine, load: LatencyLoad, vocab_size: int, tell: Tell) -> Iterator[Row]:
-    """Yield a row per batch size.
+def measure(
+    engine: BenchEngine, load: LatencyLoad, vocab_size: int, tell: Tell, num_adapters: int = 0
+) -> Iterator[Row]:
+    """Yield a row per batch size. Its requests use the first ``num_adapters`` adapters in turn.
 
     One step takes the difference between a run of ``SHORT_RUN + output_tokens`` new tokens and one
     of ``SHORT_RUN``, over ``output_tokens``. Each run's time is the best of two after a warm-up.
     ``step_ms`` is None if the load is too short to see a difference. Raises BenchError.
     """
-    tell(f"{engine.name}: warm-up")
-    engine.run(*warm_up_load(load.prompt_tokens, load.output_tokens, vocab_size))
+    name = engine.name + (f" ({num_adapters} in use)" if engine.adapters else "")
+    in_turn = engine.adapters[:num_adapters]
+    tell(f"{name}: warm-up")
+    prompts, lengths = warm_up_load(load.prompt_tokens, load.output_tokens, vocab_size)
+    engine.run(prompts, lengths, _spread(in_turn, len(prompts)))
     for size in load.batch_sizes:
-        tell(f"{engine.name}: batch size {size}")
+        tell(f"{name}: batch size {size}")
         prompts = equal_prompts(size, load.prompt_tokens, vocab_size)
-        yield _measure_size(engine, load, prompts)
+        yield _measure_size(engine, load, prompts, _spread(in_turn, size))
 
 
-def _measure_size(engine: BenchEngine, load: LatencyLoad, prompts: list[list[int]]) -> Row:
+def _spread(in_turn: Sequence[str], count: int) -> Adapters:
+    return [name for name, _ in zip(cycle(in_turn), range(count), strict=False)] or None
+
+
+def _measure_size(
+    engine: BenchEngine, load: LatencyLoad, prompts: list[list[int]], adapters: Adapters
+) -> Row:
     size, steps = len(prompts), min(_PROFILED_STEPS, load.output_tokens)
 
     def run(length: int) -> float:
-        return engine.run(prompts, [length] * size)
+        return engine.run(prompts, [length] * size, adapters)
 
     run(SHORT_RUN)
     short = [run(SHORT_RUN) for _ in range(REPEATS)]
@@ -89,7 +101,7 @@ def _measure_size(engine: BenchEngine, load: LatencyLoad, prompts: list[list[int
         "output_tokens_per_s": size * load.output_tokens / seconds if timed else None,
         "short_seconds": short,
         "long_seconds": long,
-        **engine.step_details(prompts, skipped, steps),
+        **engine.step_details(prompts, skipped, steps, adapters),
     }
 
 
@@ -97,32 +109,18 @@ def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> li
     """Return the rows in order of batch size, with the fields that are computed from them.
 
     ``floor_ms``: the shortest possible step. ``share``: that floor divided by the step.
-    ``idle_ms``: the part of a step in which the GPU does nothing. ``ratio``: the first engine's
-    tokens/s divided by those of another.
+    ``idle_ms``: the part of a step in which the GPU does nothing. ``ratio``: see
+    ``with_ratio``.
     """
-    rows = list(rows)
-    name = rows[0]["engine"]
-    first = {row["batch_size"]: row["output_tokens_per_s"] for row in rows if row["engine"] == name}
     return [
-        {
-            **row,
-            **_of_the_step(row["step_ms"], row.get("device_ms"), floor_ms(row["batch_size"])),
-            "ratio": None
-            if row["engine"] == name
-            else over(first.get(row["batch_size"]), row["output_tokens_per_s"]),
-        }
-        for row in sorted(rows, key=lambda row: int(row["batch_size"]))
+        row | _of_the_step(row["step_ms"], row.get("device_ms"), floor_ms(row["batch_size"]))
+        for row in sorted(with_ratio(rows, "batch_size"), key=lambda row: int(row["batch_size"]))
     ]
 
 
 def _of_the_step(step: float | None, device: float | None, floor: float | None) -> Row:
     idle = None if step is None or device is None else step - device
     return {"device_ms": device, "idle_ms": idle, "floor_ms": floor, "share": over(floor, step)}
-
-
-def over(above: float | None, below: float | None) -> float | None:
-    """Return a quotient, if both numbers are known."""
-    return None if above is None or below is None else above / below
 
 
 def markdown(report: Report) -> str:

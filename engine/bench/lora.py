@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kiln.engine.bench import latency
-from kiln.engine.bench.engine import LoRABenchEngine, Tell
+from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.latency import SHORT_RUN, LatencyLoad
-from kiln.engine.bench.report import Report, Row, table
+from kiln.engine.bench.report import Report, Row, over, table, with_ratio
 
 _COLUMNS = {
     "engine": "{engine}",
@@ -56,35 +55,7 @@ class LoRALoad:
         return replace(self.steps, batch_sizes=sizes) if sizes else None
 
 
-class _Using:
-    """An engine, seen as one whose requests use the first ``number`` adapters in turn."""
-
-    def __init__(self, engine: LoRABenchEngine, number: int) -> None:
-        in_use = f" ({number} in use)" if engine.adapters else ""
-        self.name = engine.name + in_use
-        self.load_seconds = engine.load_seconds
-        self.versions = engine.versions
-        self._engine = engine
-        self._names = engine.adapters[:number]
-
-    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
-        """Run the engine on the prompts with their adapters."""
-        return self._engine.run(prompts, lengths, self._adapters(prompts))
-
-    def step_details(self, prompts: list[list[int]], skipped: int, steps: int) -> dict[str, Any]:
-        """Return what the engine measures of these prompts with their adapters."""
-        return self._engine.step_details(prompts, skipped, steps, self._adapters(prompts))
-
-    def close(self) -> None:
-        """Free the engine's memory."""
-        self._engine.close()
-
-    def _adapters(self, prompts: Sequence[object]) -> list[str] | None:
-        names = self._names
-        return [names[index % len(names)] for index in range(len(prompts))] if names else None
-
-
-def measure(engine: LoRABenchEngine, load: LoRALoad, vocab_size: int, tell: Tell) -> Iterator[Row]:
+def measure(engine: BenchEngine, load: LoRALoad, vocab_size: int, tell: Tell) -> Iterator[Row]:
     """Yield a row per number of adapters and batch size, with ``latency``'s fields.
 
     ``adapters`` is the number, or None in an engine without adapters, which has one row per batch
@@ -94,7 +65,7 @@ def measure(engine: LoRABenchEngine, load: LoRALoad, vocab_size: int, tell: Tell
         steps = load.with_room(number or 0)
         if steps is None:
             continue
-        for row in latency.measure(_Using(engine, number or 0), steps, vocab_size, tell):
+        for row in latency.measure(engine, steps, vocab_size, tell, number or 0):
             of_lora = {"engine": engine.product, "adapters": number}
             if engine.adapters:
                 of_lora["lora_backend"] = engine.lora_backend
@@ -106,12 +77,10 @@ def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> li
 
     ``floor_ms``: the time of reading a number of adapters. ``growth``: how much longer a step is
     than that of the same engine without adapters, as a part of the latter. ``growth_floor``: what
-    it would be if the adapters cost only the reading. ``ratio``: the first engine's tokens/s
-    divided by those of another, with the same number of adapters.
+    it would be if the adapters cost only the reading. ``ratio``: see
+    ``with_ratio``.
     """
-    rows = list(rows)
-    first = rows[0]["engine"]
-    speed = {_case(row): row["output_tokens_per_s"] for row in rows if row["engine"] == first}
+    rows = with_ratio(rows, "batch_size", "adapters")
     alone = {
         (row["engine"], row["batch_size"]): row["step_ms"]
         for row in rows
@@ -121,23 +90,11 @@ def complete(rows: Iterable[Row], floor_ms: Callable[[int], float | None]) -> li
     for row in sorted(rows, key=lambda row: int(row["batch_size"])):
         number, base = row["adapters"], alone.get((row["engine"], row["batch_size"]))
         floor = None if number is None else floor_ms(number)
-        grown = latency.over(row["step_ms"], base)
-        done.append(
-            {
-                **row,
-                "device_ms": row.get("device_ms"),
-                "growth": None if number is None or grown is None else grown - 1,
-                "growth_floor": latency.over(floor, base),
-                "ratio": None
-                if row["engine"] == first
-                else latency.over(speed.get(_case(row)), row["output_tokens_per_s"]),
-            }
-        )
+        grown = over(row["step_ms"], base)
+        growth = None if number is None or grown is None else grown - 1
+        found = {"growth": growth, "growth_floor": over(floor, base)}
+        done.append({**row, "device_ms": row.get("device_ms"), **found})
     return done
-
-
-def _case(row: Row) -> tuple[int, int | None]:
-    return row["batch_size"], row["adapters"]
 
 
 def markdown(report: Report) -> str:

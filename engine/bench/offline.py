@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from kiln.engine.bench.engine import BenchEngine, Tell
-from kiln.engine.bench.plots import draw_throughput
 from kiln.engine.bench.report import Report, Row, table
-from kiln.engine.bench.serving import throughput
-from kiln.engine.bench.workload import MixedLoad, warm_up_load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from kiln.engine.bench.workload import MixedLoad, throughput, warm_up_load
 
 _COLUMNS = {
     "engine": "{engine}",
@@ -34,16 +28,6 @@ def measure(engine: BenchEngine, load: MixedLoad, vocab_size: int, tell: Tell) -
     yield {"engine": engine.name, **numbers}
 
 
-def complete(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows with ``ratio``: the first row's tokens/s over those of another."""
-    first, *others = rows
-    own = first["output_tokens_per_s"]
-    return [
-        {**first, "ratio": None},
-        *({**row, "ratio": own / row["output_tokens_per_s"]} for row in others),
-    ]
-
-
 def markdown(report: Report) -> str:
     """Return the report's page."""
     load, row = report.load, report.rows[0]
@@ -54,12 +38,6 @@ def markdown(report: Report) -> str:
     )
     title = f"Offline throughput of {report.details['model']}"
     return report.markdown(title, text, table(_COLUMNS, report.rows))
-
-
-def draw(report: Report, processor: str, figure: Figure) -> None:
-    """Draw output tokens per second, one bar per engine."""
-    title = f"{report.details['model']} on {processor}"
-    draw_throughput(report.rows, "engine", title, figure)
 
 
 def _range(lengths: tuple[int, int]) -> str:

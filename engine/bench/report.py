@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Plots = Mapping[str, Callable[["Figure"], None]]  # file name -> how to draw the figure
+Draw = Callable[["Report", str, "Figure"], None]  # of a report, and the processor's name
 
 
 def command_line(program: str) -> str:
@@ -96,11 +99,46 @@ class Report:
             figure.savefig(paths[-1], dpi=110)
         return paths
 
+    def write_named(self, folder: Path, text: str, draw: Draw) -> list[Path]:
+        """Write JSON, page and plot, named for model, device and ranks; return the paths."""
+        on_cpu = self.details["device"] == "cpu" or self.hardware["gpu"] == "none"
+        place = "cpu" if on_cpu else "gpu"
+        ranks = self.details.get("limits", {}).get("tensor_parallel_size", 1)
+        name = f"{self.benchmark}-{self.details['model']}-{place}" + f"-tp{ranks}" * (ranks > 1)
+        name = re.sub(r"[^\w.-]+", "-", name)
+        plot = partial(draw, self, self.hardware[place])
+        return self.write(folder, name, text, {f"{name}.png": plot})
+
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON in the layout of every record; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def over(above: float | None, below: float | None) -> float | None:
+    """Return a quotient, if both numbers are known."""
+    return None if above is None or below is None else above / below
+
+
+def with_ratio(rows: Iterable[Row], *case: str, speed: str = "output_tokens_per_s") -> list[Row]:
+    """Return the rows with ``ratio``: the first engine's speed divided by that of another.
+
+    ``case``: the fields in which the two rows must be equal. The ratio is None in the first
+    engine's own rows, and where a speed is not known.
+    """
+
+    def case_of(row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in case)
+
+    rows = list(rows)
+    first = rows[0]["engine"]
+    speeds = {case_of(row): row[speed] for row in rows if row["engine"] == first}
+
+    def ratio(row: Row) -> float | None:
+        return None if row["engine"] == first else over(speeds.get(case_of(row)), row[speed])
+
+    return [{**row, "ratio": ratio(row)} for row in rows]
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Row]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kiln.engine.bench.plots import legend_below
 from kiln.engine.bench.report import Row
 from kiln.jit_kernels.bench.table import names_in
 
@@ -37,14 +38,7 @@ def draw_roofline(
         _draw_roofs(panel, ceilings)
     for panel in panels[len(kernels) :]:
         panel.set_visible(False)
-    handles = {
-        label: handle
-        for panel in figure.axes
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 3 * columns)
-    )
+    legend_below(figure, figure.axes, 3 * columns)
     figure.suptitle(
         f"{rows[0]['family']} on {where}\npoints of one size are side by side, the first in its "
         "place",

@@ -6,24 +6,20 @@ Nothing here imports torch before the load ends: the server needs every core.
 from __future__ import annotations
 
 import asyncio
-import random
-import re
 import statistics
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kiln.engine.bench.load_client import Arrivals, LoadError, Measured, run_load
-from kiln.engine.bench.plots import draw_throughput
 from kiln.engine.bench.report import Report, Row, table
+from kiln.engine.bench.workload import MixedLoad, throughput
 from kiln.engine.errors import ModelError
 from kiln.engine.models.model_folder import read_json
 
 _WARM_UP_TOKENS = 4
 _WARM_UP_STREAMS = 16  # of an open loop without a limit
 _COLUMNS = {
-    "": "{name}",
+    "": "{engine}",
     "output tokens/s": "{output_tokens_per_s:,.0f}",
     "requests/s": "{requests_per_s:.2f}",
     "TTFT ms, median": "{ttft_ms_median:.1f}",
@@ -31,7 +27,7 @@ _COLUMNS = {
     "between tokens ms, median": "{inter_token_ms_median:.2f}",
     "between tokens ms, p99": "{inter_token_ms_p99:.2f}",
     "threads": "{threads}",
-    "first row is faster by": "{kiln_is_faster_by:.1f}×",
+    "Kiln's speed over this": "{ratio:.1f}×",
 }
 
 
@@ -43,11 +39,7 @@ def make_prompts(folder: Path, count: int, longest: int) -> list[list[int]]:
     vocabulary = read_json(folder / "config.json").get("vocab_size")
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise ModelError(f"{folder}: config.json has no vocab_size to draw prompts from")
-    draw = random.Random(0)
-    return [
-        [draw.randrange(vocabulary) for _ in range(draw.randint(max(1, longest // 4), longest))]
-        for _ in range(count)
-    ]
+    return MixedLoad(count, (max(1, longest // 4), longest)).draw(vocabulary)[0]
 
 
 def measure(
@@ -67,17 +59,10 @@ def measure(
     warm = [{**body, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0} for body in bodies[:together]]
     asyncio.run(run_load(url, warm, Arrivals(together), api_key))
     seconds, answers = asyncio.run(run_load(url, bodies, arrivals, api_key))
-    row = {"name": f"kiln, {_load_name(arrivals)}", **summarise(seconds, answers)}
+    row = {"engine": f"kiln, {describe(arrivals)}", **summarise(seconds, answers)}
     if row["output_tokens"] != (expected := output_tokens * len(prompts)):
         raise LoadError(f"{row['output_tokens']} output tokens, not {expected}: nothing to compare")
     return row
-
-
-def _load_name(arrivals: Arrivals) -> str:
-    streams = "" if arrivals.concurrency is None else f"{arrivals.concurrency} streams"
-    if arrivals.rate is None:
-        return streams
-    return f"{arrivals.rate:g} requests/s" + (f", at most {streams}" if streams else "")
 
 
 def describe(arrivals: Arrivals) -> str:
@@ -111,25 +96,6 @@ def summarise(seconds: float, answers: Sequence[Measured]) -> Row:
     }
 
 
-def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Row:
-    """Return the fields that every row of a serving benchmark has: counts and rates."""
-    return {
-        "requests": requests,
-        "seconds": seconds,
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "output_tokens_per_s": output_tokens / seconds,
-        "requests_per_s": requests / seconds,
-    }
-
-
-def make_report(command: str, model: str, rows: Sequence[Row], load: Mapping[str, Any]) -> Report:
-    """Return the report of a run. The first row is Kiln's; ratios compare tokens/s to it."""
-    first = rows[0]["output_tokens_per_s"]
-    others = [{**row, "kiln_is_faster_by": first / row["output_tokens_per_s"]} for row in rows[1:]]
-    return Report("serving", command, [rows[0], *others], load, {"model": model})
-
-
 def markdown(report: Report) -> str:
     """Return the report's page."""
     load = report.load
@@ -139,15 +105,6 @@ def markdown(report: Report) -> str:
         f"{load['output_tokens']} output tokens each, greedy, {load['arrivals']}.",
         table(_COLUMNS, report.rows),
     )
-
-
-def write(report: Report, folder: Path) -> list[Path]:
-    """Write JSON, page and plot, named for the model and the device, and return their paths."""
-    place = "cpu" if report.hardware["gpu"] == "none" else "gpu"
-    name = re.sub(r"[^\w.-]+", "-", f"serving-{report.details['model']}-{place}")
-    title = f"{report.details['model']} on {report.hardware[place]}"
-    draw = partial(draw_throughput, report.rows, "name", title)
-    return report.write(folder, name, markdown(report), {f"{name}.png": draw})
 
 
 def _quantiles(name: str, values: list[float]) -> dict[str, float]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 
-from kiln.engine.bench.engine import BenchEngine, BenchError, Tell
+from kiln.engine.bench.engine import BenchEngine, BenchError, MakeEngine, Tell
 from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Report, Row
@@ -23,12 +21,6 @@ from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Engine = TypeVar("Engine", bound=BenchEngine)
-Draw = Callable[[Report, str, "Figure"], None]
 
 
 class Subject:
@@ -43,8 +35,9 @@ class Subject:
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
         self.copy_bytes_s: float | None = None  # bytes read plus written per second
 
-    def measure_machine(self) -> None:
+    def measure_machine(self, tell: Tell) -> None:
         """Measure the bandwidth of copies on a GPU. It must run before an engine fills the GPU."""
+        tell("measuring the machine")
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 self.copy_bytes_s = measure_ceilings("cuda").copy_bytes_s
@@ -94,18 +87,10 @@ class Measured:
     versions: dict[str, str] = field(default_factory=dict)
     failure: KilnError | None = None
 
-    def add(self, make: Callable[[], Engine], measure: Callable[[Engine], Iterable[Row]]) -> None:
-        """Load an engine, measure it, and free it. Rows before an error are kept."""
-        with closing(make()) as engine:
-            self.load_seconds[engine.name] = engine.load_seconds
-            self.versions |= engine.versions
-            for row in measure(engine):
-                self.rows.append(row)
-
 
 def measure_all(
-    makers: Mapping[str, Callable[[], Engine]],
-    measure: Callable[[Engine], Iterable[Row]],
+    makers: Mapping[str, MakeEngine],
+    measure: Callable[[BenchEngine], Iterable[Row]],
     tell: Tell,
 ) -> Measured:
     """Measure one engine after the other; each is freed before the next one is loaded.
@@ -117,7 +102,11 @@ def measure_all(
     for name, make in makers.items():
         tell(f"{name}: loading")
         try:
-            measured.add(make, measure)
+            with closing(make()) as engine:
+                measured.load_seconds[name] = engine.load_seconds
+                measured.versions |= engine.versions
+                for row in measure(engine):  # rows before an error are kept
+                    measured.rows.append(row)
         except Exception as error:  # a baseline may raise anything
             if not measured.rows:
                 raise
@@ -149,13 +138,3 @@ def _as_kiln_error(name: str, error: Exception) -> KilnError:
     failure = BenchError(f"{name}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
-
-
-def write(report: Report, folder: Path, text: str, draw: Draw) -> list[Path]:
-    """Write JSON, page and plot, named for model, device and ranks, and return their paths."""
-    place = "cpu" if report.details["device"] == "cpu" else "gpu"
-    ranks = report.details.get("limits", {}).get("tensor_parallel_size", 1)
-    name = f"{report.benchmark}-{report.details['model']}-{place}" + f"-tp{ranks}" * (ranks > 1)
-    name = re.sub(r"[^\w.-]+", "-", name)
-    processor = report.hardware[place]
-    return report.write(folder, name, text, {f"{name}.png": partial(draw, report, processor)})

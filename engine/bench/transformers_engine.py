@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from kiln.engine.bench.engine import BenchError, check_lengths
+from kiln.engine.bench.engine import Adapters, BenchEngine, BenchError, check_lengths
 from kiln.engine.bench.transformers_generate import generate
 from kiln.engine.config import EngineConfig
 from kiln.engine.models.registry import read_model
@@ -22,10 +21,10 @@ _NO_TOKEN = -1  # the EOS id: no token ends a sequence
 _WAIT_SECONDS = 1.0  # between checks that the worker still runs
 
 
-class _Transformers:
+class _Transformers(BenchEngine):
     """A model run by transformers, with the device and the dtype that Kiln chooses."""
 
-    versions: Mapping[str, str] = {}  # every report names Kiln's packages
+    product = "transformers"
 
     def __init__(self, config: EngineConfig) -> None:
         begun = time.perf_counter()
@@ -36,10 +35,6 @@ class _Transformers:
 
     def _prepare(self) -> None:
         """Prepare what the first request needs."""
-
-    def step_details(self, prompts: list[list[int]], skipped: int, steps: int) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
 
     def close(self) -> None:
         """Free the model."""
@@ -60,8 +55,9 @@ class StaticBatches(_Transformers):
         self.name = "transformers, static batches" + (f" of {batch_size}" if batch_size else "")
         self._batch_size = batch_size
 
-    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
+    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate; return the seconds."""
+        assert adapters is None, "no benchmark of LoRA measures transformers"
         begun = time.perf_counter()
         size = self._batch_size or len(prompts)
         for start in range(0, len(prompts), size):
@@ -79,8 +75,9 @@ class ContinuousBatches(_Transformers):
     name = "transformers, continuous batching"
     _started = False
 
-    def run(self, prompts: list[list[int]], lengths: list[int]) -> float:
+    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate; return the seconds."""
+        assert adapters is None, "no benchmark of LoRA measures transformers"
         begun = time.perf_counter()
         ids = [
             self._manager.add_request(input_ids=prompt, max_new_tokens=length)

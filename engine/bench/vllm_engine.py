@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kiln.engine.bench import vllm_worker
-from kiln.engine.bench.engine import Adapters, BenchError, check_lengths, name_with_lora
+from kiln.engine.bench.engine import (
+    Adapters,
+    BenchEngine,
+    BenchError,
+    check_lengths,
+    name_with_lora,
+)
 from kiln.engine.config import EngineConfig, LoRAConfig, ParallelConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.registry import read_model
@@ -23,18 +29,19 @@ _SHOWN_LINES = 15  # of vLLM's log, if it fails
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
-class VLLMEngine:
-    """vLLM as a BenchEngine. ``python``: an interpreter that can import vllm.
+class VLLMEngine(BenchEngine):
+    """vLLM. ``python``: an interpreter that can import vllm.
 
-    It gets the same limits, dtypes, memory share and seed as Kiln. Its other settings are its own
-    defaults, except for prefix caching, which is off: a benchmark repeats its prompts.
+    It gets the same limits, dtypes, memory share and seed as Kiln, but for ``own_budget`` no token
+    budget. Its other settings are its own defaults, except for prefix caching, which is off: a
+    benchmark repeats its prompts.
     """
 
     product = "vllm"
-    lora_backend: str | None = None  # vLLM does not say
 
-    def __init__(self, config: EngineConfig, python: str) -> None:
-        self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
+    def __init__(self, config: EngineConfig, python: str, own_budget: bool = False) -> None:
+        self.own_budget = own_budget
+        self.adapters = tuple(module.name for module in config.lora.modules)
         self.name = name_with_lora(self.product, self.adapters)
         self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the engine)
@@ -47,12 +54,16 @@ class VLLMEngine:
             text=True,
         )
         try:
-            loaded = self._ask({"llm": llm_keywords(config)})
+            keywords = llm_keywords(config)
+            if own_budget:
+                del keywords["max_num_batched_tokens"]
+            loaded = self._ask({"llm": keywords})
         except BaseException:
             self.close()
             raise
         self.load_seconds = float(loaded["seconds"])
-        self.versions: Mapping[str, str] = loaded["versions"]
+        self.versions = loaded["versions"]
+        self.token_budget = loaded["token_budget"]
 
     def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate; return the seconds."""
@@ -62,12 +73,6 @@ class VLLMEngine:
         done = self._ask(asked)
         check_lengths(self.name, done["made"], lengths)
         return float(done["seconds"])
-
-    def step_details(
-        self, prompts: list[list[int]], skipped: int, steps: int, adapters: Adapters = None
-    ) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
 
     def close(self) -> None:
         """End the process."""

@@ -3,7 +3,8 @@
 Its interpreter may differ from Kiln's, in an environment where Kiln is not installed. In: ``{"llm":
 keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run, with LoRA also
 ``"adapters"``: null or the arguments of a LoRARequest for each prompt. Out: ``{"seconds": …}`` with
-the time of loading or of the run, and once ``versions``; or ``{"error": text}``.
+the time of loading or of the run, and once ``versions`` and ``token_budget``; or ``{"error":
+text}``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _load(keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     llm = vllm.LLM(**keywords)
     seconds = time.perf_counter() - begun
     versions = {"vllm": vllm.__version__, "vllm's torch": torch.__version__}
-    return llm, {"seconds": seconds, "versions": versions}
+    budget = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    return llm, {"seconds": seconds, "versions": versions, "token_budget": budget}
 
 
 def _run(

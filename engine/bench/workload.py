@@ -1,9 +1,14 @@
-"""The prompts and output lengths that every engine gets. A seed and bounds fix every token."""
+"""The prompts and output lengths that every engine gets, and what a run of them gave.
+
+A seed and bounds fix every token.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+
+from kiln.engine.bench.report import Row
 
 _FIRST_TOKEN = 3  # the ids below are usually special tokens
 _END_TOKEN = 10_000  # exclusive; as in nano-vllm's benchmark
@@ -34,9 +39,9 @@ class MixedLoad:
         return prompts, lengths
 
 
-def equal_prompts(count: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
-    """Return ``count`` prompts of ``num_tokens`` tokens each."""
-    chance = random.Random(1)
+def equal_prompts(count: int, num_tokens: int, vocab_size: int, seed: int = 1) -> list[list[int]]:
+    """Return ``count`` prompts of ``num_tokens`` tokens each, others for another seed."""
+    chance = random.Random(seed)
     return [_prompt(chance, num_tokens, vocab_size) for _ in range(count)]
 
 
@@ -46,6 +51,18 @@ def warm_up_load(
     """Return two prompts and their output lengths, no longer than the given ones."""
     prompts = equal_prompts(2, min(64, prompt_tokens), vocab_size)
     return prompts, [min(16, output_tokens)] * 2
+
+
+def throughput(requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Row:
+    """Return the counts and rates of a run of whole requests."""
+    return {
+        "requests": requests,
+        "seconds": seconds,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "output_tokens_per_s": output_tokens / seconds,
+        "requests_per_s": requests / seconds,
+    }
 
 
 def _prompt(chance: random.Random, num_tokens: int, vocab_size: int) -> list[int]:

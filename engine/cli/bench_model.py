@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.shapes import SHAPES, write_shape
-from kiln.engine.cli.measuring import say_written
+from kiln.engine.cli.measuring import add_files, measuring_display, say_written
+from kiln.engine.cli.numbers import count, counts
 from kiln.engine.cli.options import (
     add_engine_arguments,
     engine_config,
@@ -21,11 +23,12 @@ from kiln.engine.cli.options import (
     served_name,
 )
 from kiln.engine.config import EngineConfig
-from kiln.engine.errors import ConfigError, KilnError
+from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kiln.engine.bench.report import Report
-    from kiln.engine.bench.side_by_side import Draw
+    from kiln.engine.bench.engine import Tell
+    from kiln.engine.bench.report import Draw, Report
+    from kiln.engine.bench.side_by_side import Measured, Subject
 
 _BASELINES = {
     "transformers": "transformers in the same dtype",
@@ -39,15 +42,22 @@ _MAX_MODEL_LEN = 4096
 
 
 def add_bench_arguments(
-    parser: argparse.ArgumentParser, baselines: Sequence[str] = tuple(_BASELINES)
+    parser: argparse.ArgumentParser,
+    baselines: Sequence[str] = tuple(_BASELINES),
+    budget: int | None = _MAX_NUM_BATCHED_TOKENS,
 ) -> None:
-    """Add the engine's flags, the baseline and the files."""
+    """Add the engine's flags, the baseline and the files.
+
+    ``budget``: the token budget if no flag gives one; None: each engine's own default.
+    """
     add_engine_arguments(parser)
+    parser.set_defaults(usual_budget=budget)
+    shown = "" if budget is None else f"--max-num-batched-tokens {budget} "
     parser.epilog = (
         f"MODEL may also be one of {', '.join(SHAPES)}: that model's config with random weights. "
         "Limits that are not given are, for Kiln and vllm, "
-        f"--max-num-seqs {_MAX_NUM_SEQS} --max-num-batched-tokens {_MAX_NUM_BATCHED_TOKENS} "
-        f"--max-model-len {_MAX_MODEL_LEN}, or what the requests need."
+        f"--max-num-seqs {_MAX_NUM_SEQS} {shown}--max-model-len {_MAX_MODEL_LEN}, or what the "
+        "requests need."
     )
     bench = parser.add_argument_group("comparison and files")
     bench.add_argument(
@@ -60,15 +70,50 @@ def add_bench_arguments(
     bench.add_argument(
         "--baseline-python", metavar="PATH", help="interpreter that has vllm; default: this one"
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    bench.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="write JSON, a table and a plot there"
+    add_files(bench)
+
+
+def add_step_arguments(parser: argparse.ArgumentParser, batch_sizes: tuple[int, ...]) -> None:
+    """Add the load of the kinds that time decode steps, with these default batch sizes."""
+    load = parser.add_argument_group("load")
+    load.add_argument(
+        "--batch-sizes",
+        type=counts,
+        default=batch_sizes,
+        metavar="LIST",
+        help=f"requests that run together; default {','.join(map(str, batch_sizes))}",
+    )
+    load.add_argument(
+        "--prompt-tokens", type=count, default=128, metavar="N", help="of each; default 128"
+    )
+    load.add_argument(
+        "--output-tokens", type=count, default=128, metavar="N", help="steps timed; default 128"
     )
 
 
-def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
+@contextmanager
+def measuring(
+    args: argparse.Namespace, together: int, longest: int, least: int | None = None
+) -> Iterator[tuple[Subject, str, Tell]]:
+    """Yield the model with its settings, the baseline's interpreter, and what shows the progress.
+
+    ``together``: how many requests must run at once. ``longest``: the most tokens of one; a model
+    whose context holds only ``least`` will do. Raises ConfigError if a limit is too low for them,
+    or if the baseline cannot run.
+    """
+    from kiln.engine.bench.side_by_side import Subject
+
+    with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
+        name, config = _subject(args, Path(parent))
+        config = _with_limits(args, config, together, longest, least)
+        python = _check_baseline(args, config)
+        with measuring_display() as tell:
+            yield Subject(name, config), python, tell
+
+
+def _check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     """Return the interpreter of the baseline, before Kiln loads. Raises ConfigError."""
-    refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
+    refuse_parallel(args)
     if args.baseline != "vllm":
         if args.baseline_python is not None:
             raise ConfigError("--baseline-python works only with --baseline vllm")
@@ -80,23 +125,17 @@ def check_baseline(args: argparse.Namespace, config: EngineConfig) -> str:
     return python
 
 
-def refuse_parallel(args: argparse.Namespace, what: str, used: bool) -> None:
-    """Raise ConfigError if something that knows one device is used with several ranks."""
-    if used and (args.tensor_parallel_size or 1) > 1:
+def refuse_parallel(args: argparse.Namespace) -> None:
+    """Raise ConfigError if transformers, which knows one device, is measured beside ranks."""
+    if args.baseline == "transformers" and (args.tensor_parallel_size or 1) > 1:
         raise ConfigError(
-            f"--tp {args.tensor_parallel_size}: {what} measures one device: leave out one of them"
+            f"--tp {args.tensor_parallel_size}: --baseline transformers measures one device: leave "
+            "out one of them"
         )
 
 
-@contextmanager
-def bench_config(
-    args: argparse.Namespace, together: int, longest: int
-) -> Iterator[tuple[str, EngineConfig]]:
-    """Yield the model's name, and the settings from the flags, while the model's folder exists.
-
-    ``together``: how many requests must run at once. ``longest``: the most tokens of one. Raises
-    ConfigError if a given limit is too low for them.
-    """
+def _subject(args: argparse.Namespace, parent: Path) -> tuple[str, EngineConfig]:
+    """Return the model's name and the settings; a built-in shape is written below ``parent``."""
     model = model_of(args)
     if model not in SHAPES or Path(model).is_dir():
         if not Path(model).expanduser().exists() and "/" not in model:
@@ -104,57 +143,71 @@ def bench_config(
                 f"model {model!r}: no such folder, not a hub id such as org/name, and not one "
                 f"of the built-in shapes {', '.join(SHAPES)}"
             )
-        yield served_name(args), _with_limits(args, find_model(args), together, longest)
-        return
+        return served_name(args), engine_config(args, find_model(args))
     if args.load_format == "auto":
         raise ConfigError(
             f"--load-format auto: the built-in shape {model} has no weights to load; leave "
             "the flag out for random ones"
         )
-    with tempfile.TemporaryDirectory(prefix="kiln-bench-") as parent:
-        folder = write_shape(model, Path(parent))
-        config = _with_limits(args, folder, together, longest)
-        yield model, replace(config, model=replace(config.model, load_format="dummy"))
+    config = engine_config(args, write_shape(model, parent))
+    return model, replace(config, model=replace(config.model, load_format="dummy"))
 
 
 def finish(
-    args: argparse.Namespace, report: Report, text: str, draw: Draw, failure: KilnError | None
+    args: argparse.Namespace,
+    subject: Subject,
+    measured: Measured,
+    load: dict[str, Any],
+    markdown: Callable[[Report], str],
+    draw: Draw,
 ) -> int:
     """Print the page, write the files, and return 0. Raises the error that ended the run early."""
+    from kiln.engine.bench.report import command_line
+    from kiln.engine.bench.side_by_side import make_report
+
+    report = make_report(args.kind, command_line("kiln"), subject, measured, load)
+    text = markdown(report)
+    write_out(args, report, text, partial(report.write_named, text=text, draw=draw))
+    if measured.failure is not None:
+        raise measured.failure
+    return 0
+
+
+def write_out(
+    args: argparse.Namespace, report: Report, text: str, write: Callable[[Path], list[Path]]
+) -> int:
+    """Print the page, write the files, and return 0. ``write``: all files, into a folder."""
     from kiln.engine.bench.report import write_json
-    from kiln.engine.bench.side_by_side import write
 
     print(text, flush=True)
     if args.json is not None:
         write_json(args.json, report.to_json())
         say_written([args.json])
     if args.output is not None:
-        say_written(write(report, args.output, text, draw))
-    if failure is not None:
-        raise failure
+        say_written(write(args.output))
     return 0
 
 
 def _with_limits(
-    args: argparse.Namespace, folder: Path, together: int, longest: int
+    args: argparse.Namespace, config: EngineConfig, together: int, longest: int, least: int | None
 ) -> EngineConfig:
     from kiln.engine.models.registry import read_model
 
-    config = engine_config(args, folder)
-    _, read = read_model(folder)
     context = config.model.max_model_len
     if context is None:
+        _, read = read_model(Path(config.model.model))
         context = min(read.max_positions, max(_MAX_MODEL_LEN, longest))
     limits = config.scheduler
     if args.max_num_seqs is None:
         limits = replace(limits, max_num_seqs=max(_MAX_NUM_SEQS, together))
-    if args.max_num_batched_tokens is None:
-        limits = replace(limits, max_num_batched_tokens=_MAX_NUM_BATCHED_TOKENS)
+    if args.max_num_batched_tokens is None and args.usual_budget is not None:
+        limits = replace(limits, max_num_batched_tokens=args.usual_budget)
     if args.max_waiting is None:  # all requests are submitted at once
         limits = replace(limits, max_waiting=sys.maxsize)
-    if longest > context:
+    needed = longest if least is None else least
+    if needed > context:
         raise ConfigError(
-            f"a request has up to {longest} tokens, prompt and output, and the context is "
+            f"a request has up to {needed} tokens, prompt and output, and the context is "
             f"{context}: measure shorter ones"
         )
     if together > limits.num_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,14 @@ def measuring_display() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=None)
         yield lambda text: bars.update(task, description=text)
+
+
+def add_files(parser: argparse._ActionsContainer) -> None:
+    """Add the flags of what a benchmark writes."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="write JSON, a table and plots there"
+    )
 
 
 def say_written(paths: Iterable[Path]) -> None:

@@ -17,6 +17,14 @@ def counts(text: str, least: int = 1) -> tuple[int, ...]:
     return tuple(dict.fromkeys(count(part.strip(), least) for part in text.split(",")))
 
 
+def batches(text: str) -> tuple[tuple[int, int], ...]:
+    """Return count and length of each part of a list such as "64x256,8x8000". Raises the same."""
+    parts = [part.partition("x") for part in text.split(",")]
+    return tuple(
+        dict.fromkeys((count(many.strip()), count(long.strip())) for many, _, long in parts)
+    )
+
+
 def count_range(text: str) -> tuple[int, int]:
     """Return the bounds of a range such as "100-1024", or of one number. Raises the same."""
     low, _, high = text.partition("-")

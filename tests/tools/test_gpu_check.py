@@ -24,6 +24,7 @@ from gpu import (
     sampling_steps,
 )
 from gpu.pace import NotMeasured, Pace, chosen, share_of
+from gpu.room import Room
 from gpu.sealed import sealed_bundle
 
 from kiln.engine.bench.report import Report
@@ -203,6 +204,8 @@ def stand_in(tmp_path, monkeypatch):
     script.write_text(STAND_IN)
     monkeypatch.setattr(children, "_SCRIPT", script)
     monkeypatch.setattr(children.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(children, "free_gib", lambda: 80.0)
+    monkeypatch.setattr(children, "num_cores", lambda: 16)
     monkeypatch.setenv("SAID", str(said))
     short = replace(children.SECTIONS["late_load"], seconds=1)
     monkeypatch.setitem(children.SECTIONS, "late_load", short)
@@ -236,7 +239,7 @@ def test_what_is_timed_beside_torch_compile_is_compiled_before(stand_in):
 
 
 def test_a_section_for_which_no_time_is_left_is_not_measured(stand_in):
-    found = children.run_section("kernel_loading", ASKED, 3.0)
+    found = children.run_section("kernel_loading", ASKED, 3.0, Room(80.0, 16))
     assert found["status"] == "not measured"
     assert "used up" in found["reason"]
     assert not stand_in.exists()
@@ -252,7 +255,8 @@ def test_times_of_many_batches_are_told_by_their_quantiles():
 
 @pytest.mark.deep
 def test_the_greedy_section_holds_on_a_cpu():
-    rows = greedy.parity(argparse.Namespace(quick=True), device="cpu")
+    greedy.exact_products()
+    rows = [row for family in greedy.FAMILIES for row in greedy.rows_of(family, (1, 7), "cpu")]
     assert len(rows) == 2 * (len(greedy.FAMILIES) + 2)
     assert not [row for row in rows if not row["ok"]]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import copy
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from gpu.pace import Pace, Row
 from kiln import LLM, SamplingParams
 from kiln.engine.bench.lora_adapters import RandomAdapter
 
@@ -41,25 +43,29 @@ _RANKS = {"a3": 3, "a16": 16, "a64": 64}  # of the adapters; their names
 _CHUNKS = (1, 7, 64, None)
 
 
-def parity(args: argparse.Namespace, device: str = "cuda") -> list[dict[str, Any]]:
+def parity(args: argparse.Namespace) -> list[Row]:
     """Compare each family, alone and batched, for each chunk size."""
     exact_products()
-    rows, chunks = [], _CHUNKS[: 2 if args.quick else None]
-    for family in FAMILIES:
-        with tempfile.TemporaryDirectory() as name:
-            folder, given = Path(name), prompts()
-            model = made_model(family, folder)
-            wanted = [generate(model.to(device), prompt, device) for prompt in given]
-            for chunk in chunks:
-                rows.append(_row(family, chunk, _kiln(folder, given, chunk, device), wanted))
-            if family not in LORA_FAMILIES:
-                continue
-            names, paths, wanted, changed = with_adapters(model, folder, given, wanted, device)
-            for chunk in chunks:
-                got = _kiln(folder, given, chunk, device, paths, names)
-                row = _row(f"{family} with LoRA", chunk, got, wanted) | {"changed": changed}
-                rows.append(row | {"ok": row["ok"] and changed > 0})
-    return rows
+    chunks = _CHUNKS[: 2 if args.quick else None]
+    pace = Pace(args, seconds=140)
+    return pace.rows(FAMILIES, str, lambda family: rows_of(family, chunks, "cuda"))
+
+
+def rows_of(family: str, chunks: Sequence[int | None], device: str) -> Iterator[Row]:
+    """Yield a row for each chunk size, and one with LoRA adapters where the family has them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, given = Path(name), prompts()
+        model = made_model(family, folder)
+        wanted = [generate(model.to(device), prompt, device) for prompt in given]
+        for chunk in chunks:
+            yield _row(family, chunk, _kiln(folder, given, chunk, device), wanted)
+        if family not in LORA_FAMILIES:
+            return
+        names, paths, wanted, changed = with_adapters(model, folder, given, wanted, device)
+        for chunk in chunks:
+            got = _kiln(folder, given, chunk, device, paths, names)
+            row = _row(f"{family} with LoRA", chunk, got, wanted) | {"changed": changed}
+            yield row | {"ok": row["ok"] and changed > 0}
 
 
 def exact_products() -> None:
@@ -82,9 +88,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, 320, (n,)).tolist() for n in range(3, 37, 2)]
 
 
-def _row(
-    model: str, chunk: int | None, got: list[list[int]], wanted: list[list[int]]
-) -> dict[str, Any]:
+def _row(model: str, chunk: int | None, got: list[list[int]], wanted: list[list[int]]) -> Row:
     wrong = sum(a != b for a, b in zip(got, wanted, strict=True))
     return {
         "model": model,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def show(name: str, section: dict[str, Any]) -> None:
     """Print the status and the failures of a section."""
-    print(f"{name}: {section['status']} ({section['seconds']} s)", section.get("reason", ""))
+    held = f", at most {section['peak_gib']} GiB a process" if "peak_gib" in section else ""
+    print(f"{name}: {section['status']} ({section['seconds']} s{held})", section.get("reason", ""))
     for row in section["rows"]:
         if row.get("ok") is False:
             print("  failed:", {key: value for key, value in row.items() if value not in ({}, "")})
@@ -37,9 +38,10 @@ def write(report: Report, folder: Path) -> list[Path]:
             blocks += kernels.blocks(timed, ceilings)
             plots |= kernels.rooflines(timed, ceilings, where)
             rows = [row for row in rows if "implementation" not in row and "ceilings" not in row]
-        if name in sum_plots.SECTIONS and rows:
+        sums = [row for row in rows if "bytes" in row]  # the others had no time, or failed
+        if name in sum_plots.SECTIONS and sums:
             title = f"{sum_plots.SECTIONS[name]}; {where}"
-            plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, rows, title)
+            plots[f"{report.benchmark}_sums.png"] = partial(sum_plots.draw_times, sums, title)
         blocks.append(_table(rows))
     return report.write(folder, report.benchmark, report.markdown("GPU check", *blocks), plots)
 

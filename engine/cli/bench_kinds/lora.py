@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kiln.engine.cli.bench_model import add_bench_arguments, bench_config, check_baseline, finish
-from kiln.engine.cli.measuring import measuring_display
+from kiln.engine.cli.bench_model import add_bench_arguments, add_step_arguments, finish, measuring
 from kiln.engine.cli.numbers import count, counts
 from kiln.engine.errors import ConfigError
 
@@ -30,7 +29,8 @@ HELP = "what LoRA adapters add to the time of a decode step"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the engine's flags and those of the load."""
     add_bench_arguments(parser, ("vllm",))
-    load = parser.add_argument_group("load")
+    add_step_arguments(parser, (1, 64))
+    load = parser.add_argument_group("adapters")
     load.add_argument(
         "--adapters",
         type=partial(counts, least=0),
@@ -40,47 +40,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "left out there; default 0,1,8",
     )
     load.add_argument("--rank", type=count, default=16, metavar="N", help="of each; default 16")
-    load.add_argument(
-        "--batch-sizes",
-        type=counts,
-        default=(1, 64),
-        metavar="LIST",
-        help="requests that run together; default 1,64",
-    )
-    load.add_argument(
-        "--prompt-tokens", type=count, default=128, metavar="N", help="of each; default 128"
-    )
-    load.add_argument(
-        "--output-tokens", type=count, default=128, metavar="N", help="steps timed; default 128"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure Kiln without and with adapters, then the baseline. Raises KilnError."""
     from kiln.engine.bench import lora, lora_plot
-    from kiln.engine.bench.choice import without_and_with_lora
+    from kiln.engine.bench.choice import by_product, kiln_and
     from kiln.engine.bench.kiln_engine import MustFit
     from kiln.engine.bench.lora_adapters import RandomAdapter
-    from kiln.engine.bench.report import command_line
-    from kiln.engine.bench.side_by_side import Subject, make_report, measure_all
+    from kiln.engine.bench.side_by_side import measure_all
 
     load = _load(args)
     room = MustFit(load.steps.largest, load.steps.longest)
     with (
-        bench_config(args, load.steps.largest, load.steps.longest) as (name, config),
+        measuring(args, load.steps.largest, load.steps.longest) as (subject, python, tell),
         tempfile.TemporaryDirectory(prefix="kiln-bench-lora-") as parent,
-        measuring_display() as tell,
     ):
-        python = check_baseline(args, config)
-        subject = Subject(name, config)
+        config = subject.config
         tell("writing an adapter")
         adapter = RandomAdapter.of_model(Path(config.model.model), load.rank, subject.dtype)
         adapter.save(Path(parent))
-        tell("measuring the machine")
-        subject.measure_machine()
+        subject.measure_machine(tell)
         adapted = adapter.configure(config, Path(parent), load.most)
         measured = measure_all(
-            without_and_with_lora(args.baseline, config, adapted, python, tell, room),
+            by_product(
+                {
+                    suffix: kiln_and(args.baseline, python, each, tell, room)
+                    for suffix, each in (("", config), (" with LoRA", adapted))
+                }
+            ),
             lambda engine: lora.measure(engine, load, subject.model.vocab_size, tell),
             tell,
         )
@@ -94,8 +82,7 @@ def run(args: argparse.Namespace) -> int:
         "num_adapters": load.most,
         "adapter_bytes": adapter.num_bytes,
     }
-    report = make_report(NAME, command_line("kiln"), subject, measured, about)
-    return finish(args, report, lora.markdown(report), lora_plot.draw, measured.failure)
+    return finish(args, subject, measured, about, lora.markdown, lora_plot.draw)
 
 
 def _load(args: argparse.Namespace) -> LoRALoad:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from kiln.engine.cli.bench_model import add_bench_arguments, bench_config, check_baseline, finish
-from kiln.engine.cli.measuring import measuring_display
+from kiln.engine.cli.bench_model import add_bench_arguments, finish, measuring
 from kiln.engine.cli.numbers import count, count_range
 
 NAME = "offline"
@@ -35,25 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure Kiln, then the baseline. Raises KilnError."""
     from kiln.engine.bench import offline
-    from kiln.engine.bench.choice import continuous_or_vllm
-    from kiln.engine.bench.kiln_engine import KilnEngine
-    from kiln.engine.bench.report import command_line
-    from kiln.engine.bench.side_by_side import Subject, make_report, measure_all
+    from kiln.engine.bench.choice import kiln_and
+    from kiln.engine.bench.plots import draw_throughput
+    from kiln.engine.bench.report import with_ratio
+    from kiln.engine.bench.side_by_side import measure_all
     from kiln.engine.bench.workload import MixedLoad
 
     load = MixedLoad(args.num_prompts, args.prompt_tokens, args.output_tokens)
-    with bench_config(args, 1, load.longest) as (name, config):
-        python = check_baseline(args, config)
-        subject = Subject(name, config)
-        with measuring_display() as tell:
-            measured = measure_all(
-                {
-                    "kiln": lambda: KilnEngine(config, tell),
-                    **continuous_or_vllm(args.baseline, config, python),
-                },
-                lambda engine: offline.measure(engine, load, subject.model.vocab_size, tell),
-                tell,
-            )
-    measured.rows = offline.complete(measured.rows)
-    report = make_report(NAME, command_line("kiln"), subject, measured, asdict(load))
-    return finish(args, report, offline.markdown(report), offline.draw, measured.failure)
+    with measuring(args, 1, load.longest) as (subject, python, tell):
+        measured = measure_all(
+            kiln_and(args.baseline, python, subject.config, tell, mixed=True),
+            lambda engine: offline.measure(engine, load, subject.model.vocab_size, tell),
+            tell,
+        )
+    measured.rows = with_ratio(measured.rows)
+    return finish(args, subject, measured, asdict(load), offline.markdown, draw_throughput)

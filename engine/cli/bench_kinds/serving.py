@@ -5,13 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import sys
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kiln.engine.cli.bench_model import refuse_parallel
-from kiln.engine.cli.measuring import say, say_written
-from kiln.engine.cli.options import add_engine_arguments, engine_flags, find_model, served_name
+from kiln.engine.cli.bench_model import refuse_parallel, write_out
+from kiln.engine.cli.measuring import add_files, say
+from kiln.engine.cli.numbers import count
+from kiln.engine.cli.options import (
+    add_engine_arguments,
+    engine_config,
+    engine_flags,
+    find_model,
+    served_name,
+)
 from kiln.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +28,6 @@ if TYPE_CHECKING:
 
 NAME = "serving"
 HELP = "a server under concurrent streams"
-_LOAD = ("num_prompts", "concurrency", "prompt_tokens", "output_tokens")
 _CONCURRENCY = 16
 
 
@@ -28,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     load = parser.add_argument_group("load")
     load.add_argument("--url", help="measure this server; default: one of MODEL, on a free port")
-    load.add_argument("--num-prompts", type=int, default=128, metavar="N", help="default 128")
+    load.add_argument("--num-prompts", type=count, default=128, metavar="N", help="default 128")
     load.add_argument("--api-key", metavar="KEY", help="API key of the server at --url")
     load.add_argument(
         "--concurrency",
         "--max-concurrency",
-        type=int,
+        type=count,
         metavar="N",
         help=f"requests under way; default {_CONCURRENCY}, with --request-rate no limit",
     )
@@ -45,10 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "as another ends",
     )
     load.add_argument(
-        "--prompt-tokens", type=int, default=48, metavar="N", help="longest prompt; default 48"
+        "--prompt-tokens", type=count, default=48, metavar="N", help="longest prompt; default 48"
     )
     load.add_argument(
-        "--output-tokens", type=int, default=64, metavar="N", help="per answer; default 64"
+        "--output-tokens", type=count, default=64, metavar="N", help="per answer; default 64"
     )
     load.add_argument(
         "--baseline",
@@ -56,18 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="also run the same prompts through transformers' generate",
     )
-    load.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="write JSON, a table and a plot there"
-    )
+    add_files(load)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure the server, then the baseline."""
     from kiln.engine.bench import serving
-    from kiln.engine.bench.report import command_line
+    from kiln.engine.bench.plots import draw_throughput
+    from kiln.engine.bench.report import Report, command_line, with_ratio
 
     arrivals = _check(args)
-    refuse_parallel(args, "--baseline transformers", args.baseline == "transformers")
+    refuse_parallel(args)
     folder = find_model(args)
     prompts = serving.make_prompts(folder, args.num_prompts, args.prompt_tokens)
     with _server(args) as url:
@@ -76,30 +83,34 @@ def run(args: argparse.Namespace) -> int:
     if args.baseline == "transformers":
         say("measuring transformers on the same prompts")
         # Imported here: torch and transformers must not take the server's cores.
-        from kiln.engine.bench import baseline, in_process
+        from kiln.engine.bench import in_process
 
+        config = engine_config(args, folder)
         at_a_time = arrivals.concurrency or _CONCURRENCY
-        what = (folder, prompts, args.output_tokens, args.dtype, args.device, at_a_time)
-        rows += baseline.measure(*what)
-        if args.url is None:  # else the server still uses the GPU
-            rows.append(in_process.measure(*what))
-    load = {name: getattr(args, name) for name in (*_LOAD, "request_rate")}
-    load["concurrency"] = arrivals.concurrency
-    load["arrivals"] = serving.describe(arrivals)
-    report = serving.make_report(command_line("kiln"), served_name(args), rows, load)
-    print(serving.markdown(report))
-    say_written(serving.write(report, args.output) if args.output is not None else ())
-    return 0
+        # All requests are submitted at once.
+        limits = replace(config.scheduler, max_num_seqs=at_a_time, max_waiting=sys.maxsize)
+        config = replace(config, scheduler=limits)
+        alone = args.url is None  # else the server still uses the GPU
+        rows += in_process.measure(config, prompts, args.output_tokens, say, kiln=alone)
+    load = {
+        "num_prompts": args.num_prompts,
+        "prompt_tokens": args.prompt_tokens,
+        "output_tokens": args.output_tokens,
+        "concurrency": arrivals.concurrency,
+        "request_rate": args.request_rate,
+        "arrivals": serving.describe(arrivals),
+    }
+    about = {"model": served_name(args), "device": args.device or "auto"}
+    report = Report(NAME, command_line("kiln"), with_ratio(rows), load, about)
+    text = serving.markdown(report)
+    files = partial(report.write_named, text=text, draw=draw_throughput)
+    return write_out(args, report, text, files)
 
 
 def _check(args: argparse.Namespace) -> Arrivals:
     """Return when requests are sent. Raises ConfigError."""
     from kiln.engine.bench.load_client import Arrivals
 
-    for name in _LOAD:
-        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} {value}: must be 1 or more")
     rate = args.request_rate
     if rate is not None and not 0 < rate < math.inf:
         raise ConfigError(f"--request-rate {rate:g}: must be above 0; leave it out for no waiting")

@@ -1,9 +1,10 @@
 """Measure Kiln, alone or beside other engines.
 
 ``latency``: the time of a decode step at several batch sizes. ``lora``: how much LoRA adapters add
-to it. ``offline``: output tokens per second of many requests that arrive at once. ``serving``: the
-same and latencies over HTTP. ``kernels``: each kernel's time, its fraction of the roofline, and the
-same for alternative implementations.
+to it. ``prefill``: prompt tokens per second by prompt length and token budget. ``offline``: output
+tokens per second of many requests that arrive at once. ``serving``: the same and latencies over
+HTTP. ``kernels``: each kernel's time, its fraction of the roofline, and the same for alternative
+implementations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from types import ModuleType
 from kiln.engine.cli import bench_kinds
 
 NAME = "bench"
-HELP = "benchmark decode steps, LoRA adapters, throughput, serving over HTTP, or every kernel"
+HELP = (
+    "benchmark decode steps, LoRA adapters, prefill, throughput, serving over HTTP, or every kernel"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,7 @@ def _attend_one(
     masked = position >= ends
     if a.window:
         masked |= position < ends - a.window
-    logits = logits.masked_fill(masked, float("-inf"))
+    logits.masked_fill_(masked, float("-inf"))  # in place: they may take gigabytes
     if a.sinks is not None:
         sinks = a.sinks.to(dtype).expand(tokens, heads).unsqueeze(-1)
         logits = torch.cat((logits, sinks), dim=-1)
@@ -82,11 +82,12 @@ def _attend_one(
         (tokens, heads), float("-inf")
     )  # fmt: skip
     finite = torch.where(lse.isneginf(), 0.0, lse)  # -inf - -inf would be NaN
-    weights = (logits[..., :length] - finite.unsqueeze(-1)).exp()
+    weights = logits[..., :length].sub_(finite.unsqueeze(-1)).exp_()
     weights = weights.unflatten(1, groups.shape[1:3])
     out = torch.einsum("thgl,hld->thgd", weights, values)
     seen = (~masked).to(dtype).unsqueeze(2)
-    bound = torch.einsum("thgl,hld->thgd", weights + step * seen, values.abs())
+    weights += step * seen
+    bound = torch.einsum("thgl,hld->thgd", weights, values.abs())
     return Attended(rows.start, tokens, out.flatten(1, 2), lse, bound.flatten(1, 2))
 
 

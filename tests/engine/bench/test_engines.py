@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kiln.engine.bench import choice, device_time
+from kiln.engine.bench import choice, device_time, in_process
 from kiln.engine.bench.engine import BenchError
 from kiln.engine.bench.kiln_engine import KilnEngine, MustFit
 from kiln.engine.bench.lora_adapters import RandomAdapter
@@ -45,6 +45,9 @@ class LLM:
         if seed == 13:
             raise RuntimeError("no such luck")
         self.lora = {name: value for name, value in others.items() if "lora" in name}
+        budget = others.get("max_num_batched_tokens", "its own")
+        config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=budget))
+        self.llm_engine = SimpleNamespace(vllm_config=config)
 
     def generate(self, prompts, params, use_tqdm, **lora):
         asked = {name: [one and vars(one) for one in each] for name, each in lora.items()}
@@ -84,11 +87,19 @@ def python(tmp_path):
     return str(script)
 
 
-def test_kiln_generates_ids_without_a_tokenizer():
+def test_kiln_generates_ids_without_a_tokenizer(monkeypatch):
     engine = KilnEngine(config(load_format="dummy"), lambda text: None, MustFit(3, 16))
     assert engine.run(PROMPTS, LENGTHS) > 0
     assert engine.load_seconds > 0
     assert engine.step_details(PROMPTS, 1, 1) == {}  # a CPU has no device time
+    assert engine.device_ms(PROMPTS, LENGTHS) is None
+    ran = []
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_on_gpu", True)
+        patch.setattr(device_time, "_spans_during", lambda run: ran.append(run()) or [(0, 1500)])
+        assert engine.device_ms(PROMPTS, LENGTHS) == pytest.approx(1.5)
+    assert ran[0] > 0
+    assert (engine.token_budget, engine.own_budget) == (2048, False)
     runner = weakref.ref(engine._llm.core.runner)
     engine.close()
     assert runner() is None  # its memory is free for the next engine
@@ -101,20 +112,24 @@ def test_requests_that_do_not_fit_the_pool_together_are_refused():
 
 
 def test_static_batches_run_in_turn_and_the_choice_says_which():
-    (make,) = choice.static_or_vllm("transformers", config(load_format="dummy"), "").values()
-    engine = make()
+    def baseline(config, **more):
+        kiln, other = choice.kiln_and("transformers", "", config, print, **more).items()
+        assert (kiln[0], other[0]) == ("kiln", "transformers")
+        return other[1]()
+
+    engine = baseline(config(load_format="dummy"))
     assert engine.name == "transformers, static batches"
     assert engine.run(PROMPTS, LENGTHS) > 0
     engine.close()
     pair = EngineConfig(config().model, scheduler=SchedulerConfig(max_num_seqs=2))
-    (make,) = choice.continuous_or_vllm("transformers", pair, "").values()
-    engine = make()  # with the checkpoint's weights
+    engine = baseline(pair, mixed=True)  # with the checkpoint's weights
     assert engine.name == "transformers, static batches of 2"
     assert engine.run(PROMPTS, LENGTHS) > 0
     assert engine.step_details(PROMPTS, 1, 1) == {}
     engine.close()
-    assert choice.static_or_vllm("none", pair, "") == {}
-    assert list(choice.continuous_or_vllm("vllm", pair, "python")) == ["vllm"]
+    forms = {form: choice.kiln_and("vllm", "", pair, print) for form in ("", " again")}
+    assert list(choice.by_product(forms)) == ["kiln", "kiln again", "vllm", "vllm again"]
+    assert list(choice.kiln_and("none", "", pair, print)) == ["kiln"]
 
 
 def test_continuous_batching_gives_every_request_its_own_length(monkeypatch):
@@ -143,6 +158,8 @@ def test_vllm_runs_in_its_own_interpreter(python):
     engine = VLLMEngine(config(), python)
     assert engine.versions == {"vllm": "0.0", "vllm's torch": "9"}
     assert engine.load_seconds >= 0
+    assert (engine.token_budget, engine.own_budget) == (2048, False)
+    assert engine.device_ms(PROMPTS, LENGTHS) is None
     assert engine.run(PROMPTS, LENGTHS) >= 0
     assert engine.step_details(PROMPTS, 1, 1) == {}
     with pytest.raises(BenchError, match=r"vllm: 1 of 1 requests .* such as 3 instead of 4"):
@@ -153,6 +170,9 @@ def test_vllm_runs_in_its_own_interpreter(python):
     engine.close()
     with pytest.raises(BenchError, match="RuntimeError: no such luck"):
         VLLMEngine(config(seed=13), python)
+    engine = VLLMEngine(config(), python, own_budget=True)
+    assert (engine.token_budget, engine.own_budget) == ("its own", True)
+    engine.close()
 
 
 def test_vllm_gets_the_limits_and_dtypes_of_kiln():
@@ -261,3 +281,20 @@ def test_without_vllm_or_its_gpu_the_error_says_so(python, tmp_path):
         require_vllm(str(tmp_path / "nobody"), "cpu")
     with pytest.raises(ConfigError, match="--device cpu: vLLM runs on the first GPU"):
         require_vllm(python, "cpu")
+
+
+def test_engines_without_a_server_have_a_row_each(monkeypatch):
+    monkeypatch.setattr(in_process, "fastest_threads", lambda trial: trial() and 7)
+    small = replace(config(load_format="dummy"), scheduler=SchedulerConfig(max_num_seqs=2))
+    rows = in_process.measure(small, PROMPTS, 3, lambda text: None, kiln=True)
+    assert [row["engine"] for row in rows] == [
+        "transformers, static batches of 1, in process",
+        "transformers, static batches of 2, in process",
+        "kiln, in process",
+    ]
+    for row in rows:
+        assert (row["threads"], row["requests"]) == (7, 3)
+        assert (row["prompt_tokens"], row["output_tokens"]) == (17, 9)
+        assert row["output_tokens_per_s"] == pytest.approx(9 / row["seconds"])
+    with_server = in_process.measure(small, PROMPTS[:1], 2, lambda text: None, kiln=False)
+    assert [row["engine"] for row in with_server] == [row["engine"] for row in rows[:2]]

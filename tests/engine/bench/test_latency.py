@@ -11,15 +11,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from kiln.engine.bench import device_time, latency, offline
 from kiln.engine.bench.device_time import device_spans, device_work, union_length
-from kiln.engine.bench.engine import BenchError, check_lengths
-from kiln.engine.bench.report import Report
-from kiln.engine.bench.side_by_side import measure_all, write
+from kiln.engine.bench.engine import BenchEngine, BenchError, check_lengths
+from kiln.engine.bench.report import Report, with_ratio
+from kiln.engine.bench.side_by_side import measure_all
 from kiln.engine.bench.workload import MixedLoad
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
 
 
-class Steady:
+class Steady(BenchEngine):
     """A run takes 1 s, and 10 ms per step, which has all requests."""
 
     load_seconds = 2.0
@@ -32,13 +32,14 @@ class Steady:
         self._step_seconds = step_seconds
         self._fails_at = fails_at
 
-    def run(self, prompts, lengths):
+    def run(self, prompts, lengths, adapters=None):
+        assert adapters is None
         self.runs.append((len(prompts), len(prompts[0]), max(lengths)))
         if len(prompts) == self._fails_at:
             raise MemoryError("no room")
         return 1 + self._step_seconds * max(lengths)
 
-    def step_details(self, prompts, skipped, steps):
+    def step_details(self, prompts, skipped, steps, adapters=None):
         return {"device_ms": 4.0, "asked": (len(prompts), skipped, steps)}
 
     def close(self):
@@ -131,11 +132,11 @@ def test_a_gpus_page_says_what_the_floor_is(tmp_path):
     assert "weights (bfloat16), keys and values (float8_e4m3fn)" in page
     assert "at the 4.10 TB/s" in page
     assert "| kiln | 4 | 10.000 | 400 | 4.000 | 6.000 | 2.500 | 25% | – |" in page
-    paths = write(report, tmp_path, page, latency.draw)
+    paths = report.write_named(tmp_path, page, latency.draw)
     stem = "latency-org-some-gpu"
     assert [path.name for path in paths] == [f"{stem}.json", f"{stem}.md", f"{stem}.png"]
     report.details["limits"] = {"tensor_parallel_size": 4}
-    paths = write(report, tmp_path, page, latency.draw)
+    paths = report.write_named(tmp_path, page, latency.draw)
     assert paths[0].name == f"{stem}-tp4.json", "it leaves the record of one GPU alone"
 
 
@@ -143,7 +144,7 @@ def test_an_offline_row_counts_what_was_asked_for():
     load = MixedLoad(6, (3, 5), (2, 7))
     prompts, lengths = load.draw(50)
     engines = (Steady("kiln"), Steady("other", 0.5))
-    rows = offline.complete(
+    rows = with_ratio(
         row for engine in engines for row in offline.measure(engine, load, 50, ignore)
     )
     assert [row["engine"] for row in rows] == ["kiln", "other"]

@@ -7,13 +7,14 @@ from dataclasses import asdict
 import pytest
 
 from kiln.engine.bench import lora, lora_plot
+from kiln.engine.bench.engine import BenchEngine
 from kiln.engine.bench.report import Report
-from kiln.engine.bench.side_by_side import measure_all, write
+from kiln.engine.bench.side_by_side import measure_all
 
 MS = 0.001
 
 
-class Steady:
+class Steady(BenchEngine):
     """A run takes 1 s, and 10 ms per step and 1 ms more for each distinct adapter in it."""
 
     load_seconds = 2.0
@@ -158,7 +159,7 @@ def test_the_page_and_the_files(tmp_path):
     assert "| kiln | 8 | without | 10.000 | – | – | 800 | 4.000 | 200 | – |" in page
     assert "| kiln | 8 | 3 | 13.000 | +30.0% | +15.0% | 615 | 4.000 | 203 | – |" in page
     assert "| vllm | 2 | 1 | 13.000 | +30.0% | +5.0% | 154 | 4.000 | 201 | 1.18× |" in page
-    paths = write(made, tmp_path, page, lora_plot.draw)
+    paths = made.write_named(tmp_path, page, lora_plot.draw)
     stem = "lora-org-some-gpu"
     assert [path.name for path in paths] == [f"{stem}.json", f"{stem}.md", f"{stem}.png"]
 

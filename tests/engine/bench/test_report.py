@@ -83,7 +83,7 @@ def test_benchmarks_need_no_server_package():
     code = (
         f"import sys; sys.modules |= dict.fromkeys({absent})\n"  # importing one raises ImportError
         "import gpu_check\n"  # it puts the import root on the path
-        "from kiln.engine.bench import baseline, in_process, kernels, latency, offline, serving\n"
+        "from kiln.engine.bench import in_process, kernels, latency, offline, serving\n"
         "from kiln.engine.bench import kiln_engine, transformers_engine, vllm_engine\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tools", check=True)

@@ -1,4 +1,4 @@
-"""``kiln bench latency`` and ``offline``: their rows, their files, and what they refuse."""
+"""``kiln bench latency``, ``offline`` and ``prefill``: rows, files, and what they refuse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kiln.engine.bench import prefill
 from kiln.engine.cli.main import main
-from kiln.engine.cli.numbers import count, count_range, counts
+from kiln.engine.cli.numbers import batches, count, count_range, counts
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = (
@@ -93,7 +94,7 @@ def test_a_baseline_is_a_row_of_the_same_report(folder, tmp_path, capsys):
         kiln["output_tokens_per_s"] / other["output_tokens_per_s"]
     )
     assert kiln["output_tokens"] == other["output_tokens"] == 16
-    assert set(report["load_seconds"]) == {"kiln", other["engine"]}
+    assert set(report["load_seconds"]) == {"kiln", "transformers"}
     out = capsys.readouterr().out
     assert out == (tmp_path / "out" / names[1]).read_text()
 
@@ -135,6 +136,8 @@ def test_a_latency_report_has_a_plot(folder, tmp_path):
         (["latency", "--batch-sizes", "9", "--max-num-seqs", "8"], ["--max-num-seqs 8", "9 req"]),
         (["latency", "--prompt-tokens", "2000"], ["2136 tokens", "2048"]),
         (["offline", "--output-tokens", "2000"], ["3024 tokens", "2048"]),
+        (["prefill", "--prompts", "2x64,1x9000"], ["9001 tokens", "2048"]),
+        (["prefill", "--max-model-len", "200"], ["257 tokens", "200"]),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_model_loads(arguments, says, capsys):
@@ -148,6 +151,36 @@ def test_what_cannot_be_measured_is_refused_before_the_model_loads(arguments, sa
 def test_numbers_on_the_command_line():
     assert (count("7"), counts("16, 1,16"), count_range("3-9")) == (7, (16, 1), (3, 9))
     assert count_range("5") == (5, 5)
-    for read, wrong in ((count, "0"), (count, "-1"), (counts, "1,,2"), (count_range, "9-3")):
+    assert batches("64x256, 8x8000") == ((64, 256), (8, 8000))
+    wrongs = [(count, "0"), (count, "-1"), (counts, "1,,2"), (count_range, "9-3")]
+    for read, wrong in (*wrongs, (batches, "64"), (batches, "0x5"), (batches, "2x3x4")):
         with pytest.raises(ArgumentTypeError, match="must"):
             read(wrong)
+
+
+def test_prefill_is_measured_with_each_budget(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(prefill, "PROMPTS", ((3, 20), (2, 40), (1, 200)))  # 128 tokens fit
+    out = tmp_path / "out"
+    assert bench("prefill", folder(), *DUMMY, "--budgets", 16, "--output", out) == 0
+    names = [f"prefill-model-cpu.{end}" for end in ("json", "md", "png")]
+    assert sorted(path.name for path in out.iterdir()) == names
+    report = json.loads((out / names[0]).read_text())
+    assert report["load"] == {"prompts": [[3, 20], [2, 40]]}
+    assert list(report["load_seconds"]) == ["kiln", "kiln, 16 tokens a step"]
+    found = [(row["asked_budget"], row["token_budget"]) for row in report["rows"]]
+    assert found == [(None, 2048)] * 2 + [(16, 16)] * 2
+    for row in report["rows"]:
+        count = row["num_prompts"] * row["prompt_tokens"]
+        assert row["tokens_per_s"] == pytest.approx(count / min(row["seconds"]))
+        assert row["device_ms"] is row["busy"] is row["ratio"] is None
+    printed = capsys.readouterr()
+    assert printed.out == (out / names[1]).read_text()
+    assert "kiln, 16 tokens a step: 2 × 40" in printed.err
+
+
+def test_a_budget_that_a_flag_gives_is_no_default(folder, tmp_path):
+    file = tmp_path / "numbers.json"
+    load = ("--prompts", "2x9", "--max-num-batched-tokens", 70, "--json", file)
+    assert bench("prefill", folder(), *DUMMY, *load) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["asked_budget"], row["token_budget"]) == (70, 70)

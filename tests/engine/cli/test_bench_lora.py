@@ -9,6 +9,7 @@ import pytest
 from depth import at_depth
 
 from kiln.engine.bench import choice, vllm_engine
+from kiln.engine.bench.engine import BenchEngine
 from kiln.engine.bench.kiln_engine import KilnEngine
 from kiln.engine.cli.main import main
 
@@ -79,15 +80,14 @@ def test_a_report_has_every_number_of_adapters_and_the_engine_without(
     assert "kiln with LoRA (3 in use): batch size 4" in printed.err
 
 
-class PretendedVLLM:
+class PretendedVLLM(BenchEngine):
     """Takes no time worth mention; ``made`` has the configs of all."""
 
     product = "vllm"
-    lora_backend = None
     load_seconds = 1.0
     made = []  # noqa: RUF012 (emptied by the test)
 
-    def __init__(self, config, python):
+    def __init__(self, config, python, own_budget):
         self.adapters = tuple(one.name for one in config.lora.modules)
         self.name = "vllm with LoRA" if self.adapters else "vllm"
         self.versions = {"vllm": python}
@@ -98,9 +98,6 @@ class PretendedVLLM:
         if self.adapters and len(prompts) == 4:
             raise MemoryError("no room")
         return max(lengths) * (1 + len(set(adapters or ())))
-
-    def step_details(self, prompts, skipped, steps, adapters=None):
-        return {}
 
     def close(self):
         """Free nothing."""

@@ -185,8 +185,8 @@ def test_bench_counts_every_token(kiln, tmp_path, served, monkeypatch):
     table = (tmp_path / "serving-demo-cpu.md").read_text()
     assert table in result.stdout + "\n"
     refused = kiln("bench", "serving", "--num-prompts", 0)
-    assert refused.returncode == 1
-    assert "--num-prompts 0" in refused.stderr
+    assert refused.returncode == 2
+    assert "--num-prompts: '0': must be a whole number" in refused.stderr
 
 
 def test_serve_says_what_where_and_one_line_to_try(served):

@@ -165,7 +165,6 @@ def test_arrivals_are_random_and_have_the_rate():
         (("--request-rate", 0), "--request-rate 0"),
         (("--request-rate", "inf"), "--request-rate inf"),
         (("--request-rate", 5, "--baseline", "transformers"), "--request-rate"),
-        (("--max-concurrency", 0), "--concurrency 0"),
     ],
 )
 def test_a_load_that_makes_no_sense_is_refused(kiln, flags, words):
