@@ -143,8 +143,8 @@ def _new_core(rows: int, context: int) -> Any:
             message, self._turn = self._messages[self._turn], 1 - self._turn
             self._rows.write(batch, message)
             sampling = batch.requests
-            if not all(batch.columns.samples):
-                sampling = [request for request in sampling if request.samples]
+            if not all(batch.columns.num_samples):
+                sampling = [request for request in sampling if request.num_samples]
             count = len(sampling)
             storage = torch.zeros(Samples.size_of(max(count, 1), 0), dtype=torch.int32)
             return sampling, PendingSamples(Samples(storage, max(count, 1)), None)

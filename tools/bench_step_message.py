@@ -105,7 +105,7 @@ def decode_step(rows: int) -> StepFrame:
         )
         for row in range(rows)
     ))  # fmt: skip
-    message = np.zeros(message_room(rows, rows, _CONTEXT // 16 + 1, 16), np.int32)
+    message = np.zeros(message_room(rows, rows, _CONTEXT // 16 + 1), np.int32)
     words = Rows(rows).write(batch, message)
     return StepFrame(batch, GraphKey(rows, rows, True), message[:words])
 
