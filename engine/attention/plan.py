@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -59,7 +60,7 @@ def plan_attention(
     spans = [length if window is None else min(length, window) for length in metadata.kv_lens]
     decodes = [row for row, tokens in enumerate(metadata.query_lens) if tokens == 1]
     decodes.sort(key=lambda row: spans[row])
-    firsts = _firsts(metadata.query_lens)
+    firsts = list(accumulate(metadata.query_lens, initial=0))
     groups = []
     while decodes:
         limit = max(2 * spans[decodes[0]], _SHORT)  # at most half of a gather is padding
@@ -72,14 +73,6 @@ def plan_attention(
         if tokens > 1
     ]
     return AttentionPlan(tuple(groups), tuple(chunks))
-
-
-def _firsts(query_lens: tuple[int, ...]) -> list[int]:
-    firsts, total = [], 0
-    for tokens in query_lens:
-        firsts.append(total)
-        total += tokens
-    return firsts
 
 
 def _group(

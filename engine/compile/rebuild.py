@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from kiln.engine.compile.code import Value
 from kiln.engine.compile.functions import METHOD, function_of
@@ -55,18 +56,12 @@ def graph_of(piece: Piece) -> fx.GraphModule:
     nodes = [graph.placeholder(f"input_{number}") for number in range(len(piece.inputs))]
     values = dict(enumerate(nodes))
 
-    def argument(value: Any) -> Any:
-        if isinstance(value, Value):
-            return values[value.number]
-        if isinstance(value, list | tuple):
-            return type(value)(map(argument, value))
-        if isinstance(value, slice):
-            return slice(argument(value.start), argument(value.stop), argument(value.step))
-        return value
+    def node_of(value: Any) -> Any:
+        return values[value.number] if isinstance(value, Value) else value
 
     for call in piece.calls:
-        args = tuple(map(argument, call.args))
-        kwargs = {name: argument(value) for name, value in call.kwargs.items()}
+        args: Any = map_aggregate(call.args, node_of)
+        kwargs: Any = map_aggregate(dict(call.kwargs), node_of)
         if call.target.startswith(METHOD):
             node = graph.call_method(call.target.removeprefix(METHOD), args, kwargs)
         else:

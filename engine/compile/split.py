@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from kiln.engine.attention.operator import attention
 from kiln.engine.compile.code import Call, Value
@@ -118,21 +119,12 @@ def _call(node: Node, numbers: Mapping[Node, int], results: tuple[int, ...]) -> 
     else:
         raise PieceError(f"a traced model has a node {node.format_node()}, which cannot be saved")
 
-    kwargs = {name: _numbered(value, numbers) for name, value in node.kwargs.items()}
-    return Call(target, tuple(_numbered(one, numbers) for one in node.args), kwargs, results)
+    def numbered(one: Node) -> Any:
+        return Value(numbers[one])
 
-
-def _numbered(value: Any, numbers: Mapping[Node, int]) -> Any:
-    """Return an argument with numbers in place of the graph's nodes."""
-    if isinstance(value, Node):
-        return Value(numbers[value])
-    if isinstance(value, list):
-        return [_numbered(part, numbers) for part in value]
-    if isinstance(value, tuple):
-        return tuple(_numbered(part, numbers) for part in value)
-    if isinstance(value, slice):
-        return slice(*(_numbered(part, numbers) for part in (value.start, value.stop, value.step)))
-    return value
+    args: Any = map_arg(node.args, numbered)
+    kwargs: Any = map_arg(node.kwargs, numbered)
+    return Call(target, args, kwargs, results)
 
 
 def _input(node: Node) -> Input:

@@ -27,7 +27,7 @@ def load_model(  # noqa: PLR0913 (see Build)
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Progress,
+    progress: Progress = lambda stage, done, total: None,
     wrapper: Wrapper | None = None,
     split: Split = WHOLE,
 ) -> Model:

@@ -8,10 +8,11 @@ import torch
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Projection
-from kiln.engine.models.weights import Index, Weights
+from kiln.engine.models.weights import Index
 
 
 def list_projections(family: Family, config: HFConfig) -> list[Projection]:
@@ -41,25 +42,11 @@ class _Found:
         return layer
 
 
-class NoWeights(Weights):
+class NoWeights(DummyWeights):
     """Has every tensor, and fills none: for models on the meta device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def has(self, name: str) -> bool:
-        """Return False: there is no checkpoint."""
-        return False
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype, the same for all tensors."""
-        return self._dtype
+        super().__init__(0, dtype)
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
-        """Do nothing."""
-
-    def ignore(self, name: str) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
         """Do nothing."""
