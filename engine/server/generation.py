@@ -124,7 +124,7 @@ class Generation:
     def finish_reason(self, index: int) -> ChatFinishReason | None:
         """Return OpenAI's reason for the end of output ``index`` of a chat."""
         reason = finish_reason(self.completions[index].finish_reason)
-        called = reason == "stop" and bool(self._readers[index].tool_calls)
+        called = reason == "stop" and self._readers[index].has_calls
         return "tool_calls" if called else reason
 
     async def collect(self) -> list[CompletionOutput]:

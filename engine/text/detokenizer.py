@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 from kiln.engine.text.stop_strings import StopMatcher
 from kiln.engine.text.tokenizer import Tokenizer
@@ -15,25 +14,12 @@ MAX_PENDING_TOKENS = 16  # an incomplete character is at most 3 bytes long, so a
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-class TextStream(Protocol):
-    """Turns tokens into text, one complete character at a time."""
-
-    @property
-    def position(self) -> int:
-        """The number of characters so far, without an incomplete one."""
-
-    def place(self, token_id: int) -> int:
-        """Return the position of the character in which the next token begins."""
-
-    def push(self, token_id: int) -> str:
-        """Return the text that the token completes, or ""."""
-
-    def finish(self) -> str:
-        """Return the text of an incomplete character at the end."""
-
-
 class ByteStream:
-    """Decodes tokens whose bytes are known: exact, at constant cost per token."""
+    """Decodes tokens whose bytes are known, one complete character at a time.
+
+    It is exact, at constant cost per token. ``position`` is the number of characters so far,
+    without an incomplete one.
+    """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -75,7 +61,10 @@ def _continues(begun: bytes, piece: bytes) -> bool:
 
 
 class WindowStream:
-    """Decodes with any tokenizer, over the last few tokens and the incomplete ones."""
+    """Decodes with any tokenizer, over the last few tokens and the incomplete ones.
+
+    Its methods are those of ByteStream.
+    """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -140,7 +129,7 @@ class Detokenizer:
         kept = (token for token in reversed(context) if token not in self._skipped)
         before = list(islice(kept, CONTEXT_TOKENS))[::-1]
         by_bytes = tokenizer.token_bytes(0) is not None
-        self._stream: TextStream = (ByteStream if by_bytes else WindowStream)(tokenizer, before)
+        self._stream = (ByteStream if by_bytes else WindowStream)(tokenizer, before)
         self._stops = StopMatcher(stop, include_stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
