@@ -8,18 +8,15 @@ A subcommand is a module in ``commands/`` with NAME, HELP, ``add_arguments(parse
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 import kiln
 from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
 from kiln.engine.cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG_USE, code_of
-from kiln.engine.cli.parser import KilnParser
+from kiln.engine.cli.parser import KilnParser, modules_of
 from kiln.engine.errors import KilnError
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.families import families
@@ -62,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kiln {kiln.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in find_commands():
+    for command in modules_of(commands):
         own = subparsers.add_parser(
             command.NAME,
             help=command.HELP,
@@ -73,12 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
         own.add_argument("--debug", action="store_true", help="show tracebacks of errors")
         own.set_defaults(run=command.run)
     return parser
-
-
-def find_commands() -> list[ModuleType]:
-    """Return the command modules in the order of their names."""
-    found = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
-    return [importlib.import_module(f"{commands.__name__}.{name}") for name in found]
 
 
 if __name__ == "__main__":

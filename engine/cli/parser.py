@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import NoReturn
 
 from kiln.engine.cli.vllm_flags import ABSENT, without_negation
+
+
+def modules_of(package: ModuleType) -> list[ModuleType]:
+    """Return the modules of a package, such as the commands, in the order of their names."""
+    found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in found]
 
 
 class KilnParser(argparse.ArgumentParser):

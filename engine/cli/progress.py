@@ -34,7 +34,9 @@ class LoadingDisplay:
     def __call__(self, message: Progress) -> None:
         """Show one message."""
         if self._bars is None:
-            self._print_once(message)
+            if message.stage not in self._stages:  # it begins
+                self._stages[message.stage] = message
+                print(f"{message.stage} …", file=sys.stderr, flush=True)
             return
         task = self._stages.get(message.stage)
         if task is None:
@@ -46,9 +48,3 @@ class LoadingDisplay:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-
-    def _print_once(self, message: Progress) -> None:
-        """Print a stage when it begins."""
-        if message.stage not in self._stages:
-            self._stages[message.stage] = message
-            print(f"{message.stage} …", file=sys.stderr, flush=True)
