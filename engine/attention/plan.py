@@ -23,7 +23,6 @@ class DecodeGroup:
     tokens: torch.Tensor  # [num_rows] int64: index in the step
     slots: torch.Tensor  # [num_rows * length] int64
     mask: torch.Tensor  # [num_rows, 1, 1, length]: 0 if visible, else -inf
-    num_rows: int
     length: int
 
 
@@ -99,7 +98,6 @@ def _group(
         tokens=torch.tensor([firsts[row] for row in rows], device=device),
         slots=_slots(table, positions, metadata.block_size).flatten(),
         mask=mask.masked_fill_(hidden, float("-inf")).view(len(rows), 1, 1, length),
-        num_rows=len(rows),
         length=length,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,17 +15,11 @@ from kiln.engine.compile.program import NUM_TOKENS, Input, Piece
 TOKENS = 37  # the compiler's example; results do not depend on it
 
 
-class Rebuilt(NamedTuple):
-    """A graph of a piece, and fake tensors for its inputs."""
+def rebuild(piece: Piece) -> tuple[fx.GraphModule, list[Any]]:
+    """Return the graph of a piece, and fake tensors for its inputs.
 
-    module: fx.GraphModule
-    inputs: list[Any]
-
-
-def rebuild(piece: Piece) -> Rebuilt:
-    """Return the graph of a piece. Raises PieceError if it calls what this torch does not have.
-
-    The number of tokens is one symbol. Weights take no memory.
+    The number of tokens is one symbol. Weights take no memory. Raises PieceError if the piece calls
+    what this torch does not have.
     """
     from torch._dynamo.source import ConstantSource
     from torch._subclasses import FakeTensorMode
@@ -40,7 +34,7 @@ def rebuild(piece: Piece) -> Rebuilt:
     with FakeTensorMode(shape_env=shapes):
         inputs = [empty(one, tokens) for one in piece.inputs]
         _Annotate(module).run(*inputs)
-    return Rebuilt(module, inputs)
+    return module, inputs
 
 
 def empty(one: Input, tokens: Any) -> torch.Tensor:

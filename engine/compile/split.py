@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from kiln.engine.attention.operator import attention
 from kiln.engine.compile.code import Call, Value
 from kiln.engine.compile.functions import METHOD, name_of
-from kiln.engine.compile.program import NUM_TOKENS, Input, Piece, Program, Size, piece_target
+from kiln.engine.compile.program import NUM_TOKENS, PIECE, Input, Piece, Program, Size
 from kiln.engine.compile.trace import Traced
 from kiln.engine.errors import PieceError
 
@@ -48,7 +48,7 @@ def split(traced: Traced) -> Program:
         numbers.update({node: len(numbers) + offset for offset, node in enumerate(made)})
         arguments = tuple(Value(numbers[node]) for node in needed)
         results = tuple(numbers[node] for node in made)
-        steps.append(Call(piece_target(index), arguments, {}, results, unpack=True))
+        steps.append(Call(f"{PIECE}{index}", arguments, {}, results, unpack=True))
     distinct = tuple(piece for _, piece in pieces.values())
     return Program(tuple(named.values()), distinct, tuple(steps), numbers[hidden])
 

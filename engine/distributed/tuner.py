@@ -58,7 +58,7 @@ def measure(
     ``make`` returns kernels for a plan. Raises ConfigError if they cannot run, or sum wrongly.
     """
     sizes = sorted(set(sizes))
-    at_once = _most_pushed(group.size, sizes)
+    at_once = max((size for size in sizes if size * group.size <= _MOST_PUSHED), default=sizes[0])
     wanted = _GPU_BLOCKS if device.type == "cuda" else (1, HOST_BLOCKS)
     rows: list[dict[str, Any]] = []
     found: list[tuple[float, Plan]] = []
@@ -105,10 +105,6 @@ def best_plan(times: Times, sizes: Sequence[int], widest: Plan) -> tuple[float, 
 
 def _log_time(times: Times, name: str, size: int) -> float:
     return math.log(times[name][size]) if size in times.get(name, {}) else math.inf
-
-
-def _most_pushed(world: int, sizes: Sequence[int]) -> int:
-    return max([size for size in sizes if size * world <= _MOST_PUSHED] or [sizes[0]])
 
 
 def _times(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,6 @@ import zmq
 import zmq.asyncio
 
 from kiln.engine import errors
-from kiln.engine.config import EngineConfig
 from kiln.engine.errors import EngineDeadError, KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.adapter_calls import AdapterCalls
@@ -67,16 +66,6 @@ class EngineClient:
         self._over = asyncio.Event()
         self._last_message = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def start(
-        cls, config: EngineConfig, on_progress: ShowProgress | None = None
-    ) -> AsyncIterator[EngineClient]:
-        """Start an engine and yield its client when ready. Raises the error of a failed load."""
-        async with cls(EngineProcess.spawn(config), on_progress) as client:
-            await client.wait_ready()
-            yield client
 
     async def __aenter__(self) -> EngineClient:
         """Open the sockets, and start to listen and to watch the process."""

@@ -55,16 +55,12 @@ class ChunkEvents:
     def answer(self) -> Answer:
         """Return the complete response body."""
         answer = self._form.answer()
-        if self._generation.body.prompt_logprobs is not None:
-            answer = self._with_prompt_logprobs(answer)
-        if not self._wants_ids:
-            return answer
+        completions, is_chat = self._generation.completions, _is_chat(answer)
         choices = []
         for index, choice in enumerate(answer["choices"]):
-            prompt = {} if _is_chat(answer) else {"prompt_token_ids": self._prompt(index)}
-            ids = self._generation.completions[index].token_ids
-            choices.append({**choice, "token_ids": ids, **prompt})
-        whole = {"prompt_token_ids": self._prompt(0)} if _is_chat(answer) else {}
+            ids = {"token_ids": completions[index].token_ids} if self._wants_ids else {}
+            choices.append({**choice, **ids, **({} if is_chat else self._of_prompt(index))})
+        whole = self._of_prompt(0) if is_chat else {}
         return cast(Answer, {**answer, "choices": choices, **whole})
 
     def _more(self, chunk: Chunk) -> Chunk:
@@ -84,20 +80,17 @@ class ChunkEvents:
             new["choices"] = [{**choice, **ids}]
         return cast(Chunk, new)
 
-    def _with_prompt_logprobs(self, answer: Answer) -> Answer:
-        if _is_chat(answer):
-            return cast(Answer, {**answer, "prompt_logprobs": self._prompt_logprobs(0)})
-        choices = [
-            {**choice, "prompt_logprobs": self._prompt_logprobs(index)}
-            for index, choice in enumerate(answer["choices"])
-        ]
-        return cast(Answer, {**answer, "choices": choices})
-
-    def _prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
-        return [
-            None if entries is None else {str(one): asdict(own) for one, own in entries.items()}
-            for entries in self._generation.prompt_logprobs(index) or ()
-        ]
+    def _of_prompt(self, index: int) -> dict[str, Any]:
+        """Return what an answer tells of the prompt of output ``index``."""
+        told: dict[str, Any] = {}
+        if self._wants_ids:
+            told["prompt_token_ids"] = self._prompt(index)
+        if self._generation.body.prompt_logprobs is not None:
+            told["prompt_logprobs"] = [
+                None if entries is None else {str(one): asdict(own) for one, own in entries.items()}
+                for entries in self._generation.prompt_logprobs(index) or ()
+            ]
+        return told
 
     def _prompt(self, index: int) -> list[int]:
         generation = self._generation

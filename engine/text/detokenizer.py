@@ -132,7 +132,7 @@ class Detokenizer:
         self._stream = (ByteStream if by_bytes else WindowStream)(tokenizer, before)
         self._stops = StopMatcher(stop, include_stop)
         self._min_tokens = min_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0  # consumed, without those after a stop string
         self._with_offsets = with_offsets
         self.offsets: list[int] = []
 
@@ -140,11 +140,6 @@ class Detokenizer:
     def position(self) -> int:
         """The number of characters of all tokens so far."""
         return self._stream.position
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens were consumed, without those after a stop string."""
-        return self._num_tokens
 
     @property
     def stopped_by(self) -> str | None:
@@ -157,13 +152,13 @@ class Detokenizer:
         for token_id in token_ids:
             if self.stopped_by is not None:
                 break
-            self._num_tokens += 1
+            self.num_tokens += 1
             shows = token_id not in self._skipped
             if self._with_offsets:
                 stream = self._stream
                 self.offsets.append(stream.place(token_id) if shows else stream.position)
             if shows:
-                armed = self._num_tokens > self._min_tokens
+                armed = self.num_tokens > self._min_tokens
                 shown.append(self._stops.feed(self._stream.push(token_id), armed))
         return "".join(shown)
 
@@ -171,6 +166,6 @@ class Detokenizer:
         """Return the text held back, because no more tokens follow."""
         if self.stopped_by is not None:
             return ""
-        armed = self._num_tokens > self._min_tokens
+        armed = self.num_tokens > self._min_tokens
         last = self._stops.feed(self._stream.finish(), armed)
         return last if self.stopped_by is not None else last + self._stops.finish()

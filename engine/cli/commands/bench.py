@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from kiln.engine.cli import bench_kinds
-from kiln.engine.cli.parser import modules_of
+from kiln.engine.cli.parser import add_commands
 
 NAME = "bench"
 HELP = (
@@ -23,12 +23,4 @@ HELP = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds: the modules in bench_kinds/, structured like the commands."""
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
-    for kind in modules_of(bench_kinds):
-        own = kinds.add_parser(kind.NAME, help=kind.HELP, description=kind.__doc__)
-        kind.add_arguments(own)
-        own.set_defaults(run_kind=kind.run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, and write the files; return the exit code. Raises KilnError."""
-    return int(args.run_kind(args))
+    add_commands(kinds, bench_kinds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from kiln.engine.cli import kernel_verbs
-from kiln.engine.cli.parser import modules_of
+from kiln.engine.cli.parser import add_commands
 
 NAME = "kernels"
 HELP = "list, check, verify, ship the kernels; see which implementation runs and why"
@@ -17,12 +17,4 @@ HELP = "list, check, verify, ship the kernels; see which implementation runs and
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs: the modules in kernel_verbs/, structured like the commands."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in modules_of(kernel_verbs):
-        own = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.__doc__)
-        verb.add_arguments(own)
-        own.set_defaults(run_verb=verb.run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit code."""
-    return int(args.run_verb(args))
+    add_commands(verbs, kernel_verbs)
