@@ -32,7 +32,7 @@ LEVELS = [
     ("bench",),
 ]
 MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 350, 60, 100
-MAX_ARROWS = 181  # between rooms
+MAX_ARROWS = 177  # between rooms
 
 
 @cache

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
 
-
-class StepLayer(Protocol):
-    """One attention layer of a model, bound to its layer of the KV pool."""
-
-    def __call__(
-        self, step: AttentionStep, qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Do what ``torch.ops.kiln.attention`` does for this layer."""
+StepLayer = Callable[["AttentionStep", torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(step, qkv, positions, out): do what ``torch.ops.kiln.attention`` does, for one attention layer
+of a model that is bound to its layer of the KV pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ def _fake(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: 
 
 
 torch.library.define(_NAME, "(Tensor(a!) qkv, Tensor positions, Tensor(b!) out, int layer) -> ()")
-for _key in ("CPU", "CUDA"):
-    torch.library.impl(_NAME, _key, run)
+torch.library.impl(_NAME, ("CPU", "CUDA"), run)
 torch.library.register_fake(_NAME, _fake)
 
 attention = torch.ops.kiln.attention.default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -22,7 +23,6 @@ class DecodeGroup:
     tokens: torch.Tensor  # [num_rows] int64: index in the step
     slots: torch.Tensor  # [num_rows * length] int64
     mask: torch.Tensor  # [num_rows, 1, 1, length]: 0 if visible, else -inf
-    num_rows: int
     length: int
 
 
@@ -59,7 +59,7 @@ def plan_attention(
     spans = [length if window is None else min(length, window) for length in metadata.kv_lens]
     decodes = [row for row, tokens in enumerate(metadata.query_lens) if tokens == 1]
     decodes.sort(key=lambda row: spans[row])
-    firsts = _firsts(metadata.query_lens)
+    firsts = list(accumulate(metadata.query_lens, initial=0))
     groups = []
     while decodes:
         limit = max(2 * spans[decodes[0]], _SHORT)  # at most half of a gather is padding
@@ -72,14 +72,6 @@ def plan_attention(
         if tokens > 1
     ]
     return AttentionPlan(tuple(groups), tuple(chunks))
-
-
-def _firsts(query_lens: tuple[int, ...]) -> list[int]:
-    firsts, total = [], 0
-    for tokens in query_lens:
-        firsts.append(total)
-        total += tokens
-    return firsts
 
 
 def _group(
@@ -106,7 +98,6 @@ def _group(
         tokens=torch.tensor([firsts[row] for row in rows], device=device),
         slots=_slots(table, positions, metadata.block_size).flatten(),
         mask=mask.masked_fill_(hidden, float("-inf")).view(len(rows), 1, 1, length),
-        num_rows=len(rows),
         length=length,
     )
 

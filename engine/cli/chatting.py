@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.serving import read_defaults
 from kiln.engine.text.outputs import CompletionStream
 from kiln.engine.text.prompts import read_chats
@@ -78,7 +78,9 @@ class EngineChat:
     """An engine in its own process."""
 
     def __init__(self, config: EngineConfig, folder: Path, options: dict[str, Any]) -> None:
-        self._params = _params(read_defaults(folder), options)  # before a process is started
+        # The model's settings, overridden by the user's; refused before a process is started.
+        defaults = asdict(read_defaults(folder))
+        self._params = SamplingParams(**{**defaults, "max_tokens": None, **options})
         self._process = EngineProcess.spawn(config)
         self._display = LoadingDisplay()
         self._tokenizer = Tokenizer.load_if_present(folder)
@@ -102,7 +104,7 @@ class EngineChat:
         self._count += 1
         new = NewRequest(f"chat-{self._count}", prompt.token_ids, self._params)
         answer = CompletionStream(self._tokenizer, self._params, prompt_token_ids=prompt.token_ids)
-        async with self._client.stream(new) as outputs:
+        async with aclosing(self._client.stream(new)) as outputs:
             async for output in outputs:
                 delta = answer.push(output)
                 if delta.finish_reason == "error":
@@ -120,11 +122,6 @@ class EngineChat:
 
 
 Chat = ServerChat | EngineChat
-
-
-def _params(defaults: Defaults, options: dict[str, Any]) -> SamplingParams:
-    """Return the model's default settings, overridden by the user's. Raises RequestError."""
-    return SamplingParams(**{**asdict(defaults), "max_tokens": None, **options})
 
 
 def _text_of(data: str) -> str:

@@ -1,25 +1,21 @@
 """The ``kiln`` command: find the subcommands, run one, and print an error as one line.
 
-A subcommand is a module in ``commands/`` with NAME, HELP, ``add_arguments(parser)`` and
-``run(args) -> int``. ``kiln --help`` imports all of them, so slow imports belong inside
-``run``.
+A subcommand is a module in ``commands/``; see ``add_commands`` for what it has. ``kiln --help``
+imports all of them, so slow imports belong inside ``run``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 import kiln
 from kiln.cache.env import EnvError, read
 from kiln.engine.cli import commands
 from kiln.engine.cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG_USE, code_of
-from kiln.engine.cli.parser import KilnParser
+from kiln.engine.cli.parser import KilnParser, add_commands
 from kiln.engine.errors import KilnError
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.families import families
@@ -62,23 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kiln {kiln.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in find_commands():
-        own = subparsers.add_parser(
-            command.NAME,
-            help=command.HELP,
-            description=command.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_arguments(own)
+    form = argparse.RawDescriptionHelpFormatter
+    for own in add_commands(subparsers, commands, formatter_class=form):
         own.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-        own.set_defaults(run=command.run)
     return parser
-
-
-def find_commands() -> list[ModuleType]:
-    """Return the command modules in the order of their names."""
-    found = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
-    return [importlib.import_module(f"{commands.__name__}.{name}") for name in found]
 
 
 if __name__ == "__main__":

@@ -26,11 +26,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_groups(parser, ENGINE)
 
 
-def add_lora_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of LoRA adapters."""
-    add_groups(parser, (LORA,))
-
-
 def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     """Return the flags as a configuration of the model in ``folder``. Raises ConfigError.
 

@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
 from kiln.engine.cli.vllm_flags import ABSENT, without_negation
+
+
+def modules_of(package: ModuleType) -> list[ModuleType]:
+    """Return the modules of a package, such as the commands, in the order of their names."""
+    found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in found]
+
+
+def add_commands(subparsers: Any, package: ModuleType, **options: Any) -> list[KilnParser]:
+    """Add each module of a package as a command; return their parsers, made with ``options``.
+
+    A module has NAME, HELP, ``add_arguments(parser)`` and ``run(args) -> int``, but for ``run`` if
+    its arguments are such commands themselves.
+    """
+    made = []
+    for module in modules_of(package):
+        about = {"help": module.HELP, "description": module.__doc__}
+        own = subparsers.add_parser(module.NAME, **about, **options)
+        if hasattr(module, "run"):
+            own.set_defaults(run=module.run)
+        module.add_arguments(own)
+        made.append(own)
+    return made
 
 
 class KilnParser(argparse.ArgumentParser):

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 
 class LoadingDisplay:
-    """Call it with each progress message; ``close`` it when loading succeeds or fails."""
+    """Call it with each progress message; ``close`` it when loading succeeds or fails.
 
-    def __init__(self) -> None:
+    ``quiet``: it shows nothing.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._bars: Bars | None = None
         self._stages: dict[str, object] = {}
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not quiet:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as RichProgress
@@ -34,7 +38,9 @@ class LoadingDisplay:
     def __call__(self, message: Progress) -> None:
         """Show one message."""
         if self._bars is None:
-            self._print_once(message)
+            if message.stage not in self._stages and not self._quiet:  # it begins
+                self._stages[message.stage] = message
+                print(f"{message.stage} …", file=sys.stderr, flush=True)
             return
         task = self._stages.get(message.stage)
         if task is None:
@@ -46,9 +52,3 @@ class LoadingDisplay:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-
-    def _print_once(self, message: Progress) -> None:
-        """Print a stage when it begins."""
-        if message.stage not in self._stages:
-            self._stages[message.stage] = message
-            print(f"{message.stage} …", file=sys.stderr, flush=True)

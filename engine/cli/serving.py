@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import socket
 import time
+from contextlib import closing
 from pathlib import Path
 
 import kiln
@@ -46,8 +47,7 @@ def run_server(
     url = url_of(listener)
 
     async def run() -> None:
-        display = LoadingDisplay()
-        try:
+        with closing(LoadingDisplay()) as display:
             async with EngineClient(process, display) as client:
                 app = create_app(client, tokenizer, settings)
 
@@ -56,8 +56,6 @@ def run_server(
                     _print_summary(client, settings, tokenizer, url, process.started)
 
                 await serve(app, client, listener, seconds, announce)
-        finally:
-            display.close()
 
     asyncio.run(run())
     return 0

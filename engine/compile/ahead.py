@@ -10,12 +10,12 @@ from torch._subclasses import FakeTensorMode
 
 from kiln.cache.env import Env
 from kiln.engine.compile.artefacts import Artefacts
-from kiln.engine.compile.compiled_model import Progress, build
+from kiln.engine.compile.compiled_model import build
 from kiln.engine.compile.keys import target_of
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.loader import load_model
+from kiln.engine.models.loader import Progress, load_model
 from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.splitting import check_split
 
@@ -48,11 +48,7 @@ def build_ahead(
     for part in ranks:
         weights = DummyWeights(0, dtype)
         with FakeTensorMode(), torch.inference_mode():
-            model = load_model(family, config, weights, length, dtype, device, _silent, split=part)
+            model = load_model(family, config, weights, length, dtype, device, split=part)
         program, _ = build(model, device, env.compile, artefacts, progress)
         pieces = len(program.pieces)
     return Ahead(pieces, artefacts.built)
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    """Report nothing."""

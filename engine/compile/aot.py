@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from kiln.engine.compile.inductor import OPTIONS, compiling
+from kiln.engine.compile.inductor import compiling
 from kiln.engine.compile.program import NUM_TOKENS, Piece, Piecewise
 from kiln.engine.compile.rebuild import TOKENS, empty, graph_of
 from kiln.engine.errors import PieceError
@@ -27,11 +27,6 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from kiln.engine.compile.prove import main; sys.exit(main(sys.argv[1:]))"
 )
-
-
-def options() -> str:
-    """Return the options that AOTInductor gets, as text."""
-    return json.dumps(OPTIONS, sort_keys=True)
 
 
 def build(piece: Piece, device: torch.device) -> bytes:

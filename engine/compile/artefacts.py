@@ -44,19 +44,13 @@ class Artefacts:
                 f"the {name} for {self._target}, key {key}, is not in the sealed cache "
                 f"({self._store.root}): run `kiln warmup --model` there, or set KILN_COMPILE=off"
             )
-        if self._locks is None or self._store.root is None:
-            return self._build(key, name, ingredients, build)
-        with builder_lock(self._locks, key, _PATIENCE):
+        locks = None if self._store.root is None else self._locks
+        with builder_lock(locks, key, _PATIENCE):
             found = self._store.get(self._target, key)  # another process may have built it
             if found is not None:
                 return found.payload
-            return self._build(key, name, ingredients, build)
-
-    def _build(
-        self, key: str, name: str, ingredients: Ingredients, build: Callable[[], bytes]
-    ) -> bytes:
-        payload = build()
-        self.built += 1
-        header = {"kernel": name, "ingredients": [list(pair) for pair in ingredients]}
-        self._store.put(self._target, key, payload, header)
-        return payload
+            payload = build()
+            self.built += 1
+            header = {"kernel": name, "ingredients": [list(pair) for pair in ingredients]}
+            self._store.put(self._target, key, payload, header)
+            return payload

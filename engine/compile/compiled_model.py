@@ -19,16 +19,13 @@ from kiln.engine.compile.split import split
 from kiln.engine.compile.trace import trace
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.family import Model
+from kiln.engine.models.loader import Progress
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 _STAGE = "compiled pieces"
 
 
 class Compiler(Protocol):
     """Makes functions of pieces. What ``build`` returns is kept in the cache for later starts."""
-
-    def options(self) -> str:
-        """Return the options that the compiler gets, as text."""
 
     def build(self, piece: Piece, device: torch.device) -> bytes:
         """Compile a piece for any number of tokens. Raises PieceError."""
@@ -112,7 +109,7 @@ def _function(piece: Piece, device: torch.device, mode: str, artefacts: Artefact
     compiler = _COMPILERS[mode]
     artefact = artefacts.get(
         f"{mode} piece {piece.digest[:12]}",
-        piece_ingredients(piece, mode, compiler.options(), device),
+        piece_ingredients(piece, mode, inductor.options(), device),
         lambda: compiler.build(piece, device),
     )
     return compiler.load(artefact, device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ def function_of(name: str) -> Callable[..., Any]:
     """Return the function of a name. Raises PieceError if there is none."""
     found: Any = None
     if name.startswith(_OPERATOR):
-        found = _operator(name.removeprefix(_OPERATOR))
+        with suppress(AttributeError):
+            found = operator.attrgetter(name.removeprefix(_OPERATOR))(torch.ops)
     elif name.startswith(METHOD):
         found = getattr(torch.Tensor, name.removeprefix(METHOD), None)
     else:
@@ -58,10 +60,3 @@ def schemas_of(names: list[str]) -> list[str]:
     """Return the schemas of the operators among some names, sorted."""
     wanted = {name for name in names if name.startswith(_OPERATOR)}
     return sorted(str(getattr(function_of(name), "_schema", "")) for name in wanted)
-
-
-def _operator(name: str) -> Any:
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found

@@ -28,7 +28,7 @@ OPTIONS = {
 
 
 def options() -> str:
-    """Return the options that Inductor gets, as text."""
+    """Return the options that Inductor and AOTInductor get, as text."""
     return json.dumps(OPTIONS, sort_keys=True)
 
 

@@ -20,7 +20,7 @@ from kiln.engine.errors import PieceError
 
 NUM_TOKENS = "n"  # in shapes and strides
 INPUTS = ("token_ids", "positions")  # the program's inputs that are not weights
-_PIECE = "piece "  # before the number of a piece, in the target of a call
+PIECE = "piece "  # before the number of a piece, in the target of a call
 
 Piecewise = Callable[..., Sequence[Any]]
 Size = int | str  # "n" is the number of tokens
@@ -115,8 +115,8 @@ class Program:
         fixed = {number: weights[name] for number, name in weighted if name not in INPUTS}
 
         def target(name: str) -> Callable[..., Any]:
-            if name.startswith(_PIECE):
-                return functions[int(name.removeprefix(_PIECE))]
+            if name.startswith(PIECE):
+                return functions[int(name.removeprefix(PIECE))]
             return function_of(name)
 
         steps = assemble(parameters, self.steps, (self.output,), target, fixed)
@@ -126,11 +126,6 @@ class Program:
             return hidden
 
         return run
-
-
-def piece_target(number: int) -> str:
-    """Return the target of calls of a piece."""
-    return f"{_PIECE}{number}"
 
 
 def _dump(data: Any) -> bytes:

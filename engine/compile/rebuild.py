@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from kiln.engine.compile.code import Value
 from kiln.engine.compile.functions import METHOD, function_of
@@ -14,17 +15,11 @@ from kiln.engine.compile.program import NUM_TOKENS, Input, Piece
 TOKENS = 37  # the compiler's example; results do not depend on it
 
 
-class Rebuilt(NamedTuple):
-    """A graph of a piece, and fake tensors for its inputs."""
+def rebuild(piece: Piece) -> tuple[fx.GraphModule, list[Any]]:
+    """Return the graph of a piece, and fake tensors for its inputs.
 
-    module: fx.GraphModule
-    inputs: list[Any]
-
-
-def rebuild(piece: Piece) -> Rebuilt:
-    """Return the graph of a piece. Raises PieceError if it calls what this torch does not have.
-
-    The number of tokens is one symbol. Weights take no memory.
+    The number of tokens is one symbol. Weights take no memory. Raises PieceError if the piece calls
+    what this torch does not have.
     """
     from torch._dynamo.source import ConstantSource
     from torch._subclasses import FakeTensorMode
@@ -39,7 +34,7 @@ def rebuild(piece: Piece) -> Rebuilt:
     with FakeTensorMode(shape_env=shapes):
         inputs = [empty(one, tokens) for one in piece.inputs]
         _Annotate(module).run(*inputs)
-    return Rebuilt(module, inputs)
+    return module, inputs
 
 
 def empty(one: Input, tokens: Any) -> torch.Tensor:
@@ -55,18 +50,12 @@ def graph_of(piece: Piece) -> fx.GraphModule:
     nodes = [graph.placeholder(f"input_{number}") for number in range(len(piece.inputs))]
     values = dict(enumerate(nodes))
 
-    def argument(value: Any) -> Any:
-        if isinstance(value, Value):
-            return values[value.number]
-        if isinstance(value, list | tuple):
-            return type(value)(map(argument, value))
-        if isinstance(value, slice):
-            return slice(argument(value.start), argument(value.stop), argument(value.step))
-        return value
+    def node_of(value: Any) -> Any:
+        return values[value.number] if isinstance(value, Value) else value
 
     for call in piece.calls:
-        args = tuple(map(argument, call.args))
-        kwargs = {name: argument(value) for name, value in call.kwargs.items()}
+        args: Any = map_aggregate(call.args, node_of)
+        kwargs: Any = map_aggregate(dict(call.kwargs), node_of)
         if call.target.startswith(METHOD):
             node = graph.call_method(call.target.removeprefix(METHOD), args, kwargs)
         else:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from kiln.engine.attention.operator import attention
 from kiln.engine.compile.code import Call, Value
 from kiln.engine.compile.functions import METHOD, name_of
-from kiln.engine.compile.program import NUM_TOKENS, Input, Piece, Program, Size, piece_target
+from kiln.engine.compile.program import NUM_TOKENS, PIECE, Input, Piece, Program, Size
 from kiln.engine.compile.trace import Traced
 from kiln.engine.errors import PieceError
 
@@ -47,7 +48,7 @@ def split(traced: Traced) -> Program:
         numbers.update({node: len(numbers) + offset for offset, node in enumerate(made)})
         arguments = tuple(Value(numbers[node]) for node in needed)
         results = tuple(numbers[node] for node in made)
-        steps.append(Call(piece_target(index), arguments, {}, results, unpack=True))
+        steps.append(Call(f"{PIECE}{index}", arguments, {}, results, unpack=True))
     distinct = tuple(piece for _, piece in pieces.values())
     return Program(tuple(named.values()), distinct, tuple(steps), numbers[hidden])
 
@@ -118,21 +119,12 @@ def _call(node: Node, numbers: Mapping[Node, int], results: tuple[int, ...]) -> 
     else:
         raise PieceError(f"a traced model has a node {node.format_node()}, which cannot be saved")
 
-    kwargs = {name: _numbered(value, numbers) for name, value in node.kwargs.items()}
-    return Call(target, tuple(_numbered(one, numbers) for one in node.args), kwargs, results)
+    def numbered(one: Node) -> Any:
+        return Value(numbers[one])
 
-
-def _numbered(value: Any, numbers: Mapping[Node, int]) -> Any:
-    """Return an argument with numbers in place of the graph's nodes."""
-    if isinstance(value, Node):
-        return Value(numbers[value])
-    if isinstance(value, list):
-        return [_numbered(part, numbers) for part in value]
-    if isinstance(value, tuple):
-        return tuple(_numbered(part, numbers) for part in value)
-    if isinstance(value, slice):
-        return slice(*(_numbered(part, numbers) for part in (value.start, value.stop, value.step)))
-    return value
+    args: Any = map_arg(node.args, numbered)
+    kwargs: Any = map_arg(node.kwargs, numbered)
+    return Call(target, args, kwargs, results)
 
 
 def _input(node: Node) -> Input:

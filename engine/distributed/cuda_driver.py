@@ -40,11 +40,6 @@ def driver_call(name: str, *arguments: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def allocate(num_bytes: int) -> int:
-    """Return the address of device memory in the current context. Raises DriverError."""
-    return int(driver_call("cuMemAlloc", num_bytes))
-
-
 def export_ipc(address: int) -> bytes:
     """Return the IPC handle of an allocation. Raises DriverError."""
     handle = driver_call("cuIpcGetMemHandle", address)

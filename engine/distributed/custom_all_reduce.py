@@ -7,8 +7,8 @@ All ranks decide alike, because they tell each other whatever only one of them k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from kiln.engine.distributed.peers import Joined, join_peers
 from kiln.engine.distributed.stream_guard import CudaStreams, StreamGuard
 from kiln.engine.distributed.tuner import SIZES, Tuned, measure
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.declare.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu, index_of
 from kiln.jit_kernels.declare.spec import HOST_GPU
 from kiln.jit_kernels.ops.all_reduce import functions
 from kiln.jit_kernels.ops.all_reduce.layout import VECTOR, Algorithm, vectors
@@ -149,15 +149,13 @@ class CustomAllReduceV2:
         )
         self._calls[FUSED] += 1
 
-    @contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self) -> AbstractContextManager[None]:
         """Surround the capture of a CUDA graph that contains calls.
 
         Nothing is registered: the kernels read messages on their own rank alone. Calls of several
         streams are ordered inside the graph.
         """
-        with self._guard.capture():
-            yield
+        return self._guard.capture()
 
     def before_replay(self) -> None:
         """Order a graph with calls, which is replayed next, behind the latest call."""
@@ -181,7 +179,7 @@ class CustomAllReduceV2:
         """
         if self._members is None:
             raise ConfigError(f"nothing to tune, as torch sums: {self.disabled_reason}")
-        most = HOST_GPU if self.device.type == "cpu" else gpu(self._index)
+        most = HOST_GPU if self.device.type == "cpu" else gpu(index_of(self.device))
         return measure(
             partial(self._with_plan, dtype), self._group, self.device,
             sizes=sizes, dtype=dtype, most_blocks=most.num_multiprocessors,
@@ -200,11 +198,6 @@ class CustomAllReduceV2:
         if other.disabled:
             raise ConfigError(f"nothing to tune, as torch sums: {other.disabled_reason}")
         return other
-
-    @property
-    def _index(self) -> int:
-        index = self.device.index
-        return torch.cuda.current_device() if index is None else index
 
     def abort(self) -> None:
         """End the calls that wait for a rank that is gone, from any thread; ``check`` raises."""

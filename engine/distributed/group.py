@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from itertools import chain, count
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -226,12 +227,9 @@ def group_name(world: int) -> str:
 
 def _free_name(size: int) -> str:
     """Return a name that depends on the size alone, if it can: it is part of compiled pieces."""
-    first = name = group_name(size)
-    number = 0
-    while name in _groups:
-        number += 1
-        name = f"{first}.{number}"
-    return name
+    first = group_name(size)
+    others = (f"{first}.{number}" for number in count(1))
+    return next(name for name in chain([first], others) if name not in _groups)
 
 
 def _begin(end: Callable[[], None]) -> threading.Thread:

@@ -17,17 +17,10 @@ from kiln.engine.distributed.shared_memory import SharedMemory
 _PATTERN = 64  # bytes that each rank writes to both ends of each buffer
 
 
-class HostMemory(SharedMemory):
-    """SharedMemory as RankMemory: a file that a peer has mapped lives as long as its mapping."""
-
-    def close_peers(self) -> None:
-        """Do nothing: closing is one step."""
-
-
 def open_memory(num_bytes: int, rank: int, exchange: Exchange, device: torch.device) -> RankMemory:
     """Return this rank's buffer and its peers'. Raises ConfigError on every rank."""
     if device.type == "cpu":
-        return HostMemory(num_bytes, rank, exchange)
+        return SharedMemory(num_bytes, rank, exchange)
     return PeerMemory(num_bytes, rank, exchange, device)
 
 

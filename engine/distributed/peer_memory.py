@@ -117,7 +117,7 @@ class IpcMapping:
 
     def export(self, rank: int) -> str:
         """Allocate, and return what peers need to open it."""
-        self._own = self.addresses[rank] = cuda_driver.allocate(self._size)
+        self._own = self.addresses[rank] = int(driver_call("cuMemAlloc", self._size))
         return cuda_driver.export_ipc(self._own).hex()
 
     def open(self, handles: Sequence[str], rank: int, exchange: Exchange) -> None:

@@ -25,7 +25,7 @@ from kiln.engine.distributed.peer_handshake import (
 from kiln.engine.distributed.peer_memory import RankMemory
 from kiln.engine.distributed.prove_sums import prove_sums
 from kiln.engine.errors import ConfigError
-from kiln.jit_kernels.declare.arch import gpu
+from kiln.jit_kernels.declare.arch import gpu, index_of
 from kiln.jit_kernels.declare.errors import KernelError
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
@@ -194,8 +194,7 @@ def _plan(world: int, device: torch.device, fabric: str, config: ModeConfig | No
             return tuned
     blocks = HOST_BLOCKS
     if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        blocks = min(GPU_BLOCKS, gpu(index).num_multiprocessors)
+        blocks = min(GPU_BLOCKS, gpu(index_of(device)).num_multiprocessors)
     return seed_plan(world, forced=forced, blocks=blocks, modes=config)
 
 

@@ -67,6 +67,9 @@ class SharedMemory:
         self.peers = torch.tensor([buffer.data_ptr() - begin for buffer in buffers])
         self._buffers = buffers
 
+    def close_peers(self) -> None:
+        """Do nothing: a file that a peer has mapped lives as long as its mapping."""
+
     def close(self) -> None:
         """Give the memory back, as soon as no tensor refers to it.
 

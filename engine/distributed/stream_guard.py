@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-
-
-class Streams(Protocol):
-    """What the guard needs of a device."""
-
-    def current(self) -> Any:
-        """Return the current stream; equal streams compare equal."""
-
-    def is_capturing(self) -> bool:
-        """Return whether the current stream is captured."""
-
-    def wait_for(self, stream: Any) -> None:
-        """Let the current stream wait for what another one has queued so far."""
 
 
 class CudaStreams:
@@ -29,7 +16,7 @@ class CudaStreams:
         self._device = device
 
     def current(self) -> torch.cuda.Stream:
-        """Return the current stream."""
+        """Return the current stream; equal streams compare equal."""
         return torch.cuda.current_stream(self._device)
 
     def is_capturing(self) -> bool:
@@ -48,7 +35,7 @@ class StreamGuard:
     replay, which is a call of its own. ``waits`` counts the waits that were inserted.
     """
 
-    def __init__(self, streams: Streams | None) -> None:
+    def __init__(self, streams: CudaStreams | None) -> None:
         """``streams`` None: a device without streams, where nothing is to be done."""
         self.waits = 0
         self._streams = streams

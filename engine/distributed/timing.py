@@ -16,7 +16,7 @@ _HOST_CALLS, _HOST_TRIALS = 3, 3
 
 
 def nanoseconds_of(
-    call: Callable[[], None], device: torch.device, kernels: SumKernels | None
+    call: Callable[[], object], device: torch.device, kernels: SumKernels | None
 ) -> int:
     """Return the median time of a call on this rank. ``kernels``: those that it uses, if any."""
     if device.type == "cpu":
@@ -25,7 +25,7 @@ def nanoseconds_of(
         return _on_gpu(call, kernels)
 
 
-def _on_cpu(call: Callable[[], None]) -> int:
+def _on_cpu(call: Callable[[], object]) -> int:
     call()
     trials = []
     for _ in range(_HOST_TRIALS):
@@ -36,7 +36,7 @@ def _on_cpu(call: Callable[[], None]) -> int:
     return int(statistics.median(trials))
 
 
-def _on_gpu(call: Callable[[], None], kernels: SumKernels | None) -> int:
+def _on_gpu(call: Callable[[], object], kernels: SumKernels | None) -> int:
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -57,7 +58,7 @@ def measure(
     ``make`` returns kernels for a plan. Raises ConfigError if they cannot run, or sum wrongly.
     """
     sizes = sorted(set(sizes))
-    at_once = _most_pushed(group.size, sizes)
+    at_once = max((size for size in sizes if size * group.size <= _MOST_PUSHED), default=sizes[0])
     wanted = _GPU_BLOCKS if device.type == "cuda" else (1, HOST_BLOCKS)
     rows: list[dict[str, Any]] = []
     found: list[tuple[float, Plan]] = []
@@ -106,10 +107,6 @@ def _log_time(times: Times, name: str, size: int) -> float:
     return math.log(times[name][size]) if size in times.get(name, {}) else math.inf
 
 
-def _most_pushed(world: int, sizes: Sequence[int]) -> int:
-    return max([size for size in sizes if size * world <= _MOST_PUSHED] or [sizes[0]])
-
-
 def _times(
     kernels: SumKernels,
     group: Group,
@@ -131,21 +128,13 @@ def _times(
             kernels.custom_all_reduce(x, out=out, algorithm=algorithm)
             if not group.minimum([torch.equal(out, want)])[0]:
                 raise ConfigError(f"{algorithm} gives wrong sums of {size} bytes: not measured")
-            call = _repeatable(kernels, x, out, algorithm)
+            call = partial(kernels.custom_all_reduce, x, out=out, algorithm=algorithm)
             times.setdefault(algorithm, {})[size] = _slowest(call, kernels, group, device)
     return times
 
 
-def _repeatable(kernels: SumKernels, x: Any, out: Any, algorithm: Any) -> Callable[[], None]:
-    return lambda: void(kernels.custom_all_reduce(x, out=out, algorithm=algorithm))
-
-
-def void(result: object) -> None:
-    """Ignore a result."""
-
-
 def _slowest(
-    call: Callable[[], None], kernels: SumKernels | None, group: Group, device: torch.device
+    call: Callable[[], object], kernels: SumKernels | None, group: Group, device: torch.device
 ) -> int:
     """Return the nanoseconds of a call on the slowest rank, at least 1."""
     group.minimum([0])  # all begin at the same time
@@ -168,7 +157,7 @@ def _torch_times(
     found = {}
     for size in sizes:
         x = torch.zeros(size // dtype.itemsize, dtype=dtype, device=device)
-        found[size] = _slowest(lambda x=x: group.all_reduce_by_torch(x), None, group, device)  # type: ignore[misc]
+        found[size] = _slowest(partial(group.all_reduce_by_torch, x), None, group, device)
     rows += _rows({"torch": found}, 0)
     return found
 
@@ -191,14 +180,10 @@ def _fused_threshold(
         algorithm = plan.algorithm_for(size)
         if not kernels.should_fuse(x) or algorithm is None:
             return threshold
-        fused = _slowest(
-            lambda: kernels.fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5),  # noqa: B023
-            kernels, group, device,
-        )  # fmt: skip
-        apart = _slowest(
-            lambda: _apart(kernels, x, residual, weight, algorithm),  # noqa: B023
-            kernels, group, device,
-        )  # fmt: skip
+        summed = partial(kernels.fused_all_reduce_add_rms_norm, x, residual, weight, 1e-5)
+        fused = _slowest(summed, kernels, group, device)
+        parts = partial(_apart, kernels, x, residual, weight, algorithm)
+        apart = _slowest(parts, kernels, group, device)
         rows += _rows({"fused": {size: fused}, "apart": {size: apart}}, plan.max_blocks)
         if fused > apart:
             return threshold

@@ -43,18 +43,13 @@ def _no_sum(*arguments: object) -> None:
     """Do nothing on fake tensors: the results are arguments."""
 
 
-for _schema, _function in (
-    (
-        "sum_and_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, "
-        "str group) -> ()",
-        _sum_and_add,
-    ),
-    ("gather_columns(Tensor x, str group) -> Tensor", _gather),
-):
-    _name, _, _arguments = _schema.partition("(")
-    torch.library.define(f"kiln::{_name}", f"({_arguments}")
-    for _key in ("CPU", "CUDA"):
-        torch.library.impl(f"kiln::{_name}", _key, _function)
+torch.library.define(
+    "kiln::sum_and_add_rms_norm",
+    "(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, str group) -> ()",
+)
+torch.library.impl("kiln::sum_and_add_rms_norm", ("CPU", "CUDA"), _sum_and_add)
+torch.library.define("kiln::gather_columns", "(Tensor x, str group) -> Tensor")
+torch.library.impl("kiln::gather_columns", ("CPU", "CUDA"), _gather)
 torch.library.register_fake("kiln::sum_and_add_rms_norm", _no_sum)
 
 

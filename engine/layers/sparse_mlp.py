@@ -38,8 +38,7 @@ torch.library.define(
     _NAME,
     "(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int top_k, bool renormalise) -> Tensor",
 )
-for _key in ("CPU", "CUDA"):
-    torch.library.impl(_NAME, _key, _moe)
+torch.library.impl(_NAME, ("CPU", "CUDA"), _moe)
 torch.library.register_fake(_NAME, _fake_moe)
 
 

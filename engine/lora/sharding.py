@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.projections import NoWeights
+from kiln.engine.models.projections import build_without_weights
 from kiln.engine.models.split import Split
 
 _ROW_PARALLEL = ("o_proj", "down_proj")
@@ -72,9 +71,7 @@ class AdapterShard:
 
     def __init__(self, family: Family, config: HFConfig, split: Split) -> None:
         self.sites = Sites()
-        meta = torch.device("meta")
-        weights = NoWeights(config.dtype)
-        family.build(config, weights, 1, config.dtype, meta, lambda done: None, self.sites)
+        build_without_weights(family, config, self.sites)
         self._shard = Shard(split, config.num_kv_heads)
         self.places = self._shard.places
 

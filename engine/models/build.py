@@ -44,6 +44,7 @@ class Builder:
         wrapper: Wrapper | None = None,
         split: Split = WHOLE,
     ) -> None:
+        self.num_layers = config.num_layers
         self._config = config
         self._split = split
         self._dtype, self._device = dtype, device

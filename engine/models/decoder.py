@@ -8,34 +8,16 @@ import torch
 
 from kiln.engine.models.block import DecoderBlock
 from kiln.engine.models.build import Builder
-from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.parameters import Wrapper
-from kiln.engine.models.split import WHOLE, Split
-from kiln.engine.models.weights import Weights
 
 
 class Decoder:
     """A stack of decoder blocks between the embedding and the LM head."""
 
-    def __init__(
-        self,
-        config: HFConfig,
-        weights: Weights,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        on_layer: Callable[[int], None],
-        wrapper: Wrapper | None = None,
-        split: Split = WHOLE,
-    ) -> None:
-        """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers.
-
-        Raises ModelError.
-        """
-        build = Builder(config, weights, max_model_len, dtype, device, wrapper, split)
+    def __init__(self, build: Builder, on_layer: Callable[[int], None]) -> None:
+        """Build every layer; ``on_layer`` gets the number of loaded ones. Raises ModelError."""
         self.embedding = build.embedding()
         self.blocks: list[DecoderBlock] = []
-        for layer in range(config.num_layers):
+        for layer in range(build.num_layers):
             self.blocks.append(build.block(layer))
             on_layer(layer + 1)
         self.attention_layers = [block.attention.attention for block in self.blocks]

@@ -9,12 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.models.build import Builder
 from kiln.engine.models.decoder import Decoder
 from kiln.engine.models.fields import Fields
-from kiln.engine.models.hf_config import HFConfig, Traits
-from kiln.engine.models.parameters import Wrapper
-from kiln.engine.models.split import WHOLE, Split
-from kiln.engine.models.weights import Weights
+from kiln.engine.models.hf_config import Traits
 
 
 class Model(Protocol):
@@ -37,24 +35,9 @@ class Model(Protocol):
 OnLayer = Callable[[int], None]
 
 
-class Build(Protocol):
-    """Makes a model, or a rank's part of it; ``wrapper`` may replace its layers.
-
-    Raises ModelError.
-    """
-
-    def __call__(
-        self,
-        config: HFConfig,
-        weights: Weights,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        on_layer: OnLayer,
-        wrapper: Wrapper | None = None,
-        split: Split = WHOLE,
-    ) -> Model:
-        """Load every tensor from ``weights``; ``on_layer`` gets the number of loaded layers."""
+Build = Callable[[Builder, OnLayer], Model]
+"""Makes a model, or a rank's part of it, of what a builder builds; OnLayer gets the number of
+loaded layers. Raises ModelError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from kiln.engine.config import LoadFormat
+from kiln.engine.models.build import Builder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
 from kiln.engine.models.fused_experts import FusedExperts
@@ -20,14 +21,14 @@ from kiln.engine.models.weights import Weights
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
-def load_model(  # noqa: PLR0913 (see Build)
+def load_model(  # noqa: PLR0913 (see Builder)
     family: Family,
     config: HFConfig,
     weights: Weights,
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Progress,
+    progress: Progress = lambda stage, done, total: None,
     wrapper: Wrapper | None = None,
     split: Split = WHOLE,
 ) -> Model:
@@ -45,7 +46,8 @@ def load_model(  # noqa: PLR0913 (see Build)
 
     if config.traits.experts is not None:
         weights = FusedExperts(weights, config.traits.experts)
-    model = family.build(config, weights, max_model_len, dtype, device, on_layer, wrapper, split)
+    builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split)
+    model = family.build(builder, on_layer)
     weights.finish()
     return model
 

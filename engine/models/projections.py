@@ -8,10 +8,12 @@ import torch
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.models.build import Builder
+from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.parameters import Projection
-from kiln.engine.models.weights import Index, Weights
+from kiln.engine.models.parameters import Projection, Wrapper
+from kiln.engine.models.weights import Index
 
 
 def list_projections(family: Family, config: HFConfig) -> list[Projection]:
@@ -20,9 +22,15 @@ def list_projections(family: Family, config: HFConfig) -> list[Projection]:
     Those of experts are not among them. Raises ModelError.
     """
     found = _Found()
-    place, dtype = torch.device("meta"), config.dtype
-    family.build(config, NoWeights(dtype), 1, dtype, place, lambda done: None, found)
+    build_without_weights(family, config, found)
     return found.projections
+
+
+def build_without_weights(family: Family, config: HFConfig, wrapper: Wrapper) -> None:
+    """Build a model on the meta device, so that ``wrapper`` gets its layers. Raises ModelError."""
+    place, weights = torch.device("meta"), _NoWeights(config.dtype)
+    builder = Builder(config, weights, 1, config.dtype, place, wrapper)
+    family.build(builder, lambda done: None)
 
 
 class _Found:
@@ -41,25 +49,11 @@ class _Found:
         return layer
 
 
-class NoWeights(Weights):
+class _NoWeights(DummyWeights):
     """Has every tensor, and fills none: for models on the meta device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def has(self, name: str) -> bool:
-        """Return False: there is no checkpoint."""
-        return False
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the dtype, the same for all tensors."""
-        return self._dtype
+        super().__init__(0, dtype)
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
-        """Do nothing."""
-
-    def ignore(self, name: str) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
         """Do nothing."""

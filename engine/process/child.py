@@ -47,16 +47,6 @@ class EngineProcess:
         return cls(child, folder)
 
     @property
-    def requests_address(self) -> str:
-        """The address from which the engine reads requests."""
-        return requests_address(self.folder)
-
-    @property
-    def outputs_address(self) -> str:
-        """The address to which the engine writes outputs."""
-        return outputs_address(self.folder)
-
-    @property
     def exit_code(self) -> int | None:
         """None while the process runs; minus the signal number after a signal."""
         return self.child.poll()

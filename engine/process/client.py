@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,11 +21,10 @@ import zmq
 import zmq.asyncio
 
 from kiln.engine import errors
-from kiln.engine.config import EngineConfig
 from kiln.engine.errors import EngineDeadError, KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.adapter_calls import AdapterCalls
-from kiln.engine.process.child import EngineProcess
+from kiln.engine.process.child import EngineProcess, outputs_address, requests_address
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
@@ -68,16 +67,6 @@ class EngineClient:
         self._last_message = time.monotonic()
         self._tasks: list[asyncio.Task[None]] = []
 
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def start(
-        cls, config: EngineConfig, on_progress: ShowProgress | None = None
-    ) -> AsyncIterator[EngineClient]:
-        """Start an engine and yield its client when ready. Raises the error of a failed load."""
-        async with cls(EngineProcess.spawn(config), on_progress) as client:
-            await client.wait_ready()
-            yield client
-
     async def __aenter__(self) -> EngineClient:
         """Open the sockets, and start to listen and to watch the process."""
         # Sends must work in ``finally`` blocks, so they are plain calls that never block.
@@ -86,8 +75,8 @@ class EngineClient:
         for socket in (self._requests, self._outputs):
             socket.set_hwm(0)
             socket.linger = 0
-        self._requests.bind(self._process.requests_address)
-        self._outputs.bind(self._process.outputs_address)
+        self._requests.bind(requests_address(self._process.folder))
+        self._outputs.bind(outputs_address(self._process.folder))
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -193,7 +182,7 @@ class EngineClient:
                 self._send(wire.Abort(request_id))
 
     async def _listen(self) -> None:
-        decode = wire.to_client_decoder().decode
+        decode = msgspec.msgpack.Decoder(wire.ToClient).decode
         while True:
             message = decode(await self._outputs.recv())
             self._last_message = time.monotonic()

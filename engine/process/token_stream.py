@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from kiln.engine.errors import KilnError, SlowReaderError
 from kiln.engine.requests.request import TokenOutput, merged
@@ -16,7 +15,7 @@ class TokenStream:
     """Iterates over the outputs of its requests as they arrive.
 
     Unread outputs of a request are merged, so at most one per request is queued. The stream ends
-    when each request has finished or was dropped. Closing it, or leaving its ``async with``, aborts
+    when each request has finished or was dropped. Closing it, as by ``contextlib.aclosing``, aborts
     unfinished requests. An error put into it is raised from the iteration. A reader that falls too
     far behind gets SlowReaderError, and its requests are aborted.
     """
@@ -74,19 +73,6 @@ class TokenStream:
             self._arrived.clear()
             await self._arrived.wait()
         raise StopAsyncIteration
-
-    async def __aenter__(self) -> TokenStream:
-        """Return the stream."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Abort unfinished requests."""
-        await self.aclose()
 
     def _end_slow_reader(self) -> None:
         """Abort all requests now: the reader may never read again."""

@@ -118,13 +118,3 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 ToEngine = Add | Abort | Load | Unload | Stop
 ToClient = Progress | Ready | Outputs | Refused | Adapters | JobDone | Stats | Failed
-
-
-def to_engine_decoder() -> msgspec.msgpack.Decoder[ToEngine]:
-    """Return a decoder of client messages; it raises msgspec.ValidationError on others."""
-    return msgspec.msgpack.Decoder(ToEngine)
-
-
-def to_client_decoder() -> msgspec.msgpack.Decoder[ToClient]:
-    """Return a decoder of engine messages; it raises msgspec.ValidationError on others."""
-    return msgspec.msgpack.Decoder(ToClient)

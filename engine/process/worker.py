@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -24,12 +24,14 @@ import zmq
 from kiln.cache.env import EnvError
 from kiln.engine.config import EngineConfig, read_config_text
 from kiln.engine.errors import KilnError, RequestError
-from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address
 from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
-from kiln.engine.requests.request import NewRequest, TokenOutput
+from kiln.engine.requests.request import NewRequest
 from kiln.jit_kernels.declare.errors import KernelError
+
+if TYPE_CHECKING:
+    from kiln.engine.core import EngineCore  # importing it takes seconds: see load_core
 
 _IDLE_POLL = 1000  # milliseconds to wait for a message when idle
 _JOB_POLL = 10  # the same while an adapter is being loaded or unloaded
@@ -40,35 +42,8 @@ _LINGER = 1000  # milliseconds to send the last messages at exit
 logger = logging.getLogger(__name__)
 
 
-class Core(Protocol):
-    """What the worker needs of ``kiln.engine.core.EngineCore``; tests replace it by a fake."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-
-    @property
-    def adapters(self) -> AdapterJobs:
-        """The LoRA adapters, and the jobs that load and unload them."""
-
-    def add(self, request: NewRequest, /) -> None:
-        """Queue a request. Raises RequestError if it is invalid."""
-
-    def abort(self, request_id: str, /) -> None:
-        """Drop a request and free its blocks. An unknown id is ignored."""
-
-    def step(self) -> list[TokenOutput]:
-        """Run one step."""
-
-    def check_ranks(self) -> None:
-        """Raise DeviceError if another rank is gone."""
-
-    def stats(self) -> Any:
-        """Return the current counts, a dataclass of numbers."""
-
-
 Progress = Callable[[str, int, int], None]
-Load = Callable[[EngineConfig, Progress], tuple[Core, wire.ModelInfo]]
+Load = Callable[[EngineConfig, Progress], tuple["EngineCore", wire.ModelInfo]]
 
 
 class Worker:
@@ -84,7 +59,7 @@ class Worker:
         self._inbox.connect(requests_address(folder))
         self._outbox.connect(outputs_address(folder))
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = wire.to_engine_decoder().decode
+        self._decode = msgspec.msgpack.Decoder(wire.ToEngine).decode
         self._stopping = False
         self._num_steps = 0
         self._last_report = 0.0
@@ -94,7 +69,7 @@ class Worker:
         """Queue a message to the client without waiting."""
         self._outbox.send(self._encode(message), zmq.NOBLOCK)
 
-    def serve(self, core: Core) -> None:
+    def serve(self, core: EngineCore) -> None:
         """Run requests until told to stop.
 
         The core handles errors that one request causes; an error that it raises ends the loop.
@@ -119,7 +94,7 @@ class Worker:
         """
         self._context.destroy(linger=linger)
 
-    def _receive(self, core: Core, timeout: int) -> None:
+    def _receive(self, core: EngineCore, timeout: int) -> None:
         """Handle all queued messages; wait up to ``timeout`` milliseconds for the first."""
         if not self._inbox.poll(timeout):
             return
@@ -138,20 +113,20 @@ class Worker:
                 case wire.Stop():
                     self._stopping = True
 
-    def _add(self, core: Core, request: NewRequest) -> None:
+    def _add(self, core: EngineCore, request: NewRequest) -> None:
         try:
             core.add(request)
         except RequestError as error:
             kind = type(error).__name__
             self.send(wire.Refused(request.request_id, kind, str(error), error.param))
 
-    def _begin_job(self, core: Core, job: LoadAdapter | UnloadAdapter) -> None:
+    def _begin_job(self, core: EngineCore, job: LoadAdapter | UnloadAdapter) -> None:
         try:
             core.adapters.begin(job)
         except KilnError as error:
             self.send(wire.JobDone(job.job_id, type(error).__name__, str(error)))
 
-    def _end_jobs(self, core: Core) -> None:
+    def _end_jobs(self, core: EngineCore) -> None:
         """Send the results of jobs, behind the adapters that there are now."""
         results = core.adapters.end()
         if results:
@@ -160,7 +135,7 @@ class Worker:
             kind = None if error is None else type(error).__name__
             self.send(wire.JobDone(job_id, kind, "" if error is None else str(error)))
 
-    def report(self, core: Core) -> None:
+    def report(self, core: EngineCore) -> None:
         """Report the counts if they changed: at once when idle, else a few times a second."""
         now = time.monotonic()
         if core.has_work and now - self._last_report < _REPORT_EVERY:
@@ -233,7 +208,7 @@ def _exit_later(error: KilnError) -> None:
     timer.start()
 
 
-def load_core(config: EngineConfig, progress: Progress) -> tuple[Core, wire.ModelInfo]:
+def load_core(config: EngineConfig, progress: Progress) -> tuple[EngineCore, wire.ModelInfo]:
     """Create the real core and report its progress."""
     progress("importing torch", 0, 1)
     # Imported here, after the message: these imports take seconds.

@@ -20,23 +20,18 @@ from kiln.engine.text.prompts import Prompt, truncated
 MAX_ANSWERS = MAX_PROMPTS  # prompts × n
 
 
-async def admit(serving: Serving, request: Request, model: type[GenerationRequest]) -> Generation:
-    """Read a body, check it, and tokenize its prompts.
-
-    Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
-    too long; and ClientGoneError.
-    """
-    return await admit_body(serving, request, await read_request(serving, request, model))
-
-
 async def read_request(serving: Serving, request: Request, model: type[Body]) -> Body:
     """Read a body; the server's settings say whether unknown fields are refused."""
     lenient = serving.settings.ignore_unknown_fields
     return await read_body(request, model, serving.threads, ignore_unknown=lenient)
 
 
-async def admit_body(serving: Serving, request: Request, body: GenerationRequest) -> Generation:
-    """Check a body and tokenize its prompts. Raises ApiError as ``admit`` does."""
+async def admit(serving: Serving, request: Request, body: GenerationRequest) -> Generation:
+    """Check a body and tokenize its prompts.
+
+    Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
+    too long; and ClientGoneError.
+    """
     context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)
     try:

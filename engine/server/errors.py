@@ -26,6 +26,7 @@ from kiln.engine.errors import (
 )
 from kiln.engine.server.fields import FORMS
 from kiln.engine.server.unions import TAG_PREFIX
+from kiln.engine.text.messages import shortened
 
 _MAX_SHOWN = 80  # characters of an invalid value
 _MAX_ERRORS = 100  # above this number they are not listed
@@ -155,7 +156,7 @@ def _sentence(problem: Any, model: type[BaseModel]) -> tuple[str, str]:
     if says is None:
         says = problem["msg"].replace("Input should be", "must be")
     if kind not in _WITHOUT_VALUE:
-        says += f", got {shorten(problem['input'])}"
+        says += f", got {shortened(problem['input'])}"
     return f"{where or 'the body'}: {says}", where
 
 
@@ -168,13 +169,3 @@ def _place(location: tuple[int | str, ...]) -> str:
         f"[{step}]" if isinstance(step, int) else f".{step[:_MAX_SHOWN]}" for step in steps
     )
     return path.removeprefix(".")[: 2 * _MAX_SHOWN]
-
-
-def shorten(value: Any) -> str:
-    """Return a value as text of limited length."""
-    if isinstance(value, str):
-        value = value[: _MAX_SHOWN + 1]
-    elif isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -29,25 +29,28 @@ class FieldRow:
     values: tuple[Any, ...] = ()
 
 
-def _acting(**fields: str) -> list[FieldRow]:
-    return [FieldRow(name, "acting", says) for name, says in fields.items()]
+def rows(kind: Kind, values: tuple[Any, ...] = (), **fields: str) -> list[FieldRow]:
+    """Return a row for each field, given by name and what it does."""
+    return [FieldRow(name, kind, says, values) for name, says in fields.items()]
+
+
+def refused(*names: str, values: tuple[Any, ...] = (None,)) -> list[FieldRow]:
+    """Return a row for each field that Kiln does not support."""
+    return rows("refused", values, **dict.fromkeys(names, "Not supported yet"))
 
 
 def _neutral(says: str, *names: str, values: tuple[Any, ...] = ()) -> list[FieldRow]:
-    return [FieldRow(name, "neutral", says, values) for name in names]
-
-
-def _refused(*names: str, values: tuple[Any, ...] = (None,)) -> list[FieldRow]:
-    return [FieldRow(name, "refused", "Not supported yet", values) for name in names]
+    return rows("neutral", values, **dict.fromkeys(names, says))
 
 
 def _settings(*names: str) -> list[FieldRow]:
     """Return sampling settings of vLLM's that Kiln refuses unless they are neutral."""
-    return [row for name in names for row in _refused(name, values=NEUTRAL_SETTINGS[name])]
+    return [row for name in names for row in refused(name, values=NEUTRAL_SETTINGS[name])]
 
 
 COMMON = (
-    *_acting(
+    *rows(
+        "acting",
         model="The name of the served model, also if omitted, or of a LoRA adapter",
         max_tokens="Of one output; chat default: up to the context",
         min_tokens="No stop token or stop string ends the output before this many",
@@ -90,16 +93,17 @@ COMMON = (
         *("spaces_between_special_tokens", "structured_outputs", "thinking_token_budget"),
         "use_beam_search",
     ),
-    *_refused(
+    *refused(
         *("cache_salt", "kv_transfer_params", "vllm_xargs", "request_id", "guided_json"),
         *("guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),
         *("lora_path", "rid", "custom_logit_processor", "session_params"),
     ),
-    *_refused("return_tokens_as_token_ids", "return_hidden_states", values=(None, False)),
+    *refused("return_tokens_as_token_ids", "return_hidden_states", values=(None, False)),
 )
 CHAT = (
     *COMMON,
-    *_acting(
+    *rows(
+        "acting",
         messages="The conversation",
         max_completion_tokens="Another name of max_tokens",
         logprobs="Return log-probabilities",
@@ -117,22 +121,23 @@ CHAT = (
     *_neutral("No effect", "echo", values=(None, False)),
     *_neutral("No effect", *("include_reasoning", "separate_reasoning"), values=(None, True)),
     *_neutral("No effect", "stream_reasoning", values=(None, True)),
-    *_refused("functions", "documents", values=(None, [])),
-    *_refused("function_call", values=(None, "none", "auto")),
-    *_refused(
+    *refused("functions", "documents", values=(None, [])),
+    *refused("function_call", values=(None, "none", "auto")),
+    *refused(
         *("audio", "prediction", "web_search_options", "chat_template", "media_io_kwargs"),
         "mm_processor_kwargs",
     ),
 )
 COMPLETION = (
     *COMMON,
-    *_acting(
+    *rows(
+        "acting",
         prompt="A text, a list of texts, a list of token ids, or a list of such lists",
         echo="Begin each output with its prompt, its log-probabilities included; with max_tokens 0 "
         "there is nothing else",
         logprobs="Return log-probabilities of this many most likely tokens, 0 to 20",
     ),
-    *_refused("suffix", values=(None, "")),
+    *refused("suffix", values=(None, "")),
 )
 TABLES: dict[str, tuple[FieldRow, ...]] = {
     "ChatCompletionRequest": CHAT,
@@ -140,11 +145,11 @@ TABLES: dict[str, tuple[FieldRow, ...]] = {
 }
 
 
-def model_of(name: str, rows: Iterable[FieldRow]) -> type[StrictModel]:
+def model_of(name: str, listed: Iterable[FieldRow]) -> type[StrictModel]:
     """Return a model of the fields of some rows that do not act."""
     fields: dict[str, Any] = {
         row.name: (Annotated[Any, Only(*row.values)] if row.values else Any, None)
-        for row in rows
+        for row in listed
         if row.kind != "acting"
     }
     return create_model(name, __base__=StrictModel, **fields)

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.responses import Answer, Chunk
-from kiln.engine.server.sse import DONE, event
 from kiln.engine.text.outputs import CompletionDelta
 
 
@@ -44,33 +43,3 @@ class Form(Protocol):
 
     def answer(self) -> Answer:
         """Return the complete response body."""
-
-
-class ChunkEvents:
-    """A stream of chunks that ends with [DONE]. ``include_usage``: the last one has the counts."""
-
-    def __init__(self, form: Form, include_usage: bool) -> None:
-        self._form = form
-        self._include_usage = include_usage
-
-    def opening(self) -> bytes:
-        """Return the first events of a stream."""
-        return b"".join(event(chunk) for chunk in self._form.opening())
-
-    def chunk(self, index: int, delta: CompletionDelta) -> bytes:
-        """Return the event of a delta, empty if it says nothing yet."""
-        chunk = self._form.chunk(index, delta)
-        return b"" if chunk is None else event(chunk)
-
-    def closing(self) -> bytes:
-        """Return the last events of a stream that is complete."""
-        usage = event(self._form.usage_chunk()) if self._include_usage else b""
-        return usage + DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        """Return the last events of a stream that failed."""
-        return event(error.envelope()) + DONE
-
-    def answer(self) -> Answer:
-        """Return the complete response body."""
-        return self._form.answer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from kiln.engine.errors import KilnError
@@ -99,7 +100,8 @@ class Generation:
         EngineDeadError, or GenerationError.
         """
         answers = self._answers
-        async with self.serving.client.stream(*(a.new for a in answers.values())) as tokens:
+        stream = self.serving.client.stream(*(a.new for a in answers.values()))
+        async with aclosing(stream) as tokens:
             async for output in tokens:
                 answer = answers[output.request_id]
                 delta = answer.stream.push(output)
@@ -124,7 +126,7 @@ class Generation:
     def finish_reason(self, index: int) -> ChatFinishReason | None:
         """Return OpenAI's reason for the end of output ``index`` of a chat."""
         reason = finish_reason(self.completions[index].finish_reason)
-        called = reason == "stop" and bool(self._readers[index].tool_calls)
+        called = reason == "stop" and self._readers[index].has_calls
         return "tool_calls" if called else reason
 
     async def collect(self) -> list[CompletionOutput]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kiln.engine.requests.request import CompletionOutput, Logprob
 from kiln.engine.server.responses import ChatLogprobs, CompletionLogprobs, TopLogprob
@@ -34,15 +34,7 @@ class LogprobWriter:
 
     def completion(self, part: CompletionDelta | CompletionOutput) -> CompletionLogprobs:
         """Return positions in the completions format."""
-        written: CompletionLogprobs = {
-            "text_offset": list(part.text_offsets or ()),
-            "token_logprobs": [],
-            "tokens": [],
-            "top_logprobs": [],
-        }
-        for token_id, position in _positions(part):
-            self._append(written, token_id, position)
-        return written
+        return self._lists(part.text_offsets or (), _positions(part))
 
     def echoed(
         self,
@@ -57,14 +49,7 @@ class LogprobWriter:
             shown = Detokenizer(self._tokenizer, with_offsets=True)
             shown.push(token_ids)
             offsets = [min(one, len(text)) for one in shown.offsets]
-        written: CompletionLogprobs = {
-            "text_offset": offsets,
-            "token_logprobs": [],
-            "tokens": [],
-            "top_logprobs": [],
-        }
-        for token_id, position in zip(token_ids, prompt, strict=True):
-            self._append(written, token_id, position)
+        written = self._lists(offsets, zip(token_ids, prompt, strict=True))
         if then is not None:
             written["text_offset"] += [len(text) + one for one in then["text_offset"]]
             written["token_logprobs"] += then["token_logprobs"]
@@ -72,21 +57,29 @@ class LogprobWriter:
             written["top_logprobs"] += then["top_logprobs"]
         return written
 
-    def _append(
-        self, written: CompletionLogprobs, token_id: int, position: Mapping[int, Logprob] | None
-    ) -> None:
-        written["tokens"].append(self._name(token_id))
-        if position is None:  # nothing comes before the first token of a prompt
-            written["token_logprobs"].append(None)
-            written["top_logprobs"].append(None)
-            return
-        written["token_logprobs"].append(_finite(position[token_id].logprob))
-        # OpenAI also lists the token itself, even if it is not among the most likely. If two tokens
-        # have the same text, the token itself is kept, or else the more likely one.
-        top: dict[str, float] = {}
-        for token, entry in [(token_id, position[token_id]), *self._likely(position)]:
-            top.setdefault(self._name(token), _finite(entry.logprob))
-        written["top_logprobs"].append(top)
+    def _lists(
+        self, offsets: Sequence[int], positions: Iterable[tuple[int, Mapping[int, Logprob] | None]]
+    ) -> CompletionLogprobs:
+        logprobs, tokens, tops = list[float | None](), list[str](), list[dict[str, float] | None]()
+        for token_id, position in positions:
+            tokens.append(self._name(token_id))
+            if position is None:  # nothing comes before the first token of a prompt
+                logprobs.append(None)
+                tops.append(None)
+                continue
+            logprobs.append(_finite(position[token_id].logprob))
+            # OpenAI also lists the token itself, even if it is not among the most likely. If two
+            # tokens have the same text, the token itself is kept, or else the more likely one.
+            top: dict[str, float] = {}
+            for token, entry in [(token_id, position[token_id]), *self._likely(position)]:
+                top.setdefault(self._name(token), _finite(entry.logprob))
+            tops.append(top)
+        return {
+            "text_offset": list(offsets),
+            "token_logprobs": logprobs,
+            "tokens": tokens,
+            "top_logprobs": tops,
+        }
 
     def _likely(self, position: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:
         """Return the ``count`` most likely tokens of a position, most likely first."""

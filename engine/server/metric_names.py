@@ -9,26 +9,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+_SHARED = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"),
+    *("prompt_tokens", "generation_tokens", "request_success"),
+    *("request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+)
+_OLDER = {"inter_token_latency_seconds": ("time_per_output_token_seconds",)}
 # Kiln's name -> vLLM's names of the same.
 VLLM_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "num_requests_running": ("num_requests_running",),
-        "num_requests_waiting": ("num_requests_waiting",),
-        "kv_cache_usage_perc": ("kv_cache_usage_perc",),
-        "num_preemptions": ("num_preemptions",),
-        "prompt_tokens": ("prompt_tokens",),
-        "generation_tokens": ("generation_tokens",),
-        "request_success": ("request_success",),
-        "request_prompt_tokens": ("request_prompt_tokens",),
-        "request_generation_tokens": ("request_generation_tokens",),
-        "request_queue_time_seconds": ("request_queue_time_seconds",),
-        "time_to_first_token_seconds": ("time_to_first_token_seconds",),
-        "inter_token_latency_seconds": (
-            "inter_token_latency_seconds",
-            "time_per_output_token_seconds",  # its older name
-        ),
-        "e2e_request_latency_seconds": ("e2e_request_latency_seconds",),
-    }
+    {name: (name, *_OLDER.get(name, ())) for name in _SHARED}
 )
 
 

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -53,23 +52,18 @@ def describe_body(
 
 def install(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     """Make the app document the bodies ``models``; the document is built on first use."""
+    build = app.openapi
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                routes=app.routes,
-            )
+            schema = build()
             _, bodies = models_json_schema(
                 [(body, "validation") for body in models], ref_template=_REF
             )
             for name, rows in (TABLES | ROUTE_TABLES).items():
                 _describe_fields(bodies["$defs"][name], rows)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
-            app.openapi_schema = schema
-        return app.openapi_schema
+        return build()
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
 

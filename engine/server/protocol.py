@@ -6,7 +6,7 @@ Types are checked here. Ranges are checked by SamplingParams, for the server and
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -31,7 +31,7 @@ from kiln.engine.server.fields import (
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
 from kiln.engine.text.tokenizer import Tokenizer
 
-COMPLETION_MAX_TOKENS = 16
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 ReasoningEffort = Annotated[str, Field(max_length=32)]
 # Clients that always send ``logprobs`` send false where they want none, in both APIs.
 CountOrFalse = Annotated[
@@ -79,6 +79,8 @@ else:
 class GenerationRequest(StrictModel):
     """The common fields of chat and completions; ``field_table`` describes each."""
 
+    prompt_field: ClassVar[str] = "prompt"  # the field that holds the prompt, for errors
+    default_max_tokens: ClassVar[int | None] = None  # of output tokens; None: up to the context
     model: str | None = None
     max_tokens: Int | None = None
     min_tokens: Int | None = None
@@ -147,11 +149,6 @@ class GenerationRequest(StrictModel):
         raise NotImplementedError
 
     @property
-    def default_max_tokens(self) -> int | None:
-        """The default limit of output tokens; None: up to the context."""
-        return None
-
-    @property
     def wanted_logprobs(self) -> int | None:
         """How many of the most likely tokens to report at each position; None: disabled."""
         return None
@@ -160,11 +157,6 @@ class GenerationRequest(StrictModel):
     def wanted_prompt_logprobs(self) -> int | None:
         """How many of the most likely tokens to report at each token of the prompt."""
         return self.prompt_logprobs
-
-    @property
-    def prompt_field(self) -> str:
-        """The field that holds the prompt, for errors."""
-        return "prompt"
 
     @property
     def reply_tools(self) -> list[dict[str, Any]] | None:
@@ -215,6 +207,7 @@ class GenerationRequest(StrictModel):
 class ChatCompletionRequest(_ChatRows, GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
+    prompt_field: ClassVar[str] = "messages"
     messages: listed(Message)  # type: ignore[valid-type]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -243,11 +236,6 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
                 "max_completion_tokens",
             )
         return self
-
-    @property
-    def prompt_field(self) -> str:
-        """The field that holds the prompt, for errors."""
-        return "messages"
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Render the conversation and tokenize it."""
@@ -296,6 +284,7 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
 class CompletionRequest(_CompletionRows, GenerationRequest):
     """The body of POST /v1/completions."""
 
+    default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
     prompt: PromptField
     echo: bool | None = None
     logprobs: CountOrFalse = None
@@ -334,11 +323,6 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
         """Tokenize text prompts; a prompt has one of four forms."""
         special = self.add_special_tokens is not False
         return read_prompts(self.prompt, tokenizer, max_tokens, add_special_tokens=special)
-
-    @property
-    def default_max_tokens(self) -> int | None:
-        """OpenAI's default."""
-        return COMPLETION_MAX_TOKENS
 
     @property
     def wanted_logprobs(self) -> int | None:

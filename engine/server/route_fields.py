@@ -5,22 +5,11 @@ It continues the table of ``field_table``; ``/docs`` shows both.
 
 from __future__ import annotations
 
-from typing import Any
-
-from kiln.engine.server.field_table import FieldRow, Kind
-
-
-def _rows(kind: Kind, values: tuple[Any, ...] = (), **fields: str) -> list[FieldRow]:
-    return [FieldRow(name, kind, says, values) for name, says in fields.items()]
-
-
-def _refused(*values: Any, names: tuple[str, ...]) -> list[FieldRow]:
-    return _rows("refused", (None, *values), **dict.fromkeys(names, "Not supported yet"))
-
+from kiln.engine.server.field_table import FieldRow, refused, rows
 
 _MODEL = "A name of the served model, also if omitted, or of a LoRA adapter"
 _COUNT_TOKENS = (
-    *_rows(
+    *rows(
         "acting",
         model=_MODEL,
         messages="The conversation: text, thinking, tool_use and tool_result blocks; is_error has "
@@ -32,18 +21,18 @@ _COUNT_TOKENS = (
         "no effect; display omitted: thinking blocks have no text",
         output_config="effort is a variable for the chat template, if it reads it",
     ),
-    *_rows("neutral", cache_control="No effect, here and in blocks and tools"),
-    *_rows("neutral", (None, "standard"), speed="No effect"),
-    *_rows(
+    *rows("neutral", cache_control="No effect, here and in blocks and tools"),
+    *rows("neutral", (None, "standard"), speed="No effect"),
+    *rows(
         "neutral",
         (None, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         context_management="No effect",
     ),
-    *_refused([], names=("mcp_servers",)),
+    *refused("mcp_servers", values=(None, [])),
 )
 _MESSAGES = (
     *_COUNT_TOKENS,
-    *_rows(
+    *rows(
         "acting",
         max_tokens="The most tokens to generate, thinking included",
         temperature="0 to 1; 0 is greedy; default: the model's own",
@@ -53,12 +42,12 @@ _MESSAGES = (
         stream="Send the answer as server-sent events",
         metadata="user_id is a label in the server's log",
     ),
-    *_rows("neutral", service_tier="No effect"),
-    *_rows("refused", thread="Conversations are not kept: send all messages"),
-    *_refused(names=("container", "inference_geo")),
+    *rows("neutral", service_tier="No effect"),
+    *rows("refused", thread="Conversations are not kept: send all messages"),
+    *refused("container", "inference_geo"),
 )
 _RESPONSES = (
-    *_rows(
+    *rows(
         "acting",
         model=_MODEL,
         input="A text, or items: messages, function calls and their outputs, reasoning",
@@ -76,7 +65,7 @@ _RESPONSES = (
         priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
         metadata="Repeated in the response",
     ),
-    *_rows(
+    *rows(
         "neutral",
         stream_options="No effect: nothing is obfuscated",
         include="No effect: reasoning is sent as text",
@@ -86,19 +75,19 @@ _RESPONSES = (
         prompt_cache_retention="No effect",
         safety_identifier="No effect",
     ),
-    *_rows("neutral", (None, "disabled"), truncation="No effect"),
-    *_rows("neutral", (None, 0), top_logprobs="No effect"),
-    *_rows(
+    *rows("neutral", (None, "disabled"), truncation="No effect"),
+    *rows("neutral", (None, 0), top_logprobs="No effect"),
+    *rows(
         "refused",
         store="True is refused: responses are not kept",
         background="True is refused: responses are not kept",
         previous_response_id="Responses are not kept: send the whole conversation",
         conversation="Responses are not kept: send the whole conversation",
     ),
-    *_refused(names=("prompt",)),
-    *_refused([], names=("context_management",)),
+    *refused("prompt"),
+    *refused("context_management", values=(None, [])),
 )
-_TOKENIZE = _rows(
+_TOKENIZE = rows(
     "acting",
     model=_MODEL,
     prompt="A text; either this or messages",
@@ -115,5 +104,5 @@ ROUTE_TABLES: dict[str, tuple[FieldRow, ...]] = {
     "MessagesRequest": _MESSAGES,
     "ResponsesRequest": _RESPONSES,
     "TokenizeRequest": tuple(_TOKENIZE),
-    "DetokenizeRequest": tuple(_rows("acting", model=_MODEL, tokens="Token ids")),
+    "DetokenizeRequest": tuple(rows("acting", model=_MODEL, tokens="Token ids")),
 }

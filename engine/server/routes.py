@@ -6,12 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kiln.engine.server.admission import admit
+from kiln.engine.server.admission import admit, read_request
 from kiln.engine.server.answering import respond
 from kiln.engine.server.chat import ChatForm
 from kiln.engine.server.completions import CompletionForm
-from kiln.engine.server.extras import WithExtras
-from kiln.engine.server.forms import ChunkEvents
+from kiln.engine.server.extras import ChunkEvents
 from kiln.engine.server.openapi import describe_body
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.responses import ChatCompletion, Completion
@@ -25,15 +24,16 @@ def generation_router(serving: Serving) -> APIRouter:
     @router.post("/chat/completions", **describe_body(ChatCompletionRequest, ChatCompletion))
     async def create_chat_completion(request: Request) -> Response:
         """Generate a reply to a conversation."""
-        generation = await admit(serving, request, ChatCompletionRequest)
-        form = WithExtras(ChatForm(generation), generation)
-        return await respond(request, generation, ChunkEvents(form, generation.body.include_usage))
+        body = await read_request(serving, request, ChatCompletionRequest)
+        generation = await admit(serving, request, body)
+        return await respond(request, generation, ChunkEvents(ChatForm(generation), generation))
 
     @router.post("/completions", **describe_body(CompletionRequest, Completion))
     async def create_completion(request: Request) -> Response:
         """Complete one or several prompts, given as text or token ids."""
-        generation = await admit(serving, request, CompletionRequest)
-        form = WithExtras(CompletionForm(generation), generation)
-        return await respond(request, generation, ChunkEvents(form, generation.body.include_usage))
+        body = await read_request(serving, request, CompletionRequest)
+        generation = await admit(serving, request, body)
+        form = ChunkEvents(CompletionForm(generation), generation)
+        return await respond(request, generation, form)
 
     return router

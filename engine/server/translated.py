@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
-from kiln.engine.server.admission import admit_body
+from kiln.engine.server.admission import admit
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine, from_validation
 from kiln.engine.server.generation import Generation
@@ -40,7 +40,7 @@ class Translated:
     async def admit(self) -> Generation:
         """Return the generation of the chat. Raises ApiError with the body's own names."""
         try:
-            return await admit_body(self._serving, self._request, await self._chat())
+            return await admit(self._serving, self._request, await self._chat())
         except ApiError as error:
             raise self._renamed(error) from error
 

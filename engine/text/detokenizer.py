@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 from kiln.engine.text.stop_strings import StopMatcher
 from kiln.engine.text.tokenizer import Tokenizer
@@ -15,25 +14,12 @@ MAX_PENDING_TOKENS = 16  # an incomplete character is at most 3 bytes long, so a
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-class TextStream(Protocol):
-    """Turns tokens into text, one complete character at a time."""
-
-    @property
-    def position(self) -> int:
-        """The number of characters so far, without an incomplete one."""
-
-    def place(self, token_id: int) -> int:
-        """Return the position of the character in which the next token begins."""
-
-    def push(self, token_id: int) -> str:
-        """Return the text that the token completes, or ""."""
-
-    def finish(self) -> str:
-        """Return the text of an incomplete character at the end."""
-
-
 class ByteStream:
-    """Decodes tokens whose bytes are known: exact, at constant cost per token."""
+    """Decodes tokens whose bytes are known, one complete character at a time.
+
+    It is exact, at constant cost per token. ``position`` is the number of characters so far,
+    without an incomplete one.
+    """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -75,7 +61,10 @@ def _continues(begun: bytes, piece: bytes) -> bool:
 
 
 class WindowStream:
-    """Decodes with any tokenizer, over the last few tokens and the incomplete ones."""
+    """Decodes with any tokenizer, over the last few tokens and the incomplete ones.
+
+    Its methods are those of ByteStream.
+    """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -140,10 +129,10 @@ class Detokenizer:
         kept = (token for token in reversed(context) if token not in self._skipped)
         before = list(islice(kept, CONTEXT_TOKENS))[::-1]
         by_bytes = tokenizer.token_bytes(0) is not None
-        self._stream: TextStream = (ByteStream if by_bytes else WindowStream)(tokenizer, before)
+        self._stream = (ByteStream if by_bytes else WindowStream)(tokenizer, before)
         self._stops = StopMatcher(stop, include_stop)
         self._min_tokens = min_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0  # consumed, without those after a stop string
         self._with_offsets = with_offsets
         self.offsets: list[int] = []
 
@@ -151,11 +140,6 @@ class Detokenizer:
     def position(self) -> int:
         """The number of characters of all tokens so far."""
         return self._stream.position
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens were consumed, without those after a stop string."""
-        return self._num_tokens
 
     @property
     def stopped_by(self) -> str | None:
@@ -168,13 +152,13 @@ class Detokenizer:
         for token_id in token_ids:
             if self.stopped_by is not None:
                 break
-            self._num_tokens += 1
+            self.num_tokens += 1
             shows = token_id not in self._skipped
             if self._with_offsets:
                 stream = self._stream
                 self.offsets.append(stream.place(token_id) if shows else stream.position)
             if shows:
-                armed = self._num_tokens > self._min_tokens
+                armed = self.num_tokens > self._min_tokens
                 shown.append(self._stops.feed(self._stream.push(token_id), armed))
         return "".join(shown)
 
@@ -182,6 +166,6 @@ class Detokenizer:
         """Return the text held back, because no more tokens follow."""
         if self.stopped_by is not None:
             return ""
-        armed = self._num_tokens > self._min_tokens
+        armed = self.num_tokens > self._min_tokens
         last = self._stops.feed(self._stream.finish(), armed)
         return last if self.stopped_by is not None else last + self._stops.finish()

@@ -50,19 +50,19 @@ def part_text(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        raise RequestError(f"{where}: must be an object with a type, got {_shown(part)}", where)
+        raise RequestError(f"{where}: must be an object with a type, got {shortened(part)}", where)
     kind = part.get("type")
     if kind not in TEXT_PARTS:
         where = f"{where}.type"
         raise RequestError(
-            f"{where}: is {_shown(kind)}, but the model reads only text: send parts of the type "
+            f"{where}: is {shortened(kind)}, but the model reads only text: send parts of the type "
             "'text'",
             where,
         )
     text = part.get("text")
     if not isinstance(text, str):
         where = f"{where}.text"
-        raise RequestError(f"{where}: must be a string, got {_shown(text)}", where)
+        raise RequestError(f"{where}: must be a string, got {shortened(text)}", where)
     return text
 
 
@@ -70,19 +70,21 @@ def _read(message: object, where: str, forms: TemplateForms) -> Message:
     """Check one message; its content becomes a text, or a list of texts."""
     if not isinstance(message, Mapping):
         raise RequestError(
-            f"{where}: messages must be objects with a role and content, got {_shown(message)}",
+            f"{where}: messages must be objects with a role and content, got {shortened(message)}",
             where,
         )
     read = {name: v for name, v in message.items() if v is not None and name not in _DROPPED}
     role, content = read.get("role"), read.get("content")
     if not isinstance(role, str):
-        raise RequestError(f"{where}.role: must be a string, got {_shown(role)}", f"{where}.role")
+        raise RequestError(
+            f"{where}.role: must be a string, got {shortened(role)}", f"{where}.role"
+        )
     if isinstance(content, Sequence) and not isinstance(content, str):
         places = (f"{where}.content[{i}]" for i in range(len(content)))
         read["content"] = [part_text(*each) for each in zip(content, places, strict=True)]
     elif not isinstance(content, str) and (content is not None or role != "assistant"):
         raise RequestError(
-            f"{where}.content: must be a string or a list of parts, got {_shown(content)}",
+            f"{where}.content: must be a string or a list of parts, got {shortened(content)}",
             f"{where}.content",
         )
     _check_role(role, read, where, forms)
@@ -122,7 +124,7 @@ def _read_call(call: object, where: str, as_text: bool) -> Message:
         arguments = {}
     if not isinstance(arguments, Mapping):
         where = f"{where}.function.arguments"
-        shown = _shown(function.get("arguments"))
+        shown = shortened(function.get("arguments"))
         raise RequestError(f"{where}: must be a JSON object, got {shown}", where)
     if as_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -197,8 +199,8 @@ def _joined(content: str | list[str]) -> str:
     return content if isinstance(content, str) else _BETWEEN_TEXTS.join(content)
 
 
-def _shown(value: object) -> str:
-    """Return a value as text of limited length."""
+def shortened(value: object) -> str:
+    """Return a value as text of limited length, for errors."""
     if isinstance(value, Mapping | list):
         return "an object" if isinstance(value, Mapping) else "a list"
     text = repr(value[:_MAX_SHOWN] if isinstance(value, str) else value)

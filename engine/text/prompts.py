@@ -50,7 +50,8 @@ def read_prompts(
     A text that must have more than ``max_tokens`` tokens is rejected without tokenizing it.
     ``add_special_tokens``: BOS and the like before a text.
     """
-    one = isinstance(prompts, str | Mapping) or _is_token_ids(prompts)
+    is_ids = isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+    one = isinstance(prompts, str | Mapping) or is_ids
     many = [prompts] if one else prompts
     if not isinstance(many, Iterable):
         raise RequestError(f"prompts is a {type(prompts).__name__}, not a text or a list", "prompt")
@@ -163,11 +164,6 @@ def _token_ids(prompt: object, index: int) -> list[int]:
     raise RequestError(
         f"prompt {index} is {str(prompt)[:80]!r}: must be a text or a list of token ids", "prompt"
     )
-
-
-def _is_token_ids(prompts: object) -> bool:
-    """Whether a list is one prompt of token ids rather than a list of prompts."""
-    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
 
 
 def read_chats(

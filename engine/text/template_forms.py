@@ -70,19 +70,13 @@ class TemplateForms:
     def calls(self) -> CallForm:
         """How tool calls are shown; the usual form if none is shown."""
         empty = self._fit("assistant", "")
-        usual = CallForm(arguments_as_text=False, no_content={"content": empty})
-        for form in (
-            usual,
-            CallForm(False, {"content": None}),
-            CallForm(False, {}),
-            CallForm(True, {"content": empty}),
-            CallForm(True, {"content": None}),
-            CallForm(True, {}),
-        ):
+        no_contents: tuple[Message, ...] = ({"content": empty}, {"content": None}, {})
+        forms = [CallForm(as_text, none) for as_text in (False, True) for none in no_contents]
+        for form in forms:
             shown = self._try([self._message("user"), self._call(form)], [_TOOL])
             if _TEXT in shown and "weather" in shown and not _PRINTED_OBJECT.search(shown):
                 return form
-        return usual
+        return forms[0]
 
     def _find(self, role: str, tools: list[dict[str, Any]]) -> ContentForm | None:
         text = _TEXT in self._try(self._chat(role, _TEXT), tools)

@@ -54,6 +54,11 @@ def device_arch(device: torch.device) -> str:
     return f"sm_{major}{minor}{suffix}"
 
 
+def index_of(device: torch.device) -> int:
+    """Return the index of a CUDA device, of the current one if it has none."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
 @cache
 def gpu(device_index: int) -> Gpu:
     """Return the properties of a CUDA device that launch geometries depend on."""

@@ -10,11 +10,9 @@ implementations.
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
-from types import ModuleType
 
 from kiln.engine.cli import bench_kinds
+from kiln.engine.cli.parser import add_commands
 
 NAME = "bench"
 HELP = (
@@ -25,18 +23,4 @@ HELP = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds: the modules in bench_kinds/, structured like the commands."""
     kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
-    for kind in find_kinds():
-        own = kinds.add_parser(kind.NAME, help=kind.HELP, description=kind.__doc__)
-        kind.add_arguments(own)
-        own.set_defaults(run_kind=kind.run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measure, print the table, and write the files; return the exit code. Raises KilnError."""
-    return int(args.run_kind(args))
-
-
-def find_kinds() -> list[ModuleType]:
-    """Return the kinds' modules in the order of their names."""
-    found = sorted(module.name for module in pkgutil.iter_modules(bench_kinds.__path__))
-    return [importlib.import_module(f"{bench_kinds.__name__}.{name}") for name in found]
+    add_commands(kinds, bench_kinds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 
 NAME = "doctor"
@@ -36,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     folder = resolve_model_folder(args.model) if args.model else DEMO_FOLDER
     if args.measure:
         with measuring_display() as tell:
-            findings = examine(folder, partial(measure_memory, progress=_telling(tell)))
+            show = lambda stage, done, total: tell(f"{stage} {done}/{total}")  # noqa: E731
+            findings = examine(folder, partial(measure_memory, progress=show))
     else:
         findings = examine(folder)
     table = Table("", "What", "Found", "Meaning", box=None, pad_edge=False)
@@ -44,10 +44,3 @@ def run(args: argparse.Namespace) -> int:
         table.add_row(marks[one.state], one.name, escape(one.found), escape(one.meaning))
     Console().print(table)
     return int(any(one.state == "broken" for one in findings))
-
-
-def _telling(tell: Callable[[str], None]) -> Callable[[str, int, int], None]:
-    def progress(stage: str, done: int, total: int) -> None:
-        tell(f"{stage} {done}/{total}")
-
-    return progress

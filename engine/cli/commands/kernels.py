@@ -6,11 +6,9 @@ Exit codes: 0 success, 3 a kernel is not in a sealed cache, 4 corrupt entries, 5
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
-from types import ModuleType
 
 from kiln.engine.cli import kernel_verbs
+from kiln.engine.cli.parser import add_commands
 
 NAME = "kernels"
 HELP = "list, check, verify, ship the kernels; see which implementation runs and why"
@@ -19,18 +17,4 @@ HELP = "list, check, verify, ship the kernels; see which implementation runs and
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verbs: the modules in kernel_verbs/, structured like the commands."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in find_verbs():
-        own = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.__doc__)
-        verb.add_arguments(own)
-        own.set_defaults(run_verb=verb.run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit code."""
-    return int(args.run_verb(args))
-
-
-def find_verbs() -> list[ModuleType]:
-    """Return the verbs' modules in the order of their names."""
-    found = sorted(module.name for module in pkgutil.iter_modules(kernel_verbs.__path__))
-    return [importlib.import_module(f"{kernel_verbs.__name__}.{name}") for name in found]
+    add_commands(verbs, kernel_verbs)

@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,20 +173,11 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     family, config = read_model(resolve_model_folder(args.model))
     device = resolve_device("auto")
     dtype = resolve_dtype("auto", config.dtype, device)
-    display = None if args.json else LoadingDisplay()
-
-    def show(stage: str, done: int, total: int) -> None:
-        if display is not None:
-            display(Progress(stage, done, total))
-
-    start = time.perf_counter()
-    try:
-        world = args.tensor_parallel_size or 1
-        ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
+    start, world = time.perf_counter(), args.tensor_parallel_size or 1
+    ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
+    with closing(LoadingDisplay(quiet=args.json)) as display:
+        show = lambda stage, done, total: display(Progress(stage, done, total))  # noqa: E731
         ahead = build_ahead(family, config, dtype, device, env, show, ranks)
-    finally:
-        if display is not None:
-            display.close()
     return {
         "pieces": ahead.pieces,
         "piece_artefacts_built": ahead.built,

@@ -10,7 +10,8 @@ class ToolCallDelta:
     """A part of a tool call. ``name`` and ``call_id`` are set in a call's first delta only.
 
     ``index`` is the call's place in its message, from 0; ``arguments`` is JSON text to append to
-    the call's arguments.
+    the call's arguments. If the text ended or broke inside the arguments, they end there too:
+    nothing is completed.
     """
 
     index: int
@@ -30,15 +31,3 @@ class ReplyDelta:
     def __bool__(self) -> bool:
         """Whether anything is added."""
         return bool(self.content or self.reasoning or self.tool_calls)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call of a message. ``arguments`` is JSON text.
-
-    If the text ended or broke inside the arguments, they end there too: nothing is completed.
-    """
-
-    name: str
-    arguments: str
-    call_id: str

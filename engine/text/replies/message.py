@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kiln.engine.text.replies.deltas import ReplyDelta, ToolCall, ToolCallDelta
+from kiln.engine.text.replies.deltas import ReplyDelta, ToolCallDelta
 
 
 def random_call_id() -> str:
@@ -43,6 +43,11 @@ class MessageBuilder:
         """Whether there is content other than white space."""
         return bool(self._content.pieces)
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are tool calls."""
+        return bool(self._calls)
+
     def content(self, text: str) -> None:
         """Add text for the user."""
         self._content.add(text, keep_leading=not self._calls)
@@ -76,11 +81,6 @@ class MessageBuilder:
         calls = tuple(self._calls[index].take(index) for index in self._changed)
         self._changed = {}
         return ReplyDelta(self._content.take(), self._reasoning.take(), calls)
-
-    def whole(self) -> tuple[str, str, list[ToolCall]]:
-        """Return content, reasoning and tool calls so far."""
-        calls = [ToolCall(one.name, "".join(one.pieces), one.call_id) for one in self._calls]
-        return "".join(self._content.pieces), "".join(self._reasoning.pieces), calls
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from kiln.engine.text.replies.deltas import ReplyDelta, ToolCall
+from kiln.engine.text.replies.deltas import ReplyDelta
 from kiln.engine.text.replies.message import MessageBuilder
 from kiln.engine.text.replies.source import Steps, TextSource
 
@@ -14,9 +14,8 @@ Read = Callable[[TextSource, MessageBuilder], Steps[None]]
 class ReplyReader:
     """Splits one output's text into reasoning, content and tool calls, as it is generated.
 
-    ``ReplyFormats.reader`` makes one for each output. The concatenated deltas, and ``content``,
-    ``reasoning`` and ``tool_calls``, do not depend on how the text was split: a whole answer is
-    pushed at once. ``read`` reads a source to its end.
+    ``ReplyFormats.reader`` makes one for each output. The concatenated deltas do not depend on how
+    the text was split: a whole answer is pushed at once. ``read`` reads a source to its end.
     """
 
     def __init__(self, read: Read, message: MessageBuilder) -> None:
@@ -25,19 +24,9 @@ class ReplyReader:
         self._steps: Generator[None, None, None] = read(self._source, message)
 
     @property
-    def content(self) -> str:
-        """The content so far; the whole of it after ``finish``."""
-        return self._message.whole()[0]
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning so far."""
-        return self._message.whole()[1]
-
-    @property
-    def tool_calls(self) -> list[ToolCall]:
-        """The tool calls so far."""
-        return self._message.whole()[2]
+    def has_calls(self) -> bool:
+        """Whether there are tool calls so far."""
+        return self._message.has_calls
 
     def push(self, text: str, *, last: bool = False) -> ReplyDelta:
         """Add text and return what can be told of it now; all of it if it is the ``last``."""

@@ -124,7 +124,7 @@ def test_similar_lengths_share_a_gather_and_no_gather_is_mostly_padding():
     metadata = Requests([(length - 1, 1) for length in lengths], 16).metadata(range(7))
     groups = plan_attention(metadata, None, torch.float32).groups
     assert [group.length for group in groups] == [120, 300, 1000]
-    assert [group.num_rows for group in groups] == [3, 2, 2]
+    assert [len(group.tokens) for group in groups] == [3, 2, 2]
     assert [group.tokens.tolist() for group in groups] == [[1, 3, 5], [4, 6], [0, 2]]
 
 

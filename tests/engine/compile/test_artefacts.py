@@ -36,9 +36,6 @@ class Compiler:
     def __init__(self):
         self.built, self.loaded = [], []
 
-    def options(self):
-        return "none"
-
     def build(self, piece, device):
         self.built.append(piece.digest)
         return json.dumps(piece.to_json()).encode()

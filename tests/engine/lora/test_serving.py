@@ -15,6 +15,7 @@ from kiln.engine.cli.main import main
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, LoRAModule, ModelConfig
 from kiln.engine.errors import AdapterError, AdapterNotFoundError, ConfigError
 from kiln.engine.process.adapter_calls import AdapterCalls
+from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.process.wire import ModelInfo
@@ -176,7 +177,8 @@ def test_refusals_and_failures_keep_their_kind_between_processes(folder, made, t
         return tokens
 
     async def run(config):
-        async with EngineClient.start(config) as client:
+        async with EngineClient(EngineProcess.spawn(config)) as client:
+            await client.wait_ready()
             with pytest.raises(AdapterNotFoundError, match="'other' is not loaded; loaded: mine"):
                 await ask(client, "a", "other")
             return [await ask(client, "b", None), await ask(client, "c", "mine")]

@@ -26,7 +26,8 @@ def built(tmp_path, small_config):
         (tmp_path / "config.json").write_text(json.dumps(small_config(architecture, **more)))
         family, config = read_model(tmp_path)
         weights = DummyWeights(0, torch.float32)
-        return family.build(config, weights, 64, torch.bfloat16, CPU, lambda done: None)
+        builder = Builder(config, weights, 64, torch.bfloat16, CPU)
+        return family.build(builder, lambda done: None)
 
     return build
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_stream_that_is_left_is_aborted_in_the_engine(how):
             await until(lambda: client.stats().get("running") == 1)
             task.cancel()
         else:
-            async with client.stream(endless) as stream:
+            async with aclosing(client.stream(endless)) as stream:
                 await anext(stream)
                 await until(lambda: client.stats().get("running") == 1)
                 if how == "close":
@@ -151,7 +152,7 @@ def test_a_stream_that_is_left_is_aborted_in_the_engine(how):
 
 
 async def collect_within(stream):
-    async with stream:
+    async with aclosing(stream):
         return await collect(stream)
 
 
@@ -315,12 +316,14 @@ def test_an_engine_whose_parent_was_killed_leaves_by_itself():
     assert not Path(folder).exists()
 
 
-def test_start_serves_the_real_engine():
+def test_a_client_serves_the_real_engine():
     demo = Path(__file__).parents[3] / "engine" / "demo"
 
     async def test():
         config = EngineConfig(ModelConfig(str(demo), device="cpu"))
-        async with asyncio.timeout(60), EngineClient.start(config) as client:
+        process = EngineProcess.spawn(config)
+        async with asyncio.timeout(60), EngineClient(process) as client:
+            await client.wait_ready()
             assert client.model_info.max_model_len == 2048
             assert set(client.model_info.kernels) >= {"activation", "norm", "rotary"}
             long = request("a", 5, 6, 7, max_tokens=9, ignore_eos=True, logprobs=1)

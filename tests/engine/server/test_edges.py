@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
@@ -45,14 +44,13 @@ class StandIn:
     def stats(self):
         return self.counts
 
-    @contextlib.asynccontextmanager
-    async def stream(self, *new):
+    def stream(self, *new):
         stream = TokenStream([one.request_id for one in new], lambda ids: None)
         for one in new:
             stream.put(TokenOutput(one.request_id, [7], seed=1, queue_seconds=0.25))
             for output in self.script(one.request_id):  # later, in an event of its own
                 asyncio.get_running_loop().call_later(0.02, stream.put, output)
-        yield stream
+        return stream
 
     def script(self, request_id):
         return [TokenOutput(request_id, [8], "length")]
@@ -247,11 +245,10 @@ class Leaving:
 
 
 class Waiting(StandIn):
-    @contextlib.asynccontextmanager
-    async def stream(self, *new):
+    def stream(self, *new):
         stream = TokenStream([one.request_id for one in new], lambda ids: None)
         stream.put(TokenOutput(new[0].request_id, [7]))
-        yield stream
+        return stream
 
 
 @pytest.mark.parametrize("streamed", ["true", "false"])

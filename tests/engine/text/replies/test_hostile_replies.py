@@ -78,12 +78,10 @@ NESTED = {
 def test_hostile_literals_are_never_evaluated_and_never_an_error(name):
     text = f"[f(a={NESTED[name]})]"
     reader = choose_formats([], "pythonic").reader(TOOLS)
-    reader.push(text, last=True)
-    assert reader.content == ("" if name == "strings" else text)
+    assert reader.push(text, last=True).content == ("" if name == "strings" else text)
     raw = f"<function=search><parameter=filters>{NESTED[name]}</parameter></function>"
     reader = choose_formats([], "qwen3_coder").reader(TOOLS)
-    reader.push(raw, last=True)
-    assert len(reader.tool_calls) == 1
+    assert len(reader.push(raw, last=True).tool_calls) == 1
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.parser)
@@ -115,7 +113,7 @@ def test_backslashes_in_literals_are_read_as_python_reads_them_without_a_warning
             wanted = None
     for prefix in ("", "r") if wanted is not None else ("",):
         reader = choose_formats([], "pythonic").reader(TOOLS)
-        reader.push(f"[f(a={prefix}'{text}')]", last=True)
-        found = [json.loads(call.arguments)["a"] for call in reader.tool_calls]
+        reply = reader.push(f"[f(a={prefix}'{text}')]", last=True)
+        found = [json.loads(call.arguments)["a"] for call in reply.tool_calls]
         assert found == ([] if wanted is None else [text if prefix else wanted])
     assert not recwarn.list

@@ -50,8 +50,7 @@ def turn(name, template, history, message):
     for end in ENDS:
         text = text.removesuffix(end)
     reader = choose_formats([SOURCES[name]]).reader(TOOLS, prompt=before)
-    reader.push(text, last=True)
-    return reader
+    return reader.push(text, last=True)
 
 
 @BY_NAME
@@ -62,20 +61,18 @@ def test_calls_results_and_the_next_turn_go_round(name):
     history = [USER]
     for _ in range(2):
         message = assistant("", [(one, *call) for one, call in zip(ids, wanted, strict=True)])
-        reader = turn(name, template, history, message)
-        found = [(call.name, json.loads(call.arguments)) for call in reader.tool_calls]
+        reply = turn(name, template, history, message)
+        found = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
         assert found == wanted
-        assert (reader.content, reader.reasoning) == ("", "")
+        assert (reply.content, reply.reasoning) == ("", "")
         # What was read goes into the history, as a client sends it back.
-        again = [
-            (call.call_id, call.name, json.loads(call.arguments)) for call in reader.tool_calls
-        ]
+        again = [(call.call_id, call.name, json.loads(call.arguments)) for call in reply.tool_calls]
         results = [
             {"role": "tool", "tool_call_id": call_id, "content": "fine"} for call_id, _, _ in again
         ]
         history += [assistant("", again), *results]
         text = turn(name, template, history, assistant("It is fine.", []))
-        assert (text.content.strip(), text.tool_calls) == ("It is fine.", [])
+        assert (text.content.strip(), text.tool_calls) == ("It is fine.", ())
         history += [assistant("It is fine.", []), USER]
 
 
@@ -83,6 +80,6 @@ def test_calls_results_and_the_next_turn_go_round(name):
 def test_reasoning_goes_round_too(name):
     template = ChatTemplate(SOURCES[name], {})
     message = assistant("I look.", [("abcdefgh1", *WEATHER)], "First,\n\nthe weather.")
-    reader = turn(name, template, [USER], message)
-    assert (reader.reasoning, reader.content) == ("First,\n\nthe weather.", "I look.")
-    assert [call.name for call in reader.tool_calls] == ["get_weather"]
+    reply = turn(name, template, [USER], message)
+    assert (reply.reasoning, reply.content) == ("First,\n\nthe weather.", "I look.")
+    assert [call.name for call in reply.tool_calls] == ["get_weather"]
