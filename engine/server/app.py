@@ -12,13 +12,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import kiln
+from kiln.engine.errors import RequestError
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
 from kiln.engine.server.anthropic.routes import messages_router
 from kiln.engine.server.disconnect import ClientGoneError
-from kiln.engine.server.errors import ApiError
+from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.middleware import ApiKey, ErrorResponse, Limits, RequestIds
@@ -72,6 +73,7 @@ def create_app(
     for router in _ROUTERS:
         app.include_router(router(serving))
     app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
@@ -114,6 +116,12 @@ def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASG
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return ErrorResponse(error)
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    """Return 400 for what is found wrong only while a request is prepared."""
+    assert isinstance(error, RequestError)
+    return ErrorResponse(from_engine(error))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

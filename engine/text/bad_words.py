@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from kiln.engine.errors import RequestError
-from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.requests.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from kiln.engine.text.tokenizer import Tokenizer
+
+_SHOWN = 80  # characters of a word in an error
 
 
 def with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
     """Return settings whose ``bad_words_token_ids`` include the ``bad_words``.
 
-    Raises RequestError if there are bad words but no tokenizer.
+    Raises RequestError if there are bad words but no tokenizer, and for one of too many tokens.
     """
     if not params.bad_words:
         return params
@@ -22,7 +24,15 @@ def with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampl
         )
     listed = [list(word) for word in params.bad_words_token_ids or ()]
     for word in params.bad_words:
-        listed += _forms(word, tokenizer)
+        forms = _forms(word, tokenizer)
+        longest = max(map(len, forms))
+        if not 0 < longest <= MAX_BAD_WORD_TOKENS:
+            raise RequestError(
+                f"bad_words: {word[:_SHOWN]!r} has {longest} tokens, and a bad word has 1 to "
+                f"{MAX_BAD_WORD_TOKENS}",
+                "bad_words",
+            )
+        listed += forms
     return params.replace(bad_words_token_ids=listed)
 
 

@@ -114,6 +114,13 @@ def _seconds(job: Job) -> float:
     return time.thread_time() - start
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the test that happens to compile for all the others time for it."""
+    for item in items:
+        if "everything" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(at_depth(600, 3000)))
+
+
 @pytest.fixture(scope="session")
 def everything(request) -> Everything:
     """Build in parallel, in advance, the programs that this session's tests request one by one."""

@@ -120,6 +120,13 @@ def test_a_bug_is_500_without_its_traceback(caplog):
     assert "secret" not in answer.text
 
 
+def test_what_is_found_wrong_while_answers_are_prepared_is_400_by_name():
+    """The stand-in has no tokenizer, which bad words need."""
+    answer = call(StandIn(), json={**BODY, "bad_words": ["x"]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "bad_words"
+
+
 def test_while_loading_probes_tell_live_and_not_ready():
     client = StandIn()
     client.loading, client.is_ready = True, False

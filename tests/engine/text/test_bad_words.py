@@ -45,3 +45,11 @@ def test_without_a_tokenizer_bad_words_are_refused_by_name():
     ) as found:
         with_bad_words(SamplingParams(bad_words=["x"]), None)
     assert found.value.param == "bad_words"
+
+
+def test_a_word_of_too_many_tokens_is_refused_by_name(tokenizer_folders):
+    tokenizer = Tokenizer.load(tokenizer_folders["byte-level"])
+    said = r"bad_words: '\u033a.* has \d+ tokens, .* 1 to 64"
+    with pytest.raises(RequestError, match=said) as found:
+        with_bad_words(SamplingParams(bad_words=["fox", "\u033a" * 256]), tokenizer)
+    assert found.value.param == "bad_words"
