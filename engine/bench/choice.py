@@ -19,15 +19,13 @@ def kiln_and(
     room: MustFit | None = None,
     *,
     mixed: bool = False,
-    own_budget: bool = False,
 ) -> dict[str, MakeEngine]:
     """Return Kiln and the engine that ``--baseline`` names; for "none" Kiln alone.
 
     ``python``: see VLLMEngine. ``room``: what must fit Kiln's KV pool. ``mixed``: the requests have
     several lengths. transformers then runs its continuous batching, or static batches of
     ``max_num_seqs`` requests on a CPU and if the installed version has no continuous batching; else
-    it is ``generate`` on all requests at once. ``own_budget``: the token budget of ``config`` is
-    Kiln's default, and vLLM takes its own.
+    it is ``generate`` on all requests at once.
     """
 
     def transformers() -> BenchEngine:
@@ -41,9 +39,9 @@ def kiln_and(
         return made.StaticBatches(config, config.scheduler.max_num_seqs)
 
     makers: dict[str, MakeEngine] = {
-        "kiln": lambda: KilnEngine(config, tell, room, own_budget),
+        "kiln": lambda: KilnEngine(config, tell, room),
         "transformers": transformers,
-        "vllm": lambda: VLLMEngine(config, python, own_budget),
+        "vllm": lambda: VLLMEngine(config, python),
     }
     return {name: makers[name] for name in ("kiln", baseline) if name in makers}
 

@@ -42,14 +42,8 @@ class KilnEngine(BenchEngine):
 
     product = "kiln"
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        tell: Tell,
-        must_fit: MustFit | None = None,
-        own_budget: bool = False,
-    ) -> None:
-        self.own_budget = own_budget
+    def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
+        self.own_budget = config.scheduler.max_num_batched_tokens is None
         self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
         self.name = name_with_lora(self.product, self.adapters)
 

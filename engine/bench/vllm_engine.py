@@ -32,15 +32,14 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class VLLMEngine(BenchEngine):
     """vLLM. ``python``: an interpreter that can import vllm.
 
-    It gets the same limits, dtypes, memory share and seed as Kiln, but for ``own_budget`` no token
-    budget. Its other settings are its own defaults, except for prefix caching, which is off: a
-    benchmark repeats its prompts.
+    It gets the same limits, dtypes, memory share and seed as Kiln. Its other settings are its own
+    defaults, except for prefix caching, which is off: a benchmark repeats its prompts.
     """
 
     product = "vllm"
 
-    def __init__(self, config: EngineConfig, python: str, own_budget: bool = False) -> None:
-        self.own_budget = own_budget
+    def __init__(self, config: EngineConfig, python: str) -> None:
+        self.own_budget = config.scheduler.max_num_batched_tokens is None
         self.adapters = tuple(module.name for module in config.lora.modules)
         self.name = name_with_lora(self.product, self.adapters)
         self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
@@ -54,10 +53,7 @@ class VLLMEngine(BenchEngine):
             text=True,
         )
         try:
-            keywords = llm_keywords(config)
-            if own_budget:
-                del keywords["max_num_batched_tokens"]
-            loaded = self._ask({"llm": keywords})
+            loaded = self._ask({"llm": llm_keywords(config)})
         except BaseException:
             self.close()
             raise
@@ -115,7 +111,7 @@ class VLLMEngine(BenchEngine):
 
 def llm_keywords(config: EngineConfig) -> dict[str, Any]:
     """Return the keywords of ``vllm.LLM`` for a config of Kiln on a GPU."""
-    model, limits = config.model, config.scheduler
+    model, limits, budget = config.model, config.scheduler, config.scheduler.max_num_batched_tokens
     folder = Path(model.model)
     dtype = resolve_dtype(model.dtype, read_model(folder)[1].dtype, resolve_device(model.device))
     return {
@@ -126,7 +122,7 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
         "kv_cache_dtype": config.kv.kv_cache_dtype,
         "max_model_len": model.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        **({"max_num_batched_tokens": budget} if budget is not None else {}),
         "gpu_memory_utilization": config.kv.pool_memory("cuda"),
         "enable_prefix_caching": False,
         "seed": model.seed or 0,

@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     lengths = [num_tokens + 1 for _, num_tokens in args.prompts or prefill.PROMPTS]
     least = None if args.prompts else min(lengths)
     with measuring(args, 1, max(lengths), least) as (subject, python, tell):
-        config, own = subject.config, args.max_num_batched_tokens is None
+        config = subject.config
         context = config.model.max_model_len or max(lengths)
         load = [one for one in args.prompts or prefill.PROMPTS if one[1] < context]
-        forms = {"": kiln_and(args.baseline, python, config, tell, own_budget=own)}
+        forms = {"": kiln_and(args.baseline, python, config, tell)}
         for budget in args.budgets:
             limits = replace(config.scheduler, max_num_batched_tokens=budget)
             changed = replace(config, scheduler=limits)

@@ -99,7 +99,7 @@ def test_kiln_generates_ids_without_a_tokenizer(monkeypatch):
         patch.setattr(device_time, "_spans_during", lambda run: ran.append(run()) or [(0, 1500)])
         assert engine.device_ms(PROMPTS, LENGTHS) == pytest.approx(1.5)
     assert ran[0] > 0
-    assert (engine.token_budget, engine.own_budget) == (2048, False)
+    assert (engine.token_budget, engine.own_budget) == (2048, True)
     runner = weakref.ref(engine._llm.core.runner)
     engine.close()
     assert runner() is None  # its memory is free for the next engine
@@ -155,7 +155,8 @@ def test_continuous_batching_gives_every_request_its_own_length(monkeypatch):
 
 
 def test_vllm_runs_in_its_own_interpreter(python):
-    engine = VLLMEngine(config(), python)
+    limits = SchedulerConfig(max_num_batched_tokens=2048)
+    engine = VLLMEngine(replace(config(), scheduler=limits), python)
     assert engine.versions == {"vllm": "0.0", "vllm's torch": "9"}
     assert engine.load_seconds >= 0
     assert (engine.token_budget, engine.own_budget) == (2048, False)
@@ -170,7 +171,7 @@ def test_vllm_runs_in_its_own_interpreter(python):
     engine.close()
     with pytest.raises(BenchError, match="RuntimeError: no such luck"):
         VLLMEngine(config(seed=13), python)
-    engine = VLLMEngine(config(), python, own_budget=True)
+    engine = VLLMEngine(config(), python)
     assert (engine.token_budget, engine.own_budget) == ("its own", True)
     engine.close()
 

@@ -87,7 +87,7 @@ class PretendedVLLM(BenchEngine):
     load_seconds = 1.0
     made = []  # noqa: RUF012 (emptied by the test)
 
-    def __init__(self, config, python, own_budget):
+    def __init__(self, config, python):
         self.adapters = tuple(one.name for one in config.lora.modules)
         self.name = "vllm with LoRA" if self.adapters else "vllm"
         self.versions = {"vllm": python}
