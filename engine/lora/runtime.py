@@ -66,6 +66,17 @@ class Adapters:
         with lora_step(_AdapterStep(self.backend, self._sites, info)):
             yield
 
+    @contextmanager
+    def rows(self, slots: Sequence[int]) -> Iterator[None]:
+        """Apply the adapters of single rows, as the LM head sees them, inside a ``with`` block."""
+        if max(slots) < 0:
+            yield
+            return
+        ones = [1] * len(slots)
+        info = self.backend.prepare_lora_batch(slots, ones, ones)
+        with lora_step(_AdapterStep(self.backend, self._sites, info)):
+            yield
+
     def reserve_graphs(self) -> bool:
         """Let graphs fit every adapter that is loaded now; return whether they fit any.
 

@@ -213,11 +213,12 @@ class Executor:
         with self.step.adapted(batch):
             inputs, reports = self.step.inputs.make(batch), None
             hidden = self.step.hidden(inputs)
-            if batch.reports_prompts or batch.reports_hidden:
-                reports = reports_of(self.step.model, hidden, batch)
+            logits = hidden
             if batch.num_samples:
-                hidden = self.step.model.logits(hidden.index_select(0, inputs.sample_rows))
-            return hidden, reports
+                logits = self.step.model.logits(hidden.index_select(0, inputs.sample_rows))
+        if batch.reports_prompts or batch.reports_hidden:
+            reports = reports_of(self.step.head, hidden, batch)
+        return logits, reports
 
     def _sample(self, step: Late, batch: Batch, masks: LateMasks) -> Sampled | None:
         """Sample on every rank alike; where a request edits its logits, on rank 0 for all.

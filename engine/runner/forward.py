@@ -73,6 +73,12 @@ class ModelStep:
         if self.graph_adapters is not None:
             self.graph_adapters.clear()
 
+    def head(self, hidden: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+        """Return the logits of hidden states of requests with adapters in these slots."""
+        adapters = nullcontext() if self.adapters is None else self.adapters.rows(slots)
+        with adapters:
+            return self.model.logits(hidden)
+
     def fixed(self, key: GraphKey, between: Between) -> torch.Tensor:
         """Run a step of a fixed size; return the logits [samples, vocab_size].
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kiln.engine.models.family import Model
 from kiln.engine.requests.batch import Batch, SampledTokens
-from kiln.engine.runner.prompt_logprobs import report_prompts
+from kiln.engine.runner.prompt_logprobs import Head, report_prompts
 from kiln.engine.runner.sampler import Logprobs, PendingSamples, complaint
 from kiln.jit_kernels.ops.sampling.functions import Samples
 
@@ -22,9 +21,9 @@ class Reports(NamedTuple):
     hidden: torch.Tensor | None  # [rows, hidden_size]
 
 
-def reports_of(model: Model, hidden: torch.Tensor, batch: Batch) -> Reports:
+def reports_of(head: Head, hidden: torch.Tensor, batch: Batch) -> Reports:
     """Return what a step reports, from its hidden states [num_tokens, hidden_size]."""
-    prompts = report_prompts(model, hidden, batch) if batch.reports_prompts else None
+    prompts = report_prompts(head, hidden, batch) if batch.reports_prompts else None
     if not batch.reports_hidden:
         return Reports(prompts, None)
     firsts = accumulate(batch.columns.num_tokens, initial=0)

@@ -20,6 +20,8 @@
 // for the step.
 #include "step/message.cuh"
 
+using kiln::kKeys, kiln::kSettings;
+
 extern "C" __global__ void __launch_bounds__(128)
 step_inputs(int64_t* token_ids, int64_t* positions, int64_t* slot_mapping, int32_t* cu_seqlens_q,
             int32_t* seq_lens, int64_t* sample_rows, float* settings, int64_t* keys,
@@ -27,7 +29,6 @@ step_inputs(int64_t* token_ids, int64_t* positions, int64_t* slot_mapping, int32
             const int32_t* sampled, const int32_t* drafts, int32_t* rejected, int requests,
             int tokens, int samples, int64_t table_row, int64_t tables_row, int64_t drafts_row,
             int block_size) {
-  using kiln::kKeys, kiln::kSettings;
   kiln::pdl_writes_plan();
   const int thread = threadIdx.x, threads = blockDim.x, request = blockIdx.x;
   const int used = message[0], used_tokens = message[1], used_samples = message[2];
