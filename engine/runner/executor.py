@@ -76,7 +76,7 @@ class Executor:
         self._num_in_graphs = 0
         self._sums: dict[GraphKey, Mapping[str, int]] = {}  # of a replay, by algorithm
         self._masks = Masks(step.inputs.history)
-        self._followed: tuple[Batch, Late | Sampled | None] = (Batch(()), None)
+        self._followed: tuple[Batch, Late] | None = None  # a late step that is not sampled yet
         self._lost = ""  # why the other ranks are not where this one is
         if graphs is not None:
             group.before_close(graphs.free_later())
@@ -143,16 +143,18 @@ class Executor:
     def follow(self, frame: StepFrame) -> None:
         """Queue a step that rank 0 has announced. Raises what ``launch`` raises."""
         self.group.check()
+        self._followed = None  # the logits of a step that rank 0 has dropped
         with explained(self.step.device, _about(frame.batch)):
             self.step.inputs.send_message(frame.words)
-            self._followed = frame.batch, self._compute(frame.batch, frame.key)
+            computed = self._compute(frame.batch, frame.key)
+        self._followed = (frame.batch, computed) if isinstance(computed, Late) else None
 
     @torch.inference_mode()
     def follow_sampling(self) -> None:
         """Queue the sampling of the late step that was followed last. Raises what ``bind`` does."""
-        batch, late = self._followed
+        assert self._followed is not None, "rank 0 samples late steps alone apart"
+        (batch, late), self._followed = self._followed, None
         with explained(self.step.device, _about(batch)):
-            assert isinstance(late, Late), "rank 0 samples late steps alone apart"
             self._sample(late, batch, {})
 
     def collect(self, step: PendingStep) -> StepOutput:
@@ -330,8 +332,8 @@ class ThreadedExecutor:
         return self._thread.submit(self._executor.launch, batch)
 
     def bind(self, step: Future[PendingStep], masks: LateMasks) -> Future[PendingStep]:
-        """Queue the sampling of a late step. Raises what the step raised."""
-        return self._thread.submit(self._executor.bind, step.result(), masks)
+        """Queue the sampling of a late step behind its forward pass."""
+        return self._thread.submit(lambda: self._executor.bind(step.result(), masks))
 
     def collect(self, step: Future[PendingStep]) -> StepOutput:
         """Wait for a step and return its tokens. Raises what the step raised."""

@@ -62,7 +62,7 @@ def test_counts_by_label_pass_between_the_processes():
 
 def test_a_server_counts_the_graphs_that_it_replays(opened):
     """In float32 the attention of torch runs between the pieces of each graph."""
-    body = {"prompt": [[5] * 7, [6, 7], [8] * 30], "max_tokens": 6, "ignore_eos": True}
+    body = {"prompt": [[5] * 7, [6, 7], [8] * 30], "max_tokens": 40, "ignore_eos": True}
     answer = opened.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     text = final_metrics(opened)
