@@ -109,7 +109,8 @@ class SchedulerConfig:
     max_waiting: int = 1024  # longest queue; more requests are rejected
     overlap: bool = True  # launch each step before the tokens of the one before are known
     scheduling_policy: SchedulingPolicy = "fcfs"  # see ``requests.waiting``
-    num_speculative_tokens: int = 0  # most drafts of a request in a step
+    # Most drafts of a request in one step. No drafter is built in yet: without one there are none.
+    num_speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""

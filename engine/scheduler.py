@@ -202,9 +202,8 @@ class Scheduler:
                 if request.row == row.row:  # else it was preempted: all is computed again
                     request.num_computed_tokens -= row.num_samples - len(tokens.token_ids)
                 outputs.append(self._accept(request, tokens))
-            elif (
-                row.num_samples and request.num_computed_tokens
-            ):  # its last token is computed again
+            elif row.num_samples and request.num_computed_tokens:
+                # The step has failed for this row: its last token is computed again.
                 request.num_computed_tokens = len(request.token_ids) - 1
         return outputs
 

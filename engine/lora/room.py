@@ -1,6 +1,7 @@
 """Where a LoRA adapter fits on the device beside others, and which of them must go for it.
 
-It gets the lowest free slot, and the first gap of the pool that is large enough.
+An adapter gets the lowest free slot, and the first free span of the adapter pool that is large
+enough for it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Drafter(Protocol):
     def propose(self, request: Request, most: int) -> Draft:
         """Return at most ``most`` drafts behind a request's last token.
 
-        While ``request.num_pending`` steps are in flight the host does not know the last token.
+        The host does not know the last token while ``request.num_pending`` is above 0.
         """
 
 
@@ -30,8 +30,8 @@ NO_DRAFT = Draft(0)
 def drafts_of(request: Request, drafter: Drafter, most: int) -> Draft:
     """Return at most ``most`` drafts for the next step of a request, within its length limit.
 
-    There are none before ``min_tokens`` is reached: until then stop tokens are banned. A late mask
-    needs drafts that the host knows.
+    There are none before ``min_tokens`` is reached, because stop tokens are banned until then. A
+    request with late masks gets only drafts that the host knows, because the masks depend on them.
     """
     if len(request.token_ids) < request.min_total_tokens:
         return NO_DRAFT

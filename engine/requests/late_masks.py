@@ -24,17 +24,18 @@ class MaskSource(Protocol):
     def masks(self, request: Request, token_ids: Sequence[int], count: int) -> Sequence[bytes]:
         """Return the masks of a request's ``count`` next samples.
 
-        The first sample is behind all but ``count - 1`` of the tokens, which are prompt, output and
-        drafts. What this raises ends the request.
+        ``token_ids`` are prompt, output and drafts. The first sample follows all of them but the
+        last ``count - 1``, and each further sample one token more. An exception ends the request.
         """
 
 
 def late_masks(
     source: MaskSource, batch: Batch, running: Mapping[str, Request]
 ) -> tuple[LateMasks, dict[str, SampledTokens]]:
-    """Return the masks of a step, all steps before being committed, and the ends of failed rows.
+    """Return the masks of a step, and the outputs of requests whose mask could not be made.
 
-    A request that has ended or was preempted has no mask: what it draws is dropped.
+    All steps before it are committed. A request that has ended or was preempted gets no mask,
+    because the token that it draws is dropped.
     """
     masks: dict[str, Sequence[bytes]] = {}
     failed: dict[str, SampledTokens] = {}

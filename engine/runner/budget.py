@@ -1,7 +1,8 @@
-"""The token budget of a step, where no flag sets it: from the model and the GPU, not from timings.
+"""The default token budget of a step, computed from the model and the GPU.
 
-So it is the same at every start. Larger steps use a GPU better, until its multiprocessors are full;
-but requests that decode get a token only once a step. Hence the largest budget whose step is short.
+Nothing is timed, so the budget is the same at every start. Larger steps use a GPU better, until its
+multiprocessors are full. But a request that decodes gets one token a step, so a long step delays
+it. Therefore the default is the largest budget whose step is still short.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ from kiln.engine.runner.capture import MOST_PREFILL_TOKENS
 
 BUDGETS = (LEAST_BUDGET, 3072, 4096, 6144, 8192)
 _LONGEST_MS = 50.0
-# 10^12 operations a second of one multiprocessor at its usual clock, for dense products of 16-bit
-# numbers with sums in float32, from compute capability (key) on. Source: NVIDIA's data sheets of
-# T4, A100, A40, L40S, H100, B200 and RTX PRO 6000, each divided by its multiprocessors.
+# By compute capability: the peak of one multiprocessor for dense products of 16-bit numbers with
+# float32 accumulation, in 10^12 operations a second. It is the peak of a card in NVIDIA's data
+# sheet, divided by the card's number of multiprocessors: of the T4, A100, A40, L40S, H100, B200 and
+# RTX PRO 6000, in this order.
 _TERAFLOPS = {75: 1.6, 80: 2.9, 86: 1.8, 89: 2.5, 90: 7.5, 100: 15.2, 120: 2.6}
-_GEFORCE = 0.5  # these cards run such products at half the rate
-# Of the peak that a whole step reaches: on an H100 0.6 (Llama-3-8B) and 0.47 (Qwen3-0.6B).
+_GEFORCE = 0.5  # GeForce cards run such products at half the rate
+# The share of the peak that a whole prefill step reaches. On an H100, Llama-3-8B reaches 0.6 of it
+# and Qwen3-0.6B 0.47.
 _EFFICIENCY = 0.5
-_LAUNCHES_MS = 0.34  # of a layer on the host, of Qwen3-0.6B beside an H100
+# How long the host takes to launch the kernels of one layer, measured with Qwen3-0.6B on the host
+# of an H100.
+_LAUNCHES_MS = 0.34
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Executor:
     def follow(self, frame: StepFrame) -> None:
         """Queue a step that rank 0 has announced. Raises what ``launch`` raises."""
         self.group.check()
-        self._followed = None  # the logits of a step that rank 0 has dropped
+        self._followed = None  # frees the logits of a late step that rank 0 never sampled
         with explained(self.step.device, _about(frame.batch)):
             self.step.inputs.send_message(frame.words)
             computed = self._compute(frame.batch, frame.key)
@@ -255,9 +255,10 @@ class Executor:
             self.propose(batch)
 
     def _run_in_graph(self, key: GraphKey, batch: Batch) -> torch.Tensor:
-        """Replay a graph for a batch; return its logits.
+        """Run a step in its graph, and return the logits.
 
-        Raises DeviceError if a shadow step differs and graphs are strict.
+        Raises DeviceError if this is a shadow step, its run without the graph gives other results,
+        and graphs are strict.
         """
         self._num_in_graphs += 1
         if not self._shadow or self._num_in_graphs % self._shadow:

@@ -25,8 +25,9 @@ from kiln.jit_kernels.ops.sampling.functions import Samples, sample_tokens
 class ModelStep:
     """A model on one KV pool, to which ``layers`` are bound, and the tensors that it reads.
 
-    ``between`` are the layers that end the pieces of a graph. Attention that plans on the host
-    runs between pieces; ``whole_prefills``: other attention is a part of steps with prefills too.
+    A graph contains attention if attention plans on the device, and for steps with prefills only
+    with ``whole_prefills``. Otherwise attention runs between the pieces of the graph, in the layers
+    of ``between``.
     """
 
     model: Model
@@ -68,7 +69,7 @@ class ModelStep:
         return ""
 
     def clear(self) -> None:
-        """Let a capture see padding alone: a smaller size reads other places than the last step."""
+        """Make all inputs padding before a capture, so that it reads nothing of an earlier step."""
         self.inputs.clear()
         if self.graph_adapters is not None:
             self.graph_adapters.clear()

@@ -20,10 +20,10 @@ from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 from kiln.jit_kernels.ops.step.spec import STEP_INPUTS, VERIFY_CHAIN
 from kiln.jit_kernels.registry import all_specs
 
-# Of any step: a request may at any time have penalties, banned tokens and bad words.
+# Any step may need these: a request may at any time have penalties, banned tokens and bad words.
 _STEP = (STEP_INPUTS, SAMPLE_TOKENS, TOKEN_EDITS, BAN_WORDS)
 _DRAFTS = (VERIFY_CHAIN,)
-# What chooses and loads their kernels: the runner's LoRA backend, and a group of ranks.
+# Families whose kernels are chosen elsewhere: by the LoRA backend, and by a group of ranks.
 _CHOSEN_ELSEWHERE = (LORA, LORA_CHUNKED, "all_reduce")
 
 
@@ -32,9 +32,9 @@ def called_kernels(
 ) -> list[KernelSpec]:
     """Return the specs that a model can call on a device, with those that replace them there.
 
-    ``config`` None: with any settings. Sums over ranks are not among them: the group loads those.
-    If a toggle chooses among a family that the model does not call, all of it is there, so that an
-    impossible choice is always refused. Raises ConfigError if a toggle asks for attention kernels
+    ``config`` None: what it can call with any settings. Kernels that sum over ranks are left out,
+    because the group of ranks loads them. If a toggle is set for a family that the model does not
+    call, the whole family is included, so that an impossible choice is always refused. Raises ConfigError if a toggle asks for attention kernels
     that do not support the model, EnvError if a toggle of LoRA would have no effect.
     """
     called = [*_STEP, *layer_kernels(hf)]

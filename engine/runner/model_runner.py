@@ -100,7 +100,7 @@ class ModelRunner:
         return None if adapters is None else adapters.store
 
     def launch(self, batch: Batch) -> Any:
-        """Start to compute every token of a batch, and to sample one for each request that samples.
+        """Start to compute the tokens of a batch and to sample. A late step is sampled by ``bind``.
 
         The step behind may be launched before this one is collected. Raises DeviceError if the
         device is lost, ConfigError if memory ran out; so does ``collect``.

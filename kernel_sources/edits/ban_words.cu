@@ -2,9 +2,10 @@
 // last tokens of the row's request.
 //
 // mask: [rows, ceil(vocab / 32)], one bit per token, lowest bit first; 1 allows the token. words:
-// [num_words] Word. lengths: [rows] int64, the tokens that the request of each row has. word_tokens: the tokens of all words, one after the other. token_pool:
-// [num_slots], the token of each slot of the KV pool; tables: [max_requests, max_blocks], the
-// blocks of each request. No compile-time parameters.
+// [num_words] Word. lengths: [rows] int64, how many tokens the request of each row has. word_tokens:
+// the tokens of all words, one after the other. token_pool: [num_slots], the token in each slot of
+// the KV pool. tables: [max_requests, max_blocks], the KV blocks of each request. No compile-time
+// parameters.
 //
 // Work split: one thread per word. Several words may ban tokens of one element of the mask, so it
 // is changed atomically.
@@ -23,8 +24,8 @@ struct Word {
 
 extern "C" __global__ void __launch_bounds__(128)
 ban_words(uint32_t* mask, const int32_t* words, const int64_t* lengths,
-          const int32_t* word_tokens, const int32_t* token_pool, const int32_t* tables, int num_words, int mask_words,
-          int64_t tables_row, int block_size) {
+          const int32_t* word_tokens, const int32_t* token_pool, const int32_t* tables,
+          int num_words, int mask_words, int64_t tables_row, int block_size) {
   kiln::pdl_wait_then_trigger();
   const int index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= num_words) return;

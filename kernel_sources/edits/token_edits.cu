@@ -1,13 +1,14 @@
-// Lists the logit edits of each row for sample_tokens. The edits of row r are the elements
-// spans[r][0] .. spans[r][1] - 1 of tokens, counts and biases, in any order:
+// Lists the logit edits of each row for sample_tokens. The edits of row r are the elements from
+// spans[r][0] to spans[r][1] - 1 of the arrays tokens, counts and biases. Their order is not fixed.
 //   each fixed token of the row, with its bias
-//   each other token that is among the first lengths[r] tokens of the row's request, with bias 0
+//   every other token that occurs in the first lengths[r] tokens of the row's request, with bias 0
 // counts: how often the token occurs from position `prompt` on; 0: only before it; -1: nowhere.
 //
-// jobs: [rows] Job. lengths: [rows] int64. fixed_tokens and fixed_biases: [num_fixed], the lists of all rows, one after the
-// other. No token is twice in the list of one row. token_pool: [num_slots], the token in each slot
-// of the KV pool. tables: [max_requests, max_blocks], the blocks of each request. count_table:
-// [blocks, vocab], which holds zeros before and after the launch. No compile-time parameters.
+// jobs: [rows] Job. lengths: [rows] int64. fixed_tokens and fixed_biases: [num_fixed], the lists of
+// all rows, one after the other. A row lists a token once at most. token_pool: [num_slots], the
+// token in each slot of the KV pool. tables: [max_requests, max_blocks], the KV blocks of each
+// request. count_table: [blocks, vocab], which holds zeros before and after the launch. No
+// compile-time parameters.
 //
 // Work split: each block takes every gridDim.x-th row. First it counts the tokens of the request in
 // its row of `count_table`. Then the thread that takes a count out of there lists the token, and
@@ -34,9 +35,9 @@ struct Job {
 
 extern "C" __global__ void __launch_bounds__(512)
 token_edits(int32_t* spans, int32_t* tokens, int32_t* counts, float* biases, uint32_t* count_table,
-            const int32_t* jobs, const int64_t* lengths, const int32_t* fixed_tokens, const float* fixed_biases,
-            const int32_t* token_pool, const int32_t* tables, int rows, int vocab,
-            int64_t tables_row, int block_size) {
+            const int32_t* jobs, const int64_t* lengths, const int32_t* fixed_tokens,
+            const float* fixed_biases, const int32_t* token_pool, const int32_t* tables, int rows,
+            int vocab, int64_t tables_row, int block_size) {
   kiln::pdl_wait_then_trigger();
   __shared__ int listed;
   const int thread = threadIdx.x, threads = blockDim.x;

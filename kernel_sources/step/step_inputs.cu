@@ -1,16 +1,19 @@
 // The inputs of a step, from one message. For request r with tokens t = 0 .. count-1:
 //   positions[first + t] = start + t;  slot_mapping[first + t] = block * block_size + place
-//   token_ids[first + t] = a token of the message, the token that was sampled last for r, or a draft
+//   token_ids[first + t] = a token of the message, the token sampled last for r, or a draft
 //   token_pool[slot_mapping[first + t]] = token_ids[first + t]
 //
-// message: see step/message.cuh. tables: [rows, max_blocks], the blocks of every request that has a
-// row; a record's new blocks are added first. block_table: [requests, max_blocks], the table rows of
-// the step's requests, in their order. sampled: [samples] int32, the tokens that the step before
-// sampled. drafts: [rows, .] int32, what may follow the token sampled last of each row. rejected:
-// [rows] int32, the drafts of the step before that were rejected; 0 afterwards. token_pool:
-// [num_slots], the token of each slot of the KV pool. Outputs may be longer than the step (a
-// captured graph has fixed sizes). The rest is padding without effect: slot -1, length 0, greedy
-// sampling of token 0's logits. No compile-time parameters.
+// message: see step/message.cuh.
+// tables: [rows, max_blocks], the KV blocks of every running request. First the new blocks of a
+// record are appended to its row.
+// block_table: [requests, max_blocks], for each request of the step a copy of its row of tables.
+// sampled: [samples] int32, the tokens that the step before sampled.
+// drafts: [rows, max_drafts] int32, the drafts behind the token that each row sampled last.
+// rejected: [rows] int32, how many drafts each row rejected in the step before. Becomes 0.
+// token_pool: [num_slots], the token in each slot of the KV pool.
+// The outputs may be longer than the step, because a captured graph has fixed sizes. The rest of
+// them is padding without effect: slot -1, length 0, greedy sampling of token 0's logits.
+// No compile-time parameters.
 //
 // Work split: one block per request, padding included; all blocks share the padding of tokens and
 // samples.

@@ -1,8 +1,8 @@
-// How many drafts each request of a step rejects. A draft stands if it is the token that was sampled
-// at the position before it, and all drafts before it stand:
+// How many drafts each request of a step rejects. A draft is accepted if it is the token that was
+// sampled at the position before it, and all drafts before it are accepted:
 //   rejected[row] = num_samples - 1 - (the first i with sampled[sample + i] != draft i)
-// The drafts of a request are the last num_samples - 1 tokens of the step. A request with one sample
-// has none, and is left alone.
+// The drafts of a request are the last num_samples - 1 tokens of the step. A request with one
+// sample has none, and its element stays as it is.
 //
 // message: see step/message.cuh. token_ids: [tokens] int64, of the step. sampled: [samples] int32,
 // what this step has sampled. rejected: [rows] int32. No compile-time parameters.

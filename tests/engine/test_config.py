@@ -144,8 +144,8 @@ STORED = {  # where the field's value is not the keyword's
     "disable_cuda_graph": False,
     "lora_modules": (LoRAModule("a", "b"),),
 }
-# Of servers alone: a queue with a limit, adapters that come and go, and torchrun. Nothing proposes
-# drafts yet.
+# Settings that only a server has (a limit of its queue, adapters that are loaded and unloaded,
+# torchrun), and the number of drafts, which needs a drafter.
 NOT_OFFLINE = {"scheduler.max_waiting", "lora.host_memory_gib", "lora.root", "parallel.launcher"}
 NOT_OFFLINE |= {"scheduler.num_speculative_tokens"}
 
