@@ -38,7 +38,8 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 class InFlight:
     """A launched step: what the runner returned, or the error that it raised.
 
-    ``failed``: the ends of requests without a mask. A late step is bound when it is sampled too.
+    ``is_bound``: whether its sampling is launched too, which a late step does later. ``failed``:
+    the outputs of requests whose mask could not be made.
     """
 
     batch: Batch
@@ -165,14 +166,14 @@ class EngineCore:
         outputs: list[TokenOutput] = []
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
-            # All that wait may do so for a copy to the device.
+            # Perhaps all waiting requests wait for an adapter that is being copied to the device.
             self.scheduler.adapters.collect(wait=True)
         for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
             self.scheduler.abort(failed.request_id)
             outputs.append(failed)
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
-        if self._in_flight:  # what its sampling depends on is known now
+        if self._in_flight:  # all steps before it are committed now
             self._in_flight[0] = self._bound(self._in_flight[0])
         return outputs
 

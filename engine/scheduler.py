@@ -59,7 +59,7 @@ class Scheduler:
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
     able to finish when it runs alone. ``adapters`` are the LoRA adapters; ``seed`` generates the
     seeds of requests without one, None draws it from the system's randomness. ``drafter`` proposes
-    tokens to compute ahead; None: nobody does.
+    drafts; None: there are none.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Scheduler:
         """Schedule at most ``allowance`` tokens of a running request.
 
         Preempts running requests, from the last one on, until there is room for a token. Returns
-        None if this request itself had to be preempted.
+        None if that reaches this request, which then waits too.
         """
         while (row := self._row(request, allowance)) is None:
             if self._preempt() is request:

@@ -33,9 +33,9 @@ def edits_of(
 ) -> Edits | None:
     """Return the edits of rows of logits; None if no request edits a logit.
 
-    ``requests``: of each row; ``lengths`` [rows] int64: the tokens ahead of what the row samples,
-    which are in the history already, drafts included. Tokens that were sampled by a step of which
-    the host knows nothing yet count too.
+    ``requests``: the request of each row; ``lengths`` [rows] int64: how many tokens it has before
+    the one that the row samples. These are in the history already, drafts included, and so are
+    tokens that were sampled by a step of which the host knows nothing yet.
     """
     vocab = history.count_table.shape[1]
     jobs: list[tuple[int, ...]] = []
@@ -48,7 +48,7 @@ def edits_of(
             **dict.fromkeys(request.banned_token_ids, -math.inf),
         }
         counts, most = request.params.penalizes, request.num_computed_tokens + request.num_tokens
-        # The first sample's length is that of the prompt and of all output before.
+        # The tokens before the first sample are the prompt and all earlier output.
         prompt = most + 1 - max(request.num_samples, 1) - request.num_output_tokens
         jobs.append((request.row, counts, prompt, room, len(tokens), len(bias)))
         tokens += bias

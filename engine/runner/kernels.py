@@ -34,8 +34,9 @@ def called_kernels(
 
     ``config`` None: what it can call with any settings. Kernels that sum over ranks are left out,
     because the group of ranks loads them. If a toggle is set for a family that the model does not
-    call, the whole family is included, so that an impossible choice is always refused. Raises ConfigError if a toggle asks for attention kernels
-    that do not support the model, EnvError if a toggle of LoRA would have no effect.
+    call, the whole family is included, so that an impossible choice is always refused. Raises
+    ConfigError if a toggle asks for attention kernels that do not support the model, EnvError if a
+    toggle of LoRA would have no effect.
     """
     called = [*_STEP, *layer_kernels(hf)]
     called += store_kernels(hf.head_dim, hf.traits.qk_norm, device, needs)

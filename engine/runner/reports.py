@@ -1,4 +1,4 @@
-"""What requests want of a step besides tokens: log-probabilities of prompts, and hidden states."""
+"""What a step returns besides tokens, if asked: log-probabilities of prompts, hidden states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kiln.jit_kernels.ops.sampling.functions import Samples
 
 
 class Reports(NamedTuple):
-    """Log-probabilities of the prompt tokens of all requests, and the hidden states of all."""
+    """Log-probabilities of prompt tokens and hidden states, of all requests that want them."""
 
     prompts: Samples | None
     hidden: torch.Tensor | None  # [rows, hidden_size]

@@ -25,7 +25,8 @@ class ToSample(NamedTuple):
     """Rows of logits, and for each row what its token depends on.
 
     logits: [rows, vocab_size]; settings: [rows, 6] and keys: [rows, 4], as of ``sample_tokens``;
-    lengths: [rows] int64, the tokens ahead; requests: of the rows; late: see ``late_masks``.
+    lengths: [rows] int64, how many tokens the request has before the one that is sampled. requests:
+    the request of each row. late: the late mask of each row, see ``late_masks``; None: no mask.
     """
 
     logits: torch.Tensor
@@ -68,8 +69,8 @@ class HostCopies:
     def begin(self, samples: Samples, rejected: torch.Tensor | None = None) -> PendingSamples:
         """Start to copy results to the host.
 
-        ``rejected`` [max_requests] int32: the drafts that each row rejects; None: nothing of the
-        step is a draft.
+        ``rejected`` [max_requests] int32: how many drafts each row rejects; None if the step has no
+        drafts.
         """
         if self._device.type == "cpu":  # the step behind may overwrite them before they are read
             own = Samples(samples.storage.clone(), len(samples.tokens))

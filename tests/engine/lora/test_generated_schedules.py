@@ -31,7 +31,7 @@ def made_core(model, overlap, world=1):
     modules = tuple(LoRAModule(name, str(model.adapters[name])) for name in ADAPTERS)
     config = EngineConfig(
         ModelConfig(str(model.folder), dtype="float32", device="cpu", max_model_len=64),
-        KVConfig(block_size=4, num_blocks=40),
+        KVConfig(block_size=4, num_blocks=20),
         SchedulerConfig(
             max_num_seqs=5,
             max_num_batched_tokens=24,
@@ -124,7 +124,7 @@ def test_ahead_in_graphs_or_not(made, environment):
     compare(ahead, behind, range(at_depth(12, 1000)))
     stats = ahead.stats()
     assert stats.graph_replays, "some steps run in graphs"
-    assert stats.preemptions or at_depth(True, False)
+    assert stats.preemptions
     assert stats.adapter_evictions
     for core in (ahead, behind):
         core.close()

@@ -13,14 +13,15 @@ from kiln.engine.runner.inputs import StepInputs
 NEUTRAL = [1.0, 1.0, -math.inf, 1.0, 0.0, 0.0]
 
 
-def made():
+def made(max_requests=6, max_tokens=20, max_model_len=17, max_drafts=0):
     inputs = StepInputs(
-        max_requests=6,
-        max_tokens=20,
-        max_model_len=17,
+        max_requests=max_requests,
+        max_tokens=max_tokens,
+        max_model_len=max_model_len,
         block_size=4,
         vocab_size=99,
         device=torch.device("cpu"),
+        max_drafts=max_drafts,
     )
     inputs.use_pool(torch.zeros(200, dtype=torch.int32))
     return inputs
@@ -104,32 +105,16 @@ def test_two_steps_may_be_sent_before_the_first_is_made():
 
 def test_a_message_has_room_for_requests_whose_blocks_are_all_cached():
     """Each of 32 requests computes the one token behind 400 blocks that others have filled."""
-    inputs = StepInputs(
-        max_requests=32,
-        max_tokens=32,
-        max_model_len=1604,
-        block_size=4,
-        vocab_size=99,
-        device=torch.device("cpu"),
-    )
+    inputs = made(max_requests=32, max_tokens=32, max_model_len=1604)
     inputs.use_pool(torch.arange(1604, dtype=torch.int32))
-    made = step(inputs, *(row(index, [5], 1600, list(range(401)), 1) for index in range(32)))
-    assert made.metadata.seq_lens.tolist() == [1601] * 32
-    assert made.metadata.block_table.tolist() == [list(range(401))] * 32
+    laid_out = step(inputs, *(row(index, [5], 1600, list(range(401)), 1) for index in range(32)))
+    assert laid_out.metadata.seq_lens.tolist() == [1601] * 32
+    assert laid_out.metadata.block_table.tolist() == [list(range(401))] * 32
     assert inputs.history.token_pool[:1600].tolist() == list(range(1600))
 
 
 def test_the_device_goes_on_behind_the_drafts_that_were_accepted():
-    inputs = StepInputs(
-        max_requests=3,
-        max_tokens=20,
-        max_model_len=40,
-        block_size=4,
-        vocab_size=99,
-        device=torch.device("cpu"),
-        max_drafts=3,
-    )
-    inputs.use_pool(torch.zeros(200, dtype=torch.int32))
+    inputs = made(max_requests=3, max_model_len=40, max_drafts=3)
     step(inputs, row(0, [5, 6], 0, [0], 1), row(2, [7, 8, 9], 0, [1], 1))
     inputs.sampled[:2] = torch.tensor([20, 30])
     inputs.drafts[0] = torch.tensor([21, 22, 23])
