@@ -66,6 +66,7 @@ class KVConfig:
     gpu_memory_utilization: float | None = None  # fraction of the GPU's memory for all of Kiln
     kv_memory_gib: float | None = None  # GiB for the pool
     kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype; the others: 8-bit floats
+    enable_prefix_caching: bool = True  # requests share the blocks of equal beginnings
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -267,6 +268,7 @@ class Settings(TypedDict, total=False):
     gpu_memory_utilization: float | None
     kv_memory_gib: float | None
     kv_cache_dtype: KVCacheDType
+    enable_prefix_caching: bool
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_chunk_tokens: int | None

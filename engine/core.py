@@ -75,7 +75,11 @@ class EngineCore:
         slots = AdapterSlots(self.runner.adapter_store)
         self.scheduler = Scheduler(
             limits,
-            KVManager(BlockPool(self.runner.num_blocks), config.kv.block_size),
+            KVManager(
+                BlockPool(self.runner.num_blocks),
+                config.kv.block_size,
+                caching=config.kv.enable_prefix_caching,
+            ),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,
             adapters=slots,
@@ -123,6 +127,11 @@ class EngineCore:
         with self._changing():
             self.scheduler.clear()
             self._in_flight.clear()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what KV blocks hold; requests keep the blocks that they have."""
+        with self._changing():
+            self.scheduler.kv.forget_prefixes()
 
     def check_ranks(self) -> None:
         """Raise DeviceError if another rank is gone; ``step`` does so too."""
@@ -267,7 +276,10 @@ class EngineCore:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             kv_blocks_used=scheduler.kv.pool.num_held,
+            kv_blocks_cached=scheduler.kv.pool.num_idle,
             kv_blocks_total=scheduler.kv.pool.num_blocks,
+            prefix_cache_queries=scheduler.kv.num_queried,
+            prefix_cache_hits=scheduler.kv.num_hit,
             preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,

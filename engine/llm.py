@@ -136,6 +136,12 @@ class LLM:
         del core
         free_unused(device_type)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the keys and values of earlier prompts and outputs. Returns True, as in vLLM."""
+        with self._lock:
+            self.core.reset_prefix_cache()
+        return True
+
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
@@ -147,7 +153,8 @@ class LLM:
         """Generate ``n`` outputs for each prompt and return them in the order of the prompts.
 
         A prompt is a text, a list of token ids, or vLLM's ``{"prompt": …}`` or
-        ``{"prompt_token_ids": …}``; ``sampling_params`` are one for all or one for each, and so
+        ``{"prompt_token_ids": …}``, with a ``cache_salt`` if only prompts with the same one may
+        share cached prefixes; ``sampling_params`` are one for all or one for each, and so
         are ``lora``, the name of an adapter or None, and ``priority``: a lower one is served
         earlier if ``scheduling_policy`` is "priority". The whole batch is checked before it runs.
         Calls from several threads wait for each other. Raises RequestError naming the prompt and
@@ -254,6 +261,7 @@ class LLM:
             self._step_until_done(answers)
             for result, first in zip(results, firsts, strict=True):
                 result.prompt_logprobs = first.prompt_logprobs
+                result.num_cached_tokens = first.num_cached_tokens
         finally:  # after an error or Ctrl-C, drop the whole batch from the engine
             gc.unfreeze()
             self.core.clear()

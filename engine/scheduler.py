@@ -14,6 +14,8 @@ advance a request as if all were accepted, and ``commit`` takes back those that 
     blocks run out     the last of the running requests is preempted
     admission          in the order of the policy, with the rest; never in a step that preempted
     LoRA adapters      a request whose adapter has no slot is passed over, for a bounded time
+    prefix caching     blocks that others have computed count as computed; a request most of whose
+                       prompt a running one computes is passed over until that has done so
 
 ``requests.waiting`` keeps waiting and running requests in the order of the policy. The first rule
 holds because a request is admitted only if the running ones leave some budget, and each of these
@@ -28,8 +30,7 @@ passed over gets its slot in the end, as AdapterSlots shows.
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
 
@@ -41,8 +42,9 @@ from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, S
 from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.drafts import NO_DRAFT, Drafter, drafts_of
 from kiln.engine.requests.finish import finish_reason, stop_reason
+from kiln.engine.requests.prefix import PrefixState
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
-from kiln.engine.requests.scheduled_step import ScheduledStep
+from kiln.engine.requests.scheduled_step import ScheduledStep, ScheduledSteps
 from kiln.engine.requests.waiting import check_room, waiting_queue
 
 SEED_BITS = 53  # of a random seed: JSON readers represent it exactly
@@ -73,12 +75,13 @@ class Scheduler:
         seed: int | None = None,
         drafter: Drafter | None = None,
     ) -> None:
+        self._in_flight = ScheduledSteps()
         self.config = config
         self.drafter = drafter
         self.kv = kv
         self.eos_token_ids = eos_token_ids
         self.adapters = AdapterSlots() if adapters is None else adapters
-        self.adapters.in_flight = self.slots_in_flight
+        self.adapters.in_flight = self._in_flight.adapter_slots
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.budget
@@ -86,7 +89,6 @@ class Scheduler:
         self.running: list[Request] = []  # the last one is preempted first
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
-        self._in_flight: deque[ScheduledStep] = deque()  # oldest first
         self._free_rows = list(range(config.num_rows))[::-1]
         self._seeds = random.Random(seed)
 
@@ -116,8 +118,8 @@ class Scheduler:
         seed = self._seeds.getrandbits(SEED_BITS) if new.params.seed is None else new.params.seed
         limits = (self.max_total_tokens, self.eos_token_ids)
         request = begin_request(new, seed, *limits, is_late=is_late)
-        if new.adapter is not None:
-            self.adapters.hold(new.adapter)
+        load = 0 if new.adapter is None else self.adapters.hold(new.adapter)
+        request.prefix = PrefixState((load, new.cache_salt))
         self._requests[new.request_id] = request
         self.waiting.add(request)
 
@@ -186,7 +188,7 @@ class Scheduler:
         """
         sampled = dict(zip(map(_request_id, output.tokens), output.tokens, strict=True))
         outputs = []
-        for row, request in zip(batch.requests, self._pop(batch), strict=True):
+        for row, request in zip(batch.requests, self._in_flight.end(batch), strict=True):
             request_id = row.request_id
             if self._requests.get(request_id) is not request:
                 continue
@@ -205,6 +207,8 @@ class Scheduler:
             elif row.num_samples and request.num_computed_tokens:
                 # The step has failed for this row: its last token is computed again.
                 request.num_computed_tokens = len(request.token_ids) - 1
+            elif (end := row.num_computed_tokens + row.num_tokens) >= request.prefix.index_at:
+                self.kv.index(request, end)
         return outputs
 
     def still_valid(self, batch: Batch) -> Batch:
@@ -212,24 +216,11 @@ class Scheduler:
 
         Requests that have ended or were preempted are left out.
         """
-        step = next(one for one in self._in_flight if one.batch is batch)
-        return step.still_valid(self._requests)
+        return self._in_flight.of(batch).still_valid(self._requests)
 
     def take_back(self) -> None:
         """Drop the newest uncommitted step; its requests will be scheduled again."""
         self._in_flight.pop().take_back()
-
-    def slots_in_flight(self) -> Set[int]:
-        """Return the adapter slots that launched steps read; -1 is no slot."""
-        return {row.adapter_slot for batch, _ in self._in_flight for row in batch.requests}
-
-    def _pop(self, batch: Batch) -> list[Request]:
-        """Return the requests of a scheduled batch, and drop the batches ahead of it."""
-        while self._in_flight:
-            made, requests = self._in_flight.popleft()
-            if made is batch:
-                return requests
-        return []
 
     def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Schedule at most ``allowance`` tokens of a running request.
@@ -253,11 +244,15 @@ class Scheduler:
                 if slot is None:
                     continue
                 request.adapter_slot = slot
+            prefix = self.kv.prefix(request)
+            if prefix is None:
+                continue
             # All of its tokens must fit now, although only a chunk takes blocks, and each running
             # request keeps a spare block. Else it could be preempted before its first output token.
-            if self.running and not self.kv.fits(len(request.token_ids), len(self.running)):
+            if self.running and not self.kv.fits(request, prefix, len(self.running)):
                 break
-            request.begin(self._free_rows.pop())
+            is_first = request.begin(self._free_rows.pop())
+            self.kv.begin(request, prefix, is_first=is_first)
             row = self._row(request, budget)
             assert row is not None, "at least one block is free: checked, or no request is running"
             budget -= row.num_tokens
@@ -320,16 +315,17 @@ class Scheduler:
             reason = finish_reason(request)
             if reason is not None:
                 tokens = request.token_ids[before:]
-                if reason == "stop":
-                    stopped_by = stop_reason(request, self.eos_token_ids)
-                self._release(request)
                 break
+        if len(request.token_ids) > request.prefix.index_at:  # the last one is not computed yet
+            self.kv.index(request, len(request.token_ids) - 1)
+        if reason is not None:
+            if reason == "stop":
+                stopped_by = stop_reason(request, self.eos_token_ids)
+            self._release(request)
         if request.adapter is not None:
             self.adapters.count(request.adapter, len(tokens))
         logprobs = None if sampled.logprobs is None else sampled.logprobs[: len(tokens)]
-        return _new_output(
-            (request.request_id, tokens, reason, stopped_by, logprobs, 0, None, *once)
-        )
+        return _new_output((request.request_id, tokens, reason, stopped_by, logprobs, None, *once))
 
     def _release(self, request: Request) -> None:
         """Remove a finished request and free its blocks."""

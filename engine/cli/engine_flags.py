@@ -78,6 +78,19 @@ KV: Group = (
             "kv.kv_cache_dtype",
             choices=KV_CACHE_DTYPES,
         ),
+        Flag(
+            "--enable-prefix-caching",
+            "keep the keys and values of prompts and outputs while there is room, for requests "
+            "that begin with the same tokens; the default",
+            "kv.enable_prefix_caching",
+            switch=True,
+        ),
+        Flag(
+            "--no-enable-prefix-caching",
+            "compute every prompt as a whole",
+            "kv.enable_prefix_caching",
+            switch=False,
+        ),
     ),
 )
 SCHEDULER: Group = (

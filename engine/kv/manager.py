@@ -1,22 +1,40 @@
-"""Assigns KV blocks to requests."""
+"""Assigns KV blocks to requests, and reuses those whose keys and values are known already."""
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from kiln.engine.errors import too_long
 from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.requests.prefix import Key, Tail
 from kiln.engine.requests.request import Request
+
+
+class Prefix(NamedTuple):
+    """The blocks that hold the beginning of a waiting request; without caching no ``tail``."""
+
+    blocks: list[int]
+    tail: Tail | None
 
 
 class KVManager:
     """Allocates KV blocks for the tokens of requests.
 
     ``block_size`` is in tokens. A request keeps its blocks until ``release``, even if the step
-    that needed them fails: the next ``extend`` reuses them.
+    that needed them fails: the next ``extend`` reuses them. With ``caching``, full blocks are
+    indexed once they are computed, and requests that begin with the same tokens share them. At
+    least the last token of a request is always computed, so nothing writes to a shared block.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, caching: bool = False) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.caching = caching
+        self._computing: dict[Key, Request] = {}  # by the next full block of their prompts
+        self.num_queried = self.num_hit = 0  # tokens of prompts, looked up and found
 
     @property
     def capacity(self) -> int:
@@ -34,12 +52,48 @@ class KVManager:
             )
 
     def room(self, request: Request) -> int:
-        """Return how many tokens fit in a request's own blocks plus the free ones."""
-        return (len(request.block_ids) + self.pool.num_free) * self.block_size
+        """Return how many tokens fit in a request's own blocks plus the available ones."""
+        return (len(request.block_ids) + self.pool.num_available) * self.block_size
 
-    def fits(self, num_tokens: int, spare_blocks: int) -> bool:
-        """Whether a new request's tokens fit and leave ``spare_blocks`` blocks free."""
-        return self._blocks_for(num_tokens) + spare_blocks <= self.pool.num_free
+    def prefix(self, request: Request) -> Prefix | None:
+        """Return the longest known beginning of a waiting request.
+
+        None: a running request computes most of what this one needs; ask again after its step.
+        """
+        if not self.caching:
+            return Prefix([], None)
+        if request.prefix.awaits_leader:
+            return None
+        tokens = array("i", request.token_ids)
+        given, width = tokens.tobytes(), self.block_size * tokens.itemsize
+        end = request.num_cacheable // self.block_size * width
+        wanted = [given[at : at + width] for at in range(0, end, width)]
+        blocks, tail = self.pool.index.find(request.prefix.root, wanted)
+        if tail.length < len(wanted) and self._finds_leader(request, tail, wanted):
+            return None
+        return Prefix(blocks, tail)
+
+    def fits(self, request: Request, prefix: Prefix, spare_blocks: int) -> bool:
+        """Whether a waiting request's tokens fit and leave ``spare_blocks`` blocks available."""
+        missing = self._blocks_for(len(request.token_ids)) - len(prefix.blocks)
+        idle = self.pool.count_idle(prefix.blocks)
+        return missing + idle + spare_blocks <= self.pool.num_available
+
+    def begin(self, request: Request, prefix: Prefix, *, is_first: bool = True) -> None:
+        """Give a request that begins to run its known blocks, which count as computed.
+
+        ``is_first``: it was not preempted before.
+        """
+        self.pool.share(prefix.blocks)
+        request.block_ids = [*prefix.blocks]
+        request.num_computed_tokens = len(prefix.blocks) * self.block_size
+        if prefix.tail is None:
+            return
+        self._follow(request, prefix.tail)
+        if is_first:
+            request.num_cached_tokens = request.num_computed_tokens
+            self.num_queried += request.num_prompt_tokens
+            self.num_hit += request.num_cached_tokens
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Allocate blocks for the first ``num_tokens`` of a request; all or nothing (False)."""
@@ -51,14 +105,63 @@ class KVManager:
             request.block_ids += blocks
         return True
 
+    def index(self, request: Request, num_tokens: int) -> None:
+        """Index the full blocks of the first ``num_tokens`` tokens, which have been computed."""
+        tail = request.prefix.tail
+        while tail is not None and (tail.length + 1) * self.block_size <= num_tokens:
+            block, tokens = request.block_ids[tail.length], self._tokens(request, tail.length)
+            tail = self.pool.index.add(tail, tokens, block)
+        self._follow(request, tail)
+
     def release(self, request: Request) -> None:
-        """Free all blocks of a request."""
-        self.pool.free(request.block_ids)
+        """Free all blocks of a request; of what stays known, its end is the first to go."""
+        self.pool.free(reversed(request.block_ids))
         request.block_ids = []  # a new list: the running batch still reads the old one
+        self._follow(request, None)
+
+    def forget_prefixes(self) -> None:
+        """Forget what all blocks hold. Requests keep their own."""
+        for request in tuple(self._computing.values()):
+            self._follow(request, None)
+        self.pool.forget_all()
 
     def clear(self) -> None:
         """Make every block free, whoever held it."""
         self.pool = BlockPool(self.pool.num_blocks)
+        self._computing.clear()
+
+    def _finds_leader(self, request: Request, tail: Tail, wanted: Sequence[bytes]) -> bool:
+        """Find a request that computes at least half of what this one lacks, and await it."""
+        leader = self._computing.get((tail.uid, wanted[tail.length]))
+        if leader is None:
+            return False
+        most, shared = min(len(wanted), len(leader.token_ids) // self.block_size), tail.length + 1
+        while shared < most and self._tokens(leader, shared) == wanted[shared]:
+            shared += 1
+        missing = len(request.token_ids) - tail.length * self.block_size
+        if 2 * (shared - tail.length) * self.block_size < missing:
+            return False
+        request.prefix.leader = leader.prefix, shared
+        return True
+
+    def _follow(self, request: Request, tail: Tail | None) -> None:
+        """Note where the indexed blocks of a running request end, and the block that comes next."""
+        state = request.prefix
+        if state.next_key is not None:
+            del self._computing[state.next_key]
+        state.tail, state.next_key, state.index_at = tail, None, sys.maxsize
+        if tail is None:
+            return
+        state.index_at = (tail.length + 1) * self.block_size
+        if state.index_at <= len(request.token_ids):
+            key = tail.uid, self._tokens(request, tail.length)
+            if self._computing.setdefault(key, request) is request:
+                state.next_key = key
+
+    def _tokens(self, request: Request, block: int) -> bytes:
+        """Return the tokens of a full block of a request, as the index has them."""
+        start = block * self.block_size
+        return array("i", request.token_ids[start : start + self.block_size]).tobytes()
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

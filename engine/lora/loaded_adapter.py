@@ -67,10 +67,14 @@ class AdapterStore(Protocol):
 
 @dataclass(slots=True, eq=False)
 class LoadedAdapter:
-    """A loaded adapter. ``size``: elements of the pool. ``slot`` and ``start``: -1 on the host."""
+    """A loaded adapter. ``size``: elements of the pool. ``slot`` and ``start``: -1 on the host.
+
+    ``load`` is given once: another load of the same name may have other weights.
+    """
 
     name: str
     size: int
+    load: int
     pinned: bool = False
     slot: int = -1
     start: int = -1

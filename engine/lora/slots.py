@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
+from itertools import count
 
 from kiln.engine.errors import AdapterError, AdapterNotFoundError
 from kiln.engine.lora.loaded_adapter import AdapterStore, LoadedAdapter
@@ -55,6 +56,7 @@ class AdapterSlots:
         self._room = Room(0, 0) if store is None else Room(store.num_slots, store.size)
         self._patience, self._clock = patience, clock
         self._loaded: dict[str, LoadedAdapter] = {}
+        self._loads = count(1)
         self._passes = 0
         self._seen: dict[str, bool] = {}  # in this pass, in its order: whether it has a place
         self._since: dict[str, float] = {}  # since when they are wanted without a place
@@ -85,7 +87,7 @@ class AdapterSlots:
         it; AdapterBusyError if the place of a pinned one is in use.
         """
         assert name not in self._loaded, f"{name} is loaded"
-        own = LoadedAdapter(name, size, pinned)
+        own = LoadedAdapter(name, size, next(self._loads), pinned)
         start = self._room.fixed_start(own, self.loaded)
         if pinned:
             own.start = start
@@ -121,12 +123,13 @@ class AdapterSlots:
         for error in self._failed.values():
             raise error
 
-    def hold(self, name: str) -> None:
-        """Count a new request of an adapter. Raises AdapterNotFoundError."""
+    def hold(self, name: str) -> int:
+        """Count a new request of an adapter and return its load. Raises AdapterNotFoundError."""
         own = self.get(name)
         if not own.is_waited_for:  # a copy that failed before concerns no request
             self._failed.pop(name, None)
         own.requests += 1
+        return own.load
 
     def drop(self, name: str) -> None:
         """Forget a request that was counted."""

@@ -148,8 +148,7 @@ class EngineClient:
         Raises EngineDeadError if no engine is running. The stream raises RequestError if the engine
         rejects a request.
         """
-        if not self.is_ready:
-            raise self._error or EngineDeadError("the engine is still loading the model")
+        self._check_ready()
         stream = TokenStream([request.request_id for request in requests], self._abort)
         if not self._streams:
             self._last_message = time.monotonic()
@@ -157,6 +156,14 @@ class EngineClient:
             self._streams[request.request_id] = stream
             self._send(wire.Add(request))
         return stream
+
+    def reset_prefix_cache(self) -> None:
+        """Let the engine forget the prefix index before it reads any later request.
+
+        Raises EngineDeadError if no engine is running.
+        """
+        self._check_ready()
+        self._send(wire.ResetPrefixCache())
 
     def fail(self, error: KilnError) -> None:
         """End every open stream with an error, and accept no more requests."""
@@ -169,6 +176,10 @@ class EngineClient:
             stream.put(error)
         self._streams.clear()
         self.adapters.fail(error)
+
+    def _check_ready(self) -> None:
+        if not self.is_ready:
+            raise self._error or EngineDeadError("the engine is still loading the model")
 
     def _send(self, message: wire.ToEngine) -> None:
         # The queue is unbounded, so Again means that no peer is connected: the engine has exited,

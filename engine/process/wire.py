@@ -51,6 +51,10 @@ class Unload(msgspec.Struct, frozen=True, tag=True):
     job: UnloadAdapter
 
 
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Client to engine: forget the prefix index. Requests that are sent later find nothing."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Client to engine: exit."""
 
@@ -116,5 +120,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     expected: bool
 
 
-ToEngine = Add | Abort | Load | Unload | Stop
+ToEngine = Add | Abort | Load | Unload | ResetPrefixCache | Stop
 ToClient = Progress | Ready | Outputs | Refused | Adapters | JobDone | Stats | Failed

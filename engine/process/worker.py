@@ -110,6 +110,8 @@ class Worker:
                     core.abort(request_id)
                 case wire.Load(job) | wire.Unload(job):
                     self._begin_job(core, job)
+                case wire.ResetPrefixCache():
+                    core.reset_prefix_cache()
                 case wire.Stop():
                     self._stopping = True
 

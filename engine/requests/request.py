@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kiln.engine.requests.prefix import PrefixState
 from kiln.engine.requests.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -26,6 +27,7 @@ class NewRequest:
     adapter: str | None = None  # name of a LoRA adapter; None: the base model
     stop_string_ids: tuple[int, ...] = ()
     priority: int = 0  # lower is earlier
+    cache_salt: str | None = None  # requests with other salts share no cached prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,10 @@ class TokenOutput(NamedTuple):
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
     ``stop_token_ids`` or ``stop_string_ids`` that ended it, if any. ``message`` explains the finish
-    reason "error". ``seed``, ``queue_seconds`` and ``prompt_logprobs`` come with the first token.
-    The seed reproduces the output under the same settings; the queue time is that from the
-    request's arrival to its first step; the log-probabilities are those of the prompt from its
-    second token on, if requested.
+    reason "error". The last four come with the first token: the seed reproduces the output under
+    the same settings; the queue time is that from the request's arrival to its first step; the
+    log-probabilities are those of the prompt from its second token on, if requested; the cached
+    tokens are those of the prompt that were not computed.
     """
 
     request_id: str
@@ -69,11 +71,11 @@ class TokenOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     logprobs: list[TokenLogprobs] | None = None
-    num_cached_tokens: int = 0
     message: str | None = None
     seed: int | None = None
     queue_seconds: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    num_cached_tokens: int = 0
 
 
 def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
@@ -121,6 +123,8 @@ class Request:
     adapter_slot: int = -1  # see ScheduledRequest; valid while it runs
     arrival: float = field(default_factory=time.monotonic)
     queue_seconds: float | None = None  # from ``arrival`` to its first step
+    num_cached_tokens: int = 0  # of the prompt, that were not computed when it first ran
+    prefix: PrefixState = field(default_factory=PrefixState)
     num_computed_tokens: int = 0
     num_pending: int = 0
     row: int = -1
@@ -139,12 +143,15 @@ class Request:
         """
         self.num_computed_tokens = self.num_pending = self.num_table_blocks = 0
         self.row, self.adapter_slot, self.block_ids = -1, -1, []
+        self.prefix = PrefixState(self.prefix.root)
 
-    def begin(self, row: int) -> None:
-        """Give a waiting request its row."""
+    def begin(self, row: int) -> bool:
+        """Give a waiting request its row; return whether it is its first one."""
         self.row = row
-        if self.queue_seconds is None:  # a preempted request has waited before
-            self.queue_seconds = time.monotonic() - self.arrival
+        if self.queue_seconds is not None:
+            return False
+        self.queue_seconds = time.monotonic() - self.arrival
+        return True
 
     @property
     def num_output_tokens(self) -> int:
@@ -152,12 +159,23 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def told_once(self) -> tuple[int | None, float | None, list[TokenLogprobs] | None]:
-        """What only the first output has: seed, queue time and log-probabilities of the prompt."""
+    def num_cacheable(self) -> int:
+        """How many of its first tokens need not be computed, if their keys and values are known.
+
+        The last one always is, and so are those of the prompt whose log-probabilities are wanted.
+        """
+        known = len(self.prompt_logprobs)
+        if self.params.prompt_logprobs is not None and known < self.num_prompt_tokens - 1:
+            return known
+        return len(self.token_ids) - 1
+
+    @property
+    def told_once(self) -> tuple[int | None, float | None, list[TokenLogprobs] | None, int]:
+        """The last fields of the first TokenOutput."""
         if self.num_output_tokens:
-            return None, None, None
+            return None, None, None, 0
         reported = self.prompt_logprobs if self.params.prompt_logprobs is not None else None
-        return self.seed, self.queue_seconds, reported
+        return self.seed, self.queue_seconds, reported, self.num_cached_tokens
 
     def prompt_part(self, start: int, count: int) -> PromptPart | None:
         """Return the part of a step whose log-probabilities are wanted, if any is.
@@ -210,7 +228,8 @@ class RequestOutput:
     """All outputs for one prompt of ``LLM.generate``.
 
     ``prompt_logprobs``, if requested, has an entry for each token of the prompt: None for the
-    first, then as in CompletionOutput.
+    first, then as in CompletionOutput. ``num_cached_tokens`` of the prompt were not computed,
+    because they were known; with ``n`` outputs they are those of the first.
     """
 
     request_id: str
@@ -219,3 +238,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = True
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0

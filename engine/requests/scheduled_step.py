@@ -1,8 +1,9 @@
-"""A step that was scheduled and not committed yet."""
+"""Steps that were scheduled and not committed yet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from kiln.engine.requests.batch import Batch
@@ -45,3 +46,23 @@ class ScheduledStep(NamedTuple):
             if request.row == row.row:  # neither ended nor preempted since
                 request.num_computed_tokens -= row.num_tokens
                 request.num_table_blocks = row.num_blocks
+
+
+class ScheduledSteps(deque[ScheduledStep]):
+    """The steps in flight, the oldest first."""
+
+    def end(self, batch: Batch) -> list[Request]:
+        """Return the requests of a batch; drop its step, and those ahead of it."""
+        while self:
+            made, requests = self.popleft()
+            if made is batch:
+                return requests
+        return []
+
+    def of(self, batch: Batch) -> ScheduledStep:
+        """Return the step of a batch."""
+        return next(step for step in self if step.batch is batch)
+
+    def adapter_slots(self) -> Set[int]:
+        """Return the adapter slots that the steps read; -1 is no slot."""
+        return {row.adapter_slot for batch, _ in self for row in batch.requests}

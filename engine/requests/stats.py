@@ -12,8 +12,11 @@ class EngineStats:
 
     running: int
     waiting: int
-    kv_blocks_used: int
+    kv_blocks_used: int  # that requests hold
+    kv_blocks_cached: int  # that no request holds, and whose contents are kept
     kv_blocks_total: int
+    prefix_cache_queries: int  # tokens of prompts that were looked up
+    prefix_cache_hits: int  # those of them that needed no computation
     preemptions: int
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int

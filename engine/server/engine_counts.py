@@ -23,8 +23,17 @@ ENGINE_ROWS: Mapping[str, Row] = MappingProxyType(
     {
         "running": Row("gauge", "num_requests_running", "Running requests."),
         "waiting": Row("gauge", "num_requests_waiting", "Requests in the queue."),
-        "kv_blocks_used": Row("gauge", "kv_blocks_used", "Allocated KV blocks."),
+        "kv_blocks_used": Row("gauge", "kv_blocks_used", "KV blocks that requests hold."),
+        "kv_blocks_cached": Row(
+            "gauge", "kv_blocks_cached", "KV blocks that no request holds, kept for later ones."
+        ),
         "kv_blocks_total": Row("gauge", "kv_blocks_total", "Blocks of the KV pool."),
+        "prefix_cache_queries": Row(
+            "counter", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+        ),
+        "prefix_cache_hits": Row(
+            "counter", "prefix_cache_hits", "Prompt tokens that the prefix cache had."
+        ),
         "preemptions": Row("counter", "num_preemptions", "Preemptions."),
         "steps": Row("counter", "num_steps", "Steps."),
         "steps_not_ahead": Row(

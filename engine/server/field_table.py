@@ -80,6 +80,7 @@ COMMON = (
         truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits",
         add_special_tokens="Add BOS and the like; default: true for a prompt, false for a chat",
         priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
+        cache_salt="Cached prefixes are shared only among requests with the same salt",
         user="A label in the server's log",
     ),
     *_neutral(
@@ -94,7 +95,7 @@ COMMON = (
         "use_beam_search",
     ),
     *refused(
-        *("cache_salt", "kv_transfer_params", "vllm_xargs", "request_id", "guided_json"),
+        *("kv_transfer_params", "vllm_xargs", "request_id", "guided_json"),
         *("guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),
         *("lora_path", "rid", "custom_logit_processor", "session_params"),
     ),

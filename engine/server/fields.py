@@ -91,6 +91,7 @@ _FAIL_FAST = Field(fail_fast=True)  # report one error: a body can contain a mil
 # Every integer of a body must fit the messages to the engine.
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Priority = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+CacheSalt = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # as an object key
 StopTexts = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_STOP_STRINGS)]

@@ -55,7 +55,7 @@ class Generation:
             first = number * params.n
             for answer in begin_answers(
                 self.request_id,
-                prompt,
+                replace(prompt, cache_salt=self.body.cache_salt),
                 params,
                 tokenizer,
                 first,
@@ -140,11 +140,11 @@ class Generation:
         now = time.monotonic()
         last = self._last_token.get(output.request_id)
         if last is None:
-            self.cached_tokens += output.num_cached_tokens
             metrics.time_to_first_token.observe(now - self.started)
             if output.queue_seconds is not None:
                 metrics.queue_time.observe(output.queue_seconds)
             if answer.stream.completion.index % self.params.n == 0:  # once, as in ``usage``
+                self.cached_tokens += output.num_cached_tokens
                 metrics.prompt_tokens.inc(len(answer.new.prompt_token_ids))
                 metrics.prompt_length.observe(len(answer.new.prompt_token_ids))
         else:

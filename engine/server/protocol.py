@@ -17,6 +17,7 @@ from kiln.engine.server.errors import ApiError
 from kiln.engine.server.field_table import CHAT, COMPLETION, model_of
 from kiln.engine.server.fields import (
     BadWords,
+    CacheSalt,
     Int,
     LogitBias,
     Priority,
@@ -98,6 +99,7 @@ class GenerationRequest(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     user: str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -63,6 +63,7 @@ _RESPONSES = (
         stream="Send the answer as server-sent events",
         user="A label in the server's log",
         priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
+        cache_salt="Cached prefixes are shared only among requests with the same salt",
         metadata="Repeated in the response",
     ),
     *rows(

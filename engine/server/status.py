@@ -58,6 +58,13 @@ def status_router(serving: Serving) -> APIRouter:
         probe = live if path == "/health/live" else ready
         router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
 
+    @router.post("/reset_prefix_cache", tags=["status"], response_class=Response)
+    async def reset_prefix_cache() -> Response:
+        """Forget the keys and values of earlier prompts; running requests keep their own."""
+        serving.require_ready()
+        serving.client.reset_prefix_cache()
+        return Response()
+
     @router.get("/metrics", tags=["status"], response_class=Response)
     async def metrics(request: Request) -> Response:
         """Return counters, gauges and latencies in Prometheus's format, or as OpenMetrics."""

@@ -47,8 +47,8 @@ class CompletionStream:
     Stop strings are detected here, because the core handles no text; but one that is the text of a
     special token is a stop token of the core, since such text may be left out of the output. If
     ``stopped_early`` becomes true, the caller must abort the request in the core and push no more.
-    Without a tokenizer the text stays empty. ``prompt_logprobs`` as in RequestOutput, from the
-    first token on.
+    Without a tokenizer the text stays empty. ``prompt_logprobs`` and ``num_cached_tokens`` as in
+    RequestOutput, from the first token on.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class CompletionStream:
         self.stop_tokens = _stop_tokens(tokenizer, params)
         self.stopped_early = False
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.num_cached_tokens = 0
         self._params = params
         self._tokenizer = tokenizer
         self._text: list[str] = []
@@ -106,6 +107,7 @@ class CompletionStream:
             reason, stop_reason = "stop", None
         if output.seed is not None:
             self.completion.seed = output.seed
+            self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(self._logprobs(output.prompt_logprobs) or ())]
         delta = CompletionDelta(
@@ -213,7 +215,8 @@ def begin_answers(
         own, ids = params.for_answer(index - first), prompt.token_ids
         stream = CompletionStream(tokenizer, own, prompt_token_ids=ids, index=index, shown=shown)
         stops = tuple(stream.stop_tokens)
-        new = NewRequest(f"{name}-{index}", ids, own, adapter, stops, priority)
+        salt = prompt.cache_salt
+        new = NewRequest(f"{name}-{index}", ids, own, adapter, stops, priority, salt)
         made.append(Answer(new, stream))
     return made
 

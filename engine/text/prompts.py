@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.sampling_params import SamplingParams, check_surrogates, shown
@@ -19,12 +19,14 @@ class TextPrompt(TypedDict):
     """vLLM's explicit form of a text prompt."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """vLLM's explicit form of a prompt of token ids."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
 
 
 PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
@@ -36,6 +38,7 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
+    cache_salt: str | None = None
 
 
 def read_prompts(
@@ -71,7 +74,7 @@ def truncated(prompt: Prompt, params: SamplingParams, context: int) -> Prompt:
         most = max(1, context - (params.max_tokens or 1))
     if most is None or len(prompt.token_ids) <= most:
         return prompt
-    return Prompt(prompt.token_ids[-most:])
+    return Prompt(prompt.token_ids[-most:], cache_salt=prompt.cache_salt)
 
 
 def spread_params(
@@ -125,15 +128,21 @@ def _read(
     max_tokens: int,
     add_special_tokens: bool,
 ) -> Prompt:
+    salt = None
     if isinstance(prompt, Mapping):
-        known = {"prompt", "prompt_token_ids"}
-        if len(prompt) != 1 or not known & set(prompt):
+        forms, salt = {*prompt} - {"cache_salt"}, prompt.get("cache_salt")
+        if len(forms) != 1 or not forms <= {"prompt", "prompt_token_ids"}:
             raise RequestError(
                 f"prompt {index} has the keys {sorted(map(str, prompt))[:8]}: give one of "
-                "'prompt' and 'prompt_token_ids'",
+                "'prompt' and 'prompt_token_ids', and 'cache_salt' if it needs one",
                 "prompt",
             )
-        prompt = next(iter(prompt.values()))
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise RequestError(
+                f"prompt {index}: cache_salt is {shown(salt)}: must be a text that is not empty",
+                "cache_salt",
+            )
+        prompt = prompt[forms.pop()]
     if isinstance(prompt, str):
         if tokenizer is None:
             raise RequestError(
@@ -142,8 +151,8 @@ def _read(
             )
         check_surrogates(prompt, f"prompt {index}", "prompt")
         _check_length(prompt, index, tokenizer, max_tokens)
-        return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt)
-    return Prompt(_token_ids(prompt, index))
+        return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt, salt)
+    return Prompt(_token_ids(prompt, index), cache_salt=salt)
 
 
 def _check_length(

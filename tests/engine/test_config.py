@@ -124,6 +124,7 @@ KEYWORDS = {
     "gpu_memory_utilization": (0.15, "kv.gpu_memory_utilization"),
     "kv_memory_gib": (1.6, "kv.kv_memory_gib"),
     "kv_cache_dtype": ("fp8", "kv.kv_cache_dtype"),
+    "enable_prefix_caching": (False, "kv.enable_prefix_caching"),
     "max_num_seqs": (17, "scheduler.max_num_seqs"),
     "max_num_batched_tokens": (18, "scheduler.max_num_batched_tokens"),
     "max_chunk_tokens": (19, "scheduler.max_chunk_tokens"),

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.fields import Int, Only, Priority, StrictModel, Unsupported, listed
+from kiln.engine.server.fields import (
+    CacheSalt,
+    Int,
+    Only,
+    Priority,
+    StrictModel,
+    Unsupported,
+    listed,
+)
 from kiln.engine.server.responses_api.items import Items
 from kiln.engine.server.unions import one_of, text_or_parts
 
@@ -75,6 +83,7 @@ class ResponsesRequest(StrictModel):
     metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = None
     user: str | None = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None

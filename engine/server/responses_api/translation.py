@@ -33,6 +33,7 @@ def chat_request(body: ResponsesRequest) -> dict[str, Any]:
         "stream": body.stream,
         "user": body.user,
         "priority": body.priority,
+        "cache_salt": body.cache_salt,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
     }
     chat: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
