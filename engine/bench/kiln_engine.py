@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ class MustFit:
 
 
 class KilnEngine(BenchEngine):
-    """Kiln. Tokens go in and come out; there is no tokenizer.
+    """Kiln. Tokens go in and come out; there is no tokenizer, nor a prefix cache: prompts repeat.
 
     Raises what ``LLM`` raises, and ConfigError if the KV pool is too small for ``must_fit``.
     """
@@ -43,6 +43,7 @@ class KilnEngine(BenchEngine):
     product = "kiln"
 
     def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
+        config = replace(config, kv=replace(config.kv, enable_prefix_caching=False))
         self.own_budget = config.scheduler.max_num_batched_tokens is None
         self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
         self.name = name_with_lora(self.product, self.adapters)

@@ -79,15 +79,9 @@ KV: Group = (
             choices=KV_CACHE_DTYPES,
         ),
         Flag(
-            "--enable-prefix-caching",
-            "keep the keys and values of prompts and outputs while there is room, for requests "
-            "that begin with the same tokens; the default",
-            "kv.enable_prefix_caching",
-            switch=True,
-        ),
-        Flag(
             "--no-enable-prefix-caching",
-            "compute every prompt as a whole",
+            "compute every prompt as a whole; by default the keys and values of prompts and answers "
+            "stay while there is room, for requests that begin with the same tokens",
             "kv.enable_prefix_caching",
             switch=False,
         ),

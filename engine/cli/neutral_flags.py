@@ -14,7 +14,7 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "--enable-auto-tool-choice": (),
         "--enable-chunked-prefill": (),
-        "--no-enable-prefix-caching": (),
+        "--enable-prefix-caching": (),
         "--async-scheduling": (),
         "--no-enforce-eager": (),
         "--no-trust-remote-code": (),

@@ -64,6 +64,9 @@ class RuleCore:
         """Drop a request."""
         self._answers.pop(request_id, None)
 
+    def reset_prefix_cache(self) -> None:
+        """Do nothing: nothing is cached."""
+
     def check_ranks(self) -> None:
         """Do nothing: there is one."""
 

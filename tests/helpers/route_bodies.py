@@ -128,7 +128,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "tiny", "messages": _HISTORY, "add_generation_prompt": True},
     ],
     "/detokenize": [{"model": "tiny", "tokens": [5, 6, 7]}],
-    "/ping": [{"model": "tiny"}],  # it reads no body, and neither does the next
+    "/ping": [{"model": "tiny"}],  # it reads no body, and neither do the next two
+    "/reset_prefix_cache": [{"model": "tiny"}],
     "/v1/responses/{response_id}/cancel": [{"model": "tiny"}],
     "/v1/load_lora_adapter": [{"lora_name": "a", "lora_path": "a", "pinned": False}],
     "/v1/unload_lora_adapter": [{"lora_name": "a", "timeout_s": 0.1}],

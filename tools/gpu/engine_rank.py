@@ -66,7 +66,7 @@ def _config(case: dict[str, Any]) -> EngineConfig:
     modules = tuple(LoRAModule(name, path) for name, path in case["adapters"].items())
     return EngineConfig(
         ModelConfig(case["folder"], dtype=case["dtype"], device=case["device"]),
-        KVConfig(num_blocks=512),
+        KVConfig(num_blocks=512, enable_prefix_caching=False),
         graphs=GraphConfig(enabled=case["graphs"], bs=(1, 8, 17)),
         lora=LoRAConfig(modules),
     )

@@ -75,7 +75,7 @@ class Setup:
                     load_format="dummy",
                     max_model_len=self.long_prompt,
                 ),
-                KVConfig(num_blocks=blocks),
+                KVConfig(num_blocks=blocks, enable_prefix_caching=False),
                 SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=self.long_prompt),
                 GraphConfig(bs=(1, 64)),
                 lora if num_adapters else LoRAConfig(),
@@ -200,6 +200,8 @@ def _while_loading(core: EngineCore, setup: Setup) -> Row:
     """Return the times of decode steps while an adapter is loaded and copied, several times."""
     # A pinned adapter goes to the start of the pool, where nothing may run.
     names = _start(core, 64, 1, setup.long_run, first=_ADAPTERS - 1)
+    gc.collect()
+    gc.freeze()  # as an engine process does: a full collection would take as long as many steps
     quiet = statistics.median(_timed_step(core) for _ in range(setup.steps // 2))
     times, loads = [], 0
     for load in range(_LOADS):
@@ -216,6 +218,7 @@ def _while_loading(core: EngineCore, setup: Setup) -> Row:
         while core.adapters.are_pending:
             core.step()
             core.adapters.end()
+    gc.unfreeze()
     _finish(core, names)
     adapter = RandomAdapter.of_model(setup.folder, _RANK, torch.bfloat16)
     return {

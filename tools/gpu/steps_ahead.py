@@ -57,7 +57,7 @@ def engine(folder: Path, shape: dict[str, Any], device: str) -> EngineCore:
                 load_format="dummy",
                 max_model_len=1024,
             ),
-            KVConfig(num_blocks=max(blocks, 64)),
+            KVConfig(num_blocks=max(blocks, 64), enable_prefix_caching=False),
             SchedulerConfig(max_num_seqs=_REQUESTS, max_num_batched_tokens=_REQUESTS * _PROMPT),
             GraphConfig(bs=(_REQUESTS,)),
         )

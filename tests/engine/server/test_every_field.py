@@ -170,6 +170,15 @@ def _return_token_ids(complete):
     assert {len(choice["token_ids"]) for choice in (first, second)} == {12}
 
 
+def _cache_salt(complete):
+    prompt = list(range(100, 160))
+    cached = [
+        complete(prompt=prompt, cache_salt=salt)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for salt in ("mine", "mine", "other")
+    ]
+    assert cached == [0, 48, 0]
+
+
 def _truncate_prompt_tokens(complete):
     long = list(range(5, 300))
     for most, kept in ((3, 3), (-1, 116)):
@@ -205,6 +214,7 @@ ACTS = {
     "bad_words": _bad_words,
     "prompt_logprobs": _prompt_logprobs,
     "return_token_ids": _return_token_ids,
+    "cache_salt": _cache_salt,
     "truncate_prompt_tokens": _truncate_prompt_tokens,
     "presence_penalty": _penalty("presence_penalty", 2),
     "frequency_penalty": _penalty("frequency_penalty", 1.5),

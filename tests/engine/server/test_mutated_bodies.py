@@ -31,9 +31,10 @@ MOST_SECONDS = 1.0  # of this process's processor, for one request
 MOST_TOKENS = 80  # in one output
 MOST_FAILURES = 5  # then it stops
 HEADERS = {"Content-Type": "application/json"}
-WITHOUT_BODY = {"/ping", "/v1/responses/{response_id}/cancel"}
+WITHOUT_BODY = {"/ping", "/reset_prefix_cache", "/v1/responses/{response_id}/cancel"}
 # What they ask for is not there: a folder of adapters, a response that was kept.
-REFUSED = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", *WITHOUT_BODY} - {"/ping"}
+REFUSED = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", *WITHOUT_BODY}
+REFUSED -= {"/ping", "/reset_prefix_cache"}
 
 
 @pytest.fixture(scope="module")
