@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
-from types import MappingProxyType
-from typing import Any, Literal, TypedDict, get_args, get_type_hints
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import Literal, get_args
 
 from kiln.engine.errors import ConfigError
 
@@ -19,6 +15,9 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = get_args(SchedulingPolicy)
 DEVICES = ("auto", "cpu", "cuda")
 _MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
+SpeculativeMethod = Literal["ngram"]
+SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
+MAX_LOOKUP = 64
 MAX_DRAFTS = 15  # with the token ahead, as many as a row of decode attention takes
 LEAST_BUDGET = 2048  # of the defaults of max_num_batched_tokens
 
@@ -110,8 +109,6 @@ class SchedulerConfig:
     max_waiting: int = 1024  # longest queue; more requests are rejected
     overlap: bool = True  # launch each step before the tokens of the one before are known
     scheduling_policy: SchedulingPolicy = "fcfs"  # see ``requests.waiting``
-    # Most drafts of a request in one step. No drafter is built in yet: without one there are none.
-    num_speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -120,8 +117,6 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_chunk_tokens"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "1 or more")
-        drafts = self.num_speculative_tokens
-        _require(0 <= drafts <= MAX_DRAFTS, "num_speculative_tokens", drafts, f"0 to {MAX_DRAFTS}")
 
     def for_device(self, kind: str) -> SchedulerConfig:
         """Return the same with all limits set, for a device of kind "cuda" or "cpu"."""
@@ -224,6 +219,51 @@ class LoRAConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Speculative decoding: how the tokens that may follow are guessed, with vLLM's names.
+
+    ``method`` "ngram": where the last tokens of a request occur before in it, the tokens behind
+    them there. It compares from ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens; each is
+    the other's default, or 5. ``method`` None: there is none.
+    """
+
+    method: SpeculativeMethod | None = None
+    _: KW_ONLY
+    num_speculative_tokens: int = 0  # at most, of a request in one step
+    prompt_lookup_max: int | None = None  # tokens
+    prompt_lookup_min: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the choice and the ranges. Raises ConfigError."""
+        wanted = f"one of {', '.join(SPECULATIVE_METHODS)}"
+        method, drafts = self.method, self.num_speculative_tokens
+        if method is None:
+            for one in fields(self):
+                value = getattr(self, one.name)
+                _require(
+                    not value, f"speculative_config: {one.name}", value, "unset without method"
+                )
+            return
+        _require(method in SPECULATIVE_METHODS, "speculative_config: method", method, wanted)
+        limits = f"1 to {MAX_DRAFTS}"
+        name = "speculative_config: num_speculative_tokens"
+        _require(type(drafts) is int and 1 <= drafts <= MAX_DRAFTS, name, drafts, limits)
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            value = getattr(self, name)
+            fine = value is None or (type(value) is int and 1 <= value <= MAX_LOOKUP)
+            _require(fine, f"speculative_config: {name}", value, f"1 to {MAX_LOOKUP} tokens")
+        least, most = self.lookup
+        wanted = f"at most prompt_lookup_max, {most}"
+        _require(least <= most, "speculative_config: prompt_lookup_min", least, wanted)
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """The fewest and the most tokens that are compared."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        return least or most or 5, most or least or 5
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelConfig:
     """Tensor parallelism: one model on several devices, a process for each.
 
@@ -249,95 +289,5 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-
-
-class Settings(TypedDict, total=False):
-    """The settings of ``LLM``, by vLLM's names; those that are not given keep their defaults.
-
-    ``lora_modules`` maps the names of adapters to their folders.
-    """
-
-    device: str
-    dtype: DType
-    load_format: LoadFormat
-    max_model_len: int | None
-    seed: int | None
-    block_size: int
-    num_kv_blocks: int | None
-    gpu_memory_utilization: float | None
-    kv_memory_gib: float | None
-    kv_cache_dtype: KVCacheDType
-    enable_prefix_caching: bool
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    max_chunk_tokens: int | None
-    scheduling_policy: SchedulingPolicy
-    disable_overlap_schedule: bool
-    disable_cuda_graph: bool
-    cuda_graph_max_bs: int | None
-    cuda_graph_bs: Sequence[int] | None
-    enable_cudagraph_gc: bool
-    lora_modules: Mapping[str, str] | None
-    max_loras: int | None
-    max_lora_rank: int | None
-    lora_memory_gib: float | None
-    tensor_parallel_size: int
-
-
-_FIELDS = MappingProxyType(  # of settings with other names than their fields
-    {
-        "num_kv_blocks": "num_blocks",
-        "disable_overlap_schedule": "overlap",
-        "disable_cuda_graph": "enabled",
-        "cuda_graph_max_bs": "max_bs",
-        "cuda_graph_bs": "bs",
-        "enable_cudagraph_gc": "garbage_collection",
-        "lora_modules": "modules",
-        "lora_memory_gib": "memory_gib",
-    }
-)
-
-
-def offline_config(model: str, settings: Settings) -> EngineConfig:
-    """Return the configuration of an ``LLM``, whose queue holds batches of any size.
-
-    Raises ConfigError on a bad value, TypeError on an unknown setting.
-    """
-    kinds = get_type_hints(EngineConfig)
-    group_of = {one.name: group for group, kind in kinds.items() for one in fields(kind)}
-    groups: dict[str, dict[str, Any]] = {name: {} for name in kinds}
-    groups["model"]["model"], groups["scheduler"]["max_waiting"] = model, sys.maxsize
-    for name, value in settings.items():
-        if name not in Settings.__annotations__:
-            known = ", ".join(Settings.__annotations__)
-            raise TypeError(f"LLM has no setting {name!r}: there are {known}")
-        own = _FIELDS.get(name, name)
-        groups[group_of[own]][own] = not value if name.startswith("disable_") else value
-    modules, sizes = settings.get("lora_modules") or {}, settings.get("cuda_graph_bs")
-    groups["lora"]["modules"] = tuple(LoRAModule(*each) for each in modules.items())
-    groups["graphs"]["bs"] = None if sizes is None else tuple(sizes)
-    return config_of(groups)
-
-
-def config_of(groups: Mapping[str, Mapping[str, Any]]) -> EngineConfig:
-    """Return a configuration from the fields of each group, by the group's name.
-
-    Raises ConfigError on a bad value, TypeError on a field that does not exist.
-    """
-    kinds = get_type_hints(EngineConfig)
-    return EngineConfig(**{name: kinds[name](**given) for name, given in groups.items()})
-
-
-def config_text(config: EngineConfig) -> str:
-    """Return a configuration as JSON, for another process."""
-    return json.dumps(asdict(config))
-
-
-def read_config_text(text: str) -> EngineConfig:
-    """Return the configuration that ``config_text`` wrote. Raises ConfigError and TypeError."""
-    groups = json.loads(text)
-    graphs, lora = groups["graphs"], groups["lora"]
-    graphs["bs"] = None if graphs["bs"] is None else tuple(graphs["bs"])
-    lora["modules"] = tuple(LoRAModule(**module) for module in lora["modules"])
-    return config_of(groups)

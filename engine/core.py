@@ -20,6 +20,7 @@ from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.requests.check import check_tokens
 from kiln.engine.requests.finish import check_some_token
 from kiln.engine.requests.late_masks import MaskSource, late_masks
+from kiln.engine.requests.paced_drafts import FIXED_TOKENS, PacedDrafter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.rerun import failed_alone, run_halves, run_part
 from kiln.engine.requests.stats import EngineStats
@@ -85,6 +86,11 @@ class EngineCore:
             adapters=slots,
             seed=config.model.seed,
         )
+        self._drafter = None
+        if config.speculative.method is not None:
+            fixed = FIXED_TOKENS[self.runner.device_type]
+            self._drafter = PacedDrafter(config.speculative.num_speculative_tokens, fixed)
+        self.scheduler.drafter = self._drafter
         self.adapters = AdapterJobs(slots, config.lora)
         self._overlaps = config.scheduler.overlap
         self._in_flight: deque[InFlight] = deque()  # oldest first
@@ -270,7 +276,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
-        scheduler, graphs = self.scheduler, self.runner.graph_counts()
+        scheduler, graphs, drafter = self.scheduler, self.runner.graph_counts(), self._drafter
         slots = scheduler.adapters
         return EngineStats(
             running=len(scheduler.running),
@@ -283,6 +289,9 @@ class EngineCore:
             preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            spec_decode_num_draft_tokens=0 if drafter is None else drafter.num_drafts,
+            spec_decode_num_accepted_tokens=0 if drafter is None else drafter.num_accepted,
+            spec_decode_steps_without={} if drafter is None else dict(drafter.steps_without),
             steps=self._steps,
             steps_not_ahead=self._steps_not_ahead,
             graphs=graphs.captured,

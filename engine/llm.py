@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
-from kiln.engine.config import EngineConfig, Settings, offline_config
+from kiln.engine.config import EngineConfig
+from kiln.engine.config_forms import Settings, offline_config
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import EngineClosedError, RequestError
 from kiln.engine.models.model_folder import resolve_model_folder
@@ -39,11 +40,12 @@ class LLM:
     ``model`` is a folder in Hugging Face format or a hub id; without a tokenizer it accepts only
     token ids, and so it does with ``skip_tokenizer_init``. ``chat_template`` is a file or the text
     of a template in the place of the model's own. The other keywords are those of
-    ``kiln.engine.config.Settings``. ``seed`` fixes the tokens of requests without a seed, which
-    otherwise differ from one LLM to the next. ``tensor_parallel_size`` above 1 shares the model
-    with that many less one processes, which ``close`` stops; the end of a ``with`` block does so
-    too. Raises ConfigError or ModelError if the model cannot be served, AdapterError naming an
-    adapter, TypeError on an unknown keyword.
+    ``kiln.engine.config_forms.Settings``. ``seed`` fixes the tokens of requests without a seed,
+    which otherwise differ from one LLM to the next. ``speculative_config`` is
+    ``{"method": "ngram", "num_speculative_tokens": 3, …}``. ``tensor_parallel_size`` above 1 shares
+    the model with that many less one processes, which ``close`` stops; the end of a ``with`` block
+    does so too. Raises ConfigError or ModelError if the model cannot be served, AdapterError naming
+    an adapter, TypeError on an unknown keyword.
 
     >>> llm = LLM("path/to/model", device="cpu", dtype="float32")  # doctest: +SKIP
     >>> outputs = llm.generate(["Hello"], SamplingParams(temperature=0))  # doctest: +SKIP

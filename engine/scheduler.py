@@ -40,7 +40,7 @@ from kiln.engine.kv.manager import KVManager
 from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.begin import begin_request
-from kiln.engine.requests.drafts import NO_DRAFT, Drafter, drafts_of
+from kiln.engine.requests.drafts import NO_DRAFT, Drafter, computes_prompts, drafts_of
 from kiln.engine.requests.finish import finish_reason, stop_reason
 from kiln.engine.requests.prefix import PrefixState
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
@@ -158,6 +158,9 @@ class Scheduler:
         rows: list[ScheduledRequest] = []
         running, preemptions = self.running, self.num_preemptions
         budget = self.config.budget - len(running)  # less a token for each of them
+        if self.drafter is not None:
+            with_prompts = bool(self.waiting) or computes_prompts(running)
+            self.drafter.begin(len(running), with_prompts=with_prompts)
         index = 0
         while index < len(running):  # preemption shrinks it from the end
             request = running[index]
@@ -209,6 +212,8 @@ class Scheduler:
                 request.num_computed_tokens = len(request.token_ids) - 1
             elif (end := row.num_computed_tokens + row.num_tokens) >= request.prefix.index_at:
                 self.kv.index(request, end)
+        if self.drafter is not None and batch.has_drafts:
+            self.drafter.observe(batch, sampled)
         return outputs
 
     def still_valid(self, batch: Batch) -> Batch:
@@ -273,8 +278,7 @@ class Scheduler:
         if count > 1:
             count = min(count, allowance, self.max_chunk_tokens)
         elif self.drafter is not None:
-            most = min(self.config.num_speculative_tokens, allowance - 1)
-            draft = drafts_of(request, self.drafter, most)
+            draft = drafts_of(request, self.drafter, allowance - 1)
             count += draft.num_tokens
         if start + count > len(blocks) * self.kv.block_size:
             count = min(count, self.kv.room(request) - start)

@@ -80,8 +80,8 @@ KV: Group = (
         ),
         Flag(
             "--no-enable-prefix-caching",
-            "compute every prompt as a whole; by default the keys and values of prompts and answers "
-            "stay while there is room, for requests that begin with the same tokens",
+            "compute every prompt as a whole; by default the keys and values of prompts and "
+            "answers stay while there is room, for requests that begin with the same tokens",
             "kv.enable_prefix_caching",
             switch=False,
         ),
@@ -125,6 +125,13 @@ SCHEDULER: Group = (
             "first, and 30 s of waiting count as one less",
             "scheduler.scheduling_policy",
             choices=SCHEDULING_POLICIES,
+        ),
+        Flag(
+            "--speculative-config",
+            "guess tokens and verify several in one step, where that pays, as in "
+            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, '
+            '"prompt_lookup_min": 2}',
+            metavar="JSON",
         ),
         Flag(
             "--disable-overlap-schedule --no-async-scheduling",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from kiln.engine.cli.engine_flags import ENGINE, LORA
 from kiln.engine.cli.flags import add_groups, command_line, settings_of
-from kiln.engine.config import EngineConfig, LoRAModule, config_of
+from kiln.engine.config import EngineConfig, LoRAModule
+from kiln.engine.config_forms import checked_speculative, config_of
 from kiln.engine.errors import ConfigError, ModelError
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -34,10 +36,25 @@ def engine_config(args: argparse.Namespace, folder: Path) -> EngineConfig:
     given = settings_of(args, (*ENGINE, LORA))
     given.setdefault("model", {})["model"] = str(folder)
     given.setdefault("lora", {})["modules"] = lora_modules(args)
+    given["speculative"] = _speculative(args)
     config = config_of(given)
     if getattr(args, "enable_lora", None) and not config.lora.enabled:
         raise ConfigError("--enable-lora: name the adapters by --lora-modules or --lora-root")
     return config
+
+
+def _speculative(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what ``--speculative-config``, a flag of some commands, says. Raises ConfigError."""
+    text = getattr(args, "speculative_config", None)
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise ConfigError(f"--speculative-config {text[:80]!r}: is not a JSON object")
+    return checked_speculative(given)
 
 
 def lora_modules(args: argparse.Namespace) -> tuple[LoRAModule, ...]:

@@ -48,7 +48,6 @@ ABSENT: Mapping[str, str] = MappingProxyType(
         "--calculate-kv-scales": "an 8-bit KV pool needs no scales here",
         "--kv-transfer-config": "prefill and decode run in one engine",
         "--kv-events-config": "it publishes no events of the KV pool",
-        "--speculative-config": "speculative decoding is not supported yet",
         "--pipeline-parallel-size": _RANKS,
         "-pp": _RANKS,
         "--data-parallel-size": _RANKS,

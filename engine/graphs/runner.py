@@ -30,8 +30,9 @@ It returns the logits [samples, vocab_size]. What cannot be captured goes to ``b
 class GraphKey(NamedTuple):
     """The size that a graph was captured for. ``variant`` tells graphs of one size apart.
 
-    With ``is_decode`` each of ``rows`` requests has as many of the ``tokens``, and samples behind
-    each: one, and one for each draft. Else ``tokens`` are spread over the requests in any way.
+    With ``is_decode`` each of ``rows`` requests samples behind all of its tokens, of which there
+    are at most ``tokens / rows``: one, and its drafts. Else ``tokens`` are spread over the requests
+    in any way.
     """
 
     tokens: int
@@ -41,7 +42,7 @@ class GraphKey(NamedTuple):
 
     @property
     def row_tokens(self) -> int:
-        """The tokens of each row of a decode step, else 0."""
+        """The most tokens of a row of a decode step, else 0."""
         return self.tokens // self.rows if self.is_decode else 0
 
     @property
@@ -207,11 +208,12 @@ class CudaGraphRunner:
     def _fit(batch: Batch, keys: Iterable[GraphKey]) -> GraphKey | None:
         """Return the first of some graphs, a few dozen, that a batch fits in."""
         rows, tokens = len(batch.requests), batch.num_tokens
-        kind = batch.row_tokens, LORA if batch.has_adapters else ""
-        if not batch.row_tokens and batch.num_samples > rows:
+        most, variant = batch.row_tokens, LORA if batch.has_adapters else ""
+        if not most and batch.num_samples > rows:
             return None
         for key in keys:
-            if (key.row_tokens, key.variant) == kind and key.tokens >= tokens and key.rows >= rows:
+            alike = key.row_tokens == most or key.row_tokens > most > 1
+            if alike and key.variant == variant and key.tokens >= tokens and key.rows >= rows:
                 return key
         return None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import struct
 import sys
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,10 +64,7 @@ class KVManager:
             return Prefix([], None)
         if request.prefix.awaits_leader:
             return None
-        tokens = array("i", request.token_ids)
-        given, width = tokens.tobytes(), self.block_size * tokens.itemsize
-        end = request.num_cacheable // self.block_size * width
-        wanted = [given[at : at + width] for at in range(0, end, width)]
+        wanted = self._pieces(request, 0, request.num_cacheable // self.block_size)
         blocks, tail = self.pool.index.find(request.prefix.root, wanted)
         if tail.length < len(wanted) and self._finds_leader(request, tail, wanted):
             return None
@@ -107,10 +104,10 @@ class KVManager:
 
     def index(self, request: Request, num_tokens: int) -> None:
         """Index the full blocks of the first ``num_tokens`` tokens, which have been computed."""
-        tail = request.prefix.tail
-        while tail is not None and (tail.length + 1) * self.block_size <= num_tokens:
-            block, tokens = request.block_ids[tail.length], self._tokens(request, tail.length)
-            tail = self.pool.index.add(tail, tokens, block)
+        tail, end = request.prefix.tail, num_tokens // self.block_size
+        if tail is not None and tail.length < end:
+            pieces = self._pieces(request, tail.length, end)
+            tail = self.pool.index.add(tail, pieces, request.block_ids[tail.length : end])
         self._follow(request, tail)
 
     def release(self, request: Request) -> None:
@@ -135,8 +132,11 @@ class KVManager:
         leader = self._computing.get((tail.uid, wanted[tail.length]))
         if leader is None:
             return False
-        most, shared = min(len(wanted), len(leader.token_ids) // self.block_size), tail.length + 1
-        while shared < most and self._tokens(leader, shared) == wanted[shared]:
+        shared = tail.length
+        most = min(len(wanted), len(leader.token_ids) // self.block_size)
+        for own, other in zip(wanted[shared:], self._pieces(leader, shared, most), strict=False):
+            if own != other:
+                break
             shared += 1
         missing = len(request.token_ids) - tail.length * self.block_size
         if 2 * (shared - tail.length) * self.block_size < missing:
@@ -154,14 +154,17 @@ class KVManager:
             return
         state.index_at = (tail.length + 1) * self.block_size
         if state.index_at <= len(request.token_ids):
-            key = tail.uid, self._tokens(request, tail.length)
+            (tokens,) = self._pieces(request, tail.length, tail.length + 1)
+            key = tail.uid, tokens
             if self._computing.setdefault(key, request) is request:
                 state.next_key = key
 
-    def _tokens(self, request: Request, block: int) -> bytes:
-        """Return the tokens of a full block of a request, as the index has them."""
-        start = block * self.block_size
-        return array("i", request.token_ids[start : start + self.block_size]).tobytes()
+    def _pieces(self, request: Request, start: int, end: int) -> list[bytes]:
+        """Return the tokens of a request's full blocks, as the index has them, int32."""
+        size = self.block_size
+        tokens = request.token_ids[start * size : end * size]
+        packed, width = struct.pack(f"{len(tokens)}i", *tokens), 4 * size
+        return [packed[at : at + width] for at in range(0, len(packed), width)]
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

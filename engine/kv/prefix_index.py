@@ -11,7 +11,7 @@ The first block of a sequence has a root as its parent: what else its keys and v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kiln.engine.requests.prefix import Key, Root, Tail
 
@@ -33,15 +33,15 @@ class PrefixIndex:
         """Return whether a block is indexed."""
         return self._uids[block] != 0
 
-    def find(self, root: Root, blocks: Sequence[bytes]) -> tuple[list[int], Tail]:
+    def find(self, root: Root, pieces: Iterable[bytes]) -> tuple[list[int], Tail]:
         """Return the longest run of indexed blocks that have these tokens, and its end.
 
-        ``blocks`` has the int32 tokens of each block, in order.
+        ``pieces`` has the tokens of each block, in order.
         """
         known, uids = self._blocks, self._uids
         found: list[int] = []
         uid: int | Root = root
-        for tokens in blocks:
+        for tokens in pieces:
             block = known.get((uid, tokens))
             if block is None:
                 break
@@ -49,21 +49,24 @@ class PrefixIndex:
             uid = uids[block]
         return found, Tail(len(found), found[-1] if found else -1, uid)
 
-    def add(self, tail: Tail, tokens: bytes, block: int) -> Tail | None:
-        """Index a block behind a tail; return the new tail.
+    def add(self, tail: Tail, pieces: Sequence[bytes], blocks: Iterable[int]) -> Tail | None:
+        """Index blocks with these tokens behind a tail; return the new tail.
 
-        If another block with these contents is indexed, it stays the one, and ``block`` is not
-        indexed. None: the tail itself is no longer indexed, so nothing could find the block.
+        Where another block with the same contents is indexed, it stays the one, and the new one is
+        not indexed. None: the tail itself is no longer indexed, so nothing could find the blocks.
         """
-        if tail.block >= 0 and self._uids[tail.block] != tail.uid:
+        known, uids = self._blocks, self._uids
+        _, last, uid = tail
+        if last >= 0 and uids[last] != uid:
             return None
-        key = (tail.uid, tokens)
-        known = self._blocks.get(key)
-        if known is None:
-            known, self._blocks[key] = block, block
-            self._last_uid += 1
-            self._keys[block], self._uids[block] = key, self._last_uid
-        return Tail(tail.length + 1, known, self._uids[known])
+        for tokens, block in zip(pieces, blocks, strict=True):
+            key = (uid, tokens)
+            last = known.setdefault(key, block)
+            if last == block:
+                self._last_uid += 1
+                self._keys[block], uids[block] = key, self._last_uid
+            uid = uids[last]
+        return Tail(tail.length + len(pieces), last, uid)
 
     def forget(self, block: int) -> None:
         """Remove an indexed block, whose contents are about to change."""

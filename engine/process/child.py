@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kiln.engine.config import EngineConfig, config_text
+from kiln.engine.config import EngineConfig
+from kiln.engine.config_forms import config_text
 from kiln.engine.distributed.command import module_command, private_folder
 from kiln.engine.errors import ConfigError
 

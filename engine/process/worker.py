@@ -22,7 +22,8 @@ import msgspec
 import zmq
 
 from kiln.cache.env import EnvError
-from kiln.engine.config import EngineConfig, read_config_text
+from kiln.engine.config import EngineConfig
+from kiln.engine.config_forms import read_config_text
 from kiln.engine.errors import KilnError, RequestError
 from kiln.engine.process import wire
 from kiln.engine.process.child import outputs_address, requests_address

@@ -79,14 +79,16 @@ class Batch:
 
     @cached_property
     def row_tokens(self) -> int:
-        """How many tokens each request computes if all compute and sample as many, else 0."""
+        """The most tokens of a request, if each request samples behind all of its tokens; else 0.
+
+        Then each computes the token that was sampled last, and its drafts.
+        """
         of = self.columns
-        alike = of.num_tokens == of.num_samples and len({*of.num_tokens}) == 1
-        return of.num_tokens[0] if alike else 0
+        return max(of.num_tokens) if of.num_tokens == of.num_samples else 0
 
     @property
     def is_decode(self) -> bool:
-        """Whether every request computes one token, and drafts of as many for each, and samples."""
+        """Whether each request computes the token that was sampled last, and its drafts."""
         return self.row_tokens > 0
 
     @property

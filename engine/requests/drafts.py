@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from kiln.engine.requests.batch import Batch, SampledTokens
 from kiln.engine.requests.request import Request
 
 
@@ -14,8 +16,14 @@ class Draft(NamedTuple):
     token_ids: tuple[int, ...] = ()
 
 
+NO_DRAFT = Draft(0)
+
+
 class Drafter(Protocol):
     """Proposes the drafts of requests. A wrong draft costs time and changes no token."""
+
+    def begin(self, num_rows: int, *, with_prompts: bool) -> None:
+        """Begin a step of ``num_rows`` running requests, which may compute prompts too."""
 
     def propose(self, request: Request, most: int) -> Draft:
         """Return at most ``most`` drafts behind a request's last token.
@@ -23,8 +31,8 @@ class Drafter(Protocol):
         The host does not know the last token while ``request.num_pending`` is above 0.
         """
 
-
-NO_DRAFT = Draft(0)
+    def observe(self, batch: Batch, sampled: Mapping[str, SampledTokens]) -> None:
+        """Learn which tokens a step with drafts has sampled, by request."""
 
 
 def drafts_of(request: Request, drafter: Drafter, most: int) -> Draft:
@@ -41,3 +49,10 @@ def drafts_of(request: Request, drafter: Drafter, most: int) -> Draft:
         return NO_DRAFT
     draft = drafter.propose(request, most)
     return NO_DRAFT if request.is_late and not draft.token_ids else draft
+
+
+def computes_prompts(running: Iterable[Request]) -> bool:
+    """Whether the next step computes more of a running request than its last token."""
+    return any(
+        one.num_computed_tokens + 1 < len(one.token_ids) + one.num_pending for one in running
+    )

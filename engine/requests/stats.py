@@ -20,6 +20,9 @@ class EngineStats:
     preemptions: int
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int
+    spec_decode_num_draft_tokens: int
+    spec_decode_num_accepted_tokens: int
+    spec_decode_steps_without: Mapping[str, int]  # steps without drafts, by reason
     steps: int
     steps_not_ahead: int  # steps that were launched while no other one was in flight
     graphs: int  # that were captured

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kiln.engine.config import EngineConfig, read_config_text
+from kiln.engine.config import EngineConfig
+from kiln.engine.config_forms import read_config_text
 from kiln.engine.distributed.calls import Calls
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.inbox import Inbox

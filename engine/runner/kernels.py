@@ -44,7 +44,7 @@ def called_kernels(
         called += [*_DRAFTS, *KernelLoRA.kernels, *ChunkedLoRA.kernels]
     else:
         called += lora_kernels(config.lora)
-        called += _DRAFTS if config.scheduler.num_speculative_tokens else ()
+        called += _DRAFTS if config.speculative.method is not None else ()
     if kernels_can_attend(needs, (KVConfig() if config is None else config.kv).block_size):
         called += [spec for spec in all_specs().values() if spec.family in ATTENTION_FAMILIES]
     names = {spec.name for spec in called}

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kiln.engine.config import EngineConfig, config_text
+from kiln.engine.config import EngineConfig
+from kiln.engine.config_forms import config_text
 from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
 from kiln.engine.distributed.followers import Followers, OnLost
 from kiln.engine.distributed.launched import launched

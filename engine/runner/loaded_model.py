@@ -85,7 +85,8 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
     limits, reason = limits_of(config, hf, dtype, kv, max_model_len, group)
-    rows, tokens, drafts = limits.num_rows, limits.budget, limits.num_speculative_tokens
+    rows, tokens = limits.num_rows, limits.budget
+    drafts = config.speculative.num_speculative_tokens
     longest = most_prefill_in_graphs(hf, device, split.world)
     keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts, longest)
     # Kernels that are loaded take memory: they come before the pool is sized.

@@ -34,6 +34,15 @@ ENGINE_ROWS: Mapping[str, Row] = MappingProxyType(
         "prefix_cache_hits": Row(
             "counter", "prefix_cache_hits", "Prompt tokens that the prefix cache had."
         ),
+        "spec_decode_num_draft_tokens": Row(
+            "counter", "spec_decode_num_draft_tokens", "Drafts that steps have verified."
+        ),
+        "spec_decode_num_accepted_tokens": Row(
+            "counter", "spec_decode_num_accepted_tokens", "Drafts that were accepted."
+        ),
+        "spec_decode_steps_without": Row(
+            "counter", "spec_decode_steps_without_drafts", "Steps without drafts.", "reason"
+        ),
         "preemptions": Row("counter", "num_preemptions", "Preemptions."),
         "steps": Row("counter", "num_steps", "Steps."),
         "steps_not_ahead": Row(

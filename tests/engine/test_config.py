@@ -14,11 +14,9 @@ from kiln.engine.config import (
     KVConfig,
     LoRAModule,
     ModelConfig,
-    Settings,
-    config_of,
-    config_text,
-    read_config_text,
+    SpeculativeConfig,
 )
+from kiln.engine.config_forms import Settings, config_of, config_text, read_config_text
 from kiln.engine.errors import ConfigError
 
 
@@ -145,10 +143,15 @@ STORED = {  # where the field's value is not the keyword's
     "disable_cuda_graph": False,
     "lora_modules": (LoRAModule("a", "b"),),
 }
+SPECULATIVE = {  # one keyword, whose value is a mapping, fills a group
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 6,
+    "prompt_lookup_min": 2,
+}
 # Settings that only a server has (a limit of its queue, adapters that are loaded and unloaded,
-# torchrun), and the number of drafts, which needs a drafter.
+# torchrun).
 NOT_OFFLINE = {"scheduler.max_waiting", "lora.host_memory_gib", "lora.root", "parallel.launcher"}
-NOT_OFFLINE |= {"scheduler.num_speculative_tokens"}
 
 
 def fields_of(config):
@@ -183,12 +186,55 @@ def test_a_keyword_of_llm_sets_its_field_and_no_other(config_of_llm, keyword):
 
 
 def test_every_field_has_a_keyword_of_llm_and_every_keyword_a_field():
-    assert set(KEYWORDS) == set(Settings.__annotations__)
+    assert {*KEYWORDS, "speculative_config"} == set(Settings.__annotations__)
     fields = [field for _, field in KEYWORDS.values()]
+    fields += [f"speculative.{name}" for name in SPECULATIVE]
     every = fields_of(EngineConfig(ModelConfig("m")))
     assert sorted([*fields, *NOT_OFFLINE, "model.model"]) == sorted(every)
     names = [field.partition(".")[2] for field in every]
     assert len(set(names)) == len(names), "a keyword finds its group by the field's name"
+
+
+def test_the_speculative_config_fills_its_group(config_of_llm):
+    assert config_of_llm(speculative_config=SPECULATIVE).speculative == SpeculativeConfig(
+        "ngram", num_speculative_tokens=3, prompt_lookup_max=6, prompt_lookup_min=2
+    )
+    assert config_of_llm(speculative_config=None).speculative == SpeculativeConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "lookup"),
+    [
+        ({}, (5, 5)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+    ],
+)
+def test_a_limit_of_the_lookup_is_the_others_default(given, lookup):
+    assert SpeculativeConfig("ngram", num_speculative_tokens=1, **given).lookup == lookup
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"num_speculative_tokens": 3}, "method: is missing: give one of ngram"),
+        (
+            {"method": "eagle3", "num_speculative_tokens": 3},
+            "method='eagle3': must be one of ngram",
+        ),
+        ({"method": "ngram"}, "num_speculative_tokens=0: must be 1 to 15"),
+        ({"method": "ngram", "num_speculative_tokens": 16}, "num_speculative_tokens=16"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True"),
+        ({**SPECULATIVE, "prompt_lookup_max": 0}, "prompt_lookup_max=0: must be 1 to 64 tokens"),
+        ({**SPECULATIVE, "prompt_lookup_min": "2"}, "prompt_lookup_min='2': must be 1 to 64"),
+        ({**SPECULATIVE, "prompt_lookup_min": 7}, "prompt_lookup_min=7: must be at most prompt_"),
+        ({**SPECULATIVE, "model": "m"}, "'model': is not supported; there are method, num_spec"),
+    ],
+)
+def test_bad_settings_of_speculative_decoding_are_refused_by_name(given, problem):
+    with pytest.raises(ConfigError, match=f"^speculative_config: {problem}"):
+        LLM("m", speculative_config=given)
 
 
 def test_an_unknown_keyword_of_llm_is_refused_by_name():
@@ -203,7 +249,7 @@ def test_a_configuration_survives_as_text_with_every_field():
         "lora.host_memory_gib": 3.5,
         "parallel.launcher": "torchrun",
         "scheduler.max_waiting": 2**63 - 1,
-        "scheduler.num_speculative_tokens": 3,
+        **{f"speculative.{name}": value for name, value in SPECULATIVE.items()},
     }
     exclusive = {"kv.num_blocks": 14, "graphs.bs": (2, 1)}
     plain, seen = EngineConfig(ModelConfig("m")), set()

@@ -17,17 +17,25 @@ DRAFTS = 3
 NUM_SCHEDULES = at_depth(40, 1000)
 
 
-def make_core(runner, drafts=0, **scheduler):
+def make_core(runner, **scheduler):
     config = EngineConfig(
         ModelConfig("fake", seed=0),
         KVConfig(block_size=runner.block_size),
-        SchedulerConfig(num_speculative_tokens=drafts, **scheduler),
+        SchedulerConfig(**scheduler),
     )
     return EngineCore(config, runner=runner, eos=frozenset({7}))
 
 
 class Scripted:
     """Knows the answers, and proposes them with some tokens wrong, as a host or a device does."""
+
+    def begin(self, num_rows, *, with_prompts):
+        pass
+
+    def observe(self, batch, sampled):
+        for row in batch.requests:
+            if row.request_id in sampled:
+                assert len(sampled[row.request_id].token_ids) <= row.num_samples
 
     def __init__(self, answers, seed, right=0.7):
         self.answers, self.chance, self.right = answers, random.Random(seed), right
@@ -42,7 +50,9 @@ class HostDrafter(Scripted):
     def propose(self, request, most):
         if request.num_pending:
             return Draft(0)
-        tokens = self.following(request.request_id, request.token_ids, self.chance.randint(0, most))
+        tokens = self.following(
+            request.request_id, request.token_ids, self.chance.randint(0, min(most, DRAFTS))
+        )
         return Draft(len(tokens), tuple(tokens))
 
 
@@ -50,7 +60,7 @@ class DeviceDrafter(Scripted):
     """The scheduler asks for a number of drafts; the runner makes them behind each step."""
 
     def propose(self, request, most):
-        return Draft(self.chance.choice([0, most, most]))
+        return Draft(self.chance.choice([0, 1, 1]) * min(most, DRAFTS))
 
     def __call__(self, request_id, known):
         return self.following(request_id, known, DRAFTS)
@@ -113,7 +123,7 @@ def test_tokens_do_not_depend_on_drafts(fake_runner, maker):
         }
         runner = fake_runner(**pool)
         overlap = chance.random() < 0.7
-        core = make_core(runner, DRAFTS, overlap=overlap, **flags)
+        core = make_core(runner, overlap=overlap, **flags)
         core.scheduler.drafter = drafter = maker(whole, seed, chance.choice([0, 0.6, 1]))
         if maker is DeviceDrafter:
             runner.propose = drafter
@@ -129,13 +139,13 @@ def test_right_drafts_take_few_steps_and_wrong_ones_no_more_than_none(fake_runne
     steps = {}
     for right in (None, 0, 1):
         runner = fake_runner()
-        core = make_core(runner, 0 if right is None else DRAFTS)
+        core = make_core(runner)
         if right is None:
             wanted = run(core, [(0, None, request)])
         else:
             answer = {"a": [1, 2, 3, *wanted["a"][0]]}
             core.scheduler.drafter = runner.propose = DeviceDrafter(answer, 0, right)
-            core.scheduler.drafter.propose = lambda request, most: Draft(most)
+            core.scheduler.drafter.propose = lambda request, most: Draft(min(most, DRAFTS))
             assert run(core, [(0, None, request)]) == wanted
         steps[right] = core.stats().steps
         assert core.stats().steps_not_ahead <= 1

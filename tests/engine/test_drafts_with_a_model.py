@@ -14,6 +14,7 @@ from kiln.engine.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from kiln.engine.core import EngineCore
 from kiln.engine.requests.drafts import Draft
@@ -67,8 +68,9 @@ def made(folder, drafts, source=None, world=1, **flags):
     config = EngineConfig(
         ModelConfig(str(folder), dtype="float32", device="cpu", max_model_len=64),
         KVConfig(block_size=4, num_blocks=flags.pop("num_blocks", 512)),
-        SchedulerConfig(**{"max_num_seqs": 6, **scheduler}, num_speculative_tokens=drafts),
+        SchedulerConfig(**{"max_num_seqs": 6, **scheduler}),
         GraphConfig(garbage_collection=True, **flags),
+        speculative=SpeculativeConfig("ngram" if drafts else None, num_speculative_tokens=drafts),
         parallel=ParallelConfig(tensor_parallel_size=world),
     )
     return EngineCore(config, mask_source=source, eos=frozenset())
@@ -97,16 +99,22 @@ class Drafter:
         if not by_host:
             core.runner.executor.propose = self.propose_after
 
+    def begin(self, num_rows, *, with_prompts):
+        pass
+
+    def observe(self, batch, sampled):
+        pass
+
     def following(self, request_id, known, most):
         tokens = self.whole[request_id][known : known + most]
         return [token if self.chance.random() < 0.8 else 3 for token in tokens]
 
     def propose(self, request, most):
         if not self.by_host:
-            return Draft(DRAFTS if most == DRAFTS else 0)
+            return Draft(min(most, DRAFTS))
         if request.num_pending:
             return Draft(0)
-        own = self.following(request.request_id, len(request.token_ids), most)
+        own = self.following(request.request_id, len(request.token_ids), min(most, DRAFTS))
         return Draft(len(own), tuple(own))
 
     def propose_after(self, batch):

@@ -46,11 +46,11 @@ class Slow:
         return [as_bits(allowed_after(token_ids[:end])) for end in ends]
 
 
-def make_core(runner, source, drafts=0, **scheduler):
+def make_core(runner, source, **scheduler):
     config = EngineConfig(
         ModelConfig("fake", seed=0),
         KVConfig(block_size=runner.block_size),
-        SchedulerConfig(num_speculative_tokens=drafts, **scheduler),
+        SchedulerConfig(**scheduler),
     )
     return EngineCore(config, mask_source=source, runner=runner, eos=frozenset())
 
@@ -165,14 +165,20 @@ def test_drafts_of_the_host_are_verified_under_their_masks(fake_runner):
     wanted = answers(make_core(fake_runner(), Slow()), requests)
 
     class Drafter:
+        def begin(self, num_rows, *, with_prompts):
+            pass
+
+        def observe(self, batch, sampled):
+            pass
+
         def propose(self, request, most):
             if request.num_pending:
                 return Draft(0)
             tokens = [*request.token_ids[:3], *wanted[request.request_id][0]]
-            own = tokens[len(request.token_ids) :][:most]
+            own = tokens[len(request.token_ids) :][: min(most, 3)]
             return Draft(len(own), tuple(own))
 
-    core = make_core(fake_runner(), Slow(), drafts=3, overlap=False)
+    core = make_core(fake_runner(), Slow(), overlap=False)
     core.scheduler.drafter = Drafter()
     assert answers(core, requests) == wanted
     assert core.stats().steps <= 5

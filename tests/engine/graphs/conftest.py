@@ -12,7 +12,14 @@ import torch
 from depth import at_depth
 
 from kiln import LLM, SamplingParams
-from kiln.engine.config import EngineConfig, GraphConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.config import (
+    EngineConfig,
+    GraphConfig,
+    KVConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from kiln.engine.runner.model_runner import ModelRunner
 
 TINY = {
@@ -131,13 +138,11 @@ def make_runner(tiny_model, environment):
         config = EngineConfig(
             model,
             KVConfig(num_blocks=num_blocks),
-            SchedulerConfig(
-                max_num_seqs=rows,
-                max_num_batched_tokens=tokens,
-                overlap=False,
-                num_speculative_tokens=drafts,
-            ),
+            SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=tokens, overlap=False),
             GraphConfig(**{"garbage_collection": True, **graphs}),
+            speculative=SpeculativeConfig(
+                "ngram" if drafts else None, num_speculative_tokens=drafts
+            ),
         )
         runner = ModelRunner(config)
         runner.try_out()

@@ -33,7 +33,7 @@ def test_it_finds_the_longest_run_of_what_is_indexed(moves):
             for word in words[len(blocks) :]:
                 if not free:
                     break
-                tail = index.add(tail, word, free[0])
+                tail = index.add(tail, [word], free[:1])
                 known[(root, *words[: tail.length])] = free.pop(0)
         for other in ROOTS:
             for end in range(1, len(words) + 1):
@@ -48,19 +48,19 @@ def test_it_finds_the_longest_run_of_what_is_indexed(moves):
 def test_the_first_block_with_some_contents_stays_the_one():
     index = PrefixIndex(3)
     root = Tail(0, -1, (0, None))
-    first = index.add(root, b"x", 2)
-    assert index.add(root, b"x", 1) == first
+    first = index.add(root, [b"x"], [2])
+    assert index.add(root, [b"x"], [1]) == first
     assert (2 in index, 1 in index, len(index)) == (True, False, 1)
 
 
 def test_a_block_is_not_indexed_behind_one_that_is_forgotten():
     index = PrefixIndex(3)
-    first = index.add(Tail(0, -1, (0, None)), b"x", 2)
+    first = index.add(Tail(0, -1, (0, None)), [b"x"], [2])
     index.forget(2)
-    assert index.add(first, b"y", 1) is None
-    index.add(Tail(0, -1, (0, None)), b"z", 2)  # the same block has other contents now
-    assert index.add(first, b"y", 1) is None
+    assert index.add(first, [b"y"], [1]) is None
+    index.add(Tail(0, -1, (0, None)), [b"z"], [2])  # the same block has other contents now
+    assert index.add(first, [b"y"], [1]) is None
     index.clear()
-    index.add(Tail(0, -1, (0, None)), b"x", 2)
-    assert index.add(first, b"y", 1) is None
+    index.add(Tail(0, -1, (0, None)), [b"x"], [2])
+    assert index.add(first, [b"y"], [1]) is None
     assert index.find((0, None), [b"x", b"y"])[0] == [2]

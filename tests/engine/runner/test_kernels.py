@@ -12,7 +12,13 @@ from kernel_calls import ask_everything
 
 from kiln import LLM
 from kiln.cache.env import EnvError, read
-from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from kiln.engine.config import (
+    EngineConfig,
+    KVConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import read_model
 from kiln.engine.requests.drafts import Draft
@@ -91,16 +97,23 @@ def test_whatever_the_dtypes_blocks_and_toggles(
 class Guess:
     """Proposes the same tokens always."""
 
+    def begin(self, num_rows, *, with_prompts):
+        pass
+
+    def observe(self, batch, sampled):
+        pass
+
     def propose(self, request, most):
-        return Draft(most, (7,) * most)
+        return Draft(min(most, 2), (7,) * min(most, 2))
 
 
 def test_drafts_call_what_verifies_them(kernel_calls, folder_of):
     model = ModelConfig(
         str(folder_of("llama")), device="cpu", dtype="bfloat16", load_format="dummy"
     )
-    limits = SchedulerConfig(num_speculative_tokens=2, max_num_batched_tokens=512)
-    config = EngineConfig(model, KVConfig(num_blocks=80), limits)
+    limits = SchedulerConfig(max_num_batched_tokens=512)
+    drafts = SpeculativeConfig("ngram", num_speculative_tokens=2)
+    config = EngineConfig(model, KVConfig(num_blocks=80), limits, speculative=drafts)
     with LLM.from_config(config, skip_tokenizer_init=True) as llm:
         llm.core.scheduler.drafter = Guess()
         ask_everything(llm)
