@@ -13,7 +13,8 @@ from kiln.engine.requests.batch import Batch
 from kiln.engine.runner.edits import History
 from kiln.engine.runner.rows import Rows, message_room
 from kiln.jit_kernels.ops.sampling.functions import Samples
-from kiln.jit_kernels.ops.step.functions import step_inputs, verify_chain
+from kiln.jit_kernels.ops.speculative.functions import verify_chain
+from kiln.jit_kernels.ops.step.functions import step_inputs
 from kiln.jit_kernels.ops.step.message import HEADER
 
 _COUNTED = 32  # requests with penalties whose tokens are counted at once

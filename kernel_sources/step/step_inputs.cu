@@ -3,7 +3,7 @@
 //   token_ids[first + t] = a token of the message, the token sampled last for r, or a draft
 //   token_pool[slot_mapping[first + t]] = token_ids[first + t]
 //
-// message: see step/message.cuh.
+// message: see kiln/step/message.cuh.
 // tables: [rows, max_blocks], the KV blocks of every running request. First the new blocks of a
 // record are appended to its row.
 // block_table: [requests, max_blocks], for each request of the step a copy of its row of tables.
@@ -21,7 +21,7 @@
 // and reading the row, and between reading `rejected` and clearing it.
 // Callers: no two requests have the same row, or write the same slot; the outputs are large enough
 // for the step.
-#include "step/message.cuh"
+#include "kiln/step/message.cuh"
 
 using kiln::kKeys, kiln::kSettings;
 

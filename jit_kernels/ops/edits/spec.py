@@ -25,10 +25,10 @@ from kiln.jit_kernels.declare.spec import (
 )
 from kiln.jit_kernels.ops.edits import cases
 from kiln.jit_kernels.ops.edits.reference import ban_words_reference, token_edits_reference
+from kiln.jit_kernels.ops.shared.row_geometry import thread_for_each
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 512
-_BAN_THREADS = 128
 
 
 def _bind(a: Arguments) -> Bound:
@@ -100,11 +100,6 @@ def _ban_bind(a: Arguments) -> Bound:
     return Bound({}, {"words": words}, numbers)
 
 
-def _ban_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    blocks = max(-(-sizes["words"] // _BAN_THREADS), 1)
-    return LaunchGeometry((blocks, 1, 1), (_BAN_THREADS, 1, 1))
-
-
 def _ban_cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count the words, up to five tokens of each, and what it compares and bans."""
     mask = 2 * 4 * sizes["rows"] * -(-sizes["vocab"] // 32)
@@ -124,7 +119,7 @@ BAN_WORDS = KernelSpec(
     ),
     params={},
     bind=_ban_bind,
-    geometry=_ban_geometry,
+    geometry=thread_for_each("words"),
     cost=_ban_cost,
     reference=ban_words_reference,
     make_inputs=cases.ban_words_inputs,

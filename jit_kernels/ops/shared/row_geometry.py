@@ -1,6 +1,8 @@
-"""Threads per row for the kernels that include kiln/rows/rows.cuh."""
+"""Threads per row for the kernels that include kiln/rows/rows.cuh, and a thread for each item."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from kiln.jit_kernels.declare.spec import DTYPES, Gpu, LaunchGeometry, Sizes, Variant
 
@@ -8,7 +10,7 @@ _CHUNKS = 2  # 16-byte chunks per thread: kChunks in kiln/*.cuh
 _GROUP = 128  # elements that share a scale; their threads must be in one warp
 _MAX_TEAM = 1024
 _STEP = 128  # wide teams are multiples of this, because their warps are reduced by fours
-_BLOCK = 128  # threads of a block that is shared by several rows
+_BLOCK = 128  # threads of a block that is shared by several rows or items
 _MAX_BLOCKS = 2**31 - 1
 
 
@@ -45,6 +47,15 @@ def doubled_row_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeom
     """
     team = team_size(sizes["d"], DTYPES[variant["scalar_t"]].itemsize)
     return _geometry(sizes, gpu, max(team // 2, 16))
+
+
+def thread_for_each(items: str) -> Callable[[Variant, Sizes, Gpu], LaunchGeometry]:
+    """Return the geometry of a thread for each of ``sizes[items]`` items, at least one block."""
+
+    def geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+        return LaunchGeometry((max(-(-sizes[items] // _BLOCK), 1), 1, 1), (_BLOCK, 1, 1))
+
+    return geometry
 
 
 def _geometry(sizes: Sizes, gpu: Gpu, team: int) -> LaunchGeometry:

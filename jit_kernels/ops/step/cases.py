@@ -104,35 +104,6 @@ def _on_device(device: str, **arrays: np.ndarray) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
 
 
-VERIFY_SIZES: list[Sizes] = [
-    {"requests": requests, "samples": samples} for requests, samples in
-    [(0, 1), (1, 1), (1, 2), (5, 4), (300, 16)]
-]  # fmt: skip
-VERIFY_BENCH_SIZES: list[Sizes] = [{"requests": requests, "samples": 4} for requests in (1, 256)]
-
-
-def verify_chain_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
-    """Return a step of three quarters of the rows, with up to ``samples`` samples each."""
-    chance = np.random.default_rng(int(torch.randint(2**31, ())))
-    requests = sizes["requests"] - sizes["requests"] // 4
-    samples = chance.integers(0, sizes["samples"] + 1, requests)
-    counts = np.maximum(samples + chance.integers(0, 3, requests), 1)
-    message = np.full(message_words(requests, 0), -7, np.int32)
-    records = begin_message(message, counts, samples)
-    records["row"] = chance.permutation(sizes["requests"])[:requests]
-    tokens = chance.integers(0, _SAMPLED, int(counts.sum()))
-    sampled = chance.integers(0, _SAMPLED, int(samples.sum()) + 1, dtype=np.int32)
-    for own in records:
-        drafts = own["num_samples"] - 1
-        agree = int(chance.integers(0, max(drafts, 0) + 1))
-        place = own["first"] + own["count"] - drafts
-        sampled[own["sample"] : own["sample"] + agree] = tokens[place : place + agree]
-        if drafts > 0 and chance.random() < 0.3:  # a later draft that agrees does not stand
-            sampled[own["sample"] + drafts - 1] = tokens[place + drafts - 1]
-    rejected = np.full(sizes["requests"], 9, np.int32)
-    return _on_device(device, rejected=rejected, message=message, token_ids=tokens, sampled=sampled)
-
-
 def moved_bytes(sizes: Sizes) -> int:
     """Return the maximum number of bytes that a step of these sizes moves."""
     requests, pad, drafts = sizes["requests"] - sizes["pad"], sizes["pad"], _most_drafts(sizes)
@@ -142,12 +113,6 @@ def moved_bytes(sizes: Sizes) -> int:
     rows = 4 * (requests + 2) * (3 + drafts) + 4 * drafts + 8 * (requests + pad) + 4
     rows += 64 * (requests * (drafts + 1) + pad)
     return message + rows + 28 * (tokens + pad) + 8 * blocks
-
-
-def verified_bytes(sizes: Sizes) -> int:
-    """Return the maximum number of bytes that verifying the drafts of a step moves."""
-    requests, samples = sizes["requests"], sizes["samples"]
-    return 4 * message_words(requests, 0) + requests * (8 + 12 * samples + 16) + 4
 
 
 def _most_drafts(sizes: Sizes) -> int:

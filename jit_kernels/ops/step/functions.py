@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kiln.jit_kernels.ops.step.spec import STEP_INPUTS, VERIFY_CHAIN
+from kiln.jit_kernels.ops.step.spec import STEP_INPUTS
 from kiln.jit_kernels.torch_ops import call
 
 
@@ -61,16 +61,3 @@ def step_inputs(  # noqa: PLR0913 (every tensor that a step reads)
         rejected=rejected,
         block_size=block_size,
     )
-
-
-def verify_chain(
-    rejected: torch.Tensor, message: torch.Tensor, token_ids: torch.Tensor, sampled: torch.Tensor
-) -> None:
-    """Write how many of its drafts each row of a step rejects: [max_requests] int32.
-
-    message, token_ids: of the step, as in ``step_inputs``; sampled: [max_samples] int32, what it
-    has sampled. The drafts of a request are its last tokens in the step, one less than its samples.
-    Rows without drafts are left alone.
-    Source: kernel_sources/step/verify_chain.cu; https://arxiv.org/abs/2211.17192
-    """
-    call(VERIFY_CHAIN, rejected=rejected, message=message, token_ids=token_ids, sampled=sampled)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-HEADER = 4  # int32 words: requests, tokens, samples, 0
-# Record of kernel_sources/step/message.cuh, where each field is explained.
+HEADER = 4  # int32 words: requests, tokens, samples, place of the wanted drafts (0: none)
+WANTED = 3  # the last of them; at that place is a number for each request, see propose_ngram
+# Record of kernel_sources/include/kiln/step/message.cuh, where each field is explained.
 SINGLE = (
     "row", "start", "count", "first", "tokens_at", "num_given", "source", "blocks_at", "num_blocks",
     "num_new", "sample", "num_samples",

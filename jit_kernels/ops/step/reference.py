@@ -14,11 +14,22 @@ _NO_SETTINGS = (0.0, 1.0, -math.inf, 1.0, 0.0, 0.0)  # greedy, no filter, no pen
 _NO_KEYS = (0, 0, 0, -1)
 
 
+def words_of(message: torch.Tensor) -> torch.Tensor:
+    """Return the records of a message as words, [requests, RECORD_WORDS] int32."""
+    requests = int(message[0])
+    return message[HEADER : HEADER + requests * RECORD_WORDS].view(requests, RECORD_WORDS)
+
+
+def fields_of(words: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the single numbers of records, which are first, by name, [requests] int64 each."""
+    return dict(zip(SINGLE, words[:, : len(SINGLE)].long().unbind(1), strict=True))
+
+
 def step_inputs_reference(a: Arguments) -> Results:
     """Return the outputs by name, padding included, and the new tables."""
     requests, tokens = int(a.message[0]), int(a.message[1])
-    words = a.message[HEADER : HEADER + requests * RECORD_WORDS].view(requests, RECORD_WORDS)
-    record = {name: words[:, _column(name)].long() for name in SINGLE}
+    words = words_of(a.message)
+    record = fields_of(words)
     count, first, rows = record["count"], record["first"], record["row"]
     unknown = torch.where(record["num_given"] == 0, a.rejected[rows].long(), 0)
     start = record["start"] - unknown
@@ -65,27 +76,6 @@ def step_inputs_reference(a: Arguments) -> Results:
         "token_pool": a.token_pool.index_put((slot,), token.to(torch.int32)),
         "rejected": a.rejected.index_fill(0, rows, 0),
     }
-
-
-def verify_chain_reference(a: Arguments) -> Results:
-    """Return how many drafts each row rejects."""
-    rejected = a.rejected.clone()
-    words = a.message[HEADER:]
-    for request in range(int(a.message[0])):
-        record = words[request * RECORD_WORDS :]
-        row, first, count, sample, samples = (
-            int(record[_column(name)])
-            for name in ("row", "first", "count", "sample", "num_samples")
-        )
-        if samples > 1:
-            drafts = a.token_ids[first + count - samples + 1 : first + count]
-            stands = a.sampled[sample : sample + samples - 1] == drafts
-            rejected[row] = samples - 1 - int(stands.int().cumprod(0).sum())
-    return {"rejected": rejected}
-
-
-def _column(name: str) -> int:
-    return int(RECORD.fields[name][1]) // 4  # type: ignore[index]
 
 
 def _tail(words: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -21,7 +21,7 @@ from kiln.jit_kernels.declare.spec import (
     Variant,
 )
 from kiln.jit_kernels.ops.step import cases
-from kiln.jit_kernels.ops.step.reference import step_inputs_reference, verify_chain_reference
+from kiln.jit_kernels.ops.step.reference import step_inputs_reference
 from kiln.jit_kernels.torch_ops import define
 
 _THREADS = 128
@@ -75,40 +75,5 @@ STEP_INPUTS = KernelSpec(
     paper="https://arxiv.org/abs/2309.06180",
 )
 
-
-def _verify_bind(a: Arguments) -> Bound:
-    requests = a.rejected.numel()  # a step has no more
-    return Bound({}, {"requests": requests}, {"requests": requests})
-
-
-def _verify_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
-    return LaunchGeometry((max(-(-sizes["requests"] // _THREADS), 1), 1, 1), (_THREADS, 1, 1))
-
-
-def _verify_cost(variant: Variant, sizes: Sizes) -> Cost:
-    return Cost(cases.verified_bytes(sizes), 0)
-
-
-VERIFY_CHAIN = KernelSpec(
-    name="verify_chain",
-    source="step/verify_chain.cu",
-    entry="verify_chain",
-    parameters=declare(
-        in_outs("rejected"),
-        inputs("message", "token_ids", "sampled"),
-        derived("int32", "requests"),
-    ),
-    params={},
-    bind=_verify_bind,
-    geometry=_verify_geometry,
-    cost=_verify_cost,
-    reference=verify_chain_reference,
-    make_inputs=cases.verify_chain_inputs,
-    sizes=cases.VERIFY_SIZES,
-    bench_sizes=cases.VERIFY_BENCH_SIZES,
-    tolerance=0.0,
-    bench_needs={},
-    paper="https://arxiv.org/abs/2211.17192",
-)
-SPECS = [STEP_INPUTS, VERIFY_CHAIN]
+SPECS = [STEP_INPUTS]
 define(SPECS)

@@ -1,7 +1,6 @@
-"""Faults planted in the kernels of a step; see test_faults.py. Each must be caught."""
+"""Faults planted in step_inputs; see test_faults.py. Each must be caught."""
 
 _STEP = {"kernel": "step_inputs", "needs": {}}
-_VERIFY = {"kernel": "verify_chain", "needs": {}}
 
 FAULTS = [
     _STEP
@@ -87,25 +86,6 @@ FAULTS = [
         "name": "another row's drafts",
         "old": "drafts[own.row * drafts_row + t - 1]",
         "new": "drafts[t - 1]",
-    },
-    _VERIFY
-    | {
-        "name": "a draft that stands behind one that does not",
-        "old": "while (accepted < drafts && sampled[own.sample + accepted] == draft[accepted]) "
-        "++accepted;",
-        "new": "for (int i = 0; i < drafts; ++i) accepted += sampled[own.sample + i] == draft[i];",
-    },
-    _VERIFY
-    | {
-        "name": "the wrong tokens taken for drafts",
-        "old": "own.first + own.count - drafts;",
-        "new": "own.first;",
-    },
-    _VERIFY
-    | {
-        "name": "rows without drafts cleared",
-        "old": "  if (drafts < 1) return;\n",
-        "new": "",
     },
     _STEP
     | {

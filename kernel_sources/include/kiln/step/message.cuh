@@ -1,12 +1,13 @@
-// The message that describes a step: kHeader words (requests, tokens, samples, 0), a Record for
-// each request, then the lists that records point into. [words] int32, aligned to 8 bytes.
+// The message that describes a step: kHeader words (requests, tokens, samples, the place of the
+// wanted drafts), a Record for each request, then the lists that records point into, and the wanted
+// drafts of each request. [words] int32, aligned to 8 bytes.
 #pragma once
 
 #include "kiln/ptx/launch.cuh"
 
 namespace kiln {
 
-constexpr int kHeader = 4, kSettings = 6, kKeys = 4;
+constexpr int kHeader = 4, kWanted = 3, kSettings = 6, kKeys = 4;
 
 // One request's part of a step. The host may plan it before it knows how many drafts of the step
 // before were accepted. It then assumes that all were, and num_given is 0: the device takes the last
@@ -31,6 +32,11 @@ struct Record {
 
 __device__ inline const Record& record_of(const int32_t* message, int request) {
   return reinterpret_cast<const Record*>(message + kHeader)[request];
+}
+
+// How many drafts a request wants behind this step. The place 0 says that no request wants any.
+__device__ inline int wanted_drafts(const int32_t* message, int request) {
+  return message[kWanted] ? message[message[kWanted] + request] : 0;
 }
 
 }  // namespace kiln

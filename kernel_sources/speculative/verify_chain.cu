@@ -4,11 +4,11 @@
 // The drafts of a request are the last num_samples - 1 tokens of the step. A request with one
 // sample has none, and its element stays as it is.
 //
-// message: see step/message.cuh. token_ids: [tokens] int64, of the step. sampled: [samples] int32,
-// what this step has sampled. rejected: [rows] int32. No compile-time parameters.
+// message: see kiln/step/message.cuh. token_ids: [tokens] int64, of the step. sampled: [samples]
+// int32, what this step has sampled. rejected: [rows] int32. No compile-time parameters.
 //
 // Work split: one thread per request of the step.
-#include "step/message.cuh"
+#include "kiln/step/message.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
 verify_chain(int32_t* rejected, const int32_t* message, const int64_t* token_ids,
