@@ -177,7 +177,7 @@ class Scheduler:
             index += 1
         if self.num_preemptions == preemptions:
             self._admit(budget, requests, rows)
-        batch = Batch(tuple(rows))
+        batch = Batch(tuple(rows), 0 if self.drafter is None else self.drafter.wanted)
         if rows:
             self._in_flight.append(ScheduledStep(batch, requests))
         return batch

@@ -58,9 +58,13 @@ class HiddenPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The requests of one step, in the order of their tokens."""
+    """The requests of one step, in the order of their tokens.
+
+    Behind the step the device makes ``wanted_drafts`` drafts for each request that samples.
+    """
 
     requests: tuple[ScheduledRequest, ...]
+    wanted_drafts: int = 0
 
     @cached_property
     def columns(self) -> Any:
@@ -138,6 +142,7 @@ class SampledTokens(NamedTuple):
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     hidden: Any = None  # a tensor on the host
+    num_drafts: int = 0  # drafts of the device in its row, without those that only fill it
 
 
 class StepOutput(NamedTuple):

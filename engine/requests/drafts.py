@@ -20,7 +20,12 @@ NO_DRAFT = Draft(0)
 
 
 class Drafter(Protocol):
-    """Proposes the drafts of requests. A wrong draft costs time and changes no token."""
+    """Proposes the drafts of requests. A wrong draft costs time and changes no token.
+
+    ``wanted``: how many drafts the device makes behind the step that has begun, for the next one.
+    """
+
+    wanted: int
 
     def begin(self, num_rows: int, *, with_prompts: bool) -> None:
         """Begin a step of ``num_rows`` running requests, which may compute prompts too."""

@@ -24,6 +24,7 @@ class PacedDrafter:
     The time of a step is taken to grow as ``fixed_tokens`` plus its tokens. So drafts pay if the
     mean number of accepted ones in a row is above their share of that time. The mean is measured as
     long as they pay. After that one step tries them again after a pause, which doubles each time.
+    The step before one with drafts makes them, so this is decided a step ahead.
     """
 
     def __init__(self, num_tokens: int, fixed_tokens: int) -> None:
@@ -34,19 +35,25 @@ class PacedDrafter:
         self._mean = float(num_tokens)
         self._pause = self._left = _SHORTEST_PAUSE
         self._is_on = False
+        self.wanted = 0
 
     def begin(self, num_rows: int, *, with_prompts: bool) -> None:
-        """Decide whether a step has drafts. Beside prompts it would fit in no graph with them."""
+        """Begin a step, and decide about the next one.
+
+        Beside prompts there are no drafts, because such a step would fit in no graph.
+        """
+        self._is_on = self.wanted > 0 and not with_prompts
+        if num_rows and not self._is_on:
+            self.steps_without[PROMPTS if with_prompts else FEW] += 1
         pays = self._mean * (self._fixed + num_rows) > self.num_tokens * num_rows
         if pays:
             self._pause = self._left = _SHORTEST_PAUSE
-        elif not with_prompts:
+        else:
             self._left -= 1
-        self._is_on = not with_prompts and (pays or self._left < 0)
-        if self._is_on and not pays:
+        is_trial = self._left < 0
+        if is_trial:
             self._pause = self._left = min(2 * self._pause, _LONGEST_PAUSE)
-        if num_rows and not self._is_on:
-            self.steps_without[PROMPTS if with_prompts else FEW] += 1
+        self.wanted = self.num_tokens if pays or is_trial else 0
 
     def propose(self, request: Request, most: int) -> Draft:
         """Return drafts of the device, if this step has any."""
@@ -60,8 +67,8 @@ class PacedDrafter:
             if row.num_samples > 1 and tokens is not None and tokens.token_ids:
                 rows += 1
                 accepted += len(tokens.token_ids) - 1
-                self.num_drafts += row.num_samples - 1
+                self.num_drafts += tokens.num_drafts
+                self.num_accepted += min(tokens.num_drafts, len(tokens.token_ids) - 1)
         if rows:
-            self.num_accepted += accepted
             change = accepted / rows - self._mean
             self._mean += (_RISES if change > 0 else _FALLS) * change

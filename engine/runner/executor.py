@@ -16,6 +16,7 @@ from kiln.engine.graphs.device import Between
 from kiln.engine.graphs.runner import CudaGraphRunner, GraphKey
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.late_masks import LateMasks, rows_of
+from kiln.engine.runner.drafters import Propose
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.masks import Masks
@@ -53,7 +54,7 @@ class Executor:
     One of ``shadow`` steps in graphs is also run without its graph, and the results are compared;
     0: none is. With ``strict`` a difference is an error. ``announce``, if it is set, gets for the
     other ranks every step before rank 0 runs it, and None before it samples a late one.
-    ``propose``, if it is set, writes ``inputs.drafts`` of a step's rows behind it, on the device.
+    ``propose`` makes the drafts for the step behind.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Executor:
         copies: HostCopies,
         group: Group,
         *,
+        propose: Propose | None = None,
         shadow: int = 0,
         strict: bool = False,
     ) -> None:
@@ -70,7 +72,7 @@ class Executor:
         self.graphs = graphs
         self.group = group
         self.announce: Callable[[StepFrame | None], None] | None = None
-        self.propose: Callable[[Batch], None] | None = None
+        self.propose = propose
         self._copies = copies
         self._shadow, self._strict = shadow, strict
         self._num_in_graphs = 0
@@ -147,7 +149,10 @@ class Executor:
         with explained(self.step.device, _about(frame.batch)):
             self.step.inputs.send_message(frame.words)
             computed = self._compute(frame.batch, frame.key)
-        self._followed = (frame.batch, computed) if isinstance(computed, Late) else None
+            if isinstance(computed, Late):
+                self._followed = (frame.batch, computed)
+            else:
+                self._propose_after(frame.batch)
 
     @torch.inference_mode()
     def follow_sampling(self) -> None:
@@ -156,6 +161,7 @@ class Executor:
         (batch, late), self._followed = self._followed, None
         with explained(self.step.device, _about(batch)):
             self._sample(late, batch, {})
+            self._propose_after(batch)
 
     def collect(self, step: PendingStep) -> StepOutput:
         """Wait for a step and return its tokens. Raises DeviceError if device or rank is lost."""
@@ -177,8 +183,9 @@ class Executor:
             return PendingStep(batch, computed)
         copies = reports = None
         if computed.samples is not None:
-            rejected = self.step.inputs.rejected if batch.has_drafts else None
-            copies = self._copies.begin(computed.samples, rejected)
+            counts = self.step.inputs.draft_counts if batch.has_drafts else None
+            copies = self._copies.begin(computed.samples, counts)
+        self._propose_after(batch)  # behind the copy, because it changes the counts
         if computed.reports is not None:
             reports = PendingReports(computed.reports, batch)
         return PendingStep(batch, None, copies, reports, computed.failed)
@@ -200,7 +207,6 @@ class Executor:
         if key is not None:
             logits = self._run_in_graph(key, batch)
             if batch.num_samples and batch.is_plain:
-                self._propose_after(batch)
                 return Sampled(self.step.samples(key.samples))
             logits = logits[: batch.num_samples]  # sampled once more, behind the graph
         else:
@@ -247,11 +253,10 @@ class Executor:
             self.group.broadcast(tokens)
         if batch.has_drafts:
             inputs.verify()
-        self._propose_after(batch)
         return None if sampled is None else sampled._replace(reports=step.reports)
 
     def _propose_after(self, batch: Batch) -> None:
-        if self.propose is not None:
+        if self.propose is not None and batch.num_samples:
             self.propose(batch)
 
     def _run_in_graph(self, key: GraphKey, batch: Batch) -> torch.Tensor:

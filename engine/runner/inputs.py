@@ -74,13 +74,13 @@ class StepInputs:
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self._message = zeros(words, dtype=torch.int32)
+        self.message = zeros(words, dtype=torch.int32)
         self._tables = zeros(max_requests, max_blocks, dtype=torch.int32)
         self._token_ids = zeros(max_tokens, dtype=torch.int64)
         self._positions = zeros(max_tokens, dtype=torch.int64)
         self._slot_mapping = zeros(max_tokens, dtype=torch.int64)
         self._cu_seqlens_q = zeros(max_requests + 1, dtype=torch.int32)
-        self._seq_lens = zeros(max_requests, dtype=torch.int32)
+        self.seq_lens = zeros(max_requests, dtype=torch.int32)
         self._block_table = zeros(max_requests, max_blocks, dtype=torch.int32)
         self._sample_rows = zeros(max_samples, dtype=torch.int64)
         self._settings = zeros(max_samples, 6, dtype=torch.float32)
@@ -88,9 +88,11 @@ class StepInputs:
         # The results of the last step that sampled without log-probabilities; first its tokens.
         self.results = zeros(Samples.size_of(max_samples, 0), dtype=torch.int32)
         self.sampled = self.results[:max_samples]
-        # By row: what may follow its last token, and how many drafts its last step has rejected.
+        # By row: what may follow its last token, how many of these were found and do not only fill
+        # it, and how many drafts its last step has rejected.
         self.drafts = zeros(max_requests, max_drafts, dtype=torch.int32)
-        self.rejected = zeros(max_requests, dtype=torch.int32)
+        self.draft_counts = zeros(2, max_requests, dtype=torch.int32)
+        self.num_drafts, self.rejected = self.draft_counts
         self._count_table = zeros(min(max_requests, _COUNTED), vocab_size, dtype=torch.int32)
         self._token_pool = zeros(0, dtype=torch.int32)
 
@@ -106,16 +108,17 @@ class StepInputs:
     def addresses(self) -> tuple[int, ...]:
         """Return the addresses of everything that a step reads or writes here."""
         tensors = (
-            self._message, self._tables, self._token_ids, self._positions, self._slot_mapping,
-            self._cu_seqlens_q, self._seq_lens, self._block_table, self._sample_rows,
-            self._settings, self._keys, self.results, self.drafts, self.rejected, self._token_pool,
+            self.message, self._tables, self._token_ids, self._positions, self._slot_mapping,
+            self._cu_seqlens_q, self.seq_lens, self._block_table, self._sample_rows,
+            self._settings, self._keys, self.results, self.drafts, self.draft_counts,
+            self._token_pool,
         )  # fmt: skip
         return tuple([tensor.data_ptr() for tensor in tensors])
 
     def clear(self) -> None:
         """Make all inputs padding, as if of a step without requests."""
-        self._message[:HEADER].zero_()
-        self.fill(Sizes(self.max_tokens, len(self._seq_lens), len(self._keys)), (), ())
+        self.message[:HEADER].zero_()
+        self.fill(Sizes(self.max_tokens, len(self.seq_lens), len(self._keys)), (), ())
 
     def state(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what a step changes and the next one reads, as copies for ``restore``."""
@@ -131,8 +134,8 @@ class StepInputs:
         self._token_ids[:tokens].fill_(1)
         self._positions[:tokens].fill_(0)
         self._slot_mapping[:tokens].fill_(block * self.block_size)
-        self._seq_lens[:rows].fill_(self.block_size)
-        self._cu_seqlens_q[: rows + 1] = torch.arange(rows + 1, device=self._message.device)
+        self.seq_lens[:rows].fill_(self.block_size)
+        self._cu_seqlens_q[: rows + 1] = torch.arange(rows + 1, device=self.message.device)
         self._block_table[:rows].fill_(block)
         self._sample_rows[:samples].fill_(self.max_tokens - 1)  # of a larger step
         self._settings[:samples].fill_(float("nan"))
@@ -165,7 +168,7 @@ class StepInputs:
         return self._host[self._turn]
 
     def _copy(self, host: torch.Tensor, words: int) -> np.ndarray:
-        self._message[:words].copy_(host[:words], non_blocking=True)
+        self.message[:words].copy_(host[:words], non_blocking=True)
         if self._copied:
             self._copied[self._turn].record()
         message: np.ndarray = host.numpy()[:words]
@@ -181,7 +184,7 @@ class StepInputs:
 
     def verify(self) -> None:
         """Find which drafts of the step are what it has sampled; the next step goes on there."""
-        verify_chain(self.rejected, self._message, self._token_ids, self.sampled)
+        verify_chain(self.rejected, self.message, self._token_ids, self.sampled)
 
     def make(self, batch: Batch, tokens: int = 0, samples: int = 0) -> ForwardInputs:
         """Return the inputs of the step whose message was sent last.
@@ -220,7 +223,7 @@ class StepInputs:
             block_table=metadata.block_table,
             tables=self._tables,
             token_pool=self._token_pool,
-            message=self._message,
+            message=self.message,
             sampled=self.sampled,
             drafts=self.drafts,
             rejected=self.rejected,
@@ -242,7 +245,7 @@ class StepInputs:
                 slot_mapping=self._slot_mapping[: sizes.tokens],
                 block_table=self._block_table[: sizes.requests],
                 cu_seqlens_q=self._cu_seqlens_q[: sizes.requests + 1],
-                seq_lens=self._seq_lens[: sizes.requests],
+                seq_lens=self.seq_lens[: sizes.requests],
                 query_lens=query_lens,
                 kv_lens=kv_lens,
                 block_size=self.block_size,

@@ -17,13 +17,13 @@ from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs
 from kiln.jit_kernels.ops.edits.spec import BAN_WORDS, TOKEN_EDITS
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
-from kiln.jit_kernels.ops.speculative.spec import VERIFY_CHAIN
+from kiln.jit_kernels.ops.speculative.spec import PROPOSE_NGRAM, VERIFY_CHAIN
 from kiln.jit_kernels.ops.step.spec import STEP_INPUTS
 from kiln.jit_kernels.registry import all_specs
 
 # Any step may need these: a request may at any time have penalties, banned tokens and bad words.
 _STEP = (STEP_INPUTS, SAMPLE_TOKENS, TOKEN_EDITS, BAN_WORDS)
-_DRAFTS = (VERIFY_CHAIN,)
+_DRAFTS = (VERIFY_CHAIN, PROPOSE_NGRAM)
 # Families whose kernels are chosen elsewhere: by the LoRA backend, and by a group of ranks.
 _CHOSEN_ELSEWHERE = (LORA, LORA_CHUNKED, "all_reduce")
 

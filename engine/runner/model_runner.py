@@ -27,6 +27,7 @@ from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.capture import capture_graphs, measure_graphs
 from kiln.engine.runner.device import resolve_device
+from kiln.engine.runner.drafters import proposer
 from kiln.engine.runner.executor import Executor, ThreadedExecutor
 from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
@@ -205,6 +206,7 @@ class ModelRunner:
             graphs,
             own.copies,
             self._group,
+            propose=proposer(self._config.speculative, own.inputs),
             shadow=self._verification.every,
             strict=env.graph_strict,
         )

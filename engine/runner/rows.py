@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 
 from kiln.engine.requests.batch import Batch, ScheduledRequest
-from kiln.jit_kernels.ops.step.message import RECORD, begin_message, message_words
+from kiln.jit_kernels.ops.step.message import RECORD, WANTED, begin_message, message_words
 
 
 class Rows:
@@ -51,6 +51,10 @@ class Rows:
         records["tokens_at"], records["num_given"], end = _append(message, end, of.token_ids)
         records["blocks_at"], records["num_new"], end = _append(message, end, of.new_block_ids)
         self._last_sample[rows] = records["sample"] + samples - 1
+        if batch.wanted_drafts:
+            message[WANTED] = end
+            message[end : end + len(rows)] = batch.wanted_drafts
+            end += len(rows)
         return end
 
     def _join(self, request: ScheduledRequest) -> None:
@@ -64,8 +68,8 @@ class Rows:
 
 
 def message_room(max_requests: int, max_tokens: int, max_blocks: int) -> int:
-    """Return the words of the largest message: all blocks of all requests may be new."""
-    return message_words(max_requests, max_tokens + max_requests * max_blocks)
+    """Return the words of the largest message: all blocks may be new, and all want drafts."""
+    return message_words(max_requests, max_tokens + max_requests * (max_blocks + 1))
 
 
 def _append(

@@ -64,34 +64,34 @@ class HostCopies:
         if device.type == "cuda":
             size = max_samples * Samples.size_of(1, MAX_LOGPROBS)
             self._memory = torch.empty(2, size, dtype=torch.int32, pin_memory=True)
-            self._rejected = torch.empty(2, max_requests, dtype=torch.int32, pin_memory=True)
+            self._counts = torch.empty(2, 2, max_requests, dtype=torch.int32, pin_memory=True)
 
-    def begin(self, samples: Samples, rejected: torch.Tensor | None = None) -> PendingSamples:
+    def begin(self, samples: Samples, counts: torch.Tensor | None = None) -> PendingSamples:
         """Start to copy results to the host.
 
-        ``rejected`` [max_requests] int32: how many drafts each row rejects; None if the step has no
-        drafts.
+        ``counts`` [2, max_requests] int32: how many drafts of each row were found, and how many it
+        rejects; None if the step has no drafts.
         """
         if self._device.type == "cpu":  # the step behind may overwrite them before they are read
             own = Samples(samples.storage.clone(), len(samples.tokens))
-            return PendingSamples(own, None, None if rejected is None else rejected.clone())
+            return PendingSamples(own, None, None if counts is None else counts.clone())
         self._turn = 1 - self._turn
         host = self._memory[self._turn, : samples.storage.numel()]
         host.copy_(samples.storage, non_blocking=True)
-        if rejected is not None:
-            rejected = self._rejected[self._turn].copy_(rejected, non_blocking=True)
+        if counts is not None:
+            counts = self._counts[self._turn].copy_(counts, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return PendingSamples(Samples(host, len(samples.tokens)), done, rejected)
+        return PendingSamples(Samples(host, len(samples.tokens)), done, counts)
 
 
 class PendingSamples:
     """Results on the way to the host."""
 
     def __init__(
-        self, host: Samples, done: torch.cuda.Event | None, rejected: torch.Tensor | None = None
+        self, host: Samples, done: torch.cuda.Event | None, counts: torch.Tensor | None = None
     ) -> None:
-        self._host, self._done, self._rejected = host, done, rejected
+        self._host, self._done, self._counts = host, done, counts
 
     @classmethod
     def copied(cls, samples: Samples) -> PendingSamples:
@@ -118,19 +118,19 @@ class PendingSamples:
         self.wait_host()
         tokens, errors = self._host.tokens.tolist(), self._host.errors.tolist()
         reported = any(request.params.logprobs is not None for request in requests)
-        if self._rejected is None and not any(errors) and not reported:
+        if self._counts is None and not any(errors) and not reported:
             rows = zip(requests, tokens, strict=False)  # a graph has rows of padding
-            return tuple(
-                [_plain((row.request_id, [token], None, None, None, None)) for row, token in rows]
-            )
+            rest = (None, None, None, None, 0)
+            return tuple([_plain((row.request_id, [token], *rest)) for row, token in rows])
         logprobs = Logprobs(self._host)
-        rejected = None if self._rejected is None else self._rejected.tolist()
+        drafted, rejected = ((), ()) if self._counts is None else self._counts.tolist()
         results, first = [], 0
         for request in requests:
             count = request.num_samples
-            own = range(first, first + count)
-            if count > 1 and rejected is not None:
+            own, found = range(first, first + count), 0
+            if count > 1:
                 own = own[: count - rejected[request.row]]
+                found = min(drafted[request.row], count - 1)
             first += count
             wrong = next((errors[one] for one in own if errors[one]), 0)
             if wrong:
@@ -140,7 +140,8 @@ class PendingSamples:
             wanted, listed = request.params.logprobs, None
             if wanted is not None:
                 listed = [logprobs.at(one, wanted) for one in own]
-            results.append(SampledTokens(request.request_id, [tokens[one] for one in own], listed))
+            own_tokens = [tokens[one] for one in own]
+            results.append(SampledTokens(request.request_id, own_tokens, listed, num_drafts=found))
         return tuple(results)
 
 

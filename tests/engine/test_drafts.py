@@ -29,6 +29,8 @@ def make_core(runner, **scheduler):
 class Scripted:
     """Knows the answers, and proposes them with some tokens wrong, as a host or a device does."""
 
+    wanted = 0
+
     def begin(self, num_rows, *, with_prompts):
         pass
 

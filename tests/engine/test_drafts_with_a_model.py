@@ -99,6 +99,8 @@ class Drafter:
         if not by_host:
             core.runner.executor.propose = self.propose_after
 
+    wanted = 0
+
     def begin(self, num_rows, *, with_prompts):
         pass
 

@@ -165,6 +165,8 @@ def test_drafts_of_the_host_are_verified_under_their_masks(fake_runner):
     wanted = answers(make_core(fake_runner(), Slow()), requests)
 
     class Drafter:
+        wanted = 0
+
         def begin(self, num_rows, *, with_prompts):
             pass
 
