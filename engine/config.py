@@ -289,5 +289,5 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     graphs: GraphConfig = field(default_factory=GraphConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)

@@ -1,4 +1,8 @@
-"""One step ahead or not, requests of every kind get the same answers, on generated schedules."""
+"""Requests of every kind get the same answers, whatever may change the order of the work.
+
+One engine runs ahead in emulated graphs, with prefix caching and drafts; the other has none of
+these. Both get the same generated schedules.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +21,41 @@ from kiln.engine.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from kiln.engine.core import EngineCore
+from kiln.engine.requests.adapter_job import LoadAdapter, UnloadAdapter
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 
 VOCABULARY = 400
 ADAPTERS = ("rank-1", "head", "embedding-and-head")  # two fit at once
+CHANGING, FORMS = "changing", ("rank-1", "rank-64")  # each is loaded under this name in turn
 GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
 
 
-def made_core(model, overlap, world=1):
+def made_core(model, world=1, *, everything):
+    """Return an engine with all that may change the order of the work, or with nothing of it."""
+    drafts = {"prompt_lookup_min": 1, "prompt_lookup_max": 3} if everything else {}
+    root = str(model.adapters["rank-1"].parent)
     modules = tuple(LoRAModule(name, str(model.adapters[name])) for name in ADAPTERS)
     config = EngineConfig(
         ModelConfig(str(model.folder), dtype="float32", device="cpu", max_model_len=64),
-        KVConfig(block_size=4, num_blocks=20),
+        KVConfig(block_size=4, num_blocks=20, enable_prefix_caching=everything),
         SchedulerConfig(
             max_num_seqs=5,
             max_num_batched_tokens=24,
-            overlap=overlap,
+            overlap=everything,
             scheduling_policy="priority",
         ),
         GraphConfig(garbage_collection=True, bs=(5,)),
-        LoRAConfig(modules, max_loras=2),
+        LoRAConfig(modules, max_loras=2, root=root),
         ParallelConfig(world),
+        SpeculativeConfig(
+            "ngram" if everything else None,
+            num_speculative_tokens=3 if everything else 0,
+            **drafts,
+        ),
     )
     return EngineCore(config, eos=frozenset())
 
@@ -65,34 +80,43 @@ def random_params(chance):
         frequency_penalty=chance.choice([0, 0, 0.7]),
         logit_bias=some(chance, 0.2, {chance.randrange(VOCABULARY): 4.0}),
         bad_words_token_ids=some(chance, 0.2, [tokens(1), tokens(2)]),
-        allowed_token_ids=some(chance, 0.15, tokens(90)),
+        allowed_token_ids=some(chance, 0.3, tokens(chance.choice([2, 3, 90]))),
     )
 
 
+STEMS = [random.Random(seed).choices(range(VOCABULARY), k=36) for seed in range(2)]
+STEMS.append([5, 6, 7] * 12)
+
+
 def schedule(seed):
-    """Requests, each with the step at which it arrives."""
+    """Requests, each with the step at which it arrives, and when it is aborted, if it is."""
     chance = random.Random(seed)
     made = []
     for index in range(chance.randint(2, 7)):
-        prompt = [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 40))]
+        stem = chance.choice(STEMS)[: chance.choice([0, 7, 12, 20, 36])]
+        prompt = stem + chance.choices(range(VOCABULARY), k=chance.randint(1, 40 - len(stem)))
         new = NewRequest(
             f"{seed}-{index}",
             prompt,
             random_params(chance),
-            some(chance, 0.6, chance.choice(ADAPTERS)),
+            some(chance, 0.6, chance.choice([*ADAPTERS, CHANGING])),
             priority=chance.choice([0, 0, 1, -2]),
+            cache_salt=some(chance, 0.2, "salt"),
         )
-        made.append((chance.randint(0, 12), new))
+        made.append((chance.randint(0, 12), some(chance, 0.15, chance.randint(0, 20)), new))
     return made
 
 
 def answers(core, requests):
     """Each request's tokens, log-probabilities of output and prompt, and why it ended."""
-    found = {new.request_id: ([], [], [], None) for _, new in requests}
+    found = {new.request_id: ([], [], [], None) for *_, new in requests}
     step = 0
     while core.has_work or step <= 12:
-        for _, new in (one for one in requests if one[0] == step):
-            core.add(new)
+        for arrival, abort, new in requests:
+            if arrival == step:
+                core.add(new)
+            if abort is not None and arrival + abort == step:
+                core.abort(new.request_id)
         for output in core.step():
             tokens, logprobs, prompt, _ = found[output.request_id]
             logprobs = [*logprobs, *(one.logprob for one in output.logprobs or ())]
@@ -104,11 +128,29 @@ def answers(core, requests):
     return found
 
 
-def compare(ahead, behind, seeds):
+def load(core, form):
+    """Load an adapter as ``CHANGING``, in the place of the one of before."""
+    jobs = []
+    if any(info.name == CHANGING for info in core.adapters.infos):
+        jobs.append(UnloadAdapter("u", CHANGING, 10.0))
+    for job in (*jobs, LoadAdapter("l", CHANGING, form, False)):
+        core.adapters.begin(job)
+        while core.adapters.are_pending:
+            for ended in core.adapters.end():
+                assert ended.error is None
+
+
+def compare(full, plain, seeds):
     for seed in seeds:
         requests = schedule(seed)
-        found, wanted = answers(ahead, requests), answers(behind, requests)
+        if seed % 3 == 0:
+            for core in (full, plain):
+                load(core, FORMS[seed // 3 % 2])
+        found, wanted = answers(full, requests), answers(plain, requests)
+        aborted = {new.request_id for _, abort, new in requests if abort is not None}
         for name, (tokens, *logprobs, reason) in wanted.items():
+            if name in aborted:
+                continue
             assert found[name][0] == tokens, (seed, name)
             assert found[name][3] == reason, (seed, name)
             assert reason in ("stop", "length"), (seed, name)
@@ -116,27 +158,29 @@ def compare(ahead, behind, seeds):
                 assert own == pytest.approx(other, abs=1e-4), (seed, name)
 
 
-def test_ahead_in_graphs_or_not(made, environment):
-    """The engine ahead runs in emulated graphs, the other one without."""
-    behind = made_core(made("llama"), overlap=False)
+def test_with_everything_or_nothing(made, environment):
+    plain = made_core(made("llama"), everything=False)
     environment(**GRAPHS)
-    ahead = made_core(made("llama"), overlap=True)
-    compare(ahead, behind, range(at_depth(12, 1000)))
-    stats = ahead.stats()
+    full = made_core(made("llama"), everything=True)
+    compare(full, plain, range(at_depth(50, 1000)))
+    stats = full.stats()
     assert stats.graph_replays, "some steps run in graphs"
     assert stats.preemptions
     assert stats.adapter_evictions
-    for core in (ahead, behind):
+    assert stats.prefix_cache_hits
+    assert stats.spec_decode_num_accepted_tokens
+    assert stats.steps_not_ahead < 0.2 * stats.steps  # the first one of each burst
+    for core in (full, plain):
         core.close()
 
 
 def test_prompts_are_reported_under_their_adapters(made):
     """An adapter of the LM head changes the logits of every token of a prompt."""
     model = made("llama")
-    core = made_core(model, overlap=True)
+    core = made_core(model, everything=True)
     prompt, params = list(range(7, 36)), SamplingParams(max_tokens=1, prompt_logprobs=0)
     forms = [None, *ADAPTERS]
-    requests = [(0, NewRequest(str(form), prompt, params, form)) for form in forms]
+    requests = [(0, None, NewRequest(str(form), prompt, params, form)) for form in forms]
     found = answers(core, requests)
     core.close()
     for form in forms:
@@ -146,7 +190,8 @@ def test_prompts_are_reported_under_their_adapters(made):
 
 
 def test_over_ranks(made):
-    ahead, behind = made_core(made("llama"), True, 2), made_core(made("llama"), False)
-    compare(ahead, behind, range(at_depth(3, 100)))
-    for core in (ahead, behind):
+    full = made_core(made("llama"), 2, everything=True)
+    plain = made_core(made("llama"), everything=False)
+    compare(full, plain, range(at_depth(3, 100)))
+    for core in (full, plain):
         core.close()
