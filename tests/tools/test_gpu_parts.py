@@ -95,7 +95,7 @@ def test_a_small_card_runs_fewer_processes_of_a_section_at_once():
     parity, ahead = SECTIONS["kernel_parity"], SECTIONS["against_compile"]
     for gib, shares in ((80.0, 4), (47.0, 3), (24.0, 1), (12.0, 0)):
         assert Room(gib, 16).processes(parity, parity.shares) == shares
-    assert Room(24.0, 16).processes(ahead, ahead.ahead) == 6
+    assert Room(24.0, 16).processes(ahead, ahead.ahead) == 3
 
 
 def test_a_section_keeps_to_the_memory_that_it_states(monkeypatch):

@@ -193,7 +193,7 @@ def test_every_profiled_step_has_one_token_of_every_request(fake_runner, monkeyp
     runner = fake_runner(num_blocks=128)
     config = EngineConfig(
         ModelConfig("none"),
-        KVConfig(block_size=4),
+        KVConfig(block_size=4, enable_prefix_caching=False),
         SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=budget),
     )
     core = EngineCore(config, runner=runner, eos=frozenset())
