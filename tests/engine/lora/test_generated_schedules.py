@@ -67,11 +67,12 @@ def some(chance, share, value):
 def random_params(chance):
     """Settings of every kind that a step treats in its own way."""
     tokens = lambda count: [chance.randrange(VOCABULARY) for _ in range(count)]  # noqa: E731
+    few = chance.random() < 0.2  # tokens are allowed: such a text repeats itself
     return SamplingParams(
         temperature=chance.choice([0, 0, 0.7]),
         seed=chance.randrange(100),
         max_tokens=chance.randint(1, 12),
-        min_tokens=chance.choice([0, 0, 1]),
+        min_tokens=0 if few else chance.choice([0, 0, 1]),
         ignore_eos=True,
         stop_token_ids=some(chance, 0.4, tokens(60)),
         logprobs=some(chance, 0.3, chance.randint(0, 3)),
@@ -79,8 +80,8 @@ def random_params(chance):
         repetition_penalty=chance.choice([1.0, 1.0, 1.5]),
         frequency_penalty=chance.choice([0, 0, 0.7]),
         logit_bias=some(chance, 0.2, {chance.randrange(VOCABULARY): 4.0}),
-        bad_words_token_ids=some(chance, 0.2, [tokens(1), tokens(2)]),
-        allowed_token_ids=some(chance, 0.3, tokens(chance.choice([2, 3, 90]))),
+        bad_words_token_ids=None if few else some(chance, 0.2, [tokens(1), tokens(2)]),
+        allowed_token_ids=tokens(3) if few else some(chance, 0.15, tokens(90)),
     )
 
 
