@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
+import numpy as np
 import pytest
+import torch
+from chi_square import chi_square
+from depth import at_depth
 
 from kiln import LLM
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -57,3 +64,61 @@ def test_tokens_are_those_without_drafts(random_llama, wanted, environment, flag
     found, stats = answers(random_llama[1], speculative_config=NGRAM, **flags)
     assert found == wanted
     assert 0 < stats.spec_decode_num_accepted_tokens <= stats.spec_decode_num_draft_tokens
+
+
+ALLOWED = [7, 8, 9]
+
+
+def exact_pairs(model, prompt):
+    """Return the probability of the second and third token behind a prompt, by pair."""
+
+    def chances(text):
+        logits = model(torch.tensor([text])).logits[0, -1, ALLOWED]
+        return dict(zip(ALLOWED, logits.double().softmax(-1).tolist(), strict=True))
+
+    found = Counter()
+    with torch.inference_mode():
+        for first, one in chances(prompt).items():
+            for second, two in chances([*prompt, first]).items():
+                for third, three in chances([*prompt, first, second]).items():
+                    found[second, third] += one * two * three
+    return found
+
+
+def test_drawn_tokens_have_their_exact_probabilities(random_llama):
+    """Drafts that are accepted more often if they are likely do not change what is drawn."""
+    model, folder = random_llama
+    draws = at_depth(2_000, 20_000)
+    prompt = [*itertools.chain(*itertools.product(ALLOWED, repeat=2))]
+    wanted = exact_pairs(model, prompt)
+    config = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 1}
+    with LLM(
+        str(folder), device="cpu", dtype="float32", max_model_len=64, speculative_config=config
+    ) as llm:
+        params = [
+            SamplingParams(
+                temperature=1.0,
+                seed=seed,
+                max_tokens=3,
+                ignore_eos=True,
+                allowed_token_ids=ALLOWED,
+            )  # fmt: skip
+            for seed in range(draws)
+        ]
+        outputs = []
+        for at in range(0, draws, 8):  # of more rows more drafts must be accepted
+            own = params[at : at + 8]
+            outputs += llm.generate([prompt] * len(own), own)
+        alone = llm.generate([prompt], params[draws // 2])
+        counts = llm.core.stats()
+    drawn = [one.outputs[0].token_ids for one in outputs]
+    assert alone[0].outputs[0].token_ids == drawn[draws // 2]
+    pairs = Counter((second, third) for _, second, third in drawn)
+    assert set(pairs) <= set(wanted)
+    common = [pair for pair, chance in wanted.items() if chance * draws >= 5]
+    seen = [pairs[pair] for pair in common]
+    chances = [wanted[pair] for pair in common]
+    if len(common) < len(wanted):  # all seldom ones together
+        seen, chances = [*seen, draws - sum(seen)], [*chances, 1 - sum(chances)]
+    assert chi_square(np.array(seen), np.array(chances)) > 1e-4
+    assert counts.spec_decode_num_accepted_tokens > draws / 100

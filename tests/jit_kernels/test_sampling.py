@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from chi_square import chi_square
 from depth import at_depth
 
 from kiln.jit_kernels.declare.settings import settings as environment
@@ -148,16 +149,6 @@ DRAWN = [
     Asked(0.9, 0, 1.0, 0.15),
     Asked(1.5, 12, 0.7, 0.05),
 ]
-
-
-def chi_square(counts, probabilities):
-    """The p-value of counts; tokens of probability 0 must not occur."""
-    assert (counts[probabilities == 0] == 0).all()
-    there = probabilities > 0
-    expected = counts.sum() * probabilities[there]
-    statistic = ((counts[there] - expected) ** 2 / expected).sum()
-    half = torch.tensor((there.sum() - 1) / 2.0, dtype=torch.float64)
-    return torch.special.gammaincc(half, torch.tensor(statistic / 2, dtype=torch.float64)).item()
 
 
 @pytest.mark.quick(3)
