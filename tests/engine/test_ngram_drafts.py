@@ -102,7 +102,7 @@ def test_drawn_tokens_have_their_exact_probabilities(random_llama):
                 max_tokens=3,
                 ignore_eos=True,
                 allowed_token_ids=ALLOWED,
-            )  # fmt: skip
+            )
             for seed in range(draws)
         ]
         outputs = []
