@@ -106,12 +106,11 @@ def join_peers(
             place = place_of(device)
         except ConfigError as error:  # no bindings of the driver, as where CuPy launches
             reason = str(error)
-    all_told = tell_all(exchange, {**told, **place, **({PROBLEM: reason} if reason else {})})
+    all_told = tell_all(exchange, {**told, **place, PROBLEM: reason})
     check_equal(all_told, list(told))
-    reason = problems_of(all_told)
-    joined: Joined | str = reason
-    if not reason:
-        joined = _joined(group, device, dtypes, config, plan, record, watchdog_ms, all_told)
+    joined = problems_of(all_told) or _joined(
+        group, device, dtypes, config, plan, record, watchdog_ms, all_told
+    )
     if isinstance(joined, str) and env.kernel_choice(FAMILY) == "jit":
         raise ConfigError(
             f"KILN_ALL_REDUCE=jit cannot be used here: {joined}; unset KILN_ALL_REDUCE"

@@ -95,13 +95,13 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> Group:
     inbox.use_check(group.check)
     group.minimum([0])
     ready_guard().declare_ready()
-    store = runner.rank_store
+    store, executor = runner.rank_store, runner.executor
     of_adapters = () if store is None else FollowedStore(store, inbox.reply).calls()
-    calls = Calls(runner.follow_sampling, *of_adapters)
+    calls = Calls(executor.follow_sampling, *of_adapters)
     while True:
         kind, content = inbox.next()
         if kind is Kind.STEP:
-            runner.follow(decode(content))
+            executor.follow(decode(content))
         elif kind is Kind.CALL:
             calls.run(content)
         else:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from kiln.engine.config import EngineConfig
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.distributed.group import Group
-from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.models.loader import Progress
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
+from kiln.engine.runner.executor import Executor
 from kiln.engine.runner.lead_store import LeadStore
 from kiln.engine.runner.model_runner import ModelRunner
 from kiln.engine.runner.step_frame import StepFrame, encode
@@ -33,18 +32,13 @@ class LeadRunner(ModelRunner):
         # Also at exit, but not at that of a fork of this process.
         self._release = weakref.finalize(self, _release, followers, group, os.getpid())
         super().__init__(config, progress, group)
-        own = self.rank_store
-        self._lead_store = None if own is None else LeadStore(own, followers)
+        if self.rank_store is not None:
+            self.adapter_store = LeadStore(self.rank_store, followers)
 
     def lead(self) -> None:
         """Tell the other ranks each step from now on."""
         self.executor.announce = self._announce
         self._followers.declare_ready()
-
-    @property
-    def adapter_store(self) -> AdapterStore | None:
-        """The LoRA adapters of all ranks, if the model is built for any."""
-        return self._lead_store
 
     def launch(self, batch: Batch) -> Any:
         """Do what ModelRunner does, on all ranks."""
@@ -70,10 +64,6 @@ class LeadRunner(ModelRunner):
         self.check_ranks()
         return output
 
-    def all_reduces(self) -> Mapping[str, int]:
-        """Return how often tensors were summed over the ranks, by algorithm."""
-        return self._group.stats()
-
     def check_ranks(self) -> None:
         """Raise DeviceError if another rank is gone, or has not come to a sum."""
         self._followers.check()
@@ -86,7 +76,7 @@ class LeadRunner(ModelRunner):
 
     def _announce(self, frame: StepFrame | None) -> None:
         if frame is None:
-            self._followers.call(ModelRunner.follow_sampling)
+            self._followers.call(Executor.follow_sampling)
         else:
             self._followers.send(Kind.STEP, encode(frame))
 
