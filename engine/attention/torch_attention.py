@@ -66,11 +66,7 @@ class TorchAttend:
 
 
 def _decode(
-    group: DecodeGroup,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scale: float,
+    group: DecodeGroup, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attend with one query per row; query heads of one KV head are laid out as query positions.
 
@@ -91,11 +87,7 @@ def _decode(
 
 
 def _prefill(
-    chunk: PrefillChunk,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scale: float,
+    chunk: PrefillChunk, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attend with a chunk of one request to its prefix and itself.
 

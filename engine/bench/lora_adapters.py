@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from kiln.engine.config import EngineConfig, LoRAConfig, LoRAModule
-from kiln.engine.models.projections import list_projections
+from kiln.engine.lora.sites import Sites
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.without_weights import build_without_weights
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _GIB = 2**30
@@ -45,11 +46,12 @@ class RandomAdapter:
         cls, folder: Path, rank: int, dtype: torch.dtype, *, std: float = 0.02, seed: int = 0
     ) -> RandomAdapter:
         """Return the adapter of the model in a folder. Raises ModelError."""
+        sites = Sites()
+        build_without_weights(*read_model(folder), sites)
         targets = (
-            Target(name, projection.input_size, size)
-            for projection in list_projections(*read_model(folder))
-            for name, size in projection.parts
-            if name.rpartition(".")[2] in TARGETS
+            Target(part.name, part.input_size, part.output_size)
+            for part in sites.parts
+            if part.name.rpartition(".")[2] in TARGETS
         )
         return cls(tuple(targets), rank, dtype, std, seed)
 

@@ -15,12 +15,8 @@ import torch
 from kiln.engine.distributed.cuda_driver import DriverError, bindings, driver_call
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
-HOST, ONE_GPU, NVLINK, PCIE = (
-    "shared memory",
-    "one GPU",
-    "NVLink",
-    "PCIe",
-)  # what connects the ranks
+# What connects the ranks.
+HOST, ONE_GPU, NVLINK, PCIE = "shared memory", "one GPU", "NVLink", "PCIe"
 
 
 def place_of(device: torch.device) -> dict[str, str]:

@@ -19,8 +19,8 @@ from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.projections import build_without_weights
 from kiln.engine.models.split import Split
+from kiln.engine.models.without_weights import build_without_weights
 
 _ROW_PARALLEL = ("o_proj", "down_proj")
 

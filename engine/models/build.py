@@ -181,12 +181,7 @@ class Builder:
         )
 
     def _linear(
-        self,
-        name: str,
-        prefix: str,
-        parts: Mapping[str, Share],
-        inputs: Share,
-        bias: bool = False,
+        self, name: str, prefix: str, parts: Mapping[str, Share], inputs: Share, bias: bool = False
     ) -> Linear:
         """Build one projection; ``parts``: the rank's outputs by name after ``prefix``."""
         placed = tuple((prefix + part, share.room) for part, share in parts.items())

@@ -13,11 +13,7 @@ from kiln.engine.models.fields import Fields
 from kiln.engine.models.rope_config import RopeConfig, read_rope
 from kiln.engine.models.windows import check_layer_types
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +105,6 @@ def _read_dtype(fields: Fields) -> torch.dtype:
     """Read ``dtype`` (transformers 5) or ``torch_dtype`` (4)."""
     name = "dtype" if "dtype" in fields else "torch_dtype"
     text = fields.text(name).removeprefix("torch.")
-    if text not in _DTYPES:
-        raise fields.error(name, f"Kiln supports {', '.join(_DTYPES)}")
-    return _DTYPES[text]
+    if text not in DTYPES:
+        raise fields.error(name, f"Kiln supports {', '.join(DTYPES)}")
+    return DTYPES[text]

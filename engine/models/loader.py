@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from kiln.engine.config import LoadFormat
 from kiln.engine.models.build import Builder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
@@ -52,7 +51,7 @@ def load_model(  # noqa: PLR0913 (see Builder)
     return model
 
 
-def open_weights(folder: Path, load_format: LoadFormat, seed: int, dtype: torch.dtype) -> Weights:
+def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) -> Weights:
     """Return the weight source for a load format; dummy weights report ``dtype``.
 
     Raises ModelError.

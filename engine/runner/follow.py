@@ -59,13 +59,13 @@ def _ignore_signals() -> None:
 def _spawned(told: dict[str, Any], rank: int) -> tuple[EngineConfig, Group]:
     import torch
 
-    from kiln.engine.distributed.connect import LOOPBACK, connect, file_store
+    from kiln.engine.distributed.connect import connect_in_folder
     from kiln.engine.runner.device import resolve_rank_device
 
     torch.set_num_threads(told["threads"])
     config, size = read_config_text(told["config"]), told["size"]
     device = resolve_rank_device(config.model.device, rank, size)
-    return config, connect(file_store(Path(told["folder"]), size), rank, size, device, LOOPBACK)
+    return config, connect_in_folder(Path(told["folder"]), rank, size, device)
 
 
 def _launched(

@@ -10,7 +10,7 @@ import torch
 
 from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import config_text
-from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
+from kiln.engine.distributed.connect import connect, connect_in_folder, connect_while
 from kiln.engine.distributed.followers import Followers, OnLost
 from kiln.engine.distributed.launched import launched
 from kiln.engine.errors import ConfigError
@@ -40,13 +40,9 @@ def load_runner(
     followers = Followers.spawn(size, FOLLOWER, on_lost)
     assert followers.folder is not None
     threads = share_threads(device, size)
-    content = {
-        "config": config_text(config),
-        "folder": str(followers.folder),
-        "size": size,
-        "threads": threads,
-    }
-    meet = partial(_meet, followers.folder, size, device)
+    place = {"folder": str(followers.folder), "size": size, "threads": threads}
+    content = {"config": config_text(config), **place}
+    meet = partial(connect_in_folder, followers.folder, 0, size, device)
     return _lead(config, followers, content, meet, progress)
 
 
@@ -78,10 +74,6 @@ def _lead_launched(
     followers = Followers.await_launched(place, store, on_lost)
     meet = partial(connect, store, 0, place.world, device, place.own_address())
     return _lead(config, followers, {"config": config_text(config)}, meet, progress)
-
-
-def _meet(folder: Any, size: int, device: torch.device) -> Any:
-    return connect(file_store(folder, size), 0, size, device, LOOPBACK)
 
 
 def _lead(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
+from kiln.engine.distributed.connect import connect_in_folder, connect_while
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.distributed.group import Group
@@ -44,8 +44,8 @@ def tune_ranks(
             "folder": str(followers.folder), "size": world, "device": device, "sizes": sizes,
             "dtype": str(dtype).removeprefix("torch."), "threads": share_threads(own, world),
         })  # fmt: skip
-        store = partial(file_store, followers.folder, world)
-        group = connect_while(followers.check, lambda: connect(store(), 0, world, own, LOOPBACK))
+        meet = partial(connect_in_folder, followers.folder, 0, world, own)
+        group = connect_while(followers.check, meet)
         followers.use_abort(group.abort)
         tuned, path = _tune(group, own, dtype, sizes)
         assert path is not None
@@ -67,8 +67,7 @@ def main(arguments: list[str]) -> int:
     def work(told: dict[str, Any]) -> Group:
         torch.set_num_threads(told["threads"])
         device = resolve_rank_device(told["device"], rank, told["size"])
-        store = file_store(Path(told["folder"]), told["size"])
-        group = connect(store, rank, told["size"], device, LOOPBACK)
+        group = connect_in_folder(Path(told["folder"]), rank, told["size"], device)
         _tune(group, device, getattr(torch, told["dtype"]), told["sizes"])
         inbox.next()  # STOP
         return group
