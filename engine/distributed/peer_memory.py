@@ -8,7 +8,7 @@ settings, such as expandable segments, do not matter.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,18 +39,12 @@ class PeerMemory:
     way failed at, if one of them cannot allocate, export or open.
     """
 
-    def __init__(
-        self,
-        num_bytes: int,
-        rank: int,
-        exchange: Exchange,
-        device: torch.device,
-        ways: Sequence[Callable[[int], Any]] = (),
-    ) -> None:
+    def __init__(self, num_bytes: int, rank: int, exchange: Exchange, device: torch.device) -> None:
         size = -(-num_bytes // _PAGE) * _PAGE
         torch.cuda.synchronize(device)  # makes torch's context current
         problems = []
-        for way in ways or (IpcMapping, FileMapping):
+        mapping: IpcMapping | FileMapping
+        for way in (IpcMapping, FileMapping):
             mapping = way(size)
             problem = _connect(mapping, rank, exchange)
             if not problem:

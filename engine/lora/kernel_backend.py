@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from kiln.engine.lora.backend import BaseLoRABackend
+from kiln.engine.lora.backend import BaseLoRABackend, Layer
 from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
@@ -140,12 +140,7 @@ class KernelLoRA(BaseLoRABackend):
         return info
 
     def run_linear(
-        self,
-        base: Callable[[], None],
-        x: torch.Tensor,
-        site: Site,
-        out: torch.Tensor,
-        info: LoRABatchInfo,
+        self, base: Layer, x: torch.Tensor, site: Site, out: torch.Tensor, info: LoRABatchInfo
     ) -> None:
         """Do the same; in a CUDA graph A is a branch beside the layer, which has priority."""
         if self._beside is None or not torch.cuda.is_current_stream_capturing():

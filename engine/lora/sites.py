@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -86,20 +87,21 @@ class Sites:
         if kind is None:
             self.refused.update(dict.fromkeys((name for name, _ in projection.parts), "a router"))
             return layer
-        site = self._add(kind, projection.input_size, projection.parts, layer.weight)
+        sizes = {name: share.room for name, share in projection.parts}
+        site = self._add(kind, projection.inputs.room, sizes, layer.weight)
         return LoRALinear(layer.weight, layer.bias, rows=site.rows)
 
     def embedding(self, name: str, layer: Embedding) -> Embedding:
         """Return an embedding that adds the adapters' parts; ``name`` is the checkpoint's."""
         vocab_size, hidden_size = layer.weight.shape
-        site = self._add(Kind.EMBEDDING, vocab_size, ((name, hidden_size),), layer.weight)
+        site = self._add(Kind.EMBEDDING, vocab_size, {name: hidden_size}, layer.weight)
         return LoRAEmbedding(layer.weight, rows=site.rows)
 
     def _add(
-        self, kind: Kind, input_size: int, parts: tuple[tuple[str, int], ...], weight: torch.Tensor
+        self, kind: Kind, input_size: int, sizes: Mapping[str, int], weight: torch.Tensor
     ) -> Site:
         made, start = [], 0
-        for name, size in parts:
+        for name, size in sizes.items():
             made.append(Part(self._num_parts, name, input_size, start, size))
             self._num_parts += 1
             start += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from kiln.engine.errors import ModelError
@@ -21,7 +22,9 @@ def download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    local = _local(model)
+    local: Path | None = None  # complete or not
+    with suppress(OSError, ValueError):
+        local = Path(snapshot_download(model, local_files_only=True))
     if local is not None and _is_complete(local):
         return local
     try:
@@ -44,16 +47,6 @@ def download(model: str) -> Path:
             f"give a folder with config.json and *.safetensors, or run `hf download {model}` "
             f"on a machine with network access"
         ) from error
-
-
-def _local(model: str) -> Path | None:
-    """Return the local copy, complete or not."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError):
-        return None
 
 
 def _is_complete(folder: Path) -> bool:

@@ -102,9 +102,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             kernels[LORA] = backend.reason
             shard = None if split.world == 1 else AdapterShard(family, hf, split)
             adapters = load_adapters(config.lora, sites, *place, report, backend.make, shard)
-        attention: Attention = TorchAttention(kv.attention.windows, dtype)
-        if attend:
-            attention = KernelAttention(kv, Limits(rows, tokens, max_model_len), device)
+        most = Limits(rows, tokens, max_model_len)
         return LoadedModel(
             model=compiled(model, device, settings(), report),
             hf=hf,
@@ -117,7 +115,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             kernels=kernels,
             weight_bytes=num_bytes,
             adapters=adapters,
-            attention=attention,
+            attention=_make_attention(attend, kv, most, dtype, device),
             inputs=StepInputs(
                 max_requests=rows,
                 max_tokens=tokens,
@@ -153,6 +151,14 @@ def _choose_kernels(
         kernels |= dict.fromkeys(ATTENTION_FAMILIES, no_kernel)
     kernels |= sum_by_kernels(group, device, dtype)
     return decisions, kernels, decisions.run_kernels(*ATTENTION_FAMILIES)
+
+
+def _make_attention(
+    by_kernels: bool, kv: KVShape, most: Limits, dtype: torch.dtype, device: torch.device
+) -> Attention:
+    if by_kernels:
+        return KernelAttention(kv, most, device)
+    return TorchAttention(kv.attention.windows, dtype)
 
 
 def _max_model_len(wanted: int | None, config: HFConfig) -> int:

@@ -143,7 +143,7 @@ class ModelRunner:
             vocab_size=own.hf.vocab_size,
             adapters=own.adapters,
             graph_adapters=graph_adapters,
-            between=LayersBetween(layers, _as_it_is if device is None else device.keep),
+            between=LayersBetween(layers, (lambda x: x) if device is None else device.keep),
             whole_prefills=env.graph_prefill == "full",
         )
         if device is not None:
@@ -220,10 +220,6 @@ class ModelRunner:
             ) from error
         self.memory.pool = num_bytes
         return pool
-
-
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -26,16 +26,13 @@ _WATCHDOG_MS = 60_000  # kernels may be compiled between two sums
 _MODULE = "kiln.engine.runner.tune_ranks"
 
 
-def tune_ranks(
-    world: int, device: str, dtype: torch.dtype, sizes: Sequence[int] | None = None
-) -> tuple[Tuned, Path]:
+def tune_ranks(world: int, device: str, dtype: torch.dtype) -> tuple[Tuned, Path]:
     """Return what was measured among ``world`` ranks, and the file that it is kept in.
 
-    ``sizes``: of messages, in bytes; by default all that matter. Raises ConfigError if the ranks
-    cannot use Kiln's kernels, DeviceError if one of them is gone.
+    Raises ConfigError if the ranks cannot use Kiln's kernels, DeviceError if one of them is gone.
     """
     own = resolve_rank_device(device, 0, world)
-    sizes = tuple(sizes or (SIZES if own.type == "cuda" else FEW_SIZES))
+    sizes = SIZES if own.type == "cuda" else FEW_SIZES
     followers = Followers.spawn(world, _MODULE)
     assert followers.folder is not None
     group = None
