@@ -17,9 +17,9 @@ from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Kind, Site, Sites
 from kiln.engine.lora.store import RankStore
+from kiln.engine.models.loader import Progress
 from kiln.engine.requests.batch import Batch
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 MakeBackend = Callable[[AdapterPool, Sequence[Site]], BaseLoRABackend]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,11 +19,11 @@ from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
+from kiln.engine.models.loader import Progress
 from kiln.engine.requests.adapter_job import AdapterInfo
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 _GIB = 2**30
 _LEAST_BYTES = _GIB  # of the pool, if adapters can be loaded while serving
 

@@ -14,11 +14,10 @@ from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.parallel import SummingRMSNorm, VocabParallelEmbedding, VocabParallelHead
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
-from kiln.engine.models.block import DecoderBlock
+from kiln.engine.models.block import DecoderBlock, SelfAttention
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
-from kiln.engine.models.self_attention import SelfAttention
 from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights

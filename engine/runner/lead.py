@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from kiln.engine.config import EngineConfig
@@ -43,26 +44,24 @@ class LeadRunner(ModelRunner):
     def launch(self, batch: Batch) -> Any:
         """Do what ModelRunner does, on all ranks."""
         self.check_ranks()
-        try:
-            return super().launch(batch)
-        except Exception as error:
-            raise self._followers.blame(error) from error
+        return self._blaming(super().launch, batch)
 
     def bind(self, launched: Any, masks: LateMasks) -> Any:
         """Do what ModelRunner does, on all ranks."""
-        try:
-            return super().bind(launched, masks)
-        except Exception as error:
-            raise self._followers.blame(error) from error
+        return self._blaming(super().bind, launched, masks)
 
     def collect(self, launched: Any) -> StepOutput:
         """Do what ModelRunner does. Tokens that a rank has not helped to compute are not given."""
-        try:
-            output = super().collect(launched)
-        except Exception as error:
-            raise self._followers.blame(error) from error
+        output: StepOutput = self._blaming(super().collect, launched)
         self.check_ranks()
         return output
+
+    def _blaming(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method; if it fails because another rank is gone, raise that rank's error."""
+        try:
+            return method(*arguments)
+        except Exception as error:
+            raise self._followers.blame(error) from error
 
     def check_ranks(self) -> None:
         """Raise DeviceError if another rank is gone, or has not come to a sum."""

@@ -10,7 +10,7 @@ from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.shapes import SHAPES, write_shape
 from kiln.engine.bench.workload import MixedLoad, equal_prompts, warm_up_load
 from kiln.engine.config import ModelConfig
-from kiln.engine.models.parameter_count import count_parameters, parameters_read
+from kiln.engine.models.costs import count_parameters, parameters_read
 from kiln.engine.models.registry import read_model
 
 VOCAB = 151_936
