@@ -1,16 +1,19 @@
-"""The places of a model where an adapter can act: its projections and its embedding."""
+"""The places of a model where an adapter can act: its projections and its embedding.
+
+There its layers are replaced by ones that add what the adapters of a step's requests change.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
-from kiln.engine.lora.layers import LoRAEmbedding, LoRALinear
+from kiln.engine.lora.operators import lora_embedding, lora_linear
 from kiln.engine.models.parameters import Projection
 
 
@@ -65,6 +68,32 @@ class Site:
     weight: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LoRALinear(Linear):
+    """A Linear plus scale * B A x for the tokens of each adapter; ``rows`` as in Site."""
+
+    rows: torch.Tensor = field(kw_only=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [num_tokens, in] to [num_tokens, out]."""
+        out = x.new_empty(len(x), len(self.weight))
+        lora_linear(x, self.weight, self.bias, self.rows, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAEmbedding(Embedding):
+    """An Embedding plus scale * B A[:, token] for the tokens of each adapter."""
+
+    rows: torch.Tensor = field(kw_only=True)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return [num_tokens, hidden_size]."""
+        out = Embedding.__call__(self, token_ids)
+        lora_embedding(token_ids, out, self.rows)
+        return out
+
+
 class Sites:
     """Wraps the layers of a model while it is built, and lists them.
 
@@ -105,8 +134,7 @@ class Sites:
             made.append(Part(self._num_parts, name, input_size, start, size))
             self._num_parts += 1
             start += size
-        numbers = [part.row for part in made]
-        rows = torch.tensor(numbers, dtype=torch.int32, device=weight.device)
+        rows = torch.tensor([one.row for one in made], dtype=torch.int32, device=weight.device)
         site = Site(kind, input_size, tuple(made), rows, weight)
         self.all.append(site)
         return site
