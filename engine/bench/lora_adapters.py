@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from kiln.engine.config import EngineConfig, LoRAConfig, LoRAModule
 from kiln.engine.lora.sites import Part, Sites
+from kiln.engine.models.loader import build_without_weights
 from kiln.engine.models.registry import read_model
-from kiln.engine.models.without_weights import build_without_weights
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _GIB = 2**30

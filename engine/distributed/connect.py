@@ -38,11 +38,6 @@ def connect(store: Any, rank: int, size: int, device: torch.device, host: str) -
     return Group(rank, size, device, backend(store, rank, size, device, host))
 
 
-def connect_in_folder(folder: Path, rank: int, size: int, device: torch.device) -> Group:
-    """Connect to the other ranks, all of this machine, which meet in a private folder."""
-    return connect(file_store(folder, size), rank, size, device, LOOPBACK)
-
-
 def connect_while(check: Callable[[], None], make: Callable[[], Group]) -> Group:
     """Return ``make()``, and call ``check`` meanwhile, whose error ends the wait at once.
 

@@ -119,7 +119,7 @@ class RankStore:
         else:
             whole, base = self._shard.sites, BaseWeights(self._sites.all, self._shard.places)
             adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most, base=base)
-            adapter = self._shard(adapter, self._sites.all)
+            adapter = self._shard(adapter)
         return pack(adapter, self._sites.all, self._dtype)
 
     def _inside_root(self, name: str, path: str) -> Path:

@@ -36,7 +36,6 @@ class Traits:
 class HFConfig:
     """A decoder's architecture, as given by its config.json."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -67,7 +66,7 @@ class HFConfig:
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.windows)
 
 
-def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
+def read_config(fields: Fields, traits: Traits) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
     if "quantization_config" in fields:
         raise fields.error("quantization_config", "Kiln supports only unquantized checkpoints")
@@ -84,7 +83,6 @@ def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
     if activation not in GATES:
         raise fields.error("hidden_act", f"Kiln supports {', '.join(GATES)}")
     return HFConfig(
-        architecture=architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.count("intermediate_size"),

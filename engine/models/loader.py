@@ -1,8 +1,8 @@
-"""Build a model and load its weights."""
+"""Build a model, with its weights or without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.split import WHOLE, Split
-from kiln.engine.models.weights import Weights
+from kiln.engine.models.weights import Index, Weights
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -39,14 +39,10 @@ def load_model(  # noqa: PLR0913 (see Builder)
     """
     total = config.num_layers
     progress("weights", 0, total)
-
-    def on_layer(done: int) -> None:
-        progress("weights", done, total)
-
     if config.traits.experts is not None:
         weights = FusedExperts(weights, config.traits.experts)
     builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split)
-    model = family.build(builder, on_layer)
+    model = family.build(builder, lambda done: progress("weights", done, total))
     weights.finish()
     return model
 
@@ -57,3 +53,20 @@ def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) 
     Raises ModelError.
     """
     return DummyWeights(seed, dtype) if load_format == "dummy" else SafetensorsWeights(folder)
+
+
+def build_without_weights(family: Family, config: HFConfig, wrapper: Wrapper) -> None:
+    """Build a model on the meta device, so that ``wrapper`` gets its layers. Raises ModelError."""
+    place, weights = torch.device("meta"), _NoWeights(config.dtype)
+    builder = Builder(config, weights, 1, config.dtype, place, wrapper)
+    family.build(builder, lambda done: None)
+
+
+class _NoWeights(DummyWeights):
+    """Has every tensor, and fills none: for models on the meta device."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(0, dtype)
+
+    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
+        """Do nothing."""

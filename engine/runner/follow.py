@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.config import EngineConfig
@@ -59,13 +58,11 @@ def _ignore_signals() -> None:
 def _spawned(told: dict[str, Any], rank: int) -> tuple[EngineConfig, Group]:
     import torch
 
-    from kiln.engine.distributed.connect import connect_in_folder
-    from kiln.engine.runner.device import resolve_rank_device
+    from kiln.engine.runner.load import connect_spawned
 
     torch.set_num_threads(told["threads"])
-    config, size = read_config_text(told["config"]), told["size"]
-    device = resolve_rank_device(config.model.device, rank, size)
-    return config, connect_in_folder(Path(told["folder"]), rank, size, device)
+    config = read_config_text(told["config"])
+    return config, connect_spawned(told, rank, config.model.device)
 
 
 def _launched(
