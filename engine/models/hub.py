@@ -9,8 +9,8 @@ from pathlib import Path
 from kiln.engine.errors import ModelError
 
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+SINGLE = "model.safetensors"
 
 
 def download(model: str) -> Path:
@@ -31,7 +31,7 @@ def download(model: str) -> Path:
         # Weights by file name: a repository may also hold other formats, such as Mistral's
         # consolidated.safetensors.
         small = Path(snapshot_download(model, allow_patterns=_SMALL))
-        weights = _weights(small) or {_SINGLE}
+        weights = _weights(small) or {SINGLE}
         return Path(snapshot_download(model, allow_patterns=[*_SMALL, *sorted(weights)]))
     except RepositoryNotFoundError as error:  # also for gated repositories
         raise ModelError(
@@ -57,9 +57,9 @@ def _is_complete(folder: Path) -> bool:
 
 def _weights(folder: Path) -> set[str]:
     """Return the names of the weight files; empty if their index is unreadable."""
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
-        return {_SINGLE}
+        return {SINGLE}
     try:
         return {
             str(f) for f in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()

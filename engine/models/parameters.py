@@ -89,7 +89,7 @@ class Parameters:
         Behind a share of the vocabulary there is a row of zeros. ``twin`` names a layer with the
         same weight, whose tensor is used if it is the only one of the two.
         """
-        rows = vocabulary.room + (not vocabulary.is_whole)
+        rows = vocabulary.room + (vocabulary.size < vocabulary.whole)
         weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
         if twin is not None and not self._weights.has(stored):
             stored = f"{twin}.weight" if self._weights.has(f"{twin}.weight") else stored
