@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.split import WHOLE, Split
-from kiln.engine.models.weights import Index, Weights
+from kiln.engine.models.weights import Weights
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -57,16 +57,5 @@ def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) 
 
 def build_without_weights(family: Family, config: HFConfig, wrapper: Wrapper) -> None:
     """Build a model on the meta device, so that ``wrapper`` gets its layers. Raises ModelError."""
-    place, weights = torch.device("meta"), _NoWeights(config.dtype)
-    builder = Builder(config, weights, 1, config.dtype, place, wrapper)
-    family.build(builder, lambda done: None)
-
-
-class _NoWeights(DummyWeights):
-    """Has every tensor, and fills none: for models on the meta device."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(0, dtype)
-
-    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
-        """Do nothing."""
+    place, weights = torch.device("meta"), DummyWeights(0, config.dtype)
+    load_model(family, config, weights, 1, config.dtype, place, wrapper=wrapper)
