@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from kiln.engine.attention.context import current_step
-
-_NAME = "kiln::attention"
+from kiln.engine.layers.opaque import opaque_operator
 
 
 def run(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
@@ -25,12 +24,6 @@ def run(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: in
     step.layers[layer](step, qkv, positions, out)
 
 
-def _fake(qkv: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, layer: int) -> None:
-    """Do nothing on fake tensors: the only result is an argument."""
-
-
-torch.library.define(_NAME, "(Tensor(a!) qkv, Tensor positions, Tensor(b!) out, int layer) -> ()")
-torch.library.impl(_NAME, ("CPU", "CUDA"), run)
-torch.library.register_fake(_NAME, _fake)
-
-attention = torch.ops.kiln.attention.default
+attention = opaque_operator(
+    "attention(Tensor(a!) qkv, Tensor positions, Tensor(b!) out, int layer) -> ()", run
+)

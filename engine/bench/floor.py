@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kiln.engine.models.costs import parameters_read
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.parameter_count import parameters_read
 
 
 def decode_bytes(

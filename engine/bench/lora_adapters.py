@@ -11,20 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from kiln.engine.config import EngineConfig, LoRAConfig, LoRAModule
-from kiln.engine.models.projections import list_projections
+from kiln.engine.lora.sites import Part, Sites
+from kiln.engine.models.loader import build_without_weights
 from kiln.engine.models.registry import read_model
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A layer of the checkpoint that an adapter changes, such as "model.layers.0.mlp.up_proj"."""
-
-    name: str
-    input_size: int
-    output_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,7 @@ class RandomAdapter:
     ``dtype``: that of its tensors. ``std``: the standard deviation of their numbers.
     """
 
-    targets: tuple[Target, ...]
+    targets: tuple[Part, ...]
     rank: int
     dtype: torch.dtype
     std: float = 0.02
@@ -45,13 +37,10 @@ class RandomAdapter:
         cls, folder: Path, rank: int, dtype: torch.dtype, *, std: float = 0.02, seed: int = 0
     ) -> RandomAdapter:
         """Return the adapter of the model in a folder. Raises ModelError."""
-        targets = (
-            Target(name, projection.input_size, size)
-            for projection in list_projections(*read_model(folder))
-            for name, size in projection.parts
-            if name.rpartition(".")[2] in TARGETS
-        )
-        return cls(tuple(targets), rank, dtype, std, seed)
+        sites = Sites()
+        build_without_weights(*read_model(folder), sites)
+        targets = tuple(one for one in sites.parts if one.name.rpartition(".")[2] in TARGETS)
+        return cls(targets, rank, dtype, std, seed)
 
     @property
     def num_bytes(self) -> int:

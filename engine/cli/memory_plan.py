@@ -10,8 +10,8 @@ import torch
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVShape
+from kiln.engine.models.costs import count_parameters
 from kiln.engine.models.loader import Progress
-from kiln.engine.models.parameter_count import count_parameters
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
 

@@ -98,12 +98,8 @@ class Channel:
 
 def listen(address: Address) -> socket.socket:
     """Return a socket that accepts channels; port 0 is any free one."""
-    if isinstance(address, str):
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address)
-    else:
-        listener = socket.socket(socket.AF_INET)
-        listener.bind(address)
+    listener = _socket_for(address)
+    listener.bind(address)
     listener.listen()
     return listener
 
@@ -116,10 +112,13 @@ def accept(listener: socket.socket) -> Channel:
 
 def dial(address: Address) -> Channel:
     """Connect to a listener. Raises OSError."""
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    connection = socket.socket(family)
+    connection = _socket_for(address)
     connection.connect(address)
     return Channel(_tuned(connection))
+
+
+def _socket_for(address: Address) -> socket.socket:
+    return socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
 
 
 def _tuned(connection: socket.socket) -> socket.socket:

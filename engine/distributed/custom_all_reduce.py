@@ -19,7 +19,7 @@ from kiln.engine.distributed import tune_table
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.late_rank import LateRecord
-from kiln.engine.distributed.peer_memory import RankMemory
+from kiln.engine.distributed.peer_access import RankMemory
 from kiln.engine.distributed.peers import Joined, join_peers
 from kiln.engine.distributed.stream_guard import CudaStreams, StreamGuard
 from kiln.engine.distributed.tuner import SIZES, Tuned, measure

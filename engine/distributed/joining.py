@@ -64,16 +64,11 @@ def join(
             continue
         rank, role, pid = hello
         found[rank, role] = (channel, pid)
-    return [
-        Member(
-            rank,
-            found[rank, "life"][1],
-            found[rank, "messages"][0],
-            found[rank, "life"][0],
-            children.get(rank),
-        )
-        for rank in range(1, size)
-    ]
+    members = []
+    for rank in range(1, size):
+        (messages, pid), (life, _) = (found[rank, role] for role in _ROLES)
+        members.append(Member(rank, pid, messages, life, children.get(rank)))
+    return members
 
 
 def missing(found: Mapping[tuple[int, str], object], size: int) -> list[int]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from typing import Any
 
 import torch
 
 from kiln.engine.distributed import cuda_driver
 from kiln.engine.distributed.cuda_driver import DriverError
-from kiln.engine.distributed.peer_handshake import PROBLEM, Exchange, problems_of, tell_all
-from kiln.engine.distributed.peer_memory import PeerMemory, RankMemory
+from kiln.engine.distributed.peer_handshake import Exchange, problem_of_all
+from kiln.engine.distributed.peer_memory import PeerMemory
 from kiln.engine.distributed.shared_memory import SharedMemory
 
+RankMemory = PeerMemory | SharedMemory
 _PATTERN = 64  # bytes that each rank writes to both ends of each buffer
 
 
@@ -31,14 +31,14 @@ def prove_access(memory: RankMemory, rank: int, exchange: Exchange) -> str:
     of all writers in every buffer. It overwrites the buffers' ends.
     """
     peers = memory.peers.tolist()
-    world, told = len(peers), dict[str, Any]()
+    world, problem = len(peers), ""
     try:
         for to in range(world):
             for end in _ends(memory, rank):
                 _write(memory, peers[to] + end, _pattern(rank, to))
     except DriverError as error:
-        told[PROBLEM] = f"writing to the peers: {error}"
-    problem = problems_of(tell_all(exchange, told))
+        problem = f"writing to the peers: {error}"
+    problem = problem_of_all(exchange, problem)
     if problem:
         return problem
     try:
@@ -49,10 +49,10 @@ def prove_access(memory: RankMemory, rank: int, exchange: Exchange) -> str:
             for end in _ends(memory, writer)
             if _read(memory, peers[to] + end) != _pattern(writer, to)
         ]
-        told = {PROBLEM: "; ".join(dict.fromkeys(wrong))} if wrong else {}
+        problem = "; ".join(dict.fromkeys(wrong))
     except DriverError as error:
-        told = {PROBLEM: f"reading from the peers: {error}"}
-    return problems_of(tell_all(exchange, told))
+        problem = f"reading from the peers: {error}"
+    return problem_of_all(exchange, problem)
 
 
 def _ends(memory: RankMemory, writer: int) -> tuple[int, int]:

@@ -15,24 +15,23 @@ import torch
 from kiln.engine.distributed.cuda_driver import DriverError, bindings, driver_call
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
-HOST, ONE_GPU, NVLINK, PCIE = (
-    "shared memory",
-    "one GPU",
-    "NVLink",
-    "PCIe",
-)  # what connects the ranks
+# What connects the ranks.
+HOST, ONE_GPU, NVLINK, PCIE = "shared memory", "one GPU", "NVLink", "PCIe"
 
 
 def place_of(device: torch.device) -> dict[str, str]:
-    """Return where a rank runs: its machine, and its GPU's PCI address ("" on a CPU)."""
+    """Return where a rank runs: its machine, and its GPU's PCI address, such as 0000:3b:00.0.
+
+    On a CPU the address is "". Raises DriverError.
+    """
     machine = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return {"machine": machine, "pci": pci_address(device) if device.type == "cuda" else ""}
-
-
-def pci_address(device: torch.device) -> str:
-    """Return the PCI address of a GPU, such as 0000:3b:00.0. Raises DriverError."""
-    found = driver_call("cuDeviceGetPCIBusId", 32, _ordinal(device))
-    return bytes(found).split(b"\0", 1)[0].decode()
+    pci = ""
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found = driver_call("cuDeviceGetPCIBusId", 32, driver_call("cuDeviceGet", index))
+        pci = bytes(found).split(b"\0", 1)[0].decode()
+    return {"machine": machine, "pci": pci}
 
 
 def fabric_of(
@@ -89,9 +88,3 @@ def _has_nvlink(own: Any, theirs: Any) -> bool:
 
 def _device_at(address: str) -> Any:
     return driver_call("cuDeviceGetByPCIBusId", address.encode())
-
-
-def _ordinal(device: torch.device) -> Any:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.init()
-    return driver_call("cuDeviceGet", index)

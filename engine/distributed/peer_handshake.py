@@ -60,6 +60,11 @@ def check_equal(all_told: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
         )
 
 
+def problem_of_all(exchange: Exchange, problem: str) -> str:
+    """Tell this rank's problem, "" if it has none; return those of all ranks as one text."""
+    return problems_of(tell_all(exchange, {PROBLEM: problem}))
+
+
 def problems_of(all_told: Sequence[Mapping[str, Any]]) -> str:
     """Return the problems of all ranks as one text, "" if there are none."""
     ranks: dict[str, list[str]] = {}

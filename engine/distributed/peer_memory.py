@@ -8,57 +8,43 @@ settings, such as expandable segments, do not matter.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from kiln.engine.distributed import cuda_driver, descriptors
 from kiln.engine.distributed.cuda_driver import DriverError, bindings, driver_call
-from kiln.engine.distributed.peer_handshake import PROBLEM, Exchange, problems_of, tell_all
+from kiln.engine.distributed.peer_handshake import (
+    PROBLEM,
+    Exchange,
+    problem_of_all,
+    problems_of,
+    tell_all,
+)
 from kiln.engine.errors import ConfigError
 
 # Small allocations share 2 MiB pages, and an IPC handle opens a whole page to the peer.
 _PAGE = 2 << 20
 
 
-class RankMemory(Protocol):
-    """A rank's buffer, which its peers can access, and theirs: PeerMemory and SharedMemory.
+class PeerMemory:
+    """Device memory of this rank, which its peers can access, and theirs.
 
     ``own`` [num_bytes] uint8; ``peers`` [world] int64 on the same device, the distance in bytes
     from ``own`` to each rank's buffer.
-    """
-
-    own: torch.Tensor
-    peers: torch.Tensor
-
-    def close_peers(self) -> None:
-        """Give back what belongs to other ranks. Nothing may use it any more."""
-
-    def close(self) -> None:
-        """Free this rank's memory. No other rank may have it open."""
-
-
-class PeerMemory:
-    """Device memory of this rank, and the addresses of all ranks' in this process.
 
     Every rank must construct it at the same time. Raises ConfigError on every rank, with what each
     way failed at, if one of them cannot allocate, export or open.
     """
 
-    def __init__(
-        self,
-        num_bytes: int,
-        rank: int,
-        exchange: Exchange,
-        device: torch.device,
-        ways: Sequence[Callable[[int], Any]] = (),
-    ) -> None:
+    def __init__(self, num_bytes: int, rank: int, exchange: Exchange, device: torch.device) -> None:
         size = -(-num_bytes // _PAGE) * _PAGE
         torch.cuda.synchronize(device)  # makes torch's context current
         problems = []
-        for way in ways or (IpcMapping, FileMapping):
+        mapping: IpcMapping | FileMapping
+        for way in (IpcMapping, FileMapping):
             mapping = way(size)
             problem = _connect(mapping, rank, exchange)
             if not problem:
@@ -87,21 +73,19 @@ class PeerMemory:
 
 def _connect(mapping: Any, rank: int, exchange: Exchange) -> str:
     """Allocate, export and open on all ranks; return the problems of all, "" if there are none."""
-    told: dict[str, Any] = {}
     try:
-        told["handle"] = mapping.export(rank)
-    except (DriverError, ConfigError, OSError) as error:
-        told[PROBLEM] = str(error)
+        told = {"handle": mapping.export(rank)}
+    except (ConfigError, OSError) as error:
+        told = {PROBLEM: str(error)}
     all_told = tell_all(exchange, told)
     problem = problems_of(all_told)
     if problem:
         return problem
-    told = {}
     try:
         mapping.open([one["handle"] for one in all_told], rank, exchange)
-    except (DriverError, ConfigError, OSError) as error:
-        told[PROBLEM] = str(error)
-    return problems_of(tell_all(exchange, told))
+    except (ConfigError, OSError) as error:
+        problem = str(error)
+    return problem_of_all(exchange, problem)
 
 
 class IpcMapping:

@@ -12,7 +12,7 @@ from kiln.engine.distributed import tune_table
 from kiln.engine.distributed.all_reduce_plan import GPU_BLOCKS, HOST_BLOCKS, Plan, seed_plan
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.late_rank import LateRecord
-from kiln.engine.distributed.peer_access import open_memory, prove_access
+from kiln.engine.distributed.peer_access import RankMemory, open_memory, prove_access
 from kiln.engine.distributed.peer_conditions import PCIE, fabric_of, place_of
 from kiln.engine.distributed.peer_handshake import (
     PROBLEM,
@@ -22,7 +22,6 @@ from kiln.engine.distributed.peer_handshake import (
     problems_of,
     tell_all,
 )
-from kiln.engine.distributed.peer_memory import RankMemory
 from kiln.engine.distributed.prove_sums import prove_sums
 from kiln.engine.errors import ConfigError
 from kiln.jit_kernels.declare.arch import gpu, index_of
@@ -107,12 +106,11 @@ def join_peers(
             place = place_of(device)
         except ConfigError as error:  # no bindings of the driver, as where CuPy launches
             reason = str(error)
-    all_told = tell_all(exchange, {**told, **place, **({PROBLEM: reason} if reason else {})})
+    all_told = tell_all(exchange, {**told, **place, PROBLEM: reason})
     check_equal(all_told, list(told))
-    reason = problems_of(all_told)
-    joined: Joined | str = reason
-    if not reason:
-        joined = _joined(group, device, dtypes, config, plan, record, watchdog_ms, all_told)
+    joined = problems_of(all_told) or _joined(
+        group, device, dtypes, config, plan, record, watchdog_ms, all_told
+    )
     if isinstance(joined, str) and env.kernel_choice(FAMILY) == "jit":
         raise ConfigError(
             f"KILN_ALL_REDUCE=jit cannot be used here: {joined}; unset KILN_ALL_REDUCE"

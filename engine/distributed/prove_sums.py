@@ -8,7 +8,7 @@ import torch
 
 from kiln.engine.distributed.all_reduce_plan import Plan
 from kiln.engine.distributed.late_rank import LateRecord
-from kiln.engine.distributed.peer_handshake import PROBLEM, Exchange, problems_of, tell_all
+from kiln.engine.distributed.peer_handshake import Exchange, problem_of_all
 from kiln.engine.errors import CustomAllReduceTimeout
 from kiln.jit_kernels.ops.all_reduce.functions import all_reduce
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS, Algorithm
@@ -43,7 +43,7 @@ def prove_sums(
             problem = f"wrong sums: {', '.join(dict.fromkeys(wrong))}"
     except CustomAllReduceTimeout as error:
         problem = str(error)
-    return problems_of(tell_all(exchange, {PROBLEM: problem} if problem else {}))
+    return problem_of_all(exchange, problem)
 
 
 def _is_right(

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kiln.engine.distributed.peer_handshake import (
+    PROBLEM,
+    Exchange,
+    problem_of_all,
+    problems_of,
+    tell_all,
+)
 from kiln.engine.errors import ConfigError
 
-Exchange = Callable[[bytes], list[bytes]]
 _FOLDER = Path("/dev/shm")
-_MESSAGE = 4096  # bytes of each exchange; the same for all ranks, as an all-gather needs
-_MAX_PROBLEM = 600  # characters of a problem; each takes up to six bytes
 _PROOF = 16  # random bytes behind a buffer, by which a peer knows that it has found the right one
 
 
@@ -53,15 +55,19 @@ class SharedMemory:
                 os.pwrite(descriptor, proof, num_bytes)
                 told |= {"descriptor": descriptor, "proof": proof.hex()}
             except OSError as error:
-                told["problem"] = _no_memory(error, folder, num_bytes + _PROOF)[:_MAX_PROBLEM]
-            all_told = _agree(told, rank, exchange)
-            buffers: list[torch.Tensor] = []
-            told = {}
+                told[PROBLEM] = _no_memory(error, folder, num_bytes + _PROOF)
+            all_told = tell_all(exchange, told)
+            _check(problems_of(all_told))
+            if all_told[rank] != told:
+                raise ValueError(
+                    f"SharedMemory: the exchange did not return rank {rank}'s own bytes"
+                )
+            buffers, problem = [], ""
             try:
                 buffers = [_open(one, num_bytes) for one in all_told]
             except (OSError, ValueError) as error:
-                told["problem"] = str(error)[:_MAX_PROBLEM]
-            _agree(told, rank, exchange)
+                problem = str(error)
+            _check(problem_of_all(exchange, problem))
         begin = buffers[rank].data_ptr()
         self.own = buffers[rank][:num_bytes]
         self.peers = torch.tensor([buffer.data_ptr() - begin for buffer in buffers])
@@ -103,19 +109,9 @@ def _no_memory(error: OSError, folder: Path, num_bytes: int) -> str:
     )
 
 
-def _agree(told: dict[str, Any], rank: int, exchange: Exchange) -> list[dict[str, Any]]:
-    """Return what all ranks tell. Raises ConfigError on every rank if one has a problem."""
-    sent = json.dumps(told).encode().ljust(_MESSAGE)
-    received = exchange(sent)
-    if received[rank] != sent:
-        raise ValueError(f"SharedMemory: the exchange did not return rank {rank}'s own bytes")
-    all_told: list[dict[str, Any]] = [json.loads(one) for one in received]
-    problems = [
-        f"rank {other}: {one['problem']}" for other, one in enumerate(all_told) if "problem" in one
-    ]
-    if problems:
-        raise ConfigError("the ranks cannot share memory: " + "; ".join(problems))
-    return all_told
+def _check(problem: str) -> None:
+    if problem:
+        raise ConfigError(f"the ranks cannot share memory: {problem}")
 
 
 def _open(told: dict[str, Any], num_bytes: int) -> torch.Tensor:

@@ -60,22 +60,21 @@ def measure(
     sizes = sorted(set(sizes))
     at_once = max((size for size in sizes if size * group.size <= _MOST_PUSHED), default=sizes[0])
     wanted = _GPU_BLOCKS if device.type == "cuda" else (1, HOST_BLOCKS)
-    rows: list[dict[str, Any]] = []
+    timer = _Timer(group, device, dtype, [])
     found: list[tuple[float, Plan]] = []
-    torchs = _torch_times(group, device, sizes, dtype, rows)
+    torchs = timer.torch_times(sizes)
     for blocks in sorted({min(blocks, most_blocks) for blocks in wanted}):
         widest = Plan(ModeConfig(at_once), at_once, max_bytes=sizes[-1], max_blocks=blocks)
         kernels = make(widest)
         try:
-            times = _times(kernels, group, device, sizes, dtype, widest)
-            rows += _rows(times, blocks)
+            times = timer.kernel_times(kernels, sizes, widest)
             cost, plan = best_plan({**times, "torch": torchs}, sizes, widest)
-            fused = _fused_threshold(kernels, group, device, dtype, plan, rows)
+            fused = timer.fused_threshold(kernels, plan)
             found.append((cost, replace(plan, fused_threshold=fused)))
         finally:
             kernels.close()
     _, plan = min(found, key=lambda one: one[0])
-    return Tuned(plan, tuple(rows))
+    return Tuned(plan, tuple(timer.rows))
 
 
 def best_plan(times: Times, sizes: Sequence[int], widest: Plan) -> tuple[float, Plan]:
@@ -107,97 +106,80 @@ def _log_time(times: Times, name: str, size: int) -> float:
     return math.log(times[name][size]) if size in times.get(name, {}) else math.inf
 
 
-def _times(
-    kernels: SumKernels,
-    group: Group,
-    device: torch.device,
-    sizes: Sequence[int],
-    dtype: torch.dtype,
-    plan: Plan,
-) -> Times:
-    """Return the times of the algorithms whose buffers hold a message."""
-    layout, times = plan.layout(group.size), Times()
-    for size in sizes:
-        n = size // dtype.itemsize
-        x = message(group.rank, n, 0, dtype, device)
-        want, out = expected(group.size, n, 0, dtype, device), torch.empty_like(x)
-        for algorithm in ALGORITHMS:
-            if size > layout.limit(algorithm):
-                continue
-            out.fill_(float("nan"))
-            kernels.custom_all_reduce(x, out=out, algorithm=algorithm)
-            if not group.minimum([torch.equal(out, want)])[0]:
-                raise ConfigError(f"{algorithm} gives wrong sums of {size} bytes: not measured")
-            call = partial(kernels.custom_all_reduce, x, out=out, algorithm=algorithm)
-            times.setdefault(algorithm, {})[size] = _slowest(call, kernels, group, device)
-    return times
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    """Times sums of messages of a dtype on all ranks, and keeps them in ``rows``; see Tuned."""
 
+    group: Group
+    device: torch.device
+    dtype: torch.dtype
+    rows: list[dict[str, Any]]
 
-def _slowest(
-    call: Callable[[], object], kernels: SumKernels | None, group: Group, device: torch.device
-) -> int:
-    """Return the nanoseconds of a call on the slowest rank, at least 1."""
-    group.minimum([0])  # all begin at the same time
-    own = nanoseconds_of(call, device, kernels)
-    if kernels is not None:
-        kernels.check()
-    return max(1, -group.minimum([-own])[0])
+    def kernel_times(self, kernels: SumKernels, sizes: Sequence[int], plan: Plan) -> Times:
+        """Return the times of the algorithms whose buffers hold a message."""
+        group, layout, times = self.group, plan.layout(self.group.size), Times()
+        for size in sizes:
+            content = (size // self.dtype.itemsize, 0, self.dtype, self.device)
+            x = message(group.rank, *content)
+            want, out = expected(group.size, *content), torch.empty_like(x)
+            for algorithm in ALGORITHMS:
+                if size > layout.limit(algorithm):
+                    continue
+                out.fill_(float("nan"))
+                call = partial(kernels.custom_all_reduce, x, out=out, algorithm=algorithm)
+                call()
+                if not group.minimum([torch.equal(out, want)])[0]:
+                    raise ConfigError(f"{algorithm} gives wrong sums of {size} bytes: not measured")
+                times.setdefault(algorithm, {})[size] = self._slowest(call, kernels)
+        self._keep(times, plan.max_blocks)
+        return times
 
+    def torch_times(self, sizes: Sequence[int]) -> dict[int, int]:
+        """Return NCCL's or gloo's times; nothing if the group's exchanges are on another device."""
+        if self.group.device != self.device:
+            return {}
+        found = {}
+        for size in sizes:
+            x = torch.zeros(size // self.dtype.itemsize, dtype=self.dtype, device=self.device)
+            found[size] = self._slowest(partial(self.group.all_reduce_by_torch, x))
+        self._keep({"torch": found}, 0)
+        return found
 
-def _torch_times(
-    group: Group,
-    device: torch.device,
-    sizes: Sequence[int],
-    dtype: torch.dtype,
-    rows: list[dict[str, Any]],
-) -> dict[int, int]:
-    """Return NCCL's or gloo's times; nothing if the group's exchanges are on another device."""
-    if group.device != device:
-        return {}
-    found = {}
-    for size in sizes:
-        x = torch.zeros(size // dtype.itemsize, dtype=dtype, device=device)
-        found[size] = _slowest(partial(group.all_reduce_by_torch, x), None, group, device)
-    rows += _rows({"torch": found}, 0)
-    return found
+    def fused_threshold(self, kernels: SumKernels, plan: Plan) -> int:
+        """Return the largest message up to which the fused kernel is faster than the two apart."""
+        hidden = _HIDDEN if self.device.type == "cuda" else 64
+        weight = torch.ones(hidden, dtype=self.dtype, device=self.device)
+        threshold, count = 0, 1
+        while True:
+            x = torch.zeros(count, hidden, dtype=self.dtype, device=self.device)
+            residual, size = torch.zeros_like(x), x.nbytes
+            algorithm = plan.algorithm_for(size)
+            if not kernels.should_fuse(x) or algorithm is None:
+                return threshold
+            summed = partial(kernels.fused_all_reduce_add_rms_norm, x, residual, weight, 1e-5)
+            fused = self._slowest(summed, kernels)
+            apart = self._slowest(partial(_apart, kernels, x, residual, weight, algorithm), kernels)
+            self._keep({"fused": {size: fused}, "apart": {size: apart}}, plan.max_blocks)
+            if fused > apart:
+                return threshold
+            threshold, count = size, 2 * count
 
+    def _slowest(self, call: Callable[[], object], kernels: SumKernels | None = None) -> int:
+        """Return the nanoseconds of a call on the slowest rank, at least 1."""
+        self.group.minimum([0])  # all begin at the same time
+        own = nanoseconds_of(call, self.device, kernels)
+        if kernels is not None:
+            kernels.check()
+        return max(1, -self.group.minimum([-own])[0])
 
-def _fused_threshold(
-    kernels: SumKernels,
-    group: Group,
-    device: torch.device,
-    dtype: torch.dtype,
-    plan: Plan,
-    rows: list[dict[str, Any]],
-) -> int:
-    """Return the largest message up to which the fused kernel is faster than the two apart."""
-    hidden = _HIDDEN if device.type == "cuda" else 64
-    weight = torch.ones(hidden, dtype=dtype, device=device)
-    threshold, count = 0, 1
-    while True:
-        x = torch.zeros(count, hidden, dtype=dtype, device=device)
-        residual, size = torch.zeros_like(x), x.numel() * dtype.itemsize
-        algorithm = plan.algorithm_for(size)
-        if not kernels.should_fuse(x) or algorithm is None:
-            return threshold
-        summed = partial(kernels.fused_all_reduce_add_rms_norm, x, residual, weight, 1e-5)
-        fused = _slowest(summed, kernels, group, device)
-        parts = partial(_apart, kernels, x, residual, weight, algorithm)
-        apart = _slowest(parts, kernels, group, device)
-        rows += _rows({"fused": {size: fused}, "apart": {size: apart}}, plan.max_blocks)
-        if fused > apart:
-            return threshold
-        threshold, count = size, 2 * count
+    def _keep(self, times: Times, blocks: int) -> None:
+        self.rows.extend(
+            {"bytes": size, "blocks": blocks, "algorithm": name, "us": round(time / 1000, 3)}
+            for name, own in times.items()
+            for size, time in own.items()
+        )
 
 
 def _apart(kernels: SumKernels, x: Any, residual: Any, weight: Any, algorithm: Any) -> None:
     kernels.custom_all_reduce(x, out=x, algorithm=algorithm)
     torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, 1e-5, 0.0)
-
-
-def _rows(times: Times, blocks: int) -> list[dict[str, Any]]:
-    return [
-        {"bytes": size, "blocks": blocks, "algorithm": name, "us": round(time / 1000, 3)}
-        for name, own in times.items()
-        for size, time in own.items()
-    ]

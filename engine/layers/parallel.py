@@ -19,6 +19,7 @@ from kiln.engine.distributed.group import group_named
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.opaque import opaque_operator
 
 
 def _sum_and_add(
@@ -39,18 +40,12 @@ def _gather(x: torch.Tensor, group: str) -> torch.Tensor:
     return together.transpose(0, 1).reshape(x.shape[0], -1)
 
 
-def _no_sum(*arguments: object) -> None:
-    """Do nothing on fake tensors: the results are arguments."""
-
-
-torch.library.define(
-    "kiln::sum_and_add_rms_norm",
-    "(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, str group) -> ()",
+opaque_operator(
+    "sum_and_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, str group)"
+    " -> ()",
+    _sum_and_add,
 )
-torch.library.impl("kiln::sum_and_add_rms_norm", ("CPU", "CUDA"), _sum_and_add)
-torch.library.define("kiln::gather_columns", "(Tensor x, str group) -> Tensor")
-torch.library.impl("kiln::gather_columns", ("CPU", "CUDA"), _gather)
-torch.library.register_fake("kiln::sum_and_add_rms_norm", _no_sum)
+opaque_operator("gather_columns(Tensor x, str group) -> Tensor", _gather, fake=None)
 
 
 @dataclass(frozen=True, slots=True)

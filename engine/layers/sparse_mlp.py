@@ -8,9 +8,8 @@ import torch
 
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP
+from kiln.engine.layers.opaque import opaque_operator
 from kiln.jit_kernels.ops.moe.functions import moe_experts, route_tokens
-
-_NAME = "kiln::moe"
 
 
 def _moe(
@@ -30,16 +29,12 @@ def _moe(
     return moe_experts(x, gate_up, down, weights, ids)
 
 
-def _fake_moe(x: torch.Tensor, *arguments: object) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-torch.library.define(
-    _NAME,
-    "(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int top_k, bool renormalise) -> Tensor",
+opaque_operator(
+    "moe(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int top_k, bool renormalise)"
+    " -> Tensor",
+    _moe,
+    fake=lambda x, *others: torch.empty_like(x),
 )
-torch.library.impl(_NAME, ("CPU", "CUDA"), _moe)
-torch.library.register_fake(_NAME, _fake_moe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,41 +70,34 @@ def read_adapter(
         config = read_adapter_config(folder, [part.name for part in sites.parts])
         with _opened(folder) as file:
             base = BaseWeights(sites.all) if base is None else base
-            reader = _Reader(folder, file, config, sites, dtype, max_rank, base)
+            parts = {part.name: (part, site) for site in sites.all for part in site.parts}
+            path, refused = folder / WEIGHTS_FILE, sites.refused
+            reader = _Reader(path, file, config, parts, refused, dtype, max_rank, base)
             return Adapter(name, reader.pairs())
     except (ModelError, OSError) as error:
         raise AdapterError(f"LoRA adapter {name!r}: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
 class _Reader:
-    """The checks of one file of tensors."""
+    """The checks of one file of tensors. ``parts`` is by name; ``refused``: see Sites."""
 
-    def __init__(
-        self,
-        folder: Path,
-        file: Any,
-        config: AdapterConfig,
-        sites: Sites,
-        dtype: torch.dtype,
-        max_rank: int | None,
-        base: BaseWeights,
-    ) -> None:
-        self._path = folder / WEIGHTS_FILE
-        self._file = file
-        self._config = config
-        self._dtype = dtype
-        self._max_rank = max_rank
-        self._base = base
-        self._refused = sites.refused
-        self._parts = {part.name: (part, site) for site in sites.all for part in site.parts}
+    path: Path
+    file: Any
+    config: AdapterConfig
+    parts: Mapping[str, tuple[Part, Site]]
+    refused: Mapping[str, str]
+    dtype: torch.dtype
+    max_rank: int | None
+    base: BaseWeights
 
     def pairs(self) -> dict[int, LoRAPair]:
         """Return the pairs of all modules."""
         found: dict[str, dict[Role, str]] = {}
         copies: list[tuple[str, str]] = []  # modules, tensors
         adapters: dict[str, str] = {}  # names of adapters, and a tensor of each
-        for name in sorted(self._file.keys()):
-            module, role, adapter = split_name(name, self._parts, self._refused, self._path)
+        for name in sorted(self.file.keys()):
+            module, role, adapter = split_name(name, self.parts, self.refused, self.path)
             if role in (Role.BASE_WEIGHT, Role.WEIGHT):
                 copies.append((module, name))
                 continue
@@ -112,31 +105,31 @@ class _Reader:
             adapters.setdefault(adapter, name)
         if len(adapters) > 1:
             raise ModelError(
-                f"{self._path}: holds tensors of several adapters, such as "
+                f"{self.path}: holds tensors of several adapters, such as "
                 f"{' and '.join([*adapters.values()][:2])}: save each in a folder of its own"
             )
         self._check_modules(found, [module for module, _ in copies])
         pairs = {}
         for module, names in found.items():
-            part, site = self._parts[module]
+            part, site = self.parts[module]
             pairs[part.row] = self._pair(names, part, site.kind)
         if not pairs:
-            raise ModelError(f"{self._path}: holds no LoRA tensors")
+            raise ModelError(f"{self.path}: holds no LoRA tensors")
         for module, name in copies:
-            self._check_copy(name, *self._parts[module])
+            self._check_copy(name, *self.parts[module])
         return pairs
 
     def _check_modules(self, found: Iterable[str], copied: Iterable[str]) -> None:
-        unknown = [module for module in (*found, *copied) if module not in self._parts]
+        unknown = [module for module in (*found, *copied) if module not in self.parts]
         if unknown:
             raise ModelError(
-                f"{self._path}: the model has no {', '.join(unknown[:_SHOWN])} "
+                f"{self.path}: the model has no {', '.join(unknown[:_SHOWN])} "
                 f"({len(unknown)} such modules): was the adapter trained on this model?"
             )
-        strays = [module for module in found if not self._config.modules.has(module)]
+        strays = [module for module in found if not self.config.modules.has(module)]
         if strays:
             raise ModelError(
-                f"{self._path}: holds tensors of {', '.join(strays[:_SHOWN])} ({len(strays)} such "
+                f"{self.path}: holds tensors of {', '.join(strays[:_SHOWN])} ({len(strays)} such "
                 "modules), which target_modules and the keys beside it in adapter_config.json "
                 "leave out"
             )
@@ -145,10 +138,10 @@ class _Reader:
         """Check that a copy of a base weight is the model's, which is used."""
         shape = (part.output_size, part.input_size)
         self._check(name, shape[::-1] if site.kind is Kind.EMBEDDING else shape, "the model's is")
-        row = self._base.first_difference(site, part, self._file.get_slice(name))
+        row = self.base.first_difference(site, part, self.file.get_slice(name))
         if row is not None:
             raise ModelError(
-                f"{self._path}: tensor {name} is a copy of {part.name} that differs from the "
+                f"{self.path}: tensor {name} is a copy of {part.name} that differs from the "
                 f"model's, first in row {row}: the adapter needs this weight, which trained whole "
                 "modules (modules_to_save) or new tokens change, and Kiln uses the model's: serve "
                 "a model that was saved with it, or save the adapter without it "
@@ -160,49 +153,47 @@ class _Reader:
         odd = [name for role, name in names.items() if role not in roles]
         if odd:
             raise ModelError(
-                f"{self._path}: tensor {odd[0]}: {part.name} needs {' and '.join(map(_end, roles))}"
+                f"{self.path}: tensor {odd[0]}: {part.name} needs {' and '.join(map(_end, roles))}"
             )
         for role in roles:
             if role not in names:
                 other = next(name for own, name in names.items() if own in roles)
                 raise ModelError(
-                    f"{self._path}: tensor {other} is there, but {part.name}{role.value} is missing"
+                    f"{self.path}: tensor {other} is there, but {part.name}{role.value} is missing"
                 )
-        rank = self._config.rank(part.name)
-        if self._max_rank is not None and rank > self._max_rank:
+        rank = self.config.rank(part.name)
+        if self.max_rank is not None and rank > self.max_rank:
             raise ModelError(
-                f"{self._path}: {part.name} has rank {rank}, above max_lora_rank="
-                f"{self._max_rank}: raise it, or use an adapter of lower rank"
+                f"{self.path}: {part.name} has rank {rank}, above max_lora_rank="
+                f"{self.max_rank}: raise it, or use an adapter of lower rank"
             )
         says = f"the model and rank {rank} of adapter_config.json imply"
         a, b = (names[role] for role in roles)
         return LoRAPair(
             self._tensor(a, (rank, part.input_size), says),
             self._tensor(b, (part.output_size, rank), says),
-            self._config.scale(part.name),
+            self.config.scale(part.name),
         )
 
     def _tensor(self, name: str, shape: tuple[int, ...], says: str) -> torch.Tensor:
         """Return a tensor in the model's dtype, all of it finite."""
         self._check(name, shape, says)
-        tensor: torch.Tensor = self._file.get_tensor(name).to(self._dtype)
+        tensor: torch.Tensor = self.file.get_tensor(name).to(self.dtype)
         if not bool(torch.isfinite(tensor).all()):
-            raise ModelError(
-                f"{self._path}: tensor {name} holds NaN or infinities as {self._dtype}"
-            )
+            raise ModelError(f"{self.path}: tensor {name} holds NaN or infinities as {self.dtype}")
         return tensor
 
     def _check(self, name: str, shape: tuple[int, ...], says: str) -> None:
         """Check shape and dtype of a tensor, neither of which needs its data."""
-        part = self._file.get_slice(name)
+        part = self.file.get_slice(name)
         if part.get_dtype() not in _DTYPES:
             raise ModelError(
-                f"{self._path}: tensor {name} is {part.get_dtype()}, want one of "
+                f"{self.path}: tensor {name} is {part.get_dtype()}, want one of "
                 f"{', '.join(_DTYPES)}"
             )
         if tuple(part.get_shape()) != shape:
             raise ModelError(
-                f"{self._path}: tensor {name} is {list(part.get_shape())}, {says} {list(shape)}"
+                f"{self.path}: tensor {name} is {list(part.get_shape())}, {says} {list(shape)}"
             )
 
 

@@ -11,6 +11,8 @@ from kiln.engine.lora.batch_info import LoRABatchInfo, make_batch_info
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Kind, Site
 
+Layer = Callable[[], None]  # runs a layer without adapters
+
 
 class BaseLoRABackend(ABC):
     """Adds scale * B A x to the outputs of layers, by segment of a step.
@@ -56,12 +58,7 @@ class BaseLoRABackend(ABC):
         """Return h, the columns of A for token_ids [num_tokens] int64."""
 
     def run_linear(
-        self,
-        base: Callable[[], None],
-        x: torch.Tensor,
-        site: Site,
-        out: torch.Tensor,
-        info: LoRABatchInfo,
+        self, base: Layer, x: torch.Tensor, site: Site, out: torch.Tensor, info: LoRABatchInfo
     ) -> None:
         """Call ``base``, which writes the layer without adapters to out, and add their parts.
 

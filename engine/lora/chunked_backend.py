@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from kiln.engine.errors import ConfigError
+from kiln.engine.lora.backend import Layer
 from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo
 from kiln.engine.lora.kernel_backend import KernelLoRA, slots_of_tokens
 from kiln.engine.lora.pool import AdapterPool
@@ -78,12 +79,7 @@ class ChunkedLoRA(KernelLoRA):
             self._slots_of(place).copy_(host, non_blocking=True)
 
     def run_linear(
-        self,
-        base: Callable[[], None],
-        x: torch.Tensor,
-        site: Site,
-        out: torch.Tensor,
-        info: LoRABatchInfo,
+        self, base: Layer, x: torch.Tensor, site: Site, out: torch.Tensor, info: LoRABatchInfo
     ) -> None:
         """Do the same; the chunk table is made ahead of the branch that A can run in.
 

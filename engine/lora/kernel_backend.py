@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from kiln.engine.lora.backend import BaseLoRABackend
+from kiln.engine.lora.backend import BaseLoRABackend, Layer
 from kiln.engine.lora.batch_info import NO_ADAPTER, LoRABatchInfo
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sites import Site
@@ -54,9 +54,8 @@ class KernelLoRA(BaseLoRABackend):
         device = pool.values.device
         self._num_slots = pool.ranks.shape[1]
         on_host = (pool.ranks, pool.scales, pool.a_offsets, pool.b_offsets)
-        tables = [torch.empty(one.shape, dtype=_dtype(one), device=device) for one in on_host]
-        self._tables = tables
-        self._of_site = {site: _tables_of(site, pool, tables) for site in sites}
+        self._tables = [torch.empty_like(torch.from_numpy(one), device=device) for one in on_host]
+        self._of_site = {site: _tables_of(site, pool, self._tables) for site in sites}
         # Tiles of all tokens of a step, and behind them of those that the LM head sees.
         most = max(num_elements(tokens, self._num_slots) for tokens in range(max_tokens + 1))
         self._numbers = torch.full((2 * most,), -1, dtype=torch.int32, device=device)
@@ -70,7 +69,7 @@ class KernelLoRA(BaseLoRABackend):
         self._most_tiles = num_tiles(min(max_tokens, MOST_SMALL), self._num_slots)
         self._workspace_width = 0
         self._workspace = make_workspace(0, 0, device)
-        self._graph_workspace = self._workspace  # graphs keep only its address
+        self._graph_workspace = self._workspace  # held for graphs, which keep only its address
         self._version = -1
         overlaps = overlap and device.type == "cuda"
         self._beside = torch.cuda.Stream(device) if overlaps else None  # of low priority
@@ -141,12 +140,7 @@ class KernelLoRA(BaseLoRABackend):
         return info
 
     def run_linear(
-        self,
-        base: Callable[[], None],
-        x: torch.Tensor,
-        site: Site,
-        out: torch.Tensor,
-        info: LoRABatchInfo,
+        self, base: Layer, x: torch.Tensor, site: Site, out: torch.Tensor, info: LoRABatchInfo
     ) -> None:
         """Do the same; in a CUDA graph A is a branch beside the layer, which has priority."""
         if self._beside is None or not torch.cuda.is_current_stream_capturing():
@@ -231,10 +225,6 @@ def slots_of_tokens(
     """
     of_requests = np.array(slots, np.int32)
     return np.repeat(of_requests, np.array(lengths)), np.repeat(of_requests, np.array(samples))
-
-
-def _dtype(array: np.ndarray) -> torch.dtype:
-    return torch.from_numpy(array).dtype
 
 
 def _tiles(info: LoRABatchInfo) -> Tiles:

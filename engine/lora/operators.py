@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
+from kiln.engine.layers.opaque import opaque_operator
+
 
 class LoRAStep(Protocol):
     """The adapters of a running step, as the operators use them."""
@@ -35,8 +37,8 @@ _current: ContextVar[LoRAStep | None] = ContextVar("kiln_lora_step", default=Non
 
 
 @contextmanager
-def lora_step(step: LoRAStep | None) -> Iterator[None]:
-    """Make ``step`` the current one inside a ``with`` block; None: no request has an adapter."""
+def lora_step(step: LoRAStep) -> Iterator[None]:
+    """Make ``step`` the current one inside a ``with`` block."""
     token = _current.set(step)
     try:
         yield
@@ -73,22 +75,13 @@ def add_embedding(token_ids: torch.Tensor, out: torch.Tensor, rows: torch.Tensor
         step.add_embedding(rows, token_ids, out)
 
 
-def _fake(*arguments: torch.Tensor | None) -> None:
-    """Do nothing on fake tensors: the only result is an argument."""
-
-
-for _schema, _function in (
-    ("lora_linear(Tensor x, Tensor weight, Tensor? bias, Tensor rows, Tensor(a!) out)", run_linear),
-    ("lora_embedding(Tensor token_ids, Tensor(a!) out, Tensor rows)", add_embedding),
-):
-    _name, _, _arguments = _schema.partition("(")
-    torch.library.define(f"kiln::{_name}", f"({_arguments} -> ()")
-    for _key in ("CPU", "CUDA"):
-        torch.library.impl(f"kiln::{_name}", _key, _function)
-    torch.library.register_fake(f"kiln::{_name}", _fake)
-
-lora_linear = torch.ops.kiln.lora_linear.default
-lora_embedding = torch.ops.kiln.lora_embedding.default
+lora_linear = opaque_operator(
+    "lora_linear(Tensor x, Tensor weight, Tensor? bias, Tensor rows, Tensor(a!) out) -> ()",
+    run_linear,
+)
+lora_embedding = opaque_operator(
+    "lora_embedding(Tensor token_ids, Tensor(a!) out, Tensor rows) -> ()", add_embedding
+)
 
 OPENED: dict[Any, Callable[..., None]] = {lora_linear: run_linear, lora_embedding: add_embedding}
 """What each operator runs, for those who record a graph on a CPU."""

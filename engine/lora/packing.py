@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from kiln.engine.lora.adapter import Adapter, LoRAPair
-from kiln.engine.lora.sites import Kind, Site
+from kiln.engine.lora.sites import Kind, Part, Site
 
 ALIGNMENT = 16  # bytes: kernels read so many at once
 
@@ -48,9 +48,9 @@ class PackedAdapter:
 
 
 def pack(adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype) -> PackedAdapter:
-    """Return an adapter in one tensor."""
+    """Return an adapter in one tensor, with zeros where a rank's layer is larger than its share."""
     align = ALIGNMENT // dtype.itemsize
-    places: list[tuple[Site, LoRAPair]] = []
+    places: list[tuple[Site, Part, LoRAPair]] = []
     pairs: list[PackedPair] = []
     end = 0
     for site in sites:
@@ -58,17 +58,20 @@ def pack(adapter: Adapter, sites: Sequence[Site], dtype: torch.dtype) -> PackedA
         starts = []
         for _, pair in own:
             starts.append(end)
-            end += pair.a.numel()
+            end += pair.rank * site.input_size
         for (part, pair), start in zip(own, starts, strict=True):
             end = _aligned(end, align)
-            places.append((site, pair))
+            places.append((site, part, pair))
             pairs.append(PackedPair(part.row, start, end, pair.rank, pair.scale))
-            end += pair.b.numel()
+            end += pair.rank * part.output_size
         end = _aligned(end, align)
     values = torch.zeros(end, dtype=dtype)
-    for (site, pair), at in zip(places, pairs, strict=True):
-        _write(values, at.a, pair.a.T if site.kind is Kind.EMBEDDING else pair.a)
-        _write(values, at.b, pair.b.T)
+    for (site, part, pair), at in zip(places, pairs, strict=True):
+        if site.kind is Kind.EMBEDDING:
+            _write(values[at.a :], site.input_size, pair.rank, pair.a.T)
+        else:
+            _write(values[at.a :], pair.rank, site.input_size, pair.a)
+        _write(values[at.b :], pair.rank, part.output_size, pair.b.T)
     return PackedAdapter(adapter.name, tuple(pairs), values)
 
 
@@ -76,5 +79,6 @@ def _aligned(end: int, align: int) -> int:
     return -(-end // align) * align
 
 
-def _write(values: torch.Tensor, start: int, tensor: torch.Tensor) -> None:
-    values[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+def _write(place: torch.Tensor, rows: int, columns: int, tensor: torch.Tensor) -> None:
+    own = place[: rows * columns].view(rows, columns)
+    own[: tensor.shape[0], : tensor.shape[1]] = tensor

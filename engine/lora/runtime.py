@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,9 @@ from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Kind, Site, Sites
 from kiln.engine.lora.store import RankStore
+from kiln.engine.models.loader import Progress
 from kiln.engine.requests.batch import Batch
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 MakeBackend = Callable[[AdapterPool, Sequence[Site]], BaseLoRABackend]
 
 
@@ -55,27 +55,25 @@ class Adapters:
         self.backend = backend
         self._sites = {site.rows.data_ptr(): site for site in sites}
 
-    @contextmanager
-    def step(self, batch: Batch) -> Iterator[None]:
+    def step(self, batch: Batch) -> AbstractContextManager[None]:
         """Apply the adapters of a batch to the layers that run inside a ``with`` block."""
-        if not batch.has_adapters:
-            yield
-            return
         of = batch.columns
-        info = self.backend.prepare_lora_batch(of.adapter_slot, of.num_tokens, of.num_samples)
-        with lora_step(_AdapterStep(self.backend, self._sites, info)):
-            yield
+        return self._step_of(of.adapter_slot, of.num_tokens, of.num_samples)
 
-    @contextmanager
-    def rows(self, slots: Sequence[int]) -> Iterator[None]:
+    def rows(self, slots: Sequence[int]) -> AbstractContextManager[None]:
         """Apply the adapters of single rows, as the LM head sees them, inside a ``with`` block."""
-        if max(slots) < 0:
-            yield
-            return
         ones = [1] * len(slots)
-        info = self.backend.prepare_lora_batch(slots, ones, ones)
-        with lora_step(_AdapterStep(self.backend, self._sites, info)):
-            yield
+        return self._step_of(slots, ones, ones)
+
+    def _step_of(
+        self, slots: Sequence[int], lengths: Sequence[int], samples: Sequence[int]
+    ) -> AbstractContextManager[None]:
+        if max(slots) < 0:
+            return nullcontext()
+        return self._applied(self.backend.prepare_lora_batch(slots, lengths, samples))
+
+    def _applied(self, info: LoRABatchInfo) -> AbstractContextManager[None]:
+        return lora_step(_AdapterStep(self.backend, self._sites, info))
 
     def reserve_graphs(self) -> bool:
         """Let graphs fit every adapter that is loaded now; return whether they fit any.
@@ -92,12 +90,9 @@ class Adapters:
         """Whether graphs fit the adapters of a batch."""
         return self._kernels.graphs_fit(batch.columns.adapter_slot)
 
-    @contextmanager
-    def fixed_step(self, num_tokens: int, num_rows: int) -> Iterator[None]:
+    def fixed_step(self, num_tokens: int, num_rows: int) -> AbstractContextManager[None]:
         """Apply the adapters that ``fill`` sets, for a graph of this size."""
-        info = self._kernels.fixed_batch(num_tokens, num_rows)
-        with lora_step(_AdapterStep(self.backend, self._sites, info)):
-            yield
+        return self._applied(self._kernels.fixed_batch(num_tokens, num_rows))
 
     def clear(self) -> None:
         """Make every fixed step one of padding, until ``fill``."""

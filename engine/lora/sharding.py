@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
-
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.sites import Kind, Part, Site, Sites
 from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.projections import build_without_weights
+from kiln.engine.models.loader import build_without_weights
 from kiln.engine.models.split import Split
 
 _ROW_PARALLEL = ("o_proj", "down_proj")
@@ -75,20 +73,6 @@ class AdapterShard:
         self._shard = Shard(split, config.num_kv_heads)
         self.places = self._shard.places
 
-    def __call__(self, adapter: Adapter, own: Sequence[Site]) -> Adapter:
-        """Return the rank's part of an adapter, with zeros where ``own`` layers are padded."""
-        cut = self._shard.adapter(adapter, self.sites.all)
-        pairs = {
-            part.row: _padded(cut.pairs[part.row], site, part)
-            for site in own
-            for part in site.parts
-            if part.row in cut.pairs
-        }
-        return Adapter(adapter.name, pairs)
-
-
-def _padded(pair: LoRAPair, site: Site, part: Part) -> LoRAPair:
-    """Return a pair of the sizes of the rank's layer."""
-    columns = site.input_size - pair.a.shape[1]
-    rows = part.output_size - pair.b.shape[0]
-    return LoRAPair(F.pad(pair.a, (0, columns)), F.pad(pair.b, (0, 0, 0, rows)), pair.scale)
+    def __call__(self, adapter: Adapter) -> Adapter:
+        """Return the rank's part of an adapter, views of its tensors."""
+        return self._shard.adapter(adapter, self.sites.all)

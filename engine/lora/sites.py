@@ -1,15 +1,19 @@
-"""The places of a model where an adapter can act: its projections and its embedding."""
+"""The places of a model where an adapter can act: its projections and its embedding.
+
+There its layers are replaced by ones that add what the adapters of a step's requests change.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
-from kiln.engine.lora.layers import LoRAEmbedding, LoRALinear
+from kiln.engine.lora.operators import lora_embedding, lora_linear
 from kiln.engine.models.parameters import Projection
 
 
@@ -64,6 +68,32 @@ class Site:
     weight: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LoRALinear(Linear):
+    """A Linear plus scale * B A x for the tokens of each adapter; ``rows`` as in Site."""
+
+    rows: torch.Tensor = field(kw_only=True)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [num_tokens, in] to [num_tokens, out]."""
+        out = x.new_empty(len(x), len(self.weight))
+        lora_linear(x, self.weight, self.bias, self.rows, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class LoRAEmbedding(Embedding):
+    """An Embedding plus scale * B A[:, token] for the tokens of each adapter."""
+
+    rows: torch.Tensor = field(kw_only=True)
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return [num_tokens, hidden_size]."""
+        out = Embedding.__call__(self, token_ids)
+        lora_embedding(token_ids, out, self.rows)
+        return out
+
+
 class Sites:
     """Wraps the layers of a model while it is built, and lists them.
 
@@ -86,25 +116,25 @@ class Sites:
         if kind is None:
             self.refused.update(dict.fromkeys((name for name, _ in projection.parts), "a router"))
             return layer
-        site = self._add(kind, projection.input_size, projection.parts, layer.weight)
+        sizes = {name: share.room for name, share in projection.parts}
+        site = self._add(kind, projection.inputs.room, sizes, layer.weight)
         return LoRALinear(layer.weight, layer.bias, rows=site.rows)
 
     def embedding(self, name: str, layer: Embedding) -> Embedding:
         """Return an embedding that adds the adapters' parts; ``name`` is the checkpoint's."""
         vocab_size, hidden_size = layer.weight.shape
-        site = self._add(Kind.EMBEDDING, vocab_size, ((name, hidden_size),), layer.weight)
+        site = self._add(Kind.EMBEDDING, vocab_size, {name: hidden_size}, layer.weight)
         return LoRAEmbedding(layer.weight, rows=site.rows)
 
     def _add(
-        self, kind: Kind, input_size: int, parts: tuple[tuple[str, int], ...], weight: torch.Tensor
+        self, kind: Kind, input_size: int, sizes: Mapping[str, int], weight: torch.Tensor
     ) -> Site:
         made, start = [], 0
-        for name, size in parts:
+        for name, size in sizes.items():
             made.append(Part(self._num_parts, name, input_size, start, size))
             self._num_parts += 1
             start += size
-        numbers = [part.row for part in made]
-        rows = torch.tensor(numbers, dtype=torch.int32, device=weight.device)
+        rows = torch.tensor([one.row for one in made], dtype=torch.int32, device=weight.device)
         site = Site(kind, input_size, tuple(made), rows, weight)
         self.all.append(site)
         return site

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,11 +19,11 @@ from kiln.engine.lora.packing import ALIGNMENT, PackedAdapter, pack
 from kiln.engine.lora.pool import AdapterPool
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
+from kiln.engine.models.loader import Progress
 from kiln.engine.requests.adapter_job import AdapterInfo
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]  # stage, done, total
 _GIB = 2**30
 _LEAST_BYTES = _GIB  # of the pool, if adapters can be loaded while serving
 
@@ -119,7 +119,7 @@ class RankStore:
         else:
             whole, base = self._shard.sites, BaseWeights(self._sites.all, self._shard.places)
             adapter = read_adapter(name, folder, whole, self._dtype, max_rank=most, base=base)
-            adapter = self._shard(adapter, self._sites.all)
+            adapter = self._shard(adapter)
         return pack(adapter, self._sites.all, self._dtype)
 
     def _inside_root(self, name: str, path: str) -> Path:

@@ -1,4 +1,4 @@
-"""One layer of a decoder."""
+"""One layer of a decoder, and the self-attention in it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.sparse_mlp import SparseMLP
-from kiln.engine.models.self_attention import SelfAttention
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """Grouped-query attention between its projections."""
+
+    qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden_size]
+    attention: AttentionLayer
+    output: Linear  # [hidden_size, num_heads * head_dim]
+
+    def __call__(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Map x [num_tokens, hidden_size] at positions [num_tokens] to the same shape."""
+        return self.output(self.attention(positions, self.qkv(x)))
 
 
 @dataclass(frozen=True, slots=True)

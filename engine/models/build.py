@@ -14,11 +14,10 @@ from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.parallel import SummingRMSNorm, VocabParallelEmbedding, VocabParallelHead
 from kiln.engine.layers.rotary import Rotary
 from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
-from kiln.engine.models.block import DecoderBlock
+from kiln.engine.models.block import DecoderBlock, SelfAttention
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
-from kiln.engine.models.self_attention import SelfAttention
 from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights
@@ -76,8 +75,7 @@ class Builder:
         As in transformers 5, a checkpoint with another head than its embedding keeps both.
         """
         share = self._split.vocabulary(self._config.vocab_size)
-        parts = (("lm_head", share.room),)
-        projection = Projection("lm_head", parts, self._config.hidden_size, outputs=(share,))
+        projection = Projection("lm_head", (("lm_head", share),), self._hidden)
         if self._config.tie_word_embeddings:
             part = self._parameters.tied(projection, embedding.weight)
         else:
@@ -143,17 +141,11 @@ class Builder:
             "inner elements",
             multiple=_VECTOR // self._dtype.itemsize,
         )
-        hidden = self._hidden.size
         places = [f"{prefix}experts.{index}." for index in range(count)]
-        pairs = tuple(place + part for place in places for part in (names.gate, names.up))
-        downs = tuple((place + names.down, hidden) for place in places)
-        gate_up = Projection(
-            name + "experts.gate_up_proj",
-            tuple((part, inner.room) for part in pairs),
-            hidden,
-            outputs=(inner,) * len(pairs),
-        )
-        down = Projection(name + "experts.down_proj", downs, inner.room, inputs=inner)
+        pairs = tuple((place + part, inner) for place in places for part in (names.gate, names.up))
+        gate_up = Projection(name + "experts.gate_up_proj", pairs, self._hidden)
+        downs = tuple((place + names.down, self._hidden) for place in places)
+        down = Projection(name + "experts.down_proj", downs, inner)
         shared = None
         if experts.shared_size:
             gate = {"shared_expert_gate": all_of(1)}
@@ -181,16 +173,8 @@ class Builder:
         )
 
     def _linear(
-        self,
-        name: str,
-        prefix: str,
-        parts: Mapping[str, Share],
-        inputs: Share,
-        bias: bool = False,
+        self, name: str, prefix: str, parts: Mapping[str, Share], inputs: Share, bias: bool = False
     ) -> Linear:
         """Build one projection; ``parts``: the rank's outputs by name after ``prefix``."""
-        placed = tuple((prefix + part, share.room) for part, share in parts.items())
-        outputs = tuple(parts.values())
-        return self._parameters.linear(
-            Projection(name, placed, inputs.room, bias, outputs=outputs, inputs=inputs)
-        )
+        placed = tuple((prefix + part, share) for part, share in parts.items())
+        return self._parameters.linear(Projection(name, placed, inputs, bias))

@@ -53,11 +53,7 @@ class FusedExperts(Weights):
         rows, columns = (
             slice(*part.indices(size)[:2]) for part, size in zip(parts, shape, strict=True)
         )
-        place = (
-            slice(expert, expert + 1),
-            slice(first + rows.start, first + rows.stop),
-            columns,
-        )
+        place = (slice(expert, expert + 1), slice(first + rows.start, first + rows.stop), columns)
         self._source.fill(stored, out[None], (self._count, stacked, inputs), place)
 
     def ignore(self, name: str) -> None:

@@ -13,11 +13,7 @@ from kiln.engine.models.fields import Fields
 from kiln.engine.models.rope_config import RopeConfig, read_rope
 from kiln.engine.models.windows import check_layer_types
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,6 @@ class Traits:
 class HFConfig:
     """A decoder's architecture, as given by its config.json."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -71,7 +66,7 @@ class HFConfig:
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.windows)
 
 
-def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
+def read_config(fields: Fields, traits: Traits) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
     if "quantization_config" in fields:
         raise fields.error("quantization_config", "Kiln supports only unquantized checkpoints")
@@ -88,7 +83,6 @@ def read_config(fields: Fields, architecture: str, traits: Traits) -> HFConfig:
     if activation not in GATES:
         raise fields.error("hidden_act", f"Kiln supports {', '.join(GATES)}")
     return HFConfig(
-        architecture=architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.count("intermediate_size"),
@@ -109,6 +103,6 @@ def _read_dtype(fields: Fields) -> torch.dtype:
     """Read ``dtype`` (transformers 5) or ``torch_dtype`` (4)."""
     name = "dtype" if "dtype" in fields else "torch_dtype"
     text = fields.text(name).removeprefix("torch.")
-    if text not in _DTYPES:
-        raise fields.error(name, f"Kiln supports {', '.join(_DTYPES)}")
-    return _DTYPES[text]
+    if text not in DTYPES:
+        raise fields.error(name, f"Kiln supports {', '.join(DTYPES)}")
+    return DTYPES[text]

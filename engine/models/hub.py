@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from kiln.engine.errors import ModelError
 
 _SMALL = ["*.json", "*.jinja", "*.model", "*.txt"]
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+SINGLE = "model.safetensors"
 
 
 def download(model: str) -> Path:
@@ -21,14 +22,16 @@ def download(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    local = _local(model)
+    local: Path | None = None  # complete or not
+    with suppress(OSError, ValueError):
+        local = Path(snapshot_download(model, local_files_only=True))
     if local is not None and _is_complete(local):
         return local
     try:
         # Weights by file name: a repository may also hold other formats, such as Mistral's
         # consolidated.safetensors.
         small = Path(snapshot_download(model, allow_patterns=_SMALL))
-        weights = _weights(small) or {_SINGLE}
+        weights = _weights(small) or {SINGLE}
         return Path(snapshot_download(model, allow_patterns=[*_SMALL, *sorted(weights)]))
     except RepositoryNotFoundError as error:  # also for gated repositories
         raise ModelError(
@@ -46,16 +49,6 @@ def download(model: str) -> Path:
         ) from error
 
 
-def _local(model: str) -> Path | None:
-    """Return the local copy, complete or not."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError):
-        return None
-
-
 def _is_complete(folder: Path) -> bool:
     """Whether config.json and all weight files exist."""
     weights = _weights(folder)
@@ -64,9 +57,9 @@ def _is_complete(folder: Path) -> bool:
 
 def _weights(folder: Path) -> set[str]:
     """Return the names of the weight files; empty if their index is unreadable."""
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
-        return {_SINGLE}
+        return {SINGLE}
     try:
         return {
             str(f) for f in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()

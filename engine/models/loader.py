@@ -1,4 +1,4 @@
-"""Build a model and load its weights."""
+"""Build a model, with its weights or without."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from kiln.engine.config import LoadFormat
 from kiln.engine.models.build import Builder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
@@ -40,21 +39,23 @@ def load_model(  # noqa: PLR0913 (see Builder)
     """
     total = config.num_layers
     progress("weights", 0, total)
-
-    def on_layer(done: int) -> None:
-        progress("weights", done, total)
-
     if config.traits.experts is not None:
         weights = FusedExperts(weights, config.traits.experts)
     builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split)
-    model = family.build(builder, on_layer)
+    model = family.build(builder, lambda done: progress("weights", done, total))
     weights.finish()
     return model
 
 
-def open_weights(folder: Path, load_format: LoadFormat, seed: int, dtype: torch.dtype) -> Weights:
+def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) -> Weights:
     """Return the weight source for a load format; dummy weights report ``dtype``.
 
     Raises ModelError.
     """
     return DummyWeights(seed, dtype) if load_format == "dummy" else SafetensorsWeights(folder)
+
+
+def build_without_weights(family: Family, config: HFConfig, wrapper: Wrapper) -> None:
+    """Build a model on the meta device, so that ``wrapper`` gets its layers. Raises ModelError."""
+    place, weights = torch.device("meta"), DummyWeights(0, config.dtype)
+    load_model(family, config, weights, 1, config.dtype, place, wrapper=wrapper)

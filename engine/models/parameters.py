@@ -27,37 +27,18 @@ class Projection:
     """A linear layer: one or several linear layers of the checkpoint, stacked along the outputs.
 
     ``name`` is Kiln's, and unique in a model: "layers.3.qkv_proj". ``parts`` are the checkpoint's
-    names, without ".weight", and their numbers of outputs. Sizes are those that this rank keeps;
-    ``outputs``, by part, and ``inputs`` say which of the checkpoint's these are. Empty, and None:
-    all of them.
+    names, without ".weight", and which of their outputs this rank keeps; ``inputs``: which inputs.
     """
 
     name: str
-    parts: tuple[tuple[str, int], ...]
-    input_size: int
+    parts: tuple[tuple[str, Share], ...]
+    inputs: Share
     bias: bool = False
-    outputs: tuple[Share, ...] = ()
-    inputs: Share | None = None
 
     @property
     def output_size(self) -> int:
         """The number of outputs of all parts."""
-        return sum(size for _, size in self.parts)
-
-    @property
-    def output_shares(self) -> tuple[Share, ...]:
-        """The outputs of each part that this rank has."""
-        return self.outputs or tuple(all_of(size) for _, size in self.parts)
-
-    @property
-    def input_share(self) -> Share:
-        """The inputs that this rank has."""
-        return self.inputs or all_of(self.input_size)
-
-    @property
-    def adds_bias(self) -> bool:
-        """Whether this rank adds the bias: of partial sums, the first rank alone does."""
-        return self.bias and (self.input_share.is_whole or self.input_share.start == 0)
+        return sum(share.room for _, share in self.parts)
 
 
 class Wrapper(Protocol):
@@ -96,7 +77,7 @@ class Parameters:
 
     def linear(self, projection: Projection) -> Linear:
         """Return a projection. Raises ModelError."""
-        weight = self._stacked(projection, "weight", projection.input_share)
+        weight = self._stacked(projection, "weight", projection.inputs)
         bias = self._bias(projection) if projection.bias else None
         return self._wrapped(projection, Linear(weight, bias))
 
@@ -108,7 +89,7 @@ class Parameters:
         Behind a share of the vocabulary there is a row of zeros. ``twin`` names a layer with the
         same weight, whose tensor is used if it is the only one of the two.
         """
-        rows = vocabulary.room + (not vocabulary.is_whole)
+        rows = vocabulary.room + (vocabulary.size < vocabulary.whole)
         weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
         if twin is not None and not self._weights.has(stored):
             stored = f"{twin}.weight" if self._weights.has(f"{twin}.weight") else stored
@@ -121,7 +102,7 @@ class Parameters:
 
         If the checkpoint has another weight for it, return a projection with that one.
         """
-        ((part, _),), (rows,) = projection.parts, projection.output_shares
+        ((part, rows),) = projection.parts
         name = f"{part}.weight"
         if self._weights.has(name) and not self._equals(name, weight, rows):
             return self.linear(projection)
@@ -146,15 +127,15 @@ class Parameters:
 
         ``parts`` lists those of the first expert, then those of the second, and so on.
         """
-        weight = self._stacked(projection, "weight", projection.input_share)
-        return weight.view(num_experts, -1, projection.input_size)
+        weight = self._stacked(projection, "weight", projection.inputs)
+        return weight.view(num_experts, -1, projection.inputs.room)
 
     def _wrapped(self, projection: Projection, layer: Linear) -> Linear:
         return layer if self._wrapper is None else self._wrapper.linear(projection, layer)
 
     def _bias(self, projection: Projection) -> torch.Tensor:
-        """Return the bias; zeros on the ranks that do not add it, so that all do the same."""
-        if projection.adds_bias:
+        """Return the bias; of partial sums, zeros on all ranks but the first, which adds it."""
+        if projection.inputs.start == 0:
             return self._stacked(projection, "bias")
         for part, _ in projection.parts:
             self._weights.ignore(f"{part}.bias")
@@ -162,9 +143,8 @@ class Parameters:
 
     def _stacked(self, projection: Projection, kind: str, *rest: Share) -> torch.Tensor:
         out = self._empty(projection.output_size, *(share.room for share in rest))
-        rows = out.split([size for _, size in projection.parts])
-        parts = zip(projection.parts, projection.output_shares, rows, strict=True)
-        for (part, _), share, own in parts:
+        rows = out.split([share.room for _, share in projection.parts])
+        for (part, share), own in zip(projection.parts, rows, strict=True):
             self._fill(f"{part}.{kind}", own, projection.name, (share, *rest))
         return out
 

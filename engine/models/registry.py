@@ -45,7 +45,7 @@ def read_model(folder: Path) -> tuple[Family, HFConfig]:
         content = {**content, "dtype": stored_dtype(folder)}
     fields = Fields({**family.keys, **content}, path)
     refuse_unknown_keys(fields, family.keys, architecture)
-    return family, read_config(fields, architecture, family.traits(fields))
+    return family, read_config(fields, family.traits(fields))
 
 
 def _architecture(fields: Fields) -> str:

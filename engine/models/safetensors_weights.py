@@ -13,11 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kiln.engine.errors import ModelError
+from kiln.engine.models.hub import INDEX, SINGLE
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.models.weights import Index, Weights, check_part
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _DTYPES = MappingProxyType(
     {
         "F64": torch.float64,
@@ -111,21 +110,21 @@ class SafetensorsWeights(Weights):
 
     def _find(self, folder: Path) -> dict[str, Path]:
         """Open every file and return the path of each tensor's file."""
-        index = folder / _INDEX
+        index = folder / INDEX
         if not index.exists():
-            path = folder / _SINGLE
+            path = folder / SINGLE
             return dict.fromkeys(self._open(path), path)
         homes = _read_index(index)
-        single = folder / _SINGLE
+        single = folder / SINGLE
         if single.exists() and single not in homes.values():
             raise ModelError(
-                f"{folder}: {_SINGLE} and {_INDEX}, which lists other files, are both here: "
+                f"{folder}: {SINGLE} and {INDEX}, which lists other files, are both here: "
                 "remove the one that is not the model"
             )
         held = {path: self._open(path) for path in sorted(set(homes.values()))}
         for name, path in homes.items():
             if name not in held[path]:
-                raise ModelError(f"{path}: tensor {name} is missing, but {_INDEX} lists it here")
+                raise ModelError(f"{path}: tensor {name} is missing, but {INDEX} lists it here")
         return homes
 
     def _open(self, path: Path) -> frozenset[str]:
@@ -145,7 +144,7 @@ def stored_dtype(folder: Path) -> str:
 
     Float8 and narrower types are left out. Raises ModelError.
     """
-    if not any((folder / name).exists() for name in (_INDEX, _SINGLE)):
+    if not any((folder / name).exists() for name in (INDEX, SINGLE)):
         return "float32"
     weights = SafetensorsWeights(folder)
     found = {weights.dtype(name) for name in weights.names}
@@ -172,11 +171,11 @@ def _read_index(index: Path) -> dict[str, Path]:
 def _missing(path: Path) -> str:
     """Say which file is missing, and which weights exist instead."""
     others = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".safetensors", ".bin"))
-    if path.name != _SINGLE:
+    if path.name != SINGLE:
         return f"{path}: this shard is missing: the download is incomplete"
     if not others:
-        return f"{path.parent}: no weights found, want {_SINGLE} or {_INDEX} with its shards"
+        return f"{path.parent}: no weights found, want {SINGLE} or {INDEX} with its shards"
     return (
-        f"{path.parent}: neither {_SINGLE} nor {_INDEX} found, only {', '.join(others[:3])}: "
+        f"{path.parent}: neither {SINGLE} nor {INDEX} found, only {', '.join(others[:3])}: "
         f"download the safetensors files of the model"
     )

@@ -24,11 +24,6 @@ class Share(NamedTuple):
         """The place of the share in the whole."""
         return slice(self.start, self.start + self.size)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether there is no other rank's share."""
-        return self.size == self.whole
-
 
 def all_of(size: int) -> Share:
     """Return the share of a rank that keeps everything."""

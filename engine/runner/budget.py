@@ -15,9 +15,8 @@ from kiln.engine.config import LEAST_BUDGET, EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
 from kiln.engine.graphs.buckets import token_buckets
 from kiln.engine.kv.pool import KVShape
+from kiln.engine.models.costs import count_parameters, step_bytes, step_flops
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.parameter_count import count_parameters
-from kiln.engine.models.step_cost import step_bytes, step_flops
 from kiln.engine.runner.capture import MOST_PREFILL_TOKENS
 
 BUDGETS = (LEAST_BUDGET, 3072, 4096, 6144, 8192)

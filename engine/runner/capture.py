@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -112,7 +112,9 @@ def capture_graphs(
     counts.captured = len(graphs.keys)
     counts.seconds = time.perf_counter() - begun
     counts.num_bytes = free - _free_bytes(device)
-    groups = _adapter_slots(executor)
+    adapters, groups = executor.step.graph_adapters, iter([dict[int, str]()])
+    if adapters is not None:
+        groups = adapters.groups(adapters.store.num_slots)
     check = GraphCheck(executor, pool, (*next(groups), NO_ADAPTER))
     cases = list(verification.cases(graphs.keys))
     for done, (key, tokens) in enumerate(cases):
@@ -144,12 +146,6 @@ def _captures(executor: Executor) -> Iterator[None]:
             f"a CUDA graph cannot be captured: {reason}; with tensor parallelism every graph "
             "must be captured: use --disable-cuda-graph"
         ) from error
-
-
-def _adapter_slots(executor: Executor) -> Iterator[Iterable[int]]:
-    """Yield groups of adapter slots; the adapters of each are in the pool meanwhile."""
-    adapters = executor.step.graph_adapters
-    return iter([()]) if adapters is None else adapters.groups(adapters.store.num_slots)
 
 
 def _difference(executor: Executor, check: GraphCheck, key: GraphKey, tokens: int) -> str:

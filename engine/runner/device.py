@@ -6,6 +6,7 @@ import torch
 
 from kiln.engine.config import DType, KVCacheDType
 from kiln.engine.errors import ConfigError
+from kiln.engine.models.hf_config import DTYPES
 
 
 def resolve_device(name: str) -> torch.device:
@@ -57,9 +58,8 @@ def resolve_dtype(name: DType, checkpoint: torch.dtype, device: torch.device) ->
 
     CPUs compute faster in float32 than in 16-bit dtypes.
     """
-    named = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if name != "auto":
-        return named[name]
+        return DTYPES[name]
     return torch.float32 if device.type == "cpu" else checkpoint
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.config import EngineConfig
@@ -59,13 +58,11 @@ def _ignore_signals() -> None:
 def _spawned(told: dict[str, Any], rank: int) -> tuple[EngineConfig, Group]:
     import torch
 
-    from kiln.engine.distributed.connect import LOOPBACK, connect, file_store
-    from kiln.engine.runner.device import resolve_rank_device
+    from kiln.engine.runner.load import connect_spawned
 
     torch.set_num_threads(told["threads"])
-    config, size = read_config_text(told["config"]), told["size"]
-    device = resolve_rank_device(config.model.device, rank, size)
-    return config, connect(file_store(Path(told["folder"]), size), rank, size, device, LOOPBACK)
+    config = read_config_text(told["config"])
+    return config, connect_spawned(told, rank, config.model.device)
 
 
 def _launched(
@@ -95,13 +92,13 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> Group:
     inbox.use_check(group.check)
     group.minimum([0])
     ready_guard().declare_ready()
-    store = runner.rank_store
+    store, executor = runner.rank_store, runner.executor
     of_adapters = () if store is None else FollowedStore(store, inbox.reply).calls()
-    calls = Calls(runner.follow_sampling, *of_adapters)
+    calls = Calls(executor.follow_sampling, *of_adapters)
     while True:
         kind, content = inbox.next()
         if kind is Kind.STEP:
-            runner.follow(decode(content))
+            executor.follow(decode(content))
         elif kind is Kind.CALL:
             calls.run(content)
         else:

@@ -18,25 +18,14 @@ class Runner(Protocol):
     Steps are collected in the order in which they were launched, one or two at a time in flight.
     """
 
-    @property
-    def device_type(self) -> str:
-        """Where it runs: "cuda" or "cpu"."""
+    device_type: str  # "cuda" or "cpu"
+    max_model_len: int  # tokens, prompt and output
+    num_blocks: int  # of the KV pool
+    vocab_size: int  # tokens that the model can draw
 
     @property
     def limits(self) -> SchedulerConfig | None:
         """The limits of a step, if it has decided any that the configuration leaves open."""
-
-    @property
-    def max_model_len(self) -> int:
-        """The context in tokens, prompt and output."""
-
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks in the KV pool."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The size of the model's vocabulary."""
 
     @property
     def adapter_store(self) -> AdapterStore | None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from kiln.engine.config import EngineConfig
 from kiln.engine.distributed.channel import Kind
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.distributed.group import Group
-from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.models.loader import Progress
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
+from kiln.engine.runner.executor import Executor
 from kiln.engine.runner.lead_store import LeadStore
 from kiln.engine.runner.model_runner import ModelRunner
 from kiln.engine.runner.step_frame import StepFrame, encode
@@ -33,46 +33,35 @@ class LeadRunner(ModelRunner):
         # Also at exit, but not at that of a fork of this process.
         self._release = weakref.finalize(self, _release, followers, group, os.getpid())
         super().__init__(config, progress, group)
-        own = self.rank_store
-        self._lead_store = None if own is None else LeadStore(own, followers)
+        if self.rank_store is not None:
+            self.adapter_store = LeadStore(self.rank_store, followers)
 
     def lead(self) -> None:
         """Tell the other ranks each step from now on."""
         self.executor.announce = self._announce
         self._followers.declare_ready()
 
-    @property
-    def adapter_store(self) -> AdapterStore | None:
-        """The LoRA adapters of all ranks, if the model is built for any."""
-        return self._lead_store
-
     def launch(self, batch: Batch) -> Any:
         """Do what ModelRunner does, on all ranks."""
         self.check_ranks()
-        try:
-            return super().launch(batch)
-        except Exception as error:
-            raise self._followers.blame(error) from error
+        return self._blaming(super().launch, batch)
 
     def bind(self, launched: Any, masks: LateMasks) -> Any:
         """Do what ModelRunner does, on all ranks."""
-        try:
-            return super().bind(launched, masks)
-        except Exception as error:
-            raise self._followers.blame(error) from error
+        return self._blaming(super().bind, launched, masks)
 
     def collect(self, launched: Any) -> StepOutput:
         """Do what ModelRunner does. Tokens that a rank has not helped to compute are not given."""
-        try:
-            output = super().collect(launched)
-        except Exception as error:
-            raise self._followers.blame(error) from error
+        output: StepOutput = self._blaming(super().collect, launched)
         self.check_ranks()
         return output
 
-    def all_reduces(self) -> Mapping[str, int]:
-        """Return how often tensors were summed over the ranks, by algorithm."""
-        return self._group.stats()
+    def _blaming(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method; if it fails because another rank is gone, raise that rank's error."""
+        try:
+            return method(*arguments)
+        except Exception as error:
+            raise self._followers.blame(error) from error
 
     def check_ranks(self) -> None:
         """Raise DeviceError if another rank is gone, or has not come to a sum."""
@@ -86,7 +75,7 @@ class LeadRunner(ModelRunner):
 
     def _announce(self, frame: StepFrame | None) -> None:
         if frame is None:
-            self._followers.call(ModelRunner.follow_sampling)
+            self._followers.call(Executor.follow_sampling)
         else:
             self._followers.send(Kind.STEP, encode(frame))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import config_text
 from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
 from kiln.engine.distributed.followers import Followers, OnLost
+from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.launched import launched
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.loader import Progress
@@ -38,15 +40,8 @@ def load_runner(
         return _lead_launched(config, progress, on_lost)
     device = resolve_rank_device(config.model.device, 0, size)
     followers = Followers.spawn(size, FOLLOWER, on_lost)
-    assert followers.folder is not None
-    threads = share_threads(device, size)
-    content = {
-        "config": config_text(config),
-        "folder": str(followers.folder),
-        "size": size,
-        "threads": threads,
-    }
-    meet = partial(_meet, followers.folder, size, device)
+    content = {"config": config_text(config), **meeting(followers, device)}
+    meet = partial(connect_spawned, content, 0, config.model.device)
     return _lead(config, followers, content, meet, progress)
 
 
@@ -55,6 +50,19 @@ def prepared(runner: ModelRunner, progress: Progress | None) -> ModelRunner:
     runner.try_out(progress)
     runner.capture_graphs(progress)
     return runner
+
+
+def meeting(followers: Followers, device: torch.device) -> dict[str, Any]:
+    """Return what ranks of this machine need to know to meet: the content for connect_spawned."""
+    threads = share_threads(device, followers.size)
+    return {"folder": str(followers.folder), "size": followers.size, "threads": threads}
+
+
+def connect_spawned(told: dict[str, Any], rank: int, device: str) -> Group:
+    """Connect ranks of this machine. ``told``: of their meeting; ``device``: as in the config."""
+    store = file_store(Path(told["folder"]), told["size"])
+    own = resolve_rank_device(device, rank, told["size"])
+    return connect(store, rank, told["size"], own, LOOPBACK)
 
 
 def share_threads(device: torch.device, size: int) -> int:
@@ -78,10 +86,6 @@ def _lead_launched(
     followers = Followers.await_launched(place, store, on_lost)
     meet = partial(connect, store, 0, place.world, device, place.own_address())
     return _lead(config, followers, {"config": config_text(config)}, meet, progress)
-
-
-def _meet(folder: Any, size: int, device: torch.device) -> Any:
-    return connect(file_store(folder, size), 0, size, device, LOOPBACK)
 
 
 def _lead(

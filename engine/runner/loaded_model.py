@@ -98,10 +98,9 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
         num_bytes, adapters = weight_bytes(hf, *place, split.world), None
         if sites is not None:
-            backend = choose_backend(decisions, tokens)
-            kernels[LORA] = backend.reason
+            make_backend, kernels[LORA] = choose_backend(decisions, tokens)
             shard = None if split.world == 1 else AdapterShard(family, hf, split)
-            adapters = load_adapters(config.lora, sites, *place, report, backend.make, shard)
+            adapters = load_adapters(config.lora, sites, *place, report, make_backend, shard)
         most = Limits(rows, tokens, max_model_len)
         return LoadedModel(
             model=compiled(model, device, settings(), report),

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from kiln.cache.env import LORA, LORA_CHUNKED, EnvError
 from kiln.engine.config import LoRAConfig
-from kiln.engine.lora.backend import BaseLoRABackend
 from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
-from kiln.engine.lora.pool import AdapterPool
-from kiln.engine.lora.sites import Site
+from kiln.engine.lora.runtime import MakeBackend
 from kiln.engine.lora.torch_native import TorchNativeLoRA
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.implementations import Decisions
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A function from a pool and the model's sites to a backend; its name and why, as text."""
-
-    make: Callable[[AdapterPool, Sequence[Site]], BaseLoRABackend]
-    reason: str
 
 
 def lora_kernels(config: LoRAConfig) -> frozenset[KernelSpec]:
@@ -46,8 +34,8 @@ def lora_kernels(config: LoRAConfig) -> frozenset[KernelSpec]:
     return (ChunkedLoRA if chunked else KernelLoRA).kernels
 
 
-def choose_backend(decisions: Decisions, max_tokens: int) -> Choice:
-    """Return the backend for what was decided for the operators of LoRA.
+def choose_backend(decisions: Decisions, max_tokens: int) -> tuple[MakeBackend, str]:
+    """Return what makes the backend for what was decided for the operators of LoRA, and why.
 
     For plain torch it is TorchNativeLoRA, which computes a segment at a time. The operators'
     references compute a token at a time, which is too slow to serve. ``max_tokens``: of a step.
@@ -58,6 +46,6 @@ def choose_backend(decisions: Decisions, max_tokens: int) -> Choice:
     if all(one.implementation != "torch" for one in own):
         backend = ChunkedLoRA if chunked else KernelLoRA
         overlap = settings().lora_overlap
-        return Choice(partial(backend, max_tokens=max_tokens, overlap=overlap), reason)
+        return partial(backend, max_tokens=max_tokens, overlap=overlap), reason
     reason = f"{TorchNativeLoRA.name}: {reason.removeprefix('torch: ')}"
-    return Choice(lambda pool, sites: TorchNativeLoRA(pool), reason)
+    return lambda pool, sites: TorchNativeLoRA(pool), reason

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kiln.engine.models.costs import count_parameters
 from kiln.engine.models.hf_config import HFConfig
-from kiln.engine.models.parameter_count import count_parameters
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from kiln.engine.attention.kernel_attention import KernelAttention
 from kiln.engine.attention.paged_layer import bind_layers
-from kiln.engine.config import EngineConfig, SchedulerConfig
+from kiln.engine.config import EngineConfig
 from kiln.engine.distributed.group import Group
 from kiln.engine.errors import ConfigError
 from kiln.engine.graphs.counts import GraphCounts
@@ -21,7 +21,6 @@ from kiln.engine.graphs.verify import Verification
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.kv.sizing import peak_bytes, size_pool
 from kiln.engine.lora.loaded_adapter import AdapterStore
-from kiln.engine.lora.store import RankStore
 from kiln.engine.models.loader import Progress
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
@@ -33,7 +32,6 @@ from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.loaded_model import load
 from kiln.engine.runner.memory import MemoryUse
-from kiln.engine.runner.step_frame import StepFrame
 from kiln.engine.runner.sums import patience_ms
 from kiln.engine.runner.trial import attempt, in_one_block, trial_steps, try_step
 from kiln.jit_kernels.declare.settings import settings
@@ -56,49 +54,19 @@ class ModelRunner:
         self.device = self._group.device
         self._verification = Verification.parse(settings().graph_verify)
         with torch.inference_mode(), explained(self.device, "loading the model"):
-            self.loaded = load(config, self._group, progress or _silent)
-            self.memory = MemoryUse(self.loaded.weight_bytes)
+            self.loaded = own = load(config, self._group, progress or _silent)
+            self.memory = MemoryUse(own.weight_bytes)
             self.pool = self._make_pool()
             self.executor = self._make_executor(self.pool)
-        threaded = self.device.type == "cpu" and self.loaded.limits.overlap
+        self.device_type = self.device.type
+        self.limits, self.max_model_len = own.limits, own.max_model_len
+        self.num_blocks, self.vocab_size = self.pool.num_blocks, own.hf.vocab_size
+        # The parts of the LoRA adapters that this rank keeps, if the model is built for any.
+        self.rank_store = None if own.adapters is None else own.adapters.store
+        self.adapter_store: AdapterStore | None = self.rank_store
+        threaded = self.device_type == "cpu" and own.limits.overlap
         threaded = threaded and self._group.rank == 0
         self._steps = ThreadedExecutor(self.executor) if threaded else self.executor
-
-    @property
-    def device_type(self) -> str:
-        """Where the model runs: "cuda" or "cpu"."""
-        return self.device.type
-
-    @property
-    def limits(self) -> SchedulerConfig:
-        """The limits of a step, all of them set."""
-        return self.loaded.limits
-
-    @property
-    def max_model_len(self) -> int:
-        """The context in tokens, prompt and output."""
-        return self.loaded.max_model_len
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens the model can draw."""
-        return self.loaded.hf.vocab_size
-
-    @property
-    def num_blocks(self) -> int:
-        """The blocks of the KV pool."""
-        return self.pool.num_blocks
-
-    @property
-    def adapter_store(self) -> AdapterStore | None:
-        """The LoRA adapters, if the model is built for any."""
-        return self.rank_store
-
-    @property
-    def rank_store(self) -> RankStore | None:
-        """The parts of the LoRA adapters that this rank keeps, if the model is built for any."""
-        adapters = self.loaded.adapters
-        return None if adapters is None else adapters.store
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute the tokens of a batch and to sample. A late step is sampled by ``bind``.
@@ -115,14 +83,6 @@ class ModelRunner:
     def collect(self, launched: Any) -> StepOutput:
         """Wait for a launched step and return its tokens. Steps are collected in order."""
         return self._steps.collect(launched)
-
-    def follow(self, frame: StepFrame) -> None:
-        """Run a step that rank 0 has announced."""
-        self.executor.follow(frame)
-
-    def follow_sampling(self) -> None:
-        """Sample the step that rank 0 has announced last, which is late."""
-        self.executor.follow_sampling()
 
     def run(self, batch: Batch) -> StepOutput:
         """Launch a step and collect it."""
@@ -172,9 +132,7 @@ class ModelRunner:
         own.inputs.use_pool(pool.token_ids)
         layers = bind_layers(own.model.attention_layers, pool, own.attention, own.dtype)
         graph_adapters = graphs = None
-        device, keep = own.graph_device, _as_it_is
-        if device is not None:
-            keep = device.keep
+        device = own.graph_device
         if device is not None and own.adapters is not None and own.adapters.reserve_graphs():
             graph_adapters = own.adapters
         step = ModelStep(
@@ -182,10 +140,10 @@ class ModelRunner:
             attention=own.attention,
             layers=layers,
             inputs=own.inputs,
-            vocab_size=self.vocab_size,
+            vocab_size=own.hf.vocab_size,
             adapters=own.adapters,
             graph_adapters=graph_adapters,
-            between=LayersBetween(layers, keep),
+            between=LayersBetween(layers, (lambda x: x) if device is None else device.keep),
             whole_prefills=env.graph_prefill == "full",
         )
         if device is not None:
@@ -229,7 +187,7 @@ class ModelRunner:
             return executor.collect(executor.launch(batch))
 
         for trial, _ in self._trials(sys.maxsize):
-            alike = in_one_block(trial, self.max_model_len, self._config.kv.block_size)
+            alike = in_one_block(trial, self.loaded.max_model_len, self._config.kv.block_size)
             step = peak_bytes(partial(attempt, run, alike), self.device)
             self.memory.step = max(self.memory.step, step)
         self.memory.graphs = measure_graphs(executor)
@@ -262,10 +220,6 @@ class ModelRunner:
             ) from error
         self.memory.pool = num_bytes
         return pool
-
-
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _silent(stage: str, done: int, total: int) -> None:

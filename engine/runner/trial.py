@@ -84,7 +84,22 @@ def trial_batch(
             break
         turn = index % (num_adapters + 1)
         slot = turn if turn < num_adapters else -1
-        rows.append(_row(index, length, list(range(used, used + blocks)), slot))
+        rows.append(
+            ScheduledRequest(
+                request_id=f"trial-{index}",
+                row=index,
+                num_tokens=length,
+                num_computed_tokens=0,
+                token_ids=[0] * length,
+                num_blocks=0,
+                new_block_ids=list(range(used, used + blocks)),
+                num_samples=1,
+                num_output_tokens=0,
+                params=_PARAMS,
+                seed=index,
+                adapter_slot=slot,
+            )
+        )
         used += blocks
     return Batch(tuple(rows))
 
@@ -100,20 +115,3 @@ def in_one_block(batch: Batch, max_model_len: int, block_size: int) -> Batch:
     blocks = [0] * -(-max_model_len // block_size)
     start = max_model_len - first.num_tokens
     return Batch((first._replace(num_computed_tokens=start, new_block_ids=blocks), *others))
-
-
-def _row(index: int, length: int, block_ids: list[int], adapter_slot: int) -> ScheduledRequest:
-    return ScheduledRequest(
-        request_id=f"trial-{index}",
-        row=index,
-        num_tokens=length,
-        num_computed_tokens=0,
-        token_ids=[0] * length,
-        num_blocks=0,
-        new_block_ids=block_ids,
-        num_samples=1,
-        num_output_tokens=0,
-        params=_PARAMS,
-        seed=index,
-        adapter_slot=adapter_slot,
-    )

@@ -13,41 +13,35 @@ from typing import Any
 
 import torch
 
-from kiln.engine.distributed.connect import LOOPBACK, connect, connect_while, file_store
+from kiln.engine.distributed.connect import connect_while
 from kiln.engine.distributed.custom_all_reduce import CustomAllReduceV2
 from kiln.engine.distributed.followers import Followers
 from kiln.engine.distributed.group import Group
 from kiln.engine.distributed.inbox import Inbox
 from kiln.engine.distributed.tuner import FEW_SIZES, SIZES, Tuned
 from kiln.engine.runner.device import resolve_rank_device
-from kiln.engine.runner.load import share_threads
+from kiln.engine.runner.load import connect_spawned, meeting
 
 _WATCHDOG_MS = 60_000  # kernels may be compiled between two sums
 _MODULE = "kiln.engine.runner.tune_ranks"
 
 
-def tune_ranks(
-    world: int, device: str, dtype: torch.dtype, sizes: Sequence[int] | None = None
-) -> tuple[Tuned, Path]:
+def tune_ranks(world: int, device: str, dtype: torch.dtype) -> tuple[Tuned, Path]:
     """Return what was measured among ``world`` ranks, and the file that it is kept in.
 
-    ``sizes``: of messages, in bytes; by default all that matter. Raises ConfigError if the ranks
-    cannot use Kiln's kernels, DeviceError if one of them is gone.
+    Raises ConfigError if the ranks cannot use Kiln's kernels, DeviceError if one of them is gone.
     """
     own = resolve_rank_device(device, 0, world)
-    sizes = tuple(sizes or (SIZES if own.type == "cuda" else FEW_SIZES))
+    sizes = SIZES if own.type == "cuda" else FEW_SIZES
     followers = Followers.spawn(world, _MODULE)
-    assert followers.folder is not None
     group = None
     try:
-        followers.start({
-            "folder": str(followers.folder), "size": world, "device": device, "sizes": sizes,
-            "dtype": str(dtype).removeprefix("torch."), "threads": share_threads(own, world),
-        })  # fmt: skip
-        store = partial(file_store, followers.folder, world)
-        group = connect_while(followers.check, lambda: connect(store(), 0, world, own, LOOPBACK))
+        told = meeting(followers, own)
+        told |= {"device": device, "dtype": str(dtype).removeprefix("torch."), "sizes": sizes}
+        followers.start(told)
+        group = connect_while(followers.check, partial(connect_spawned, told, 0, device))
         followers.use_abort(group.abort)
-        tuned, path = _tune(group, own, dtype, sizes)
+        tuned, path = _tune(group, dtype, sizes)
         assert path is not None
         return tuned, path
     except Exception as error:
@@ -66,21 +60,17 @@ def main(arguments: list[str]) -> int:
 
     def work(told: dict[str, Any]) -> Group:
         torch.set_num_threads(told["threads"])
-        device = resolve_rank_device(told["device"], rank, told["size"])
-        store = file_store(Path(told["folder"]), told["size"])
-        group = connect(store, rank, told["size"], device, LOOPBACK)
-        _tune(group, device, getattr(torch, told["dtype"]), told["sizes"])
+        group = connect_spawned(told, rank, told["device"])
+        _tune(group, getattr(torch, told["dtype"]), told["sizes"])
         inbox.next()  # STOP
         return group
 
     return inbox.run(work)
 
 
-def _tune(
-    group: Group, device: torch.device, dtype: torch.dtype, sizes: Sequence[int]
-) -> tuple[Tuned, Path | None]:
+def _tune(group: Group, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Tuned, Path | None]:
     """Measure on all ranks; return the file too on rank 0, which alone writes it."""
-    kernels = CustomAllReduceV2(group, device, dtypes=(dtype,), watchdog_ms=_WATCHDOG_MS)
+    kernels = CustomAllReduceV2(group, group.device, dtypes=(dtype,), watchdog_ms=_WATCHDOG_MS)
     try:
         tuned = kernels.tune(sizes, dtype)
         return tuned, kernels.store(tuned) if group.rank == 0 else None

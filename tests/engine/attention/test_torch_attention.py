@@ -10,8 +10,7 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.plan import plan_attention
-from kiln.engine.attention.torch_attention import TorchAttention
-from kiln.engine.attention.workspace import Workspace
+from kiln.engine.attention.torch_attention import TorchAttention, Workspace
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.rotary import Rotary

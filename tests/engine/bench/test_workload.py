@@ -10,7 +10,7 @@ from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.shapes import SHAPES, write_shape
 from kiln.engine.bench.workload import MixedLoad, equal_prompts, warm_up_load
 from kiln.engine.config import ModelConfig
-from kiln.engine.models.parameter_count import count_parameters, parameters_read
+from kiln.engine.models.costs import count_parameters, parameters_read
 from kiln.engine.models.registry import read_model
 
 VOCAB = 151_936
@@ -55,7 +55,7 @@ def test_a_built_in_shape_is_a_config_that_kiln_serves(name, billions, tmp_path)
     assert folder == tmp_path / name
     assert json.loads((folder / "config.json").read_text()) == SHAPES[name]
     family, config = read_model(folder)
-    assert config.architecture in family.architectures
+    assert set(SHAPES[name]["architectures"]) <= set(family.architectures)
     assert str(config.dtype) == "torch.bfloat16"
     assert count_parameters(config) / 1e9 == pytest.approx(billions, rel=0.001)
     assert ModelConfig(str(folder), load_format="dummy").max_model_len is None

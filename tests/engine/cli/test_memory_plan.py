@@ -9,7 +9,7 @@ from safetensors import safe_open
 from kiln.engine.cli.memory_plan import measure_memory, plan_memory
 from kiln.engine.config import KVConfig
 from kiln.engine.graphs.counts import GraphCounts
-from kiln.engine.models.parameter_count import count_parameters
+from kiln.engine.models.costs import count_parameters
 from kiln.engine.models.registry import read_model
 
 DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from depth import at_depth
+from projections import whole_projection
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.loader import load_model, open_weights
-from kiln.engine.models.parameters import Projection
 from kiln.engine.models.registry import read_model
 
 COMMON = {
@@ -220,7 +220,7 @@ def model_sites():
     """An embedding, a qkv projection of sizes that no vectors fill, and an LM head."""
     sites = Sites()
     sites.embedding("embed", Embedding(torch.zeros(11, 24)))
-    qkv = Projection("layers.0.qkv_proj", (("q", 17), ("k", 8), ("v", 8)), 24)
+    qkv = whole_projection("layers.0.qkv_proj", {"q": 17, "k": 8, "v": 8}, 24)
     sites.linear(qkv, Linear(torch.zeros(33, 24)))
-    sites.linear(Projection("lm_head", (("lm_head", 16),), 24), Linear(torch.zeros(16, 24)))
+    sites.linear(whole_projection("lm_head", {"lm_head": 16}, 24), Linear(torch.zeros(16, 24)))
     return sites

@@ -10,7 +10,7 @@ import torch
 
 from kiln import LLM, SamplingParams
 from kiln.engine.errors import AdapterNotFoundError, RequestError
-from kiln.engine.lora.layers import LoRAEmbedding, LoRALinear
+from kiln.engine.lora.sites import LoRAEmbedding, LoRALinear
 
 MODELS = ["llama", "qwen3-tied", "qwen2-moe"]
 NUM_TOKENS = 8

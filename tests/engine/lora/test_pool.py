@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from adapter_pools import pool_of, write
+from projections import whole_projection
 
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.batch_info import make_batch_info
 from kiln.engine.lora.packing import pack
 from kiln.engine.lora.sites import Kind, Sites
 from kiln.engine.lora.torch_native import TorchNativeLoRA
-from kiln.engine.models.parameters import Projection
 
 CPU = torch.device("cpu")
 
@@ -24,9 +24,9 @@ def model_sites():
 
     sites = Sites()
     sites.embedding("embed", Embedding(torch.zeros(11, 5)))
-    parts = (("q", 7), ("k", 3), ("v", 3))
-    sites.linear(Projection("layers.0.qkv_proj", parts, 5), Linear(torch.zeros(13, 5)))
-    sites.linear(Projection("layers.0.router", (("gate", 4),), 5), Linear(torch.zeros(4, 5)))
+    qkv = whole_projection("layers.0.qkv_proj", {"q": 7, "k": 3, "v": 3}, 5)
+    sites.linear(qkv, Linear(torch.zeros(13, 5)))
+    sites.linear(whole_projection("layers.0.router", {"gate": 4}, 5), Linear(torch.zeros(4, 5)))
     return sites
 
 

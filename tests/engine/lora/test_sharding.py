@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from projections import whole_projection
 
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.embedding import Embedding
@@ -15,7 +16,6 @@ from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.base_weights import BaseWeights
 from kiln.engine.lora.sharding import Shard
 from kiln.engine.lora.sites import Kind, Sites
-from kiln.engine.models.parameters import Projection
 from kiln.engine.models.split import Split
 
 HEADS, KV_HEADS, HEAD, HIDDEN, INNER, VOCAB = 8, 2, 3, 5, 16, 13
@@ -44,7 +44,8 @@ def model_sites():
         ("lm_head", (("lm_head", VOCAB),), HIDDEN),
     ):
         own = sum(width for _, width in parts)
-        sites.linear(Projection(f"model.{name}", parts, size), Linear(torch.zeros(own, size)))
+        projection = whole_projection(f"model.{name}", dict(parts), size)
+        sites.linear(projection, Linear(torch.zeros(own, size)))
     return sites
 
 
@@ -96,10 +97,8 @@ def test_a_changed_base_weight_is_found_by_the_ranks_that_have_it(world, monkeyp
                 own.embedding(site.parts[0].name, Embedding(padded))
                 continue
             name = next(name for name, parts in LAYERS.items() if site.parts[0].name in parts)
-            parts = tuple(
-                (part.name, len(each)) for part, each in zip(site.parts, cut, strict=True)
-            )
-            own.linear(Projection(name, parts, cut[0].shape[1]), Linear(padded))
+            sizes = {part.name: len(each) for part, each in zip(site.parts, cut, strict=True)}
+            own.linear(whole_projection(name, sizes, cut[0].shape[1]), Linear(padded))
         ranks.append(BaseWeights(own.all, shard.places))
     for site in whole.all:
         for part in site.parts:

@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
+from projections import whole_projection
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.dummy_weights import DummyWeights
-from kiln.engine.models.parameters import Parameters, Projection
+from kiln.engine.models.parameters import Parameters
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def tensor(weights, name, *shape):
 def test_one_file_and_shards_give_the_same(layout, request):
     weights = load(request.getfixturevalue(layout))
     linear = Parameters(weights, torch.float32, CPU).linear(
-        Projection("ab", (("a", 2), ("b", 4)), 3)
+        whole_projection("ab", {"a": 2, "b": 4}, 3)
     )
     assert torch.equal(linear.weight, torch.cat([TENSORS["a.weight"], TENSORS["b.weight"]]))
     assert linear.bias is None
@@ -87,7 +88,7 @@ def test_a_quantised_tensor_is_refused_by_the_layer_that_wants_it(tmp_path, dtyp
     assert weights.dtype("a.weight") == dtype
     with pytest.raises(ModelError, match=rf"layers\.0\.o_proj: tensor a\.weight is {dtype}, Kiln"):
         Parameters(weights, torch.float32, CPU).linear(
-            Projection("layers.0.o_proj", (("a", 4),), 2)
+            whole_projection("layers.0.o_proj", {"a": 4}, 2)
         )
 
 

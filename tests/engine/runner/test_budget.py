@@ -11,8 +11,8 @@ from kiln import LLM
 from kiln.engine.cli.options import DEMO_FOLDER
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from kiln.engine.kv.pool import KVShape
+from kiln.engine.models.costs import step_bytes, step_flops
 from kiln.engine.models.registry import read_model
-from kiln.engine.models.step_cost import step_bytes, step_flops
 from kiln.engine.runner import budget
 from kiln.engine.runner.budget import (
     BUDGETS,
