@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,6 @@ from starlette.responses import Response
 from kiln.engine.errors import KilnError
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
-from kiln.engine.server.forms import EventForm
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.outcomes import note_error
 from kiln.engine.server.responses import encode_json
@@ -25,6 +25,25 @@ _ENTRY_BYTES = 16  # least size of a response's JSON per token and per log-proba
 logger = logging.getLogger(__name__)
 
 Deltas = AsyncGenerator[tuple[int, CompletionDelta], None]
+
+
+class EventForm(Protocol):
+    """How one API formats its responses. Methods of streams return bytes, empty for no event."""
+
+    def opening(self) -> bytes:
+        """Return the first events of a stream."""
+
+    def chunk(self, index: int, delta: CompletionDelta) -> bytes:
+        """Return the events of a delta of output ``index``."""
+
+    def closing(self) -> bytes:
+        """Return the last events of a stream that is complete."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last events of a stream that failed."""
+
+    def answer(self) -> Mapping[str, Any]:
+        """Return the complete response body."""
 
 
 async def respond(request: Request, generation: Generation, form: EventForm) -> Response:

@@ -72,8 +72,8 @@ def create_app(
     app.state.serving = serving
     for router in _ROUTERS:
         app.include_router(router(serving))
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(ApiError, _on_refusal)
+    app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
@@ -113,15 +113,10 @@ def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASG
     return wrap
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return ErrorResponse(error)
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    """Return 400 for what is found wrong only while a request is prepared."""
-    assert isinstance(error, RequestError)
-    return ErrorResponse(from_engine(error))
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    """Return what a route, or what prepares a request for the engine, finds wrong with it."""
+    assert isinstance(error, ApiError | RequestError)
+    return ErrorResponse(error if isinstance(error, ApiError) else from_engine(error))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

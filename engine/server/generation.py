@@ -74,6 +74,10 @@ class Generation:
         """The outputs in the order of their indices; complete after ``deltas`` ends."""
         return [answer.stream.completion for answer in self._answers.values()]
 
+    def prompt(self, index: int) -> Prompt:
+        """Return the prompt of output ``index``."""
+        return self.prompts[index // self.params.n]
+
     def prompt_logprobs(self, index: int) -> list[dict[int, Logprob] | None] | None:
         """Return the log-probabilities of the prompt of output ``index``, if requested."""
         first = index - index % self.params.n
@@ -124,9 +128,12 @@ class Generation:
         return self._readers[index].push(self.completions[index].text, last=True)
 
     def finish_reason(self, index: int) -> ChatFinishReason | None:
-        """Return OpenAI's reason for the end of output ``index`` of a chat."""
-        reason = finish_reason(self.completions[index].finish_reason)
-        called = reason == "stop" and self._readers[index].has_calls
+        """Return OpenAI's reason for the end of output ``index``."""
+        reason, reader = (
+            finish_reason(self.completions[index].finish_reason),
+            self._readers.get(index),
+        )
+        called = reason == "stop" and reader is not None and reader.has_calls
         return "tool_calls" if called else reason
 
     async def collect(self) -> list[CompletionOutput]:

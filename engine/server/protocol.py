@@ -5,7 +5,7 @@ Types are checked here. Ranges are checked by SamplingParams, for the server and
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -112,6 +112,7 @@ class GenerationRequest(StrictModel):
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Int | None = None
     add_special_tokens: bool | None = None
+    echo: bool | None = None  # acts in completions; a chat's may only be false
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
@@ -132,19 +133,14 @@ class GenerationRequest(StrictModel):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
-    def echoes(self) -> bool:
-        """Whether each output starts with its prompt."""
-        return False
-
-    @property
     def only_echoes(self) -> bool:
         """Whether each output is its prompt alone."""
-        return False
+        return self.max_tokens == 0
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The requested limit of output tokens, if any."""
-        return self.max_tokens
+        """The requested limit of output tokens, if any; the engine generates one at least."""
+        return 1 if self.only_echoes else self.max_tokens
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Tokenize the prompts. Raises RequestError, also for some prompts over ``max_tokens``."""
@@ -177,26 +173,16 @@ class GenerationRequest(StrictModel):
 
     def sampling_params(self, defaults: Defaults) -> SamplingParams:
         """Return the sampling parameters of one output. Raises RequestError naming the field."""
-        given: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                *("temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "stop"),
-                *("stop_token_ids", "ignore_eos", "skip_special_tokens"),
-                *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
-                *("repetition_penalty", "truncate_prompt_tokens", "allowed_token_ids"),
-                "bad_words",
-            )
-            if getattr(self, name) is not None
-        }
-        if self.logit_bias:
-            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        named = {field.name: getattr(self, field.name, None) for field in fields(SamplingParams)}
+        given = {name: value for name, value in named.items() if value is not None}
         asked = self.asked_max_tokens
-        settings = {
+        settings: dict[str, Any] = {
             **asdict(defaults),
             **given,
             "max_tokens": self.default_max_tokens if asked is None else asked,
             "logprobs": self.wanted_logprobs,
             "prompt_logprobs": self.wanted_prompt_logprobs,
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
         }
         try:
             return SamplingParams(**settings)
@@ -288,7 +274,6 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
     prompt: PromptField
-    echo: bool | None = None
     logprobs: CountOrFalse = None
 
     @model_validator(mode="after")
@@ -300,21 +285,6 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
         if not self.prompt and not isinstance(self.prompt, str):
             raise ApiError(400, "prompt: the list is empty", "prompt")
         return self
-
-    @property
-    def echoes(self) -> bool:
-        """Whether each output starts with its prompt."""
-        return bool(self.echo)
-
-    @property
-    def only_echoes(self) -> bool:
-        """Whether each output is its prompt alone."""
-        return self.max_tokens == 0
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        """The requested limit of output tokens, if any; the engine generates one at least."""
-        return 1 if self.only_echoes else self.max_tokens
 
     @property
     def wanted_prompt_logprobs(self) -> int | None:

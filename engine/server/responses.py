@@ -133,30 +133,6 @@ class Delta(TypedDict, total=False):
     tool_calls: list[ToolCallDelta]
 
 
-class ChatChunkChoice(TypedDict):
-    """One output's part of a chunk; its last one has ``stop_reason`` and ``seed``."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: ChatFinishReason | None
-    stop_reason: NotRequired[int | str | None]
-    seed: NotRequired[int | None]
-    token_ids: NotRequired[list[int]]
-
-
-class ChatChunk(TypedDict):
-    """One event of a streamed chat response. ``usage`` is present if requested."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage | None]
-    prompt_token_ids: NotRequired[list[int]]
-
-
 class CompletionLogprobs(TypedDict):
     """The log-probabilities of a completion: four lists with one entry per token.
 
@@ -218,7 +194,3 @@ class Status(TypedDict):
 def finish_reason(reason: str | None) -> FinishReason | None:
     """Return OpenAI's finish reason for one of the engine; only "stop" and "length" map."""
     return "stop" if reason == "stop" else "length" if reason == "length" else None
-
-
-Answer = ChatCompletion | Completion
-Chunk = ChatChunk | Completion

@@ -8,16 +8,14 @@ from typing import Annotated, Any, Union
 from pydantic import (
     BaseModel,
     Discriminator,
-    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     Tag,
 )
 from pydantic_core import CoreSchema, PydanticOmit, core_schema
 
-from kiln.engine.server.fields import kind_of_text
+from kiln.engine.server.fields import listed, text_or
 
-_FAIL_FAST = Field(fail_fast=True)
 TAG_PREFIX = "<kind "  # of the tags of these unions, which the paths of errors leave out
 
 
@@ -58,8 +56,7 @@ class _Unknown:
 
 def text_or_parts(part: Any) -> Any:
     """Return the type of a content: a string, or a list of parts."""
-    parts = Annotated[list[part], _FAIL_FAST, Tag("<list>")]
-    return Annotated[Annotated[str, Tag("<text>")] | parts, Discriminator(kind_of_text)]
+    return text_or(listed(part))
 
 
 def _tag(name: str) -> str:
