@@ -9,7 +9,6 @@ from starlette.requests import Request
 from kiln.engine.errors import too_long
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import Body, read_body
-from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import MAX_PROMPTS
 from kiln.engine.server.generation import Generation
@@ -35,28 +34,15 @@ async def admit(serving: Serving, request: Request, body: GenerationRequest) -> 
     context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)
     params = body.sampling_params(serving.settings.defaults)
-    reading = _read_prompts(serving, request, body, params, context)
-    prompts = await unless_gone(request.receive, reading)
-    _check(serving, body, prompts, params)
-    return Generation(serving, served, body, prompts, params)
-
-
-async def _read_prompts(
-    serving: Serving,
-    request: Request,
-    body: GenerationRequest,
-    params: SamplingParams,
-    context: int,
-) -> list[Prompt]:
-    """Render, tokenize and truncate outside the event loop."""
     longest = context if params.truncate_prompt_tokens is None else sys.maxsize
 
     def read() -> list[Prompt]:
         prompts = body.read_prompts(serving.tokenizer, longest)
         return [truncated(prompt, params, context) for prompt in prompts]
 
-    size = len(await request.body())  # cached since ``read_body``
-    return await serving.threads.run(read, size)
+    prompts = await serving.threads.run_for(request, read)
+    _check(serving, body, prompts, params)
+    return Generation(serving, served, body, prompts, params)
 
 
 def _check(

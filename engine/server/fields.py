@@ -121,3 +121,8 @@ def listed(entry: Any) -> Any:
 def dumped(models: Sequence[StrictModel] | None) -> list[dict[str, Any]]:
     """Return models as they were sent."""
     return [model.model_dump(exclude_unset=True) for model in models or ()]
+
+
+def without_nulls(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value: null means the same as an absent field."""
+    return {name: value for name, value in fields.items() if value is not None}

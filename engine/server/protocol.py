@@ -28,6 +28,7 @@ from kiln.engine.server.fields import (
     TokenIds,
     dumped,
     listed,
+    without_nulls,
 )
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
 from kiln.engine.text.tokenizer import Tokenizer
@@ -174,11 +175,10 @@ class GenerationRequest(StrictModel):
     def sampling_params(self, defaults: Defaults) -> SamplingParams:
         """Return the sampling parameters of one output. Raises RequestError naming the field."""
         named = {field.name: getattr(self, field.name, None) for field in fields(SamplingParams)}
-        given = {name: value for name, value in named.items() if value is not None}
         asked = self.asked_max_tokens
         settings: dict[str, Any] = {
             **asdict(defaults),
-            **given,
+            **without_nulls(**named),
             "max_tokens": self.default_max_tokens if asked is None else asked,
             "logprobs": self.wanted_logprobs,
             "prompt_logprobs": self.wanted_prompt_logprobs,

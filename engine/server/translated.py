@@ -7,21 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
 from kiln.engine.server.admission import admit
-from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine, from_validation
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import ChatCompletionRequest
 from kiln.engine.server.serving import Serving
 from kiln.engine.text.prompts import Prompt
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,9 @@ class Translated:
             chat = await self._chat()
             self.serving.require_model(chat.model)
             tokenizer = self.serving.tokenizer
-            [prompt] = await self._run(lambda: chat.read_prompts(tokenizer, sys.maxsize))
+            [prompt] = await self.serving.threads.run_for(
+                self.request, lambda: chat.read_prompts(tokenizer, sys.maxsize)
+            )
             return prompt
 
     async def _chat(self) -> ChatCompletionRequest:
@@ -57,12 +56,7 @@ class Translated:
             except ValidationError as error:
                 raise from_validation(error, ChatCompletionRequest) from None
 
-        return await self._run(work)
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        """Run work outside the event loop."""
-        size = len(await self.request.body())  # cached
-        return await unless_gone(self.request.receive, self.serving.threads.run(work, size))
+        return await self.serving.threads.run_for(self.request, work)
 
     @contextmanager
     def _own_names(self) -> Iterator[None]:

@@ -16,14 +16,13 @@ def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]
 
 def _read_name(source: TextSource) -> Steps[str]:
     """Read ``function``, the separator, the name and the opening fence; "" if they are not so."""
-    name: list[str] = []
     yield from source.read_mark("function")
     if not (yield from source.read_mark(SEPARATOR)):
         return ""
-    yield from source.read_until(("\n", _CLOSING, "{", CALL_END), name.append)
+    name = yield from source.text_until("\n", _CLOSING, "{", CALL_END)
     yield from source.read_space()
     yield from source.read_mark(_FENCE, _CLOSING)
-    return "".join(name).strip()
+    return name.strip()
 
 
 FORMAT = ToolFormat(

@@ -13,11 +13,8 @@ def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]
 
 
 def _read_name(source: TextSource) -> Steps[str]:
-    name: list[str] = []
-    if (yield from source.read_until((SEPARATOR, "\n"), name.append)) != SEPARATOR:
-        return ""
-    source.read(len(SEPARATOR))
-    return "".join(name)
+    name = yield from source.text_until(SEPARATOR, "\n")
+    return name if (yield from source.read_mark(SEPARATOR)) else ""
 
 
 FORMAT = ToolFormat(

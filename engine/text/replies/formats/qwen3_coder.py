@@ -18,7 +18,6 @@ _VALUE_ENDS = {
     _PARAMETER_END: (_PARAMETER, _FUNCTION_END, _END),
     _FUNCTION_END: (_END,),  # models sometimes leave out the tag of the last parameter
 }
-_NAME_ENDS = (">", "\n", "<")
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
@@ -56,11 +55,10 @@ def _read_arguments(
 
 def _read_name(source: TextSource, tag: str) -> Steps[str]:
     """Read ``tag`` with a name and ``>``; "" if something else comes next."""
-    name: list[str] = []
     if not (yield from source.read_mark(tag)):
         return ""
-    yield from source.read_until(_NAME_ENDS, name.append)
-    return "".join(name).strip() if (yield from source.read_mark(">")) else ""
+    name = (yield from source.text_until(">", "\n", "<")).strip()
+    return name if (yield from source.read_mark(">")) else ""
 
 
 FORMAT = ToolFormat(
