@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -80,7 +78,6 @@ def create_app(
     app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
-    app.around = _around(metrics, settings.allowed_origins)
     openapi.install(app, _BODIES)
     return app
 
@@ -91,16 +88,11 @@ class _App(FastAPI):
     ``add_middleware`` puts its own inside, where a status 500 would lack their headers.
     """
 
-    around: Callable[[ASGIApp], ASGIApp]
-
     def build_middleware_stack(self) -> ASGIApp:
         """Return what serves a request."""
-        return self.around(super().build_middleware_stack())
-
-
-def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASGIApp]:
-    def wrap(inner: ASGIApp) -> ASGIApp:
-        if origins:
+        serving: Serving = self.state.serving
+        inner = super().build_middleware_stack()
+        if origins := serving.settings.allowed_origins:
             inner = CORSMiddleware(
                 inner,
                 allow_origins=origins,
@@ -108,9 +100,7 @@ def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASG
                 allow_headers=("*",),
                 expose_headers=("X-Request-Id", "Retry-After"),
             )
-        return RequestIds(Outcomes(inner, metrics))
-
-    return wrap
+        return RequestIds(Outcomes(inner, serving.metrics))
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:

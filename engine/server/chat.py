@@ -9,6 +9,8 @@ from kiln.engine.server.responses import (
     ChatChoice,
     ChatLogprobs,
     Delta,
+    FunctionCall,
+    ToolCall,
     ToolCallDelta,
 )
 from kiln.engine.text.outputs import CompletionDelta
@@ -60,14 +62,7 @@ def _message(reply: ReplyDelta) -> AssistantMessage:
     if reply.reasoning:
         message["reasoning_content"] = message["reasoning"] = reply.reasoning
     if reply.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id or "",
-                "type": "function",
-                "function": {"name": call.name or "", "arguments": call.arguments},
-            }
-            for call in reply.tool_calls
-        ]
+        message["tool_calls"] = [_call(call) for call in reply.tool_calls]
     return message
 
 
@@ -79,17 +74,17 @@ def _delta(reply: ReplyDelta) -> Delta:
     if reply.content:
         new["content"] = reply.content
     if reply.tool_calls:
-        new["tool_calls"] = [_call(part) for part in reply.tool_calls]
+        new["tool_calls"] = [_part(part) for part in reply.tool_calls]
     return new
 
 
-def _call(part: CallPart) -> ToolCallDelta:
+def _part(part: CallPart) -> ToolCallDelta:
     """Return a part of a call; the id, the type and the name come in the first one alone."""
     if part.name is None:
         return {"index": part.index, "function": {"arguments": part.arguments}}
-    return {
-        "index": part.index,
-        "id": part.call_id or "",
-        "type": "function",
-        "function": {"name": part.name, "arguments": part.arguments},
-    }
+    return {"index": part.index, **_call(part)}
+
+
+def _call(part: CallPart) -> ToolCall:
+    function: FunctionCall = {"name": part.name or "", "arguments": part.arguments}
+    return {"id": part.call_id or "", "type": "function", "function": function}

@@ -82,7 +82,7 @@ class ChunkForm:
 
     def closing(self) -> bytes:
         """Return the last events of a stream that is complete."""
-        if not self._generation.body.include_usage:
+        if not self._generation.body.streaming.include_usage:
             return DONE
         return event({**self._head(self.chunk_object, []), "usage": self._generation.usage}) + DONE
 
@@ -115,9 +115,9 @@ class ChunkForm:
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         """Return the event of a chunk of one choice, with the additions."""
         chunk, index = self._head(self.chunk_object, [choice]), choice["index"]
-        if self._generation.body.continuous_usage:
+        if self._generation.body.streaming.continuous_usage_stats:
             chunk["usage"] = self._generation.usage
-        elif self._generation.body.include_usage:
+        elif self._generation.body.streaming.include_usage:
             chunk["usage"] = None
         if self._wants_ids:
             choice["token_ids"] = self._held.pop(index, [])

@@ -67,6 +67,9 @@ class Only:
         raise ValueError(f"is not supported yet: leave it out, or send {allowed}")
 
 
+DirectCaller = Annotated[dict[str, Any] | None, Only(None, {"type": "direct"})]
+
+
 def text_or(lists: Any) -> Any:
     """Return the type of a text or a list, told apart so that errors refer to the form sent."""
     forms: Any = Annotated[str, Tag("<text>")] | Annotated[lists, Tag("<list>")]

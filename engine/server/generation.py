@@ -50,18 +50,11 @@ class Generation:
         if tools is not None and tokenizer is not None:
             shown = tokenizer.ids_of(formats.marks(with_tools=bool(tools)))
             self.params = _ending_replies(self.params, tokenizer, formats)
-        params = self.params
+        params, adapter, priority = self.params, self.served.adapter, self.body.priority or 0
         for number, prompt in enumerate(self.prompts):
-            first = number * params.n
+            first, salted = number * params.n, replace(prompt, cache_salt=self.body.cache_salt)
             for answer in begin_answers(
-                self.request_id,
-                replace(prompt, cache_salt=self.body.cache_salt),
-                params,
-                tokenizer,
-                first,
-                self.served.adapter,
-                shown,
-                self.body.priority or 0,
+                self.request_id, salted, params, tokenizer, first, adapter, shown, priority
             ):
                 self._answers[answer.new.request_id] = answer
                 if tools is not None:

@@ -117,21 +117,17 @@ class GenerationRequest(StrictModel):
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
-        if not self.stream and (self.include_usage or self.continuous_usage):
+        options = self.streaming
+        if not self.stream and (options.include_usage or options.continuous_usage_stats):
             raise ApiError(400, "stream_options: needs stream to be true", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs: is not available in a stream", "prompt_logprobs")
         return self
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the token counts so far."""
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+    def streaming(self) -> StreamOptions:
+        """How to stream."""
+        return self.stream_options or StreamOptions.model_construct()
 
     @property
     def only_echoes(self) -> bool:

@@ -68,10 +68,9 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
-class FunctionDelta(TypedDict, total=False):
-    """What a chunk adds to a call: its name comes first, then its arguments piece by piece."""
+class FunctionDelta(TypedDict):
+    """What a later chunk adds to a call: a piece of its arguments."""
 
-    name: str
     arguments: str
 
 
@@ -81,7 +80,7 @@ class ToolCallDelta(TypedDict, total=False):
     index: Required[int]
     id: str
     type: Literal["function"]
-    function: Required[FunctionDelta]
+    function: Required[FunctionCall | FunctionDelta]
 
 
 class AssistantMessage(TypedDict):

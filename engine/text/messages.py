@@ -168,14 +168,11 @@ def _shaped(message: Message, forms: TemplateForms, form: ContentForm | None) ->
         elif forms.content("assistant") == "parts":
             no_content = {"content": as_parts("")}
         return {**message, **no_content}
-    match form or forms.content(message["role"]):
-        case "parts":
-            texts = [content] if isinstance(content, str) else content
-            return {**message, "content": [part for text in texts for part in as_parts(text)]}
-        case "either" if not isinstance(content, str):
-            return {**message, "content": [part for text in content for part in as_parts(text)]}
-        case _:
-            return {**message, "content": _joined(content)}
+    wanted = form or forms.content(message["role"])
+    if wanted == "parts" or (wanted == "either" and not isinstance(content, str)):
+        texts = [content] if isinstance(content, str) else content
+        return {**message, "content": [part for text in texts for part in as_parts(text)]}
+    return {**message, "content": _joined(content)}
 
 
 def _joined(content: str | list[str]) -> str:

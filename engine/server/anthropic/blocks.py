@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from kiln.engine.server.fields import Only, StrictModel
+from kiln.engine.server.fields import DirectCaller, Only, StrictModel
 from kiln.engine.server.unions import one_of, text_or_parts
-
-NoCitations = Annotated[list[Any] | None, Only(None, [])]
-DirectCaller = Annotated[dict[str, Any] | None, Only(None, {"type": "direct"})]
 
 
 class CacheControl(StrictModel):
@@ -24,7 +21,7 @@ class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: NoCitations = None
+    citations: Annotated[list[Any] | None, Only(None, [])] = None
 
 
 class ThinkingBlock(StrictModel):

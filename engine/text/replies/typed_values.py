@@ -54,7 +54,7 @@ def _types(root: Mapping[str, Any], schema: Any, depth: int) -> Iterator[str]:
             yield from _types(root, part, depth - 1)
     if given is None:
         for value in schema.get("enum") or ([schema["const"]] if "const" in schema else ()):
-            yield _type_of(value)
+            yield _TYPES.get(type(value), "")
     yield from _types(root, _referred(root, schema.get("$ref")), depth - 1)
 
 
@@ -72,10 +72,6 @@ def _referred(root: Mapping[str, Any], reference: object) -> Any:
     return found
 
 
-def _type_of(value: object) -> str:
-    return _TYPES.get(type(value), "")
-
-
 def typed(raw: str, types: frozenset[str]) -> str:
     """Return the JSON text of an argument that was written as ``raw``.
 
@@ -86,7 +82,7 @@ def typed(raw: str, types: frozenset[str]) -> str:
     for reader in (_read_json, _read_python):
         try:
             value = reader(raw.strip()) if wanted else raw
-            kind = _type_of(value)
+            kind = _TYPES.get(type(value), "")
             if kind == "number" and "integer" in wanted and value == int(value):
                 return to_json(int(value))
             if kind in wanted or (kind == "integer" and "number" in wanted):
