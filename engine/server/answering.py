@@ -58,7 +58,7 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
             _log(request, generation)
             return Response(data, media_type="application/json")
         deltas = generation.deltas()
-        first = await unless_gone(request.receive, _first(deltas))
+        first = await unless_gone(request.receive, anext(deltas))
     except KilnError as error:
         raise _told(request, generation, error) from error
     return EventStream(_events(request, generation, form, (first, deltas)))
@@ -74,10 +74,6 @@ async def _whole(generation: Generation, form: EventForm) -> bytes:
     entries = generation.usage["completion_tokens"] * (1 + (generation.params.logprobs or 0))
     size = entries * _ENTRY_BYTES
     return write() if size < LARGE else await generation.serving.threads.run(write, size)
-
-
-async def _first(deltas: Deltas) -> tuple[int, CompletionDelta]:
-    return await anext(deltas)
 
 
 async def _events(

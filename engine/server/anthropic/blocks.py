@@ -24,6 +24,9 @@ class TextBlock(StrictModel):
     citations: Annotated[list[Any] | None, Only(None, [])] = None
 
 
+Texts: Any = text_or_parts(one_of({"text": TextBlock}))
+
+
 class ThinkingBlock(StrictModel):
     """An assistant's reasoning. The signature is not checked."""
 
@@ -48,12 +51,11 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: text_or_parts(one_of({"text": TextBlock})) | None = None  # type: ignore[valid-type]
+    content: Texts | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-Texts = text_or_parts(one_of({"text": TextBlock}))
 _Said = one_of({"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock})
 _Told = one_of({"text": TextBlock, "tool_result": ToolResultBlock})
 
@@ -76,7 +78,7 @@ class SystemMessage(StrictModel):
     """An instruction between two turns."""
 
     role: Literal["system"]
-    content: Texts  # type: ignore[valid-type]
+    content: Texts
 
 
 ROLES = {"user": UserMessage, "assistant": AssistantMessage, "system": SystemMessage}

@@ -19,8 +19,8 @@ _TYPES: dict[type, str] = {
     dict: "object",
 }
 _MAX_REFERENCES = 8  # a schema may refer to itself
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
-_ESCAPED = frozenset("\\\n\r'\"abfnrtvxuUN01234567")
+# A backslash: with what it escapes, or alone before what it does not.
+_BACKSLASH = re.compile(r"""(\\[\\\n\r'"abfnrtvxuUN0-7])|\\(?=.)""", re.DOTALL)
 _RAW_STRING = re.compile(r"[rR][bB]?['\"]")
 _MAX_LITERAL = 2**16  # characters; Python's own reader of literals is slow and recursive
 
@@ -113,9 +113,5 @@ def parse_expression(text: str) -> ast.expr:
     because Python warns of it. Raises SyntaxError, ValueError, RecursionError or MemoryError.
     """
     if not _RAW_STRING.search(text):
-        text = _ESCAPE.sub(lambda found: _doubled(found[0]), text)
+        text = _BACKSLASH.sub(lambda found: found[1] or r"\\", text)
     return ast.parse(text, mode="eval").body
-
-
-def _doubled(escape: str) -> str:
-    return escape if escape[1] in _ESCAPED else f"\\{escape}"
