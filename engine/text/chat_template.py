@@ -55,10 +55,6 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template, line {error.lineno}: {error.message}") from error
 
-    def reads(self, variable: str) -> bool:
-        """Whether the template reads a variable."""
-        return variable in self._reads
-
     @cached_property
     def forms(self) -> TemplateForms:
         """The forms of messages that the template accepts."""
@@ -126,7 +122,7 @@ class ChatTemplate:
         self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, object]
     ) -> None:
         """Refuse tools that the model would not see, and variables that Kiln sets itself."""
-        if tools and not self.reads("tools"):
+        if tools and "tools" not in self._reads:
             raise field_error(
                 "tools",
                 "the model's chat template does not show them to the model: leave them out, or "

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from kiln.engine.text.replies.deepseek import CALL_END, MARKS, SEPARATOR, read_calls
-from kiln.engine.text.replies.format import ToolFormat, Tools
-from kiln.engine.text.replies.message import MessageBuilder
+from kiln.engine.text.replies.format import ToolFormat
 from kiln.engine.text.replies.source import Steps, TextSource
 
 _FENCE, _CLOSING = "```json", "```"
-
-
-def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    yield from read_calls(source, out, _read_name, closing=_CLOSING)
 
 
 def _read_name(source: TextSource) -> Steps[str]:
@@ -27,7 +22,7 @@ def _read_name(source: TextSource) -> Steps[str]:
 
 FORMAT = ToolFormat(
     names=("deepseek_v3",),
-    parse=_parse,
+    parse=lambda source, out, tools: read_calls(source, out, _read_name, closing=_CLOSING),
     shown_by=((SEPARATOR,), ("```json",)),
     marks=MARKS,
 )
