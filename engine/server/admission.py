@@ -29,7 +29,7 @@ async def admit(serving: Serving, request: Request, body: GenerationRequest) -> 
     """Check a body and tokenize its prompts.
 
     Raises ApiError or RequestError for an invalid body, the name of a model that is not served, or
-    a prompt that is too long; and ClientGoneError.
+    a prompt that is too long; and ClientDisconnect.
     """
     context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)

@@ -50,7 +50,7 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
     """Run a generation and return its response.
 
     A stream starts with the first token, so that an earlier error can still set the HTTP status.
-    Raises ApiError for the engine's errors, and ClientGoneError.
+    Raises ApiError for the engine's errors, and ClientDisconnect.
     """
     try:
         if not generation.body.stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -16,7 +16,6 @@ from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
 from kiln.engine.server.anthropic.routes import messages_router
-from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
@@ -73,7 +72,7 @@ def create_app(
     app.add_exception_handler(ApiError, _on_refusal)
     app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
     app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:

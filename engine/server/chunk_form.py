@@ -34,6 +34,7 @@ class ChunkForm:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._created = int(time.time())
+        self._streaming = generation.body.streaming
         self._wants_ids = bool(generation.body.return_token_ids)
         count = generation.params.logprobs
         tokenizer = generation.serving.tokenizer
@@ -82,7 +83,7 @@ class ChunkForm:
 
     def closing(self) -> bytes:
         """Return the last events of a stream that is complete."""
-        if not self._generation.body.streaming.include_usage:
+        if not self._streaming.include_usage:
             return DONE
         return event({**self._head(self.chunk_object, []), "usage": self._generation.usage}) + DONE
 
@@ -115,9 +116,9 @@ class ChunkForm:
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         """Return the event of a chunk of one choice, with the additions."""
         chunk, index = self._head(self.chunk_object, [choice]), choice["index"]
-        if self._generation.body.streaming.continuous_usage_stats:
+        if self._streaming.continuous_usage_stats:
             chunk["usage"] = self._generation.usage
-        elif self._generation.body.streaming.include_usage:
+        elif self._streaming.include_usage:
             chunk["usage"] = None
         if self._wants_ids:
             choice["token_ids"] = self._held.pop(index, [])

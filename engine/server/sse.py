@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kiln.engine.server.disconnect import ClientGoneError, unless_gone
+from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.responses import encode_json
 
 DONE = b"data: [DONE]\n\n"
@@ -57,7 +58,7 @@ class EventStream(StreamingResponse):
         """Send the response."""
         try:
             await unless_gone(receive, self._send_all(send))
-        except ClientGoneError:
+        except ClientDisconnect:
             scope.setdefault("state", {})["aborted"] = True  # for the log
 
     async def _send_all(self, send: Send) -> None:

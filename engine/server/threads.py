@@ -27,6 +27,6 @@ class Threads:
         return await to_thread.run_sync(work, limiter=self._few if size >= LARGE else None)
 
     async def run_for(self, request: Request, work: Callable[[], T]) -> T:
-        """Return the result of work on a body that was read. Raises ClientGoneError."""
+        """Return the result of work on a body that was read. Raises ClientDisconnect."""
         size = len(await request.body())  # cached
         return await unless_gone(request.receive, self.run(work, size))

@@ -99,13 +99,16 @@ class TextSource:
         while (yield from self.peek()):
             emit(self.read(len(self._text) - self._at))
 
-    def find(self, mark: str, emit: Callable[[str], None]) -> Steps[bool]:
-        """Read up to a mark, then record it and the white space behind it. False at the end."""
-        if not (yield from self.read_until((mark,), emit)):
+    def find(self, mark: str, emit: Callable[[str], None], *others: str) -> Steps[bool]:
+        """Read up to a mark, or to one of ``others``, and begin to record. False at the end.
+
+        The mark is read and recorded, with the white space behind it; others stay unread.
+        """
+        if not (yield from self.read_until((mark, *others), emit)):
             return False
         self.record()
-        self.read(len(mark))
-        yield from self.read_space()
+        if (yield from self.read_mark(mark)):
+            yield from self.read_space()
         return True
 
     def text_until(self, *marks: str) -> Steps[str]:

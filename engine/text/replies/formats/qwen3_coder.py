@@ -21,10 +21,7 @@ _VALUE_ENDS = {
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    while (yield from source.read_until((_BEGIN, _FUNCTION), out.content)):
-        source.record()
-        if (yield from source.read_mark(_BEGIN)):
-            yield from source.read_space()
+    while (yield from source.find(_BEGIN, out.content, _FUNCTION)):
         name = yield from _read_name(source, _FUNCTION)
         yield from source.read_space()
         if not name or not (yield from source.next_of(_PARAMETER, _FUNCTION_END, _END)):
