@@ -171,14 +171,14 @@ class GenerationRequest(StrictModel):
     def sampling_params(self, defaults: Defaults) -> SamplingParams:
         """Return the sampling parameters of one output. Raises RequestError naming the field."""
         named = {field.name: getattr(self, field.name, None) for field in fields(SamplingParams)}
-        asked = self.asked_max_tokens
+        asked, biases = self.asked_max_tokens, (self.logit_bias or {}).items()
         settings: dict[str, Any] = {
             **asdict(defaults),
             **without_nulls(**named),
             "max_tokens": self.default_max_tokens if asked is None else asked,
             "logprobs": self.wanted_logprobs,
             "prompt_logprobs": self.wanted_prompt_logprobs,
-            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            "logit_bias": {int(token): bias for token, bias in biases} or None,
         }
         try:
             return SamplingParams(**settings)
