@@ -68,6 +68,11 @@ class RequestError(KilnError):
         self.param = param
 
 
+def field_error(where: str, says: str) -> RequestError:
+    """Return the error of a field: its path, such as ``messages[0].role``, and what is wrong."""
+    return RequestError(f"{where}: {says}", where)
+
+
 class ContextLengthError(RequestError):
     """The prompt is longer than the model's context."""
 

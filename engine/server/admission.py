@@ -6,11 +6,10 @@ import sys
 
 from starlette.requests import Request
 
-from kiln.engine.errors import RequestError, too_long
+from kiln.engine.errors import too_long
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import Body, read_body
-from kiln.engine.server.disconnect import unless_gone
-from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import MAX_PROMPTS
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import GenerationRequest
@@ -29,43 +28,27 @@ async def read_request(serving: Serving, request: Request, model: type[Body]) ->
 async def admit(serving: Serving, request: Request, body: GenerationRequest) -> Generation:
     """Check a body and tokenize its prompts.
 
-    Raises ApiError for an invalid body, the name of a model that is not served, or a prompt that is
-    too long; and ClientGoneError.
+    Raises ApiError or RequestError for an invalid body, the name of a model that is not served, or
+    a prompt that is too long; and ClientDisconnect.
     """
     context = serving.require_ready().max_model_len
     served = serving.require_model(body.model)
-    try:
-        params = body.sampling_params(serving.settings.defaults)
-        reading = _read_prompts(serving, request, body, params, context)
-        prompts = await unless_gone(request.receive, reading)
-    except RequestError as error:
-        raise from_engine(error) from error
-    _check(serving, body, prompts, params)
-    return Generation(serving, served, body, prompts, params)
-
-
-async def _read_prompts(
-    serving: Serving,
-    request: Request,
-    body: GenerationRequest,
-    params: SamplingParams,
-    context: int,
-) -> list[Prompt]:
-    """Render, tokenize and truncate outside the event loop."""
+    params = body.sampling_params(serving.settings.defaults)
     longest = context if params.truncate_prompt_tokens is None else sys.maxsize
 
     def read() -> list[Prompt]:
         prompts = body.read_prompts(serving.tokenizer, longest)
         return [truncated(prompt, params, context) for prompt in prompts]
 
-    size = len(await request.body())  # cached since ``read_body``
-    return await serving.threads.run(read, size)
+    prompts = await serving.threads.run_for(request, read)
+    _check(serving, body, prompts, params)
+    return Generation(serving, served, body, prompts, params)
 
 
 def _check(
     serving: Serving, body: GenerationRequest, prompts: list[Prompt], params: SamplingParams
 ) -> None:
-    """Reject requests that can never run. Raises ApiError 400."""
+    """Reject requests that can never run. Raises ApiError 400, and ContextLengthError."""
     if len(prompts) * params.n > MAX_ANSWERS:
         message = f"prompt: {len(prompts)} prompts with n {params.n}: at most {MAX_ANSWERS} answers"
         raise ApiError(400, message, "prompt")
@@ -81,7 +64,7 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
     has = f"prompt {number} has" if number else has
     if length >= context:
         problem = f"{has} {length} tokens, and the answer needs at least one: shorten it"
-        raise from_engine(too_long(context, problem, body.prompt_field))
+        raise too_long(context, problem, body.prompt_field)
     # Reject only a requested max_tokens; reduce a default to what is left.
     max_tokens = body.asked_max_tokens
     if max_tokens is not None and max_tokens > context - length:
@@ -90,4 +73,4 @@ def _check_length(body: GenerationRequest, length: int, context: int, number: in
             f"{has} {length} tokens and {name} is {max_tokens}, {length + max_tokens} in "
             f"all: at most {context - length} are left for the answer"
         )
-        raise from_engine(too_long(context, problem, name))
+        raise too_long(context, problem, name)

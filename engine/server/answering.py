@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,6 @@ from starlette.responses import Response
 from kiln.engine.errors import KilnError
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
-from kiln.engine.server.forms import EventForm
 from kiln.engine.server.generation import Generation, GenerationError
 from kiln.engine.server.outcomes import note_error
 from kiln.engine.server.responses import encode_json
@@ -27,11 +27,30 @@ logger = logging.getLogger(__name__)
 Deltas = AsyncGenerator[tuple[int, CompletionDelta], None]
 
 
+class EventForm(Protocol):
+    """How one API formats its responses. Methods of streams return bytes, empty for no event."""
+
+    def opening(self) -> bytes:
+        """Return the first events of a stream."""
+
+    def chunk(self, index: int, delta: CompletionDelta) -> bytes:
+        """Return the events of a delta of output ``index``."""
+
+    def closing(self) -> bytes:
+        """Return the last events of a stream that is complete."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last events of a stream that failed."""
+
+    def answer(self) -> Mapping[str, Any]:
+        """Return the complete response body."""
+
+
 async def respond(request: Request, generation: Generation, form: EventForm) -> Response:
     """Run a generation and return its response.
 
     A stream starts with the first token, so that an earlier error can still set the HTTP status.
-    Raises ApiError for the engine's errors, and ClientGoneError.
+    Raises ApiError for the engine's errors, and ClientDisconnect.
     """
     try:
         if not generation.body.stream:
@@ -39,7 +58,7 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
             _log(request, generation)
             return Response(data, media_type="application/json")
         deltas = generation.deltas()
-        first = await unless_gone(request.receive, _first(deltas))
+        first = await unless_gone(request.receive, anext(deltas))
     except KilnError as error:
         raise _told(request, generation, error) from error
     return EventStream(_events(request, generation, form, (first, deltas)))
@@ -55,10 +74,6 @@ async def _whole(generation: Generation, form: EventForm) -> bytes:
     entries = generation.usage["completion_tokens"] * (1 + (generation.params.logprobs or 0))
     size = entries * _ENTRY_BYTES
     return write() if size < LARGE else await generation.serving.threads.run(write, size)
-
-
-async def _first(deltas: Deltas) -> tuple[int, CompletionDelta]:
-    return await anext(deltas)
 
 
 async def _events(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -18,7 +16,6 @@ from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
 from kiln.engine.server.anthropic.routes import messages_router
-from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
@@ -72,15 +69,14 @@ def create_app(
     app.state.serving = serving
     for router in _ROUTERS:
         app.include_router(router(serving))
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(RequestError, _on_request_error)
+    app.add_exception_handler(ApiError, _on_refusal)
+    app.add_exception_handler(RequestError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
     app.add_middleware(Limits, max_bytes=settings.max_body_bytes)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key)
-    app.around = _around(metrics, settings.allowed_origins)
     openapi.install(app, _BODIES)
     return app
 
@@ -91,16 +87,11 @@ class _App(FastAPI):
     ``add_middleware`` puts its own inside, where a status 500 would lack their headers.
     """
 
-    around: Callable[[ASGIApp], ASGIApp]
-
     def build_middleware_stack(self) -> ASGIApp:
         """Return what serves a request."""
-        return self.around(super().build_middleware_stack())
-
-
-def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASGIApp]:
-    def wrap(inner: ASGIApp) -> ASGIApp:
-        if origins:
+        serving: Serving = self.state.serving
+        inner = super().build_middleware_stack()
+        if origins := serving.settings.allowed_origins:
             inner = CORSMiddleware(
                 inner,
                 allow_origins=origins,
@@ -108,20 +99,13 @@ def _around(metrics: Metrics, origins: Sequence[str]) -> Callable[[ASGIApp], ASG
                 allow_headers=("*",),
                 expose_headers=("X-Request-Id", "Retry-After"),
             )
-        return RequestIds(Outcomes(inner, metrics))
-
-    return wrap
+        return RequestIds(Outcomes(inner, serving.metrics))
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return ErrorResponse(error)
-
-
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    """Return 400 for what is found wrong only while a request is prepared."""
-    assert isinstance(error, RequestError)
-    return ErrorResponse(from_engine(error))
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    """Return what a route, or what prepares a request for the engine, finds wrong with it."""
+    assert isinstance(error, ApiError | RequestError)
+    return ErrorResponse(error if isinstance(error, ApiError) else from_engine(error))
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

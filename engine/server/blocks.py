@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,39 +49,34 @@ class Blocks:
         self.blocks: list[Block] = []
         self._open: Block | None = None
 
-    def push(self, delta: ReplyDelta) -> Iterator[Change]:
-        """Add a delta. The iterator must be exhausted."""
+    def push(self, delta: ReplyDelta) -> list[Change]:
+        """Add a delta and return what changes."""
+        changes: list[Change] = []
         if delta.reasoning:
-            yield from self._add(delta.reasoning, "reasoning")
+            changes += self._add(delta.reasoning, "reasoning")
         if delta.content:
-            yield from self._add(delta.content, "text")
+            changes += self._add(delta.content, "text")
         for call in delta.tool_calls:
-            yield from self._add(call.arguments, "tool", call)
+            changes += self._add(call.arguments, "tool", call)
+        return changes
 
-    def fill(self, whole: ReplyDelta) -> None:
-        """Take the whole answer at once."""
-        for _ in self.push(whole):
-            pass
-
-    def finish(self) -> Iterator[Change]:
+    def finish(self) -> list[Change]:
         """End the open block, if there is one."""
-        if self._open is not None:
-            yield Change("end", self._open)
-            self._open = None
+        ended, self._open = self._open, None
+        return [] if ended is None else [Change("end", ended)]
 
-    def _add(
-        self, text: str, kind: BlockKind, call: ToolCallDelta | None = None
-    ) -> Iterator[Change]:
+    def _add(self, text: str, kind: BlockKind, call: ToolCallDelta | None = None) -> list[Change]:
         number = -1 if call is None else call.index
-        block = self._open
+        block, changes = self._open, list[Change]()
         if block is None or (block.kind, block.call) != (kind, number):
-            yield from self.finish()
+            changes += self.finish()
             block = Block(len(self.blocks), kind, number)
             if call is not None:
                 block.name, block.call_id = call.name or "", call.call_id or ""
             self.blocks.append(block)
             self._open = block
-            yield Change("begin", block)
+            changes.append(Change("begin", block))
         if text:
             block.pieces.append(text)
-            yield Change("add", block, text)
+            changes.append(Change("add", block, text))
+        return changes

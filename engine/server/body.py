@@ -12,9 +12,8 @@ import re
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from kiln.engine.server.disconnect import ClientGoneError
 from kiln.engine.server.errors import ApiError, from_validation, unknown_fields
 from kiln.engine.server.fields import StrictModel
 from kiln.engine.server.threads import LARGE, Threads
@@ -31,7 +30,7 @@ Body = TypeVar("Body", bound=StrictModel)
 async def read_body(
     request: Request, model: type[Body], threads: Threads, *, ignore_unknown: bool = False
 ) -> Body:
-    """Parse and check a body. Raises ApiError (400, 408, 413, 415), and ClientGoneError.
+    """Parse and check a body. Raises ApiError (400, 408, 413, 415), and ClientDisconnect.
 
     ``ignore_unknown``: an unknown field is a line in the log, not an error.
     """
@@ -39,10 +38,7 @@ async def read_body(
     if not _JSON_TYPE.match(content_type):
         shown = repr(content_type[:80]) if content_type else "not set"
         raise ApiError(415, f"Content-Type is {shown}: send application/json")
-    try:
-        data = await request.body()
-    except ClientDisconnect as error:
-        raise ClientGoneError from error
+    data = await request.body()
 
     def parse(extra: Literal["ignore"] | None = None) -> Body:
         check_shape(data)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from kiln.engine.errors import RequestError
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.fields import Only, StrictModel, Unsupported, kind_of_text, listed
+from kiln.engine.server.fields import Only, StrictModel, Unsupported, listed, text_or
 from kiln.engine.text.messages import part_text
 
 
@@ -53,10 +53,7 @@ class ToolCall(StrictModel):
     cache_control: Any = Field(None, description="No effect")
 
 
-Content: Any = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[listed(ContentPart), Tag("<list>")],
-    Discriminator(kind_of_text),
-]
+Content: Any = text_or(listed(ContentPart))
 
 
 class Message(StrictModel):

@@ -10,8 +10,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kiln.engine.server.errors import ApiError
-from kiln.engine.server.middleware import BODY_SECONDS
-from kiln.engine.server.responses import encode_json
+from kiln.engine.server.middleware import BODY_SECONDS, ErrorResponse
 
 _GRACE = 5.0  # seconds for the middleware's 408 to be sent
 
@@ -98,19 +97,14 @@ class Connection(H11Protocol):
 
     def _refuse_headers(self) -> None:
         if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:
-            error = ApiError(
-                408, f"the headers took over {self.header_seconds:g} s", code="timeout"
-            )
-            logger.warning("408: %s", error.message)  # neither method nor path is known
-            body = encode_json(error.envelope())
-            headers = [
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-                ("Connection", "close"),
-            ]
+            late = f"the headers took over {self.header_seconds:g} s"
+            logger.warning("408: %s", late)  # neither method nor path is known
+            answer = ErrorResponse(ApiError(408, late, code="timeout"))
             for event in (
-                h11.Response(status_code=408, headers=headers, reason=b"Request Timeout"),
-                h11.Data(data=body),
+                h11.Response(
+                    status_code=408, headers=answer.raw_headers, reason=b"Request Timeout"
+                ),
+                h11.Data(data=bytes(answer.body)),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event))

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 T = TypeVar("T")
 
 
-class ClientGoneError(Exception):
-    """The client closed the connection before its response was complete."""
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
     """Await ``work`` and return its result; cancel it when the client disconnects.
 
     Starlette cancels neither a plain handler nor, on new servers, a stream that sends nothing at
-    the moment: a queued request would run to its end in vain. Raises ClientGoneError.
+    the moment: a queued request would run to its end in vain. Raises ClientDisconnect.
     """
-    task = asyncio.create_task(work)
+    task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_disconnection(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError
+        raise ClientDisconnect
     finally:
         task.cancel()
         gone.cancel()

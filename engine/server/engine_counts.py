@@ -19,66 +19,54 @@ class Row(NamedTuple):
     label: str | None = None
 
 
+_GAUGES = {
+    "running": ("num_requests_running", "Running requests."),
+    "waiting": ("num_requests_waiting", "Requests in the queue."),
+    "kv_blocks_used": ("kv_blocks_used", "KV blocks that requests hold."),
+    "kv_blocks_cached": (
+        "kv_blocks_cached",
+        "KV blocks that no request holds, kept for later ones.",
+    ),
+    "kv_blocks_total": ("kv_blocks_total", "Blocks of the KV pool."),
+    "graphs": ("num_graphs", "Captured CUDA graphs."),
+    "graph_bytes": ("graph_bytes", "Device memory of the CUDA graphs."),
+    "graph_capture_seconds": ("graph_capture_seconds", "Time to capture the CUDA graphs."),
+    "adapter_running": ("lora_requests_running", "Running requests of an adapter.", "adapter"),
+    "adapter_waiting": ("lora_requests_waiting", "Requests of an adapter in the queue.", "adapter"),
+    "adapter_on_device": ("lora_on_device", "1 if in the adapter pool.", "adapter"),
+}
+_COUNTERS = {
+    "prefix_cache_queries": (
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
+    "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens that the prefix cache had."),
+    "spec_decode_num_draft_tokens": (
+        "spec_decode_num_draft_tokens",
+        "Drafts that steps have verified.",
+    ),
+    "spec_decode_num_accepted_tokens": (
+        "spec_decode_num_accepted_tokens",
+        "Drafts that were accepted.",
+    ),
+    "spec_decode_steps_without": (
+        "spec_decode_steps_without_drafts",
+        "Steps without drafts.",
+        "reason",
+    ),
+    "preemptions": ("num_preemptions", "Preemptions."),
+    "steps": ("num_steps", "Steps."),
+    "steps_not_ahead": ("num_steps_not_ahead", "Steps launched with no other step in flight."),
+    "graph_replays": ("graph_replays", "Steps replayed from a CUDA graph.", "size"),
+    "graph_fallbacks": ("graph_fallbacks", "Steps without a CUDA graph.", "reason"),
+    "all_reduces": ("all_reduces", "Sums over the ranks of tensor parallelism.", "algorithm"),
+    "adapter_evictions": ("num_lora_evictions", "LoRA adapters evicted from the device."),
+    "adapter_placements": ("lora_placements", "Copies of an adapter to the device.", "adapter"),
+    "adapter_tokens": ("lora_generation_tokens", "Tokens generated with an adapter.", "adapter"),
+}
 ENGINE_ROWS: Mapping[str, Row] = MappingProxyType(
-    {
-        "running": Row("gauge", "num_requests_running", "Running requests."),
-        "waiting": Row("gauge", "num_requests_waiting", "Requests in the queue."),
-        "kv_blocks_used": Row("gauge", "kv_blocks_used", "KV blocks that requests hold."),
-        "kv_blocks_cached": Row(
-            "gauge", "kv_blocks_cached", "KV blocks that no request holds, kept for later ones."
-        ),
-        "kv_blocks_total": Row("gauge", "kv_blocks_total", "Blocks of the KV pool."),
-        "prefix_cache_queries": Row(
-            "counter", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
-        ),
-        "prefix_cache_hits": Row(
-            "counter", "prefix_cache_hits", "Prompt tokens that the prefix cache had."
-        ),
-        "spec_decode_num_draft_tokens": Row(
-            "counter", "spec_decode_num_draft_tokens", "Drafts that steps have verified."
-        ),
-        "spec_decode_num_accepted_tokens": Row(
-            "counter", "spec_decode_num_accepted_tokens", "Drafts that were accepted."
-        ),
-        "spec_decode_steps_without": Row(
-            "counter", "spec_decode_steps_without_drafts", "Steps without drafts.", "reason"
-        ),
-        "preemptions": Row("counter", "num_preemptions", "Preemptions."),
-        "steps": Row("counter", "num_steps", "Steps."),
-        "steps_not_ahead": Row(
-            "counter", "num_steps_not_ahead", "Steps launched with no other step in flight."
-        ),
-        "graphs": Row("gauge", "num_graphs", "Captured CUDA graphs."),
-        "graph_bytes": Row("gauge", "graph_bytes", "Device memory of the CUDA graphs."),
-        "graph_capture_seconds": Row(
-            "gauge", "graph_capture_seconds", "Time to capture the CUDA graphs."
-        ),
-        "graph_replays": Row(
-            "counter", "graph_replays", "Steps replayed from a CUDA graph.", "size"
-        ),
-        "graph_fallbacks": Row(
-            "counter", "graph_fallbacks", "Steps without a CUDA graph.", "reason"
-        ),
-        "all_reduces": Row(
-            "counter", "all_reduces", "Sums over the ranks of tensor parallelism.", "algorithm"
-        ),
-        "adapter_evictions": Row(
-            "counter", "num_lora_evictions", "LoRA adapters evicted from the device."
-        ),
-        "adapter_running": Row(
-            "gauge", "lora_requests_running", "Running requests of an adapter.", "adapter"
-        ),
-        "adapter_waiting": Row(
-            "gauge", "lora_requests_waiting", "Requests of an adapter in the queue.", "adapter"
-        ),
-        "adapter_on_device": Row("gauge", "lora_on_device", "1 if in the adapter pool.", "adapter"),
-        "adapter_placements": Row(
-            "counter", "lora_placements", "Copies of an adapter to the device.", "adapter"
-        ),
-        "adapter_tokens": Row(
-            "counter", "lora_generation_tokens", "Tokens generated with an adapter.", "adapter"
-        ),
-    }
+    {count: Row("gauge", *entry) for count, entry in _GAUGES.items()}
+    | {count: Row("counter", *entry) for count, entry in _COUNTERS.items()}
 )
 
 

@@ -67,9 +67,15 @@ class Only:
         raise ValueError(f"is not supported yet: leave it out, or send {allowed}")
 
 
-def kind_of_text(value: Any) -> str:
-    """Return the form of a text by its type, so that errors refer to that form."""
-    return "<list>" if isinstance(value, list) else "<text>"
+DirectCaller = Annotated[dict[str, Any] | None, Only(None, {"type": "direct"})]
+
+
+def text_or(lists: Any) -> Any:
+    """Return the type of a text or a list, told apart so that errors refer to the form sent."""
+    forms: Any = Annotated[str, Tag("<text>")] | Annotated[lists, Tag("<list>")]
+    return Annotated[
+        forms, Discriminator(lambda value: "<list>" if isinstance(value, list) else "<text>")
+    ]
 
 
 def _kind_of_prompt(value: Any) -> str:
@@ -95,10 +101,7 @@ CacheSalt = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], _FAIL_FAST]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # as an object key
 StopTexts = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_STOP_STRINGS)]
-StopField = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[StopTexts, Tag("<list>")],
-    Discriminator(kind_of_text),
-]
+StopField: Any = text_or(StopTexts)
 StopTokenIds = Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)]
 BadWords = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_BAD_WORDS)]
 LogitBias = Annotated[dict[TokenId, float], Field(max_length=MAX_LOGIT_BIAS)]
@@ -121,3 +124,8 @@ def listed(entry: Any) -> Any:
 def dumped(models: Sequence[StrictModel] | None) -> list[dict[str, Any]]:
     """Return models as they were sent."""
     return [model.model_dump(exclude_unset=True) for model in models or ()]
+
+
+def without_nulls(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value: null means the same as an absent field."""
+    return {name: value for name, value in fields.items() if value is not None}

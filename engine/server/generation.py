@@ -50,18 +50,11 @@ class Generation:
         if tools is not None and tokenizer is not None:
             shown = tokenizer.ids_of(formats.marks(with_tools=bool(tools)))
             self.params = _ending_replies(self.params, tokenizer, formats)
-        params = self.params
+        params, adapter, priority = self.params, self.served.adapter, self.body.priority or 0
         for number, prompt in enumerate(self.prompts):
-            first = number * params.n
+            first, salted = number * params.n, replace(prompt, cache_salt=self.body.cache_salt)
             for answer in begin_answers(
-                self.request_id,
-                replace(prompt, cache_salt=self.body.cache_salt),
-                params,
-                tokenizer,
-                first,
-                self.served.adapter,
-                shown,
-                self.body.priority or 0,
+                self.request_id, salted, params, tokenizer, first, adapter, shown, priority
             ):
                 self._answers[answer.new.request_id] = answer
                 if tools is not None:
@@ -73,6 +66,10 @@ class Generation:
     def completions(self) -> list[CompletionOutput]:
         """The outputs in the order of their indices; complete after ``deltas`` ends."""
         return [answer.stream.completion for answer in self._answers.values()]
+
+    def prompt(self, index: int) -> Prompt:
+        """Return the prompt of output ``index``."""
+        return self.prompts[index // self.params.n]
 
     def prompt_logprobs(self, index: int) -> list[dict[int, Logprob] | None] | None:
         """Return the log-probabilities of the prompt of output ``index``, if requested."""
@@ -124,9 +121,12 @@ class Generation:
         return self._readers[index].push(self.completions[index].text, last=True)
 
     def finish_reason(self, index: int) -> ChatFinishReason | None:
-        """Return OpenAI's reason for the end of output ``index`` of a chat."""
-        reason = finish_reason(self.completions[index].finish_reason)
-        called = reason == "stop" and self._readers[index].has_calls
+        """Return OpenAI's reason for the end of output ``index``."""
+        reason, reader = (
+            finish_reason(self.completions[index].finish_reason),
+            self._readers.get(index),
+        )
+        called = reason == "stop" and reader is not None and reader.has_calls
         return "tool_calls" if called else reason
 
     async def collect(self) -> list[CompletionOutput]:

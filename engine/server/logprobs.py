@@ -28,13 +28,14 @@ class LogprobWriter:
                     **self._entry(token_id, position[token_id]),
                     "top_logprobs": [self._entry(*item) for item in self._likely(position)],
                 }
-                for token_id, position in _positions(part)
+                for token_id, position in zip(part.token_ids, part.logprobs or [], strict=True)
             ]
         }
 
     def completion(self, part: CompletionDelta | CompletionOutput) -> CompletionLogprobs:
         """Return positions in the completions format."""
-        return self._lists(part.text_offsets or (), _positions(part))
+        positions = zip(part.token_ids, part.logprobs or [], strict=True)
+        return self._lists(part.text_offsets or (), positions)
 
     def echoed(
         self,
@@ -109,12 +110,6 @@ class LogprobWriter:
             return known.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in known)
-
-
-def _positions(
-    part: CompletionDelta | CompletionOutput,
-) -> Sequence[tuple[int, Mapping[int, Logprob]]]:
-    return list(zip(part.token_ids, part.logprobs or [], strict=True))
 
 
 def _finite(logprob: float) -> float:

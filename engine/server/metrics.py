@@ -6,18 +6,31 @@ the label ``model_name``, the first served name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition
+from prometheus_client.registry import Collector
 
 from kiln.engine.server.engine_counts import EngineCounts
-from kiln.engine.server.metric_names import NamedMetrics
 
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_BUCKETS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
+_SHARED = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"),
+    *("prompt_tokens", "generation_tokens", "request_success"),
+    *("request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+)
+_OLDER = {"inter_token_latency_seconds": ("time_per_output_token_seconds",)}
+# Kiln's name -> vLLM's names of the same.
+VLLM_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {name: (name, *_OLDER.get(name, ())) for name in _SHARED}
+)
 
 
 class Metrics:
@@ -79,3 +92,26 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"kiln:{name}", text, buckets=buckets, registry=self._own)
+
+
+class NamedMetrics(Collector):
+    """The metrics of a registry with the model's name, under Kiln's names and vLLM's."""
+
+    def __init__(self, own: CollectorRegistry, model_name: str) -> None:
+        self._own = own
+        self._labels = {"model_name": model_name}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric of the registry once for each of its names."""
+        for metric in self._own.collect():
+            yield self._renamed(metric, metric.name)
+            for name in VLLM_NAMES.get(metric.name.removeprefix("kiln:"), ()):
+                yield self._renamed(metric, f"vllm:{name}")
+
+    def _renamed(self, metric: Metric, name: str) -> Metric:
+        copy = Metric(name, metric.documentation, metric.type)
+        for sample in metric.samples:
+            ending = sample.name.removeprefix(metric.name)  # such as _total and _bucket
+            labels = {**self._labels, **sample.labels}
+            copy.samples.append(sample._replace(name=name + ending, labels=labels))
+        return copy

@@ -5,7 +5,7 @@ Types are checked here. Ranges are checked by SamplingParams, for the server and
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -28,6 +28,7 @@ from kiln.engine.server.fields import (
     TokenIds,
     dumped,
     listed,
+    without_nulls,
 )
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
 from kiln.engine.text.tokenizer import Tokenizer
@@ -112,39 +113,31 @@ class GenerationRequest(StrictModel):
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Int | None = None
     add_special_tokens: bool | None = None
+    echo: bool | None = None  # acts in completions; a chat's may only be false
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationRequest:
-        if not self.stream and (self.include_usage or self.continuous_usage):
+        options = self.streaming
+        if not self.stream and (options.include_usage or options.continuous_usage_stats):
             raise ApiError(400, "stream_options: needs stream to be true", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs: is not available in a stream", "prompt_logprobs")
         return self
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the token counts so far."""
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-
-    @property
-    def echoes(self) -> bool:
-        """Whether each output starts with its prompt."""
-        return False
+    def streaming(self) -> StreamOptions:
+        """How to stream."""
+        return self.stream_options or StreamOptions.model_construct()
 
     @property
     def only_echoes(self) -> bool:
         """Whether each output is its prompt alone."""
-        return False
+        return self.max_tokens == 0
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """The requested limit of output tokens, if any."""
-        return self.max_tokens
+        """The requested limit of output tokens, if any; the engine generates one at least."""
+        return 1 if self.only_echoes else self.max_tokens
 
     def read_prompts(self, tokenizer: Tokenizer | None, max_tokens: int) -> list[Prompt]:
         """Tokenize the prompts. Raises RequestError, also for some prompts over ``max_tokens``."""
@@ -177,26 +170,15 @@ class GenerationRequest(StrictModel):
 
     def sampling_params(self, defaults: Defaults) -> SamplingParams:
         """Return the sampling parameters of one output. Raises RequestError naming the field."""
-        given: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                *("temperature", "top_p", "top_k", "min_p", "seed", "n", "min_tokens", "stop"),
-                *("stop_token_ids", "ignore_eos", "skip_special_tokens"),
-                *("include_stop_str_in_output", "presence_penalty", "frequency_penalty"),
-                *("repetition_penalty", "truncate_prompt_tokens", "allowed_token_ids"),
-                "bad_words",
-            )
-            if getattr(self, name) is not None
-        }
-        if self.logit_bias:
-            given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
-        asked = self.asked_max_tokens
-        settings = {
+        named = {field.name: getattr(self, field.name, None) for field in fields(SamplingParams)}
+        asked, biases = self.asked_max_tokens, (self.logit_bias or {}).items()
+        settings: dict[str, Any] = {
             **asdict(defaults),
-            **given,
+            **without_nulls(**named),
             "max_tokens": self.default_max_tokens if asked is None else asked,
             "logprobs": self.wanted_logprobs,
             "prompt_logprobs": self.wanted_prompt_logprobs,
+            "logit_bias": {int(token): bias for token, bias in biases} or None,
         }
         try:
             return SamplingParams(**settings)
@@ -288,7 +270,6 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
     prompt: PromptField
-    echo: bool | None = None
     logprobs: CountOrFalse = None
 
     @model_validator(mode="after")
@@ -300,21 +281,6 @@ class CompletionRequest(_CompletionRows, GenerationRequest):
         if not self.prompt and not isinstance(self.prompt, str):
             raise ApiError(400, "prompt: the list is empty", "prompt")
         return self
-
-    @property
-    def echoes(self) -> bool:
-        """Whether each output starts with its prompt."""
-        return bool(self.echo)
-
-    @property
-    def only_echoes(self) -> bool:
-        """Whether each output is its prompt alone."""
-        return self.max_tokens == 0
-
-    @property
-    def asked_max_tokens(self) -> int | None:
-        """The requested limit of output tokens, if any; the engine generates one at least."""
-        return 1 if self.only_echoes else self.max_tokens
 
     @property
     def wanted_prompt_logprobs(self) -> int | None:

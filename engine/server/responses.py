@@ -68,10 +68,9 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
-class FunctionDelta(TypedDict, total=False):
-    """What a chunk adds to a call: its name comes first, then its arguments piece by piece."""
+class FunctionDelta(TypedDict):
+    """What a later chunk adds to a call: a piece of its arguments."""
 
-    name: str
     arguments: str
 
 
@@ -81,7 +80,7 @@ class ToolCallDelta(TypedDict, total=False):
     index: Required[int]
     id: str
     type: Literal["function"]
-    function: Required[FunctionDelta]
+    function: Required[FunctionCall | FunctionDelta]
 
 
 class AssistantMessage(TypedDict):
@@ -131,30 +130,6 @@ class Delta(TypedDict, total=False):
     reasoning_content: str
     reasoning: str
     tool_calls: list[ToolCallDelta]
-
-
-class ChatChunkChoice(TypedDict):
-    """One output's part of a chunk; its last one has ``stop_reason`` and ``seed``."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: ChatFinishReason | None
-    stop_reason: NotRequired[int | str | None]
-    seed: NotRequired[int | None]
-    token_ids: NotRequired[list[int]]
-
-
-class ChatChunk(TypedDict):
-    """One event of a streamed chat response. ``usage`` is present if requested."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage | None]
-    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionLogprobs(TypedDict):
@@ -218,7 +193,3 @@ class Status(TypedDict):
 def finish_reason(reason: str | None) -> FinishReason | None:
     """Return OpenAI's finish reason for one of the engine; only "stop" and "length" map."""
     return "stop" if reason == "stop" else "length" if reason == "length" else None
-
-
-Answer = ChatCompletion | Completion
-Chunk = ChatChunk | Completion

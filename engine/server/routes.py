@@ -10,7 +10,6 @@ from kiln.engine.server.admission import admit, read_request
 from kiln.engine.server.answering import respond
 from kiln.engine.server.chat import ChatForm
 from kiln.engine.server.completions import CompletionForm
-from kiln.engine.server.extras import ChunkEvents
 from kiln.engine.server.openapi import describe_body
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from kiln.engine.server.responses import ChatCompletion, Completion
@@ -26,14 +25,13 @@ def generation_router(serving: Serving) -> APIRouter:
         """Generate a reply to a conversation."""
         body = await read_request(serving, request, ChatCompletionRequest)
         generation = await admit(serving, request, body)
-        return await respond(request, generation, ChunkEvents(ChatForm(generation), generation))
+        return await respond(request, generation, ChatForm(generation))
 
     @router.post("/completions", **describe_body(CompletionRequest, Completion))
     async def create_completion(request: Request) -> Response:
         """Complete one or several prompts, given as text or token ids."""
         body = await read_request(serving, request, CompletionRequest)
         generation = await admit(serving, request, body)
-        form = ChunkEvents(CompletionForm(generation), generation)
-        return await respond(request, generation, form)
+        return await respond(request, generation, CompletionForm(generation))
 
     return router

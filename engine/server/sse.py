@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kiln.engine.server.disconnect import ClientGoneError, unless_gone
+from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.responses import encode_json
 
 DONE = b"data: [DONE]\n\n"
@@ -42,33 +43,24 @@ def named_event(data: Mapping[str, Any]) -> bytes:
     return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Sends events as they arrive; a client's disconnect closes their source at once."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         # X-Accel-Buffering: else nginx buffers the events and sends them late.
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers)
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         try:
             await unless_gone(receive, self._send_all(send))
-        except ClientGoneError:
+        except ClientDisconnect:
             scope.setdefault("state", {})["aborted"] = True  # for the log
 
     async def _send_all(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events) as events:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
-            async for body in events:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with contextlib.aclosing(self._events):
+            await self.stream_response(send)

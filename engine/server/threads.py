@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
+from starlette.requests import Request
+
+from kiln.engine.server.disconnect import unless_gone
 
 LARGE = 32_768  # bytes of input that take tens of milliseconds
 _LARGE_AT_ONCE = 2
@@ -22,3 +25,8 @@ class Threads:
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Return the result of ``work``; ``size`` is the size of its input in bytes."""
         return await to_thread.run_sync(work, limiter=self._few if size >= LARGE else None)
+
+    async def run_for(self, request: Request, work: Callable[[], T]) -> T:
+        """Return the result of work on a body that was read. Raises ClientDisconnect."""
+        size = len(await request.body())  # cached
+        return await unless_gone(request.receive, self.run(work, size))

@@ -12,11 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from kiln.engine.errors import RequestError
 from kiln.engine.server.admission import read_request
 from kiln.engine.server.chat_fields import Message, Tool
-from kiln.engine.server.disconnect import unless_gone
-from kiln.engine.server.errors import ApiError, from_engine
+from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import StrictModel, TokenIds, listed
 from kiln.engine.server.openapi import describe_body
 from kiln.engine.server.protocol import ChatCompletionRequest
@@ -131,12 +129,8 @@ async def _answer(
     serving: Serving, request: Request, work: Callable[[], Tokens | DetokenizedText]
 ) -> Response:
     """Run ``work`` outside the event loop, with the writing of its result."""
-    size = len(await request.body())
-    try:
-        job = serving.threads.run(lambda: encode_json(work()), size)
-        return Response(await unless_gone(request.receive, job), media_type="application/json")
-    except RequestError as error:
-        raise from_engine(error) from error
+    data = await serving.threads.run_for(request, lambda: encode_json(work()))
+    return Response(data, media_type="application/json")
 
 
 def _require_tokenizer(serving: Serving, model: str | None) -> Tokenizer:

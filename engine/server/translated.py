@@ -4,80 +4,72 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError
 from kiln.engine.server.admission import admit
-from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine, from_validation
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.protocol import ChatCompletionRequest
 from kiln.engine.server.serving import Serving
 from kiln.engine.text.prompts import Prompt
 
-T = TypeVar("T")
-Translate = Callable[[], Mapping[str, Any]]
 
-
+@dataclass(frozen=True, slots=True)
 class Translated:
     """A body of another API.
 
     ``names`` is for errors: a pattern for the beginning of a chat's field -> what it is there.
     """
 
-    def __init__(
-        self, serving: Serving, request: Request, translate: Translate, names: Mapping[str, str]
-    ) -> None:
-        self._serving = serving
-        self._request = request
-        self._translate = translate
-        self._names = names
+    serving: Serving
+    request: Request
+    translate: Callable[[], Mapping[str, Any]]
+    names: Mapping[str, str]
 
     async def admit(self) -> Generation:
         """Return the generation of the chat. Raises ApiError with the body's own names."""
-        try:
-            return await admit(self._serving, self._request, await self._chat())
-        except ApiError as error:
-            raise self._renamed(error) from error
+        with self._own_names():
+            return await admit(self.serving, self.request, await self._chat())
 
     async def prompt(self) -> Prompt:
         """Return the tokens of the chat's prompt, of any length. Raises ApiError."""
-        try:
+        with self._own_names():
             chat = await self._chat()
-            self._serving.require_model(chat.model)
-            tokenizer = self._serving.tokenizer
-            [prompt] = await self._run(lambda: chat.read_prompts(tokenizer, sys.maxsize))
-        except RequestError as error:
-            raise self._renamed(from_engine(error)) from error
-        except ApiError as error:
-            raise self._renamed(error) from error
-        return prompt
+            self.serving.require_model(chat.model)
+            tokenizer = self.serving.tokenizer
+            [prompt] = await self.serving.threads.run_for(
+                self.request, lambda: chat.read_prompts(tokenizer, sys.maxsize)
+            )
+            return prompt
 
     async def _chat(self) -> ChatCompletionRequest:
         def work() -> ChatCompletionRequest:
             try:
-                return ChatCompletionRequest.model_validate(self._translate())
+                return ChatCompletionRequest.model_validate(self.translate())
             except ValidationError as error:
                 raise from_validation(error, ChatCompletionRequest) from None
 
-        return await self._run(work)
+        return await self.serving.threads.run_for(self.request, work)
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        """Run work outside the event loop."""
-        size = len(await self._request.body())  # cached
-        return await unless_gone(self._request.receive, self._serving.threads.run(work, size))
-
-    def _renamed(self, error: ApiError) -> ApiError:
-        """Give an error the names of the body's own fields."""
-        param = error.param or ""
-        for pattern, name in self._names.items():
-            found = re.match(rf"{pattern}(?![\w])", param)
-            if found is not None:
-                error.param = found.expand(name) + param[found.end() :]
-                error.message = error.message.replace(param, error.param, 1)
-                break
-        return error
+    @contextmanager
+    def _own_names(self) -> Iterator[None]:
+        """Give errors the names of the body's own fields. Raises ApiError."""
+        try:
+            yield
+        except (ApiError, RequestError) as error:
+            told = error if isinstance(error, ApiError) else from_engine(error)
+            param = told.param or ""
+            for pattern, name in self.names.items():
+                found = re.match(rf"{pattern}(?![\w])", param)
+                if found is not None:
+                    told.param = found.expand(name) + param[found.end() :]
+                    told.message = told.message.replace(param, told.param, 1)
+                    break
+            raise told from error

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Union
 
-from pydantic import (
-    BaseModel,
-    Discriminator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    Tag,
-)
-from pydantic_core import CoreSchema, PydanticOmit, core_schema
+from pydantic import BaseModel, Discriminator, GetCoreSchemaHandler, Tag
+from pydantic.json_schema import SkipJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
-from kiln.engine.server.fields import kind_of_text
+from kiln.engine.server.fields import listed, text_or
 
-_FAIL_FAST = Field(fail_fast=True)
 TAG_PREFIX = "<kind "  # of the tags of these unions, which the paths of errors leave out
 
 
@@ -29,10 +22,17 @@ def one_of(
     ``default`` is the kind of an object without that field. Any other value is an error that names
     the field and lists the kinds; the other fields of that object are not looked at.
     """
+
+    def tag(value: Any) -> str:
+        kind = getattr(value, key, None)
+        if isinstance(value, Mapping):
+            kind = default if value.get(key) is None else value[key]
+        return _tag(kind if isinstance(kind, str) and kind in kinds else "")
+
     members: list[Any] = [Annotated[kind, Tag(_tag(name))] for name, kind in kinds.items()]
-    members.append(Annotated[Any, _Unknown(key, tuple(kinds)), Tag(_tag(""))])
-    union: Any = Union[tuple(members)]  # noqa: UP007 (built from a list)
-    return Annotated[union, Discriminator(_teller(frozenset(kinds), key, default))]
+    hidden: Any = SkipJsonSchema  # of OpenAPI
+    members.append(Annotated[hidden[Annotated[Any, _Unknown(key, tuple(kinds))]], Tag(_tag(""))])
+    return Annotated[Union[tuple(members)], Discriminator(tag)]  # noqa: UP007 (built from a list)
 
 
 class _Unknown:
@@ -49,31 +49,11 @@ class _Unknown:
         field = core_schema.typed_dict_field(core_schema.literal_schema(list(self._names)))
         return core_schema.typed_dict_schema({self._key: field}, extra_behavior="ignore")
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """Leave this kind out."""
-        raise PydanticOmit
-
 
 def text_or_parts(part: Any) -> Any:
     """Return the type of a content: a string, or a list of parts."""
-    parts = Annotated[list[part], _FAIL_FAST, Tag("<list>")]
-    return Annotated[Annotated[str, Tag("<text>")] | parts, Discriminator(kind_of_text)]
+    return text_or(listed(part))
 
 
 def _tag(name: str) -> str:
     return f"{TAG_PREFIX}{name}>"
-
-
-def _teller(names: frozenset[str], key: str, default: str | None) -> Callable[[Any], str]:
-    def tell(value: Any) -> str:
-        kind: Any = None
-        if isinstance(value, BaseModel):
-            kind = getattr(value, key, None)
-        elif isinstance(value, Mapping):
-            kind = value.get(key)
-            kind = default if kind is None else kind
-        return _tag(kind if isinstance(kind, str) and kind in names else "")
-
-    return tell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import RequestError, field_error
 from kiln.engine.requests.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from kiln.engine.text.tokenizer import Tokenizer
 
@@ -27,11 +27,8 @@ def with_bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> Sampl
         forms = _forms(word, tokenizer)
         longest = max(map(len, forms))
         if not 0 < longest <= MAX_BAD_WORD_TOKENS:
-            raise RequestError(
-                f"bad_words: {word[:_SHOWN]!r} has {longest} tokens, and a bad word has 1 to "
-                f"{MAX_BAD_WORD_TOKENS}",
-                "bad_words",
-            )
+            has = f"{word[:_SHOWN]!r} has {longest} tokens"
+            raise field_error("bad_words", f"{has}, and a bad word has 1 to {MAX_BAD_WORD_TOKENS}")
         listed += forms
     return params.replace(bad_words_token_ids=listed)
 

@@ -16,7 +16,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kiln.engine.errors import ConfigError, ModelError, RequestError
+from kiln.engine.errors import ConfigError, ModelError, RequestError, field_error
 from kiln.engine.text.messages import read_messages
 from kiln.engine.text.template_forms import Message, TemplateForms
 
@@ -55,10 +55,6 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template, line {error.lineno}: {error.message}") from error
 
-    def reads(self, variable: str) -> bool:
-        """Whether the template reads a variable."""
-        return variable in self._reads
-
     @cached_property
     def forms(self) -> TemplateForms:
         """The forms of messages that the template accepts."""
@@ -88,10 +84,10 @@ class ChatTemplate:
         if not messages:
             raise RequestError("messages is empty: give at least one", "messages")
         if continue_final_message and add_generation_prompt:
-            raise RequestError(
-                "continue_final_message: asks for the rest of the last message, and "
-                "add_generation_prompt for a new one: send one of them",
+            raise field_error(
                 "continue_final_message",
+                "asks for the rest of the last message, and add_generation_prompt for a new one: "
+                "send one of them",
             )
         variables = variables or {}
         self._check(tools, variables)
@@ -126,16 +122,16 @@ class ChatTemplate:
         self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, object]
     ) -> None:
         """Refuse tools that the model would not see, and variables that Kiln sets itself."""
-        if tools and not self.reads("tools"):
-            raise RequestError(
-                "tools: the model's chat template does not show them to the model: leave them out, "
-                "or send tool_choice 'none'",
+        if tools and "tools" not in self._reads:
+            raise field_error(
                 "tools",
+                "the model's chat template does not show them to the model: leave them out, or "
+                "send tool_choice 'none'",
             )
         for name in variables:
             if name in self._reserved:
                 where = f"chat_template_kwargs.{name[:_MAX_SHOWN]}"
-                raise RequestError(f"{where}: is set by Kiln, and cannot be replaced", where)
+                raise field_error(where, "is set by Kiln, and cannot be replaced")
 
 
 def template_text(given: str) -> str:
@@ -173,18 +169,16 @@ def _marked(message: Message, index: int) -> Message:
     if isinstance(content, list) and content and content[-1]["text"].strip():
         last = {**content[-1], "text": content[-1]["text"] + _END_OF_TEXT}
         return {**message, "content": [*content[:-1], last]}
-    where = f"messages[{index}].content"
-    raise RequestError(f"{where}: is empty, but continue_final_message continues it", where)
+    says = "is empty, but continue_final_message continues it"
+    raise field_error(f"messages[{index}].content", says)
 
 
 def _continued(text: str) -> str:
     """Return the text up to the mark, as transformers does. Raises RequestError without it."""
     place = text.rfind(_END_OF_TEXT.strip())
     if place < 0:
-        raise RequestError(
-            "continue_final_message: the model's chat template does not show the last message",
-            "continue_final_message",
-        )
+        says = "the model's chat template does not show the last message"
+        raise field_error("continue_final_message", says)
     trimmed = not text.startswith(_END_OF_TEXT, place)
     return text[:place].rstrip() if trimmed else text[:place]
 
@@ -200,21 +194,9 @@ def _joined(pieces: Iterator[str], limit: int) -> str:
     return "".join(kept)
 
 
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Dump plain JSON: Jinja's own filter escapes it for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
+    """Dump plain JSON: Jinja's own filter escapes it for HTML. ``options`` are those of json."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise_exception(message: str) -> None:

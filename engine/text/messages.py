@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import field_error
 from kiln.engine.text.template_forms import ContentForm, Message, TemplateForms, as_parts
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # the last two are names of /v1/responses
@@ -39,7 +39,7 @@ def read_messages(
     """
     if content_format not in _FORMATS:
         name = "chat_template_content_format"
-        raise RequestError(f"{name}: must be {', '.join(_FORMATS)}, got {content_format!r}", name)
+        raise field_error(name, f"must be {', '.join(_FORMATS)}, got {content_format!r}")
     form = _FORMATS[content_format]
     read = [_read(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
     return [_shaped(message, forms, form) for message in _with_known_roles(read, forms)]
@@ -50,43 +50,32 @@ def part_text(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        raise RequestError(f"{where}: must be an object with a type, got {shortened(part)}", where)
+        raise field_error(where, f"must be an object with a type, got {shortened(part)}")
     kind = part.get("type")
     if kind not in TEXT_PARTS:
-        where = f"{where}.type"
-        raise RequestError(
-            f"{where}: is {shortened(kind)}, but the model reads only text: send parts of the type "
-            "'text'",
-            where,
-        )
+        only = "but the model reads only text: send parts of the type 'text'"
+        raise field_error(f"{where}.type", f"is {shortened(kind)}, {only}")
     text = part.get("text")
     if not isinstance(text, str):
-        where = f"{where}.text"
-        raise RequestError(f"{where}: must be a string, got {shortened(text)}", where)
+        raise field_error(f"{where}.text", f"must be a string, got {shortened(text)}")
     return text
 
 
 def _read(message: object, where: str, forms: TemplateForms) -> Message:
     """Check one message; its content becomes a text, or a list of texts."""
     if not isinstance(message, Mapping):
-        raise RequestError(
-            f"{where}: messages must be objects with a role and content, got {shortened(message)}",
-            where,
-        )
+        wanted = "messages must be objects with a role and content"
+        raise field_error(where, f"{wanted}, got {shortened(message)}")
     read = {name: v for name, v in message.items() if v is not None and name not in _DROPPED}
     role, content = read.get("role"), read.get("content")
     if not isinstance(role, str):
-        raise RequestError(
-            f"{where}.role: must be a string, got {shortened(role)}", f"{where}.role"
-        )
+        raise field_error(f"{where}.role", f"must be a string, got {shortened(role)}")
     if isinstance(content, Sequence) and not isinstance(content, str):
         places = (f"{where}.content[{i}]" for i in range(len(content)))
         read["content"] = [part_text(*each) for each in zip(content, places, strict=True)]
     elif not isinstance(content, str) and (content is not None or role != "assistant"):
-        raise RequestError(
-            f"{where}.content: must be a string or a list of parts, got {shortened(content)}",
-            f"{where}.content",
-        )
+        wanted = "must be a string or a list of parts"
+        raise field_error(f"{where}.content", f"{wanted}, got {shortened(content)}")
     _check_role(role, read, where, forms)
     if calls := read.pop("tool_calls", None):
         as_text = forms.calls.arguments_as_text
@@ -99,33 +88,27 @@ def _read(message: object, where: str, forms: TemplateForms) -> Message:
 def _check_role(role: str, message: Message, where: str, forms: TemplateForms) -> None:
     """Refuse a message whose text would be lost, and a tool's answer to no call."""
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-        where = f"{where}.tool_call_id"
-        raise RequestError(
-            f"{where}: is required of a tool's message: the id of the call that it answers", where
-        )
+        says = "is required of a tool's message: the id of the call that it answers"
+        raise field_error(f"{where}.tool_call_id", says)
     shown = forms.content(role) or (role == "developer" and forms.content("system"))
     if role in ("tool", "developer") and not shown:
-        where = f"{where}.role"
-        raise RequestError(
-            f"{where}: is {role!r}, but the model's chat template shows no such messages", where
-        )
+        says = f"is {role!r}, but the model's chat template shows no such messages"
+        raise field_error(f"{where}.role", says)
 
 
 def _read_call(call: object, where: str, as_text: bool) -> Message:
     """Return a tool call with its arguments as an object, or as JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        where = f"{where}.function"
-        raise RequestError(f"{where}: must be an object with a name and arguments", where)
+        raise field_error(f"{where}.function", "must be an object with a name and arguments")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
-        where = f"{where}.function.arguments"
         shown = shortened(function.get("arguments"))
-        raise RequestError(f"{where}: must be a JSON object, got {shown}", where)
+        raise field_error(f"{where}.function.arguments", f"must be a JSON object, got {shown}")
     if as_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
     kept = {name: value for name, value in call.items() if name not in ("index", *_DROPPED)}
@@ -185,14 +168,11 @@ def _shaped(message: Message, forms: TemplateForms, form: ContentForm | None) ->
         elif forms.content("assistant") == "parts":
             no_content = {"content": as_parts("")}
         return {**message, **no_content}
-    match form or forms.content(message["role"]):
-        case "parts":
-            texts = [content] if isinstance(content, str) else content
-            return {**message, "content": [part for text in texts for part in as_parts(text)]}
-        case "either" if not isinstance(content, str):
-            return {**message, "content": [part for text in content for part in as_parts(text)]}
-        case _:
-            return {**message, "content": _joined(content)}
+    wanted = form or forms.content(message["role"])
+    if wanted == "parts" or (wanted == "either" and not isinstance(content, str)):
+        texts = [content] if isinstance(content, str) else content
+        return {**message, "content": [part for text in texts for part in as_parts(text)]}
+    return {**message, "content": _joined(content)}
 
 
 def _joined(content: str | list[str]) -> str:

@@ -150,16 +150,15 @@ def _read(
                 "prompt",
             )
         check_surrogates(prompt, f"prompt {index}", "prompt")
-        _check_length(prompt, index, tokenizer, max_tokens)
+        _check_length(prompt, f"prompt {index}", tokenizer, max_tokens)
         return Prompt(tokenizer.encode(prompt, add_special_tokens), prompt, salt)
     return Prompt(_token_ids(prompt, index), cache_salt=salt)
 
 
 def _check_length(
-    text: str, index: int, tokenizer: Tokenizer, max_tokens: int, param: str = "prompt"
+    text: str, which: str, tokenizer: Tokenizer, max_tokens: int, param: str = "prompt"
 ) -> None:
     if tokenizer.surely_exceeds(text, max_tokens):
-        which = f"prompt {index}" if param == "prompt" else f"conversation {index} of {param}"
         problem = f"{which} has {len(text)} characters, which are more: shorten it"
         raise too_long(max_tokens, problem, param)
 
@@ -204,5 +203,5 @@ def read_chats(
     ]
     for index, text in enumerate(texts):
         check_surrogates(text, f"conversation {index}", "messages")
-        _check_length(text, index, tokenizer, max_tokens, "messages")
+        _check_length(text, f"conversation {index} of messages", tokenizer, max_tokens, "messages")
     return [Prompt(tokenizer.encode(text, add_special_tokens), text) for text in texts]

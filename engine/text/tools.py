@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from kiln.engine.errors import RequestError
+from kiln.engine.errors import field_error
 
 MAX_TOOLS = 1024
 MAX_NAME = 64  # characters, OpenAI's limit
@@ -32,11 +32,11 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
     Raises RequestError naming the wrong field, such as ``tools[0].function.parameters``.
     """
     if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str)):
-        raise RequestError("tools: must be a list of tools", "tools")
+        raise field_error("tools", "must be a list of tools")
     if not tools:
         return None
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools: {len(tools)} tools: at most {MAX_TOOLS}", "tools")
+        raise field_error("tools", f"{len(tools)} tools: at most {MAX_TOOLS}")
     size = _Size()
     return [_read(tool, f"tools[{index}]", size) for index, tool in enumerate(tools)]
 
@@ -44,18 +44,18 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 def _read(tool: object, where: str, size: _Size) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
         kind = tool.get("type") if isinstance(tool, Mapping) else tool
-        raise _wrong(f"{where}.type", f"must be 'function', got {repr(kind)[:80]}")
+        raise field_error(f"{where}.type", f"must be 'function', got {repr(kind)[:80]}")
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise _wrong(f"{where}.function", "must be an object with a name")
+        raise field_error(f"{where}.function", "must be an object with a name")
     where = f"{where}.function"
     name = function.get("name")
     if not isinstance(name, str) or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         wanted = f"must be 1 to {MAX_NAME} letters, digits, dots, dashes or underscores"
-        raise _wrong(f"{where}.name", f"{wanted}, got {repr(name)[:80]}")
+        raise field_error(f"{where}.name", f"{wanted}, got {repr(name)[:80]}")
     if function.get("strict"):
         message = "is not supported yet, because it needs a grammar: leave it out, or send false"
-        raise _wrong(f"{where}.strict", message)
+        raise field_error(f"{where}.strict", message)
     parameters = function.get("parameters")
     if parameters is not None:
         _check_schema(parameters, f"{where}.parameters", size)
@@ -87,7 +87,9 @@ class _Size:
                 (self._characters, MAX_CHARACTERS, "characters"),
             ):
                 if found > most:
-                    raise _wrong(where, f"the schemas of the tools have more than {most} {what}")
+                    raise field_error(
+                        where, f"the schemas of the tools have more than {most} {what}"
+                    )
             level = inner
 
 
@@ -102,16 +104,16 @@ def _entries(value: object) -> Iterator[object]:
 
 def _check_schema(schema: object, where: str, size: _Size) -> None:
     if not isinstance(schema, Mapping):
-        raise _wrong(where, f"must be a JSON Schema, an object, got {repr(schema)[:80]}")
+        raise field_error(where, f"must be a JSON Schema, an object, got {repr(schema)[:80]}")
     size.add(schema, where)
     try:
         text = json.dumps(schema)
     except (TypeError, ValueError) as error:
-        raise _wrong(where, f"is not JSON: {error}") from error
+        raise field_error(where, f"is not JSON: {error}") from error
     # Agents send the same tools with every request, so the result is remembered.
     find = _first_error if len(text) <= _MAX_KEPT else _first_error.__wrapped__
     if found := find(text):
-        raise _wrong(where, f"is not a JSON Schema: {found}")
+        raise field_error(where, f"is not a JSON Schema: {found}")
 
 
 @lru_cache(maxsize=1024)
@@ -159,7 +161,3 @@ def _schemas() -> Any:
 
 def _either(of_a_list: dict[str, Any], of_others: dict[str, Any]) -> dict[str, Any]:
     return {"if": {"type": "array"}, "then": of_a_list, "else": of_others}
-
-
-def _wrong(where: str, message: str) -> RequestError:
-    return RequestError(f"{where}: {message}", where)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from kiln.engine.server.fields import Only, StrictModel
+from kiln.engine.server.fields import DirectCaller, Only, StrictModel
 from kiln.engine.server.unions import one_of, text_or_parts
-
-NoCitations = Annotated[list[Any] | None, Only(None, [])]
-DirectCaller = Annotated[dict[str, Any] | None, Only(None, {"type": "direct"})]
 
 
 class CacheControl(StrictModel):
@@ -24,7 +21,10 @@ class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: NoCitations = None
+    citations: Annotated[list[Any] | None, Only(None, [])] = None
+
+
+Texts: Any = text_or_parts(one_of({"text": TextBlock}))
 
 
 class ThinkingBlock(StrictModel):
@@ -51,12 +51,11 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: text_or_parts(one_of({"text": TextBlock})) | None = None  # type: ignore[valid-type]
+    content: Texts | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-Texts = text_or_parts(one_of({"text": TextBlock}))
 _Said = one_of({"text": TextBlock, "thinking": ThinkingBlock, "tool_use": ToolUseBlock})
 _Told = one_of({"text": TextBlock, "tool_result": ToolResultBlock})
 
@@ -79,7 +78,7 @@ class SystemMessage(StrictModel):
     """An instruction between two turns."""
 
     role: Literal["system"]
-    content: Texts  # type: ignore[valid-type]
+    content: Texts
 
 
 ROLES = {"user": UserMessage, "assistant": AssistantMessage, "system": SystemMessage}

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from kiln.engine.server.anthropic.blocks import ROLES, CacheControl, TextBlock
+from kiln.engine.server.anthropic.blocks import ROLES, CacheControl, Texts
 from kiln.engine.server.anthropic.errors import NO_THREADS
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import Int, Only, StopTexts, StrictModel, Unsupported, listed
-from kiln.engine.server.unions import one_of, text_or_parts
+from kiln.engine.server.unions import one_of
 
 _KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
@@ -84,7 +84,7 @@ class CountTokensRequest(StrictModel):
 
     model: str | None = None
     messages: listed(one_of(ROLES, "role"))  # type: ignore[valid-type]
-    system: text_or_parts(one_of({"text": TextBlock})) | None = None  # type: ignore[valid-type]
+    system: Texts | None = None
     tools: listed(one_of({"custom": CustomTool}, default="custom")) | None = None  # type: ignore[valid-type]
     tool_choice: ToolMode | None = None
     thinking: one_of(_THINKING) | None = None  # type: ignore[valid-type]

@@ -55,7 +55,7 @@ class MessagesForm:
 
     def answer(self) -> dict[str, Any]:
         """Return the complete response body."""
-        self._blocks.fill(self._generation.whole_reply(0))
+        self._blocks.push(self._generation.whole_reply(0))
         return self._message([self._whole(block) for block in self._blocks.blocks])
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kiln.engine.server.anthropic.blocks import (
     UserMessage,
 )
 from kiln.engine.server.anthropic.body import CountTokensRequest, CustomTool, MessagesRequest
+from kiln.engine.server.fields import without_nulls
 
 # Fields of a chat, as patterns -> their names in Anthropic's bodies, for errors.
 NAMES = {
@@ -29,37 +30,36 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 
 def chat_prompt(body: CountTokensRequest) -> dict[str, Any]:
     """Return the fields of a chat that its prompt depends on."""
-    chat: dict[str, Any] = {"messages": chat_messages(body)}
-    if body.model is not None:
-        chat["model"] = body.model
-    if body.tools:
-        chat["tools"] = [_tool(tool) for tool in body.tools]
-        if body.tool_choice is not None:
-            chat["tool_choice"] = body.tool_choice.type
-            if body.tool_choice.disable_parallel_tool_use:
-                chat["parallel_tool_calls"] = False
+    messages = chat_messages(body)
+    effort = body.output_config.effort if body.output_config is not None else None
+    chat = without_nulls(
+        messages=messages,
+        model=body.model,
+        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        reasoning_effort=None if effort is None else _EFFORTS.get(effort, effort),
+    )
+    if body.tools and body.tool_choice is not None:
+        chat["tool_choice"] = body.tool_choice.type
+        if body.tool_choice.disable_parallel_tool_use:
+            chat["parallel_tool_calls"] = False
     if body.thinking is not None and body.thinking.type != "adaptive":
         chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.type == "enabled"}
-    effort = body.output_config.effort if body.output_config is not None else None
-    if effort is not None:
-        chat["reasoning_effort"] = _EFFORTS.get(effort, effort)
-    if chat["messages"][-1]["role"] == "assistant":  # the answer continues this message
+    if messages[-1]["role"] == "assistant":  # the answer continues this message
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
     return chat
 
 
 def chat_request(body: MessagesRequest) -> dict[str, Any]:
     """Return the body of a chat with the same answer."""
-    sampling = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "stop": body.stop_sequences or None,
-        "user": None if body.metadata is None else body.metadata.user_id,
-        "stream": body.stream,
-    }
-    given = {name: value for name, value in sampling.items() if value is not None}
-    return {**chat_prompt(body), **given, "max_tokens": body.max_tokens}
+    return chat_prompt(body) | without_nulls(
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences or None,
+        user=None if body.metadata is None else body.metadata.user_id,
+        stream=body.stream,
+    )
 
 
 def chat_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _tool(tool: CustomTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
+    function = without_nulls(
+        name=tool.name, description=tool.description, parameters=tool.input_schema
+    )
     return {"type": "function", "function": function}

@@ -16,6 +16,7 @@ from kiln.engine.server.fields import (
     Unsupported,
     listed,
 )
+from kiln.engine.server.protocol import TextFormat
 from kiln.engine.server.responses_api.items import Items
 from kiln.engine.server.unions import one_of, text_or_parts
 
@@ -44,16 +45,10 @@ class ReasoningConfig(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class PlainText(StrictModel):
-    """The only supported format."""
-
-    type: Literal["text"]
-
-
 class TextConfig(StrictModel):
     """The form of the text. ``verbosity`` has no effect."""
 
-    format: one_of({"text": PlainText}) | None = None  # type: ignore[valid-type]
+    format: one_of({"text": TextFormat}) | None = None  # type: ignore[valid-type]
     verbosity: Literal["low", "medium", "high"] | None = None
 
 

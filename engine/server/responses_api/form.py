@@ -10,10 +10,11 @@ from kiln.engine.server.blocks import Block, Blocks, Change
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.responses_api.body import ResponsesRequest
-from kiln.engine.server.responses_api.echo import echoed
 from kiln.engine.server.responses_api.output import Event, added, begun, ended, whole
 from kiln.engine.server.sse import named_event
 from kiln.engine.text.outputs import CompletionDelta
+
+_ECHOED_OF_TOOLS = {"type", "name", "description", "parameters"}
 
 
 class ResponsesForm:
@@ -53,7 +54,7 @@ class ResponsesForm:
 
     def answer(self) -> dict[str, Any]:
         """Return the complete response body."""
-        self._blocks.fill(self._generation.whole_reply(0))
+        self._blocks.push(self._generation.whole_reply(0))
         return self._final()
 
     def _final(self) -> dict[str, Any]:
@@ -75,8 +76,39 @@ class ResponsesForm:
             "incomplete_details": reason,
             "model": self._generation.served.name,
             "output": [self._whole(block) for block in self._blocks.blocks],
-            **echoed(self._body, self._generation.params),
+            **self._echoed(),
             "usage": usage,
+        }
+
+    def _echoed(self) -> dict[str, Any]:
+        """Return what repeats the request, with the values that were used. Nothing is kept."""
+        body, params = self._body, self._generation.params
+        effort = None if body.reasoning is None else body.reasoning.effort
+        verbosity = None if body.text is None else body.text.verbosity
+        return {
+            "background": False,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": effort, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": verbosity or "medium"},
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "tools": [
+                {**tool.model_dump(include=_ECHOED_OF_TOOLS), "strict": bool(tool.strict)}
+                for tool in body.tools or ()
+            ],
+            "top_logprobs": 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "user": body.user,
         }
 
     def _usage(self) -> dict[str, Any]:

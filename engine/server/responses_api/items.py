@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kiln.engine.server.fields import Only, StrictModel, Unsupported, listed
+from kiln.engine.server.fields import DirectCaller, Only, StrictModel, Unsupported, listed
 from kiln.engine.server.unions import one_of, text_or_parts
 
 Status = Literal["in_progress", "completed", "incomplete"]
-_DirectCaller = Annotated[dict[str, Any] | None, Only(None, {"type": "direct"})]
 
 
 class InputText(StrictModel):
@@ -56,7 +55,7 @@ class FunctionCallItem(StrictModel):
     arguments: str
     id: str | None = None
     status: Status | None = None
-    caller: _DirectCaller = None
+    caller: DirectCaller = None
     namespace: Unsupported = None
     is_async: Unsupported = Field(None, alias="async")
     async_: Unsupported = None
@@ -72,7 +71,7 @@ class FunctionCallOutputItem(StrictModel):
     id: str | None = None
     status: Status | None = None
     name: str | None = None
-    caller: _DirectCaller = None
+    caller: DirectCaller = None
     namespace: Unsupported = None
 
 

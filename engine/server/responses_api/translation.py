@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.engine.server.fields import without_nulls
 from kiln.engine.server.responses_api.body import ResponsesRequest, ResponseTool
 from kiln.engine.server.responses_api.items import (
     FunctionCallItem,
@@ -21,29 +22,26 @@ NAMES = {
     r"messages(\[.*)?": "input",  # the items have other numbers
     r"tools\[(\d+)\]\.function": r"tools[\1]",
 }
+_OF_FUNCTIONS = {"name", "description", "parameters", "strict"}
 
 
 def chat_request(body: ResponsesRequest) -> dict[str, Any]:
     """Return the body of a chat with the same answer."""
-    fields = {
-        "model": body.model,
-        "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "stream": body.stream,
-        "user": body.user,
-        "priority": body.priority,
-        "cache_salt": body.cache_salt,
-        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
-    }
-    chat: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    chat["messages"] = chat_messages(body)
-    if body.tools:
-        chat["tools"] = [_tool(tool) for tool in body.tools]
-    for name in ("tool_choice", "parallel_tool_calls"):
-        if getattr(body, name) is not None:
-            chat[name] = getattr(body, name)
-    return chat
+    return without_nulls(
+        messages=chat_messages(body),
+        model=body.model,
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        stream=body.stream,
+        user=body.user,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+    )
 
 
 def chat_messages(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -103,8 +101,5 @@ def _text(content: Any) -> str:
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    for name in ("description", "parameters", "strict"):
-        if getattr(tool, name) is not None:
-            function[name] = getattr(tool, name)
+    function = tool.model_dump(include=_OF_FUNCTIONS, exclude_none=True)
     return {"type": "function", "function": function}

@@ -23,10 +23,7 @@ def read_calls(
 
     ``closing`` is the text between the arguments and the mark of a call's end.
     """
-    while (yield from source.read_until((LIST, CALL), out.content)):
-        source.record()
-        if (yield from source.read_mark(LIST)):
-            yield from source.read_space()
+    while (yield from source.find(LIST, out.content, CALL)):
         while (yield from source.read_mark(CALL)):
             if not (yield from _read_call(source, out, read_name, closing)):
                 break

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kiln.engine.text.replies.json_text import (
-    BrokenJsonError,
-    read_key,
-    read_value,
-    whole_object,
-)
+from kiln.engine.text.replies.json_text import BrokenJsonError, read_key, read_value, whole_object
 from kiln.engine.text.replies.message import MessageBuilder
 from kiln.engine.text.replies.source import Steps, TextSource
 

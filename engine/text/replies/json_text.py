@@ -122,11 +122,7 @@ def _read_escape(source: TextSource) -> Steps[str]:
 
 
 def _read_scalar(source: TextSource, emit: Emit) -> Steps[None]:
-    kept: list[str] = []
-    yield from source.read_while(_WORD, kept.append)
-    if not kept:
-        yield from source.read_while(_NUMBER_PART, kept.append)
-    text = "".join(kept)
+    text = (yield from source.text_while(_WORD)) or (yield from source.text_while(_NUMBER_PART))
     if text not in ("true", "false", "null") and not _NUMBER.fullmatch(text):
         raise BrokenJsonError(text)
     emit(text)

@@ -23,13 +23,7 @@ class MessageBuilder:
     ``parallel_tool_calls`` promises.
     """
 
-    def __init__(
-        self,
-        *,
-        may_call: bool = True,
-        parallel: bool = True,
-        new_id: Callable[[], str] = random_call_id,
-    ) -> None:
+    def __init__(self, *, may_call: bool, parallel: bool, new_id: Callable[[], str]) -> None:
         self._content, self._reasoning = _Text(), _Text()
         self._calls: list[_Call] = []
         self._may_call = may_call

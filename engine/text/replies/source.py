@@ -99,6 +99,30 @@ class TextSource:
         while (yield from self.peek()):
             emit(self.read(len(self._text) - self._at))
 
+    def find(self, mark: str, emit: Callable[[str], None], *others: str) -> Steps[bool]:
+        """Read up to a mark, or to one of ``others``, and begin to record. False at the end.
+
+        The mark is read and recorded, with the white space behind it; others stay unread.
+        """
+        if not (yield from self.read_until((mark, *others), emit)):
+            return False
+        self.record()
+        if (yield from self.read_mark(mark)):
+            yield from self.read_space()
+        return True
+
+    def text_until(self, *marks: str) -> Steps[str]:
+        """Read up to the first of the marks, which stays unread, and return the text."""
+        kept: list[str] = []
+        yield from self.read_until(marks, kept.append)
+        return "".join(kept)
+
+    def text_while(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Read the longest run of characters that ``pattern`` matches, and return it."""
+        kept: list[str] = []
+        yield from self.read_while(pattern, kept.append)
+        return "".join(kept)
+
     def read_while(self, pattern: re.Pattern[str], emit: Callable[[str], None]) -> Steps[None]:
         """Read the longest run of characters that ``pattern`` matches, one class repeated."""
         while (yield from self.peek()):
@@ -109,9 +133,7 @@ class TextSource:
 
     def read_space(self) -> Steps[str]:
         """Read white space, all that comes next, and return it."""
-        kept: list[str] = []
-        yield from self.read_while(_SPACE, kept.append)
-        return "".join(kept)
+        return (yield from self.text_while(_SPACE))
 
     def read_until(self, marks: tuple[str, ...], emit: Callable[[str], None]) -> Steps[str]:
         """Read up to the first of the marks and return it, unread; "" at the end.

@@ -19,8 +19,8 @@ _TYPES: dict[type, str] = {
     dict: "object",
 }
 _MAX_REFERENCES = 8  # a schema may refer to itself
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
-_ESCAPED = frozenset("\\\n\r'\"abfnrtvxuUN01234567")
+# A backslash: with what it escapes, or alone before what it does not.
+_BACKSLASH = re.compile(r"""(\\[\\\n\r'"abfnrtvxuUN0-7])|\\(?=.)""", re.DOTALL)
 _RAW_STRING = re.compile(r"[rR][bB]?['\"]")
 _MAX_LITERAL = 2**16  # characters; Python's own reader of literals is slow and recursive
 
@@ -54,7 +54,7 @@ def _types(root: Mapping[str, Any], schema: Any, depth: int) -> Iterator[str]:
             yield from _types(root, part, depth - 1)
     if given is None:
         for value in schema.get("enum") or ([schema["const"]] if "const" in schema else ()):
-            yield _type_of(value)
+            yield _TYPES.get(type(value), "")
     yield from _types(root, _referred(root, schema.get("$ref")), depth - 1)
 
 
@@ -72,10 +72,6 @@ def _referred(root: Mapping[str, Any], reference: object) -> Any:
     return found
 
 
-def _type_of(value: object) -> str:
-    return _TYPES.get(type(value), "")
-
-
 def typed(raw: str, types: frozenset[str]) -> str:
     """Return the JSON text of an argument that was written as ``raw``.
 
@@ -86,7 +82,7 @@ def typed(raw: str, types: frozenset[str]) -> str:
     for reader in (_read_json, _read_python):
         try:
             value = reader(raw.strip()) if wanted else raw
-            kind = _type_of(value)
+            kind = _TYPES.get(type(value), "")
             if kind == "number" and "integer" in wanted and value == int(value):
                 return to_json(int(value))
             if kind in wanted or (kind == "integer" and "number" in wanted):
@@ -117,9 +113,5 @@ def parse_expression(text: str) -> ast.expr:
     because Python warns of it. Raises SyntaxError, ValueError, RecursionError or MemoryError.
     """
     if not _RAW_STRING.search(text):
-        text = _ESCAPE.sub(lambda found: _doubled(found[0]), text)
+        text = _BACKSLASH.sub(lambda found: found[1] or r"\\", text)
     return ast.parse(text, mode="eval").body
-
-
-def _doubled(escape: str) -> str:
-    return escape if escape[1] in _ESCAPED else f"\\{escape}"

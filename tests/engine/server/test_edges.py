@@ -19,8 +19,7 @@ from kiln.engine.process.wire import ModelInfo
 from kiln.engine.requests.request import TokenOutput
 from kiln.engine.server.app import create_app
 from kiln.engine.server.engine_counts import ENGINE_ROWS
-from kiln.engine.server.metric_names import VLLM_NAMES
-from kiln.engine.server.metrics import Metrics
+from kiln.engine.server.metrics import VLLM_NAMES, Metrics
 from kiln.engine.server.serving import ServerSettings
 from kiln.engine.server.sse import event
 

@@ -171,6 +171,15 @@ def test_a_streamed_response_adds_up_to_the_whole(tokenizer):
             assert texts.get(event["item_id"]) == event.get("text", event.get("arguments"))
 
 
+def test_only_the_last_item_of_a_cut_response_is_incomplete(tokenizer):
+    """Also where the last token ends one item and begins the next."""
+    scribe = Scribe(tokenizer, "<think>Let me see.</think>I", end="length")
+    events = streamed(scribe, tokenizer, "/v1/responses")
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == ["completed", "incomplete"]
+    assert done == events[-1]["response"]["output"]
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_that_fails_late_ends_with_an_error_event(tokenizer, path):
     scribe = Scribe(tokenizer, "Hello", end=EngineDeadError("killed by signal 9"))

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from kiln.engine.text.replies.deepseek import CALL_END, MARKS, SEPARATOR, read_calls
-from kiln.engine.text.replies.format import ToolFormat, Tools
-from kiln.engine.text.replies.message import MessageBuilder
+from kiln.engine.text.replies.format import ToolFormat
 from kiln.engine.text.replies.source import Steps, TextSource
 
 _FENCE, _CLOSING = "```json", "```"
 
 
-def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    yield from read_calls(source, out, _read_name, closing=_CLOSING)
-
-
 def _read_name(source: TextSource) -> Steps[str]:
     """Read ``function``, the separator, the name and the opening fence; "" if they are not so."""
-    name: list[str] = []
     yield from source.read_mark("function")
     if not (yield from source.read_mark(SEPARATOR)):
         return ""
-    yield from source.read_until(("\n", _CLOSING, "{", CALL_END), name.append)
+    name = yield from source.text_until("\n", _CLOSING, "{", CALL_END)
     yield from source.read_space()
     yield from source.read_mark(_FENCE, _CLOSING)
-    return "".join(name).strip()
+    return name.strip()
 
 
 FORMAT = ToolFormat(
     names=("deepseek_v3",),
-    parse=_parse,
+    parse=lambda source, out, tools: read_calls(source, out, _read_name, closing=_CLOSING),
     shown_by=((SEPARATOR,), ("```json",)),
     marks=MARKS,
 )

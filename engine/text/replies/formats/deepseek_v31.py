@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from kiln.engine.text.replies.deepseek import MARKS, SEPARATOR, read_calls
-from kiln.engine.text.replies.format import ToolFormat, Tools
-from kiln.engine.text.replies.message import MessageBuilder
+from kiln.engine.text.replies.format import ToolFormat
 from kiln.engine.text.replies.source import Steps, TextSource
 
 
-def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    yield from read_calls(source, out, _read_name)
-
-
 def _read_name(source: TextSource) -> Steps[str]:
-    name: list[str] = []
-    if (yield from source.read_until((SEPARATOR, "\n"), name.append)) != SEPARATOR:
-        return ""
-    source.read(len(SEPARATOR))
-    return "".join(name)
+    name = yield from source.text_until(SEPARATOR, "\n")
+    return name if (yield from source.read_mark(SEPARATOR)) else ""
 
 
 FORMAT = ToolFormat(
     names=("deepseek_v31",),
-    parse=_parse,
+    parse=lambda source, out, tools: read_calls(source, out, _read_name),
     shown_by=((SEPARATOR,),),
     unless=("```json",),
     marks=MARKS,

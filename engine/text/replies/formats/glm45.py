@@ -16,14 +16,9 @@ _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    while (yield from source.read_until((_BEGIN,), out.content)):
-        source.record()
-        source.read(len(_BEGIN))
-        pieces: list[str] = []
+    while (yield from source.find(_BEGIN, out.content)):
+        name = (yield from source.text_until(_KEY, _END, "\n", "<")).strip()
         yield from source.read_space()
-        yield from source.read_until((_KEY, _END, "\n", "<"), pieces.append)
-        yield from source.read_space()
-        name = "".join(pieces).strip()
         if not name or not (yield from source.next_of(_KEY, _END)):
             out.content(source.recorded())
             continue
@@ -48,13 +43,12 @@ def _read_arguments(
 
 def _read_key(source: TextSource) -> Steps[str]:
     """Read a key and the tag of its value; "" if something else comes next."""
-    pieces: list[str] = []
     if not (yield from source.read_mark(_KEY)):
         return ""
-    yield from source.read_until((_KEY_END, "<"), pieces.append)
+    key = (yield from source.text_until(_KEY_END, "<")).strip()
     yield from source.read_mark(_KEY_END)
     yield from source.read_space()
-    return "".join(pieces).strip() if (yield from source.read_mark(_VALUE)) else ""
+    return key if (yield from source.read_mark(_VALUE)) else ""
 
 
 FORMAT = ToolFormat(

@@ -54,15 +54,12 @@ def _read_message(source: TextSource, out: MessageBuilder, tools: Tools) -> Step
     of it twice. What names a channel or a recipient counts there. Without a message a header is
     dropped, as when the text ends in it; anything else there is content, without its marks.
     """
-    pieces: list[str] = []
     yield from source.read_mark(_START)
-    mark = yield from source.read_until((_MESSAGE, _START, *_ENDS), pieces.append)
-    header = "".join(pieces)
-    if mark != _MESSAGE or len(header) > _MAX_HEADER:
+    header = yield from source.text_until(_MESSAGE, _START, *_ENDS)
+    if len(header) > _MAX_HEADER or not (yield from source.read_mark(_MESSAGE)):
         if len(header) > _MAX_HEADER or not _HEADER.fullmatch(header):
             out.content(_MARKS.sub("", header))
         return
-    source.read(len(_MESSAGE))
     recipient = "".join(_RECIPIENT.findall(header)[:1])
     channel = "".join(_CHANNEL_NAME.findall(header)[-1:])
     name = recipient.removeprefix(_FUNCTIONS)

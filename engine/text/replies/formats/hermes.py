@@ -11,10 +11,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    while (yield from source.read_until((_BEGIN,), out.content)):
-        source.record()
-        source.read(len(_BEGIN))
-        yield from source.read_space()
+    while (yield from source.find(_BEGIN, out.content)):
         if (yield from JsonCall(source, out).read()):
             yield from source.read_end(_END, out.content)
 

@@ -15,10 +15,7 @@ _MARK = "<|python_tag|>"
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    while (yield from source.read_until((_MARK, "{"), out.content)):
-        source.record()
-        if (yield from source.read_mark(_MARK)):
-            yield from source.read_space()
+    while (yield from source.find(_MARK, out.content, "{")):
         if not (yield from JsonCall(source, out, bare=True).read()):
             continue
         source.record()

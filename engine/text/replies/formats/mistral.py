@@ -26,10 +26,7 @@ def _new_id() -> str:
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    while (yield from source.read_until((_MARK,), out.content)):
-        source.record()
-        source.read(len(_MARK))
-        yield from source.read_space()
+    while (yield from source.find(_MARK, out.content)):
         first = yield from source.peek()
         if first == "[":
             source.read(1)
@@ -55,19 +52,17 @@ def _read_list(source: TextSource, out: MessageBuilder) -> Steps[None]:
 
 def _read_named(source: TextSource, out: MessageBuilder) -> Steps[None]:
     """Read a name and an object. The source must be recording."""
-    name, call_id = list[str](), list[str]()
-    yield from source.read_while(_NAME, name.append)
+    name, call_id = (yield from source.text_while(_NAME)), ""
     yield from source.read_space()
     if (yield from source.read_mark(_ID)):
-        yield from source.read_while(_NAME, call_id.append)
+        call_id = yield from source.text_while(_NAME)
     yield from source.read_mark(_ARGUMENTS)
     yield from source.read_space()
     if not name or (yield from source.peek()) != "{":
         out.content(source.recorded())
         return
     source.recorded()
-    known = "".join(call_id)
-    out.call("".join(name), known if len(known) == 9 and known.isalnum() else None)
+    out.call(name, call_id if len(call_id) == 9 and call_id.isalnum() else None)
     yield from read_arguments(source, out)
 
 

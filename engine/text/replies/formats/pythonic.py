@@ -35,10 +35,7 @@ def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]
         yield from _read_list(source, out)
     else:
         out.content(source.recorded())
-    while (yield from source.read_until((_BEGIN,), out.content)):
-        source.record()
-        source.read(len(_BEGIN))
-        yield from source.read_space()
+    while (yield from source.find(_BEGIN, out.content)):
         yield from _read_list(source, out)
         yield from source.read_end(_END, out.content)
 
@@ -65,8 +62,7 @@ def _read_list(source: TextSource, out: MessageBuilder) -> Steps[None]:
 
 def _read_call(source: TextSource) -> Steps[tuple[str, str]]:
     """Read a call: its name, and its arguments as JSON. Raises _NoCallError."""
-    name, text = list[str](), list[str]()
-    yield from source.read_while(_NAME, name.append)
+    name, text = (yield from source.text_while(_NAME)), list[str]()
     if not name or (yield from source.peek()) != "(":
         raise _NoCallError
     closers: list[str] = []
@@ -82,7 +78,7 @@ def _read_call(source: TextSource) -> Steps[tuple[str, str]]:
         elif not char or char != closers.pop():
             raise _NoCallError
         if not closers:
-            return "".join(name), _arguments("".join(text))
+            return name, _arguments("".join(text))
 
 
 def _read_string(source: TextSource, text: list[str]) -> Steps[None]:

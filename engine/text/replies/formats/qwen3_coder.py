@@ -18,14 +18,10 @@ _VALUE_ENDS = {
     _PARAMETER_END: (_PARAMETER, _FUNCTION_END, _END),
     _FUNCTION_END: (_END,),  # models sometimes leave out the tag of the last parameter
 }
-_NAME_ENDS = (">", "\n", "<")
 
 
 def _parse(source: TextSource, out: MessageBuilder, tools: Tools) -> Steps[None]:
-    while (yield from source.read_until((_BEGIN, _FUNCTION), out.content)):
-        source.record()
-        if (yield from source.read_mark(_BEGIN)):
-            yield from source.read_space()
+    while (yield from source.find(_BEGIN, out.content, _FUNCTION)):
         name = yield from _read_name(source, _FUNCTION)
         yield from source.read_space()
         if not name or not (yield from source.next_of(_PARAMETER, _FUNCTION_END, _END)):
@@ -56,11 +52,10 @@ def _read_arguments(
 
 def _read_name(source: TextSource, tag: str) -> Steps[str]:
     """Read ``tag`` with a name and ``>``; "" if something else comes next."""
-    name: list[str] = []
     if not (yield from source.read_mark(tag)):
         return ""
-    yield from source.read_until(_NAME_ENDS, name.append)
-    return "".join(name).strip() if (yield from source.read_mark(">")) else ""
+    name = (yield from source.text_until(">", "\n", "<")).strip()
+    return name if (yield from source.read_mark(">")) else ""
 
 
 FORMAT = ToolFormat(
