@@ -13,25 +13,31 @@ from typing import Any, NoReturn
 from kiln.engine.cli.vllm_flags import ABSENT, without_negation
 
 
-def modules_of(package: ModuleType) -> list[ModuleType]:
-    """Return the modules of a package, such as the commands, in the order of their names."""
+def commands_of(package: ModuleType) -> dict[str, ModuleType]:
+    """Return the commands of a package by name: each module is one, and has its name.
+
+    An underscore at the end is left out: no module can have a keyword, such as import, as its name.
+    """
     found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in found]
+    return {
+        name.rstrip("_"): importlib.import_module(f"{package.__name__}.{name}") for name in found
+    }
 
 
 def add_commands(subparsers: Any, package: ModuleType, **options: Any) -> list[KilnParser]:
     """Add each module of a package as a command; return their parsers, made with ``options``.
 
-    A module has NAME, HELP, ``add_arguments(parser)`` and ``run(args) -> int``, but for ``run`` if
+    A module has HELP, ``add_arguments(parser)`` if it takes any, and ``run(args) -> int`` unless
     its arguments are such commands themselves.
     """
     made = []
-    for module in modules_of(package):
+    for name, module in commands_of(package).items():
         about = {"help": module.HELP, "description": module.__doc__}
-        own = subparsers.add_parser(module.NAME, **about, **options)
+        own = subparsers.add_parser(name, **about, **options)
         if hasattr(module, "run"):
             own.set_defaults(run=module.run)
-        module.add_arguments(own)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(own)
         made.append(own)
     return made
 

@@ -1,1 +1,1 @@
-"""The kinds of ``kiln bench``. Each module has NAME, HELP, add_arguments and run."""
+"""The kinds of ``kiln bench``. Each module is one of them; see ``add_commands``."""

@@ -22,7 +22,6 @@ from kiln.engine.errors import ConfigError
 if TYPE_CHECKING:
     from kiln.engine.bench.lora import LoRALoad
 
-NAME = "lora"
 HELP = "what LoRA adapters add to the time of a decode step"
 
 

@@ -14,7 +14,6 @@ import argparse
 from kiln.engine.cli import bench_kinds
 from kiln.engine.cli.parser import add_commands
 
-NAME = "bench"
 HELP = (
     "benchmark decode steps, LoRA adapters, prefill, throughput, serving over HTTP, or every kernel"
 )

@@ -10,7 +10,6 @@ import argparse
 from kiln.engine.cli import kernel_verbs
 from kiln.engine.cli.parser import add_commands
 
-NAME = "kernels"
 HELP = "list, check, verify, ship the kernels; see which implementation runs and why"
 
 

@@ -20,10 +20,8 @@ from kiln.engine.cli.targets import add_arch_argument, wanted_archs
 from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
 
 if TYPE_CHECKING:
-    from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
 
-NAME = "warmup"
 HELP = "compile every kernel into the kernel cache; needs no GPU"
 
 
@@ -129,10 +127,12 @@ def _jobs_of(
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:
+    from kiln.cache.disk.prune import prune_all
     from kiln.engine.cli.kernel_progress import build_with_progress, summarise
     from kiln.jit_kernels.compile.bundling import export_bundle
     from kiln.jit_kernels.compile.open_cache import kernel_cache
     from kiln.jit_kernels.declare.errors import SealedMiss
+    from kiln.jit_kernels.declare.settings import settings
 
     cache = kernel_cache()
     outcomes, seconds = build_with_progress(jobs, cache, args.jobs, quiet=args.json)
@@ -143,7 +143,9 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
         return exit_codes.SEALED_MISS
     if errors:
         return exit_codes.COMPILE_FAILED
-    _prune(cache)
+    if cache.store.writes:  # here no request waits for the pruning
+        env = settings()
+        prune_all(env, env.kernel_cache_max_mb, env.kernel_cache_max_days)
     if args.export is not None:
         done = export_bundle(args.export, jobs, cache)
         if not args.json:
@@ -185,19 +187,3 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
         "piece_compiler": env.compile,
         "piece_device": str(device),
     }
-
-
-def _prune(cache: KernelCache) -> None:
-    """Prune the user's cache here, where no request waits for it."""
-    from kiln.cache.disk.prune import prune
-    from kiln.cache.disk.root import cache_roots
-    from kiln.jit_kernels.declare.settings import settings
-
-    if cache.store.writes:
-        for root in cache_roots(settings()):
-            prune(
-                root,
-                max_bytes=settings().kernel_cache_max_mb * 10**6,
-                max_days=settings().kernel_cache_max_days,
-                trust=cache.store.trust,
-            )

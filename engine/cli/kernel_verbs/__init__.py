@@ -1,1 +1,1 @@
-"""The verbs of ``kiln kernels``. Each module has NAME, HELP, add_arguments and run."""
+"""The verbs of ``kiln kernels``. Each module is one of them; see ``add_commands``."""
