@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kiln.engine.bench.device_time import busy_ms, device_work
-from kiln.engine.bench.engine import (
-    Adapters,
-    BenchEngine,
-    Tell,
-    check_lengths,
-    name_with_lora,
-)
+from kiln.engine.bench.engine import Adapters, BenchEngine, Tell, check_lengths
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM
@@ -44,9 +37,7 @@ class KilnEngine(BenchEngine):
 
     def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
         config = replace(config, kv=replace(config.kv, enable_prefix_caching=False))
-        self.own_budget = config.scheduler.max_num_batched_tokens is None
-        self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
-        self.name = name_with_lora(self.product, self.adapters)
+        super().__init__(config)
 
         def progress(stage: str, done: int, total: int) -> None:
             tell(f"{self.name}: {stage}")

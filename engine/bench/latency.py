@@ -35,9 +35,9 @@ _COLUMNS = {
 class LatencyLoad:
     """A batch of identical requests, run once for each batch size."""
 
-    batch_sizes: tuple[int, ...] = (1, 16, 64, 256)
-    prompt_tokens: int = 128
-    output_tokens: int = 128
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
 
     @property
     def largest(self) -> int:

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln.engine.bench import vllm_worker
-from kiln.engine.bench.engine import (
-    Adapters,
-    BenchEngine,
-    BenchError,
-    check_lengths,
-    name_with_lora,
-)
+from kiln.engine.bench.engine import Adapters, BenchEngine, BenchError, check_lengths
 from kiln.engine.config import EngineConfig, LoRAConfig, ParallelConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.registry import read_model
@@ -39,9 +33,7 @@ class VLLMEngine(BenchEngine):
     product = "vllm"
 
     def __init__(self, config: EngineConfig, python: str) -> None:
-        self.own_budget = config.scheduler.max_num_batched_tokens is None
-        self.adapters = tuple(module.name for module in config.lora.modules)
-        self.name = name_with_lora(self.product, self.adapters)
+        super().__init__(config)
         self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the engine)
         # -P: the worker's folder must not be searched for the modules that vLLM imports.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,12 +34,6 @@ def add_files(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="write JSON, a table and plots there"
     )
-
-
-def say_written(paths: Iterable[Path]) -> None:
-    """Print the paths of written files."""
-    for path in paths:
-        say(f"wrote {path}")
 
 
 def say(text: str) -> None:
