@@ -169,7 +169,6 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
     from kiln.engine.models.split import Split
-    from kiln.engine.process.wire import Progress
     from kiln.engine.runner.device import resolve_device, resolve_dtype
 
     family, config = read_model(resolve_model_folder(args.model))
@@ -178,8 +177,7 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     start, world = time.perf_counter(), args.tensor_parallel_size or 1
     ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
     with closing(LoadingDisplay(quiet=args.json)) as display:
-        show = lambda stage, done, total: display(Progress(stage, done, total))  # noqa: E731
-        ahead = build_ahead(family, config, dtype, device, env, show, ranks)
+        ahead = build_ahead(family, config, dtype, device, env, display, ranks)
     return {
         "pieces": ahead.pieces,
         "piece_artefacts_built": ahead.built,
