@@ -133,11 +133,6 @@ def _generate(model: Any, prompts: list[list[int]], output_tokens: int) -> int:
     return int((made.shape[1] - longest) * made.shape[0])
 
 
-def can_batch_continuously() -> bool:
-    """Whether the installed transformers has continuous batching."""
-    return hasattr(transformers.GenerationMixin, "init_continuous_batching")
-
-
 def _load(config: EngineConfig, place: torch.device) -> Any:
     """Return the model with its weights, or with random ones for ``dummy``."""
     transformers.utils.logging.disable_progress_bar()  # the benchmark has its own display

@@ -17,7 +17,15 @@ def measuring_display() -> Iterator[Callable[[str], None]]:
     On a terminal it is one line with the elapsed time; otherwise a line for each new text.
     """
     if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
-        yield _LinePerText()
+        last = ""
+
+        def say_once(text: str) -> None:
+            nonlocal last
+            if text != last:
+                last = text
+                say(text)
+
+        yield say_once
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -39,13 +47,3 @@ def add_files(parser: argparse._ActionsContainer) -> None:
 def say(text: str) -> None:
     """Print a line on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-class _LinePerText:
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, text: str) -> None:
-        if text != self._last:
-            self._last = text
-            say(text)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn
 
-from kiln.engine.cli.vllm_flags import ABSENT, without_negation
+from kiln.engine.cli.vllm_flags import ABSENT
 
 
 def commands_of(package: ModuleType) -> dict[str, ModuleType]:
@@ -77,7 +77,7 @@ class KilnParser(argparse.ArgumentParser):
 
 def explain(name: str, known: Mapping[str, object]) -> str:
     """Return why a flag is not accepted, and what to do."""
-    reason = ABSENT.get(without_negation(name))
+    reason = ABSENT.get(name.replace("--no-", "--"))  # which are not listed
     if reason is not None:
         return f"Kiln has no {name}: {reason}"
     near = get_close_matches(name, [flag for flag in known if flag.startswith("--")], 1)

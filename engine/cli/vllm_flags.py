@@ -87,8 +87,3 @@ _REASONS = {
 ABSENT: Mapping[str, str] = MappingProxyType(
     {name: reason for names, reason in _REASONS.items() for name in names.split()}
 )
-
-
-def without_negation(name: str) -> str:
-    """Return the name under which ``--no-x`` is listed too."""
-    return f"--{name[5:]}" if name.startswith("--no-") else name
