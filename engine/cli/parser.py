@@ -27,14 +27,16 @@ def commands_of(package: ModuleType) -> dict[str, ModuleType]:
 def add_commands(subparsers: Any, package: ModuleType, **options: Any) -> list[KilnParser]:
     """Add each module of a package as a command; return their parsers, made with ``options``.
 
-    A module has HELP, ``add_arguments(parser)`` if it takes any, and ``run(args) -> int`` unless
-    its arguments are such commands themselves.
+    A module has HELP, ``run(args) -> int`` and, if it takes any, ``add_arguments(parser)``. Instead
+    of ``run`` a package has commands of its own, and in SUBCOMMANDS what argparse calls them.
     """
     made = []
     for name, module in commands_of(package).items():
         about = {"help": module.HELP, "description": module.__doc__}
         own = subparsers.add_parser(name, **about, **options)
-        if hasattr(module, "run"):
+        if hasattr(module, "SUBCOMMANDS"):
+            add_commands(own.add_subparsers(required=True, **module.SUBCOMMANDS), module)
+        else:
             own.set_defaults(run=module.run)
         if hasattr(module, "add_arguments"):
             module.add_arguments(own)

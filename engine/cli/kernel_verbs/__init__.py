@@ -1,1 +1,0 @@
-"""The verbs of ``kiln kernels``. Each module is one of them; see ``add_commands``."""
