@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.engine import Adapters, BenchEngine, Tell
 from kiln.engine.bench.plots import KILN_COLOUR
-from kiln.engine.bench.report import Report, Row, over, table, with_ratio
+from kiln.engine.bench.report import Report, Row, grouped, over, table, with_ratio
 from kiln.engine.bench.workload import equal_prompts, warm_up_load
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def measure(
 
 
 def _spread(in_turn: Sequence[str], count: int) -> Adapters:
-    return [name for name, _ in zip(cycle(in_turn), range(count), strict=False)] or None
+    return list(islice(cycle(in_turn), count)) or None
 
 
 def _measure_size(
@@ -153,10 +153,7 @@ def draw(report: Report, processor: str, figure: Figure) -> None:
     rows = report.rows
     figure.set_size_inches(7.5, 4.8)
     axes = figure.subplots()
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["output_tokens_per_s"]:
-            lines.setdefault(row["engine"], []).append(row)
+    lines = grouped((row for row in rows if row["output_tokens_per_s"]), "engine")
     # The numbers of the fastest engine are above its line, those of the others below theirs.
     fastest = max(lines, default="", key=lambda engine: lines[engine][-1]["output_tokens_per_s"])
     for colour, (engine, timed) in zip(_LINE_COLOURS, lines.items(), strict=False):

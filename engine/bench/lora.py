@@ -10,7 +10,7 @@ from kiln.engine.bench import latency
 from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.latency import SHORT_RUN, LatencyLoad
 from kiln.engine.bench.plots import KILN_COLOUR, OTHER_COLOUR, draw_groups, legend_below
-from kiln.engine.bench.report import Report, Row, over, table, with_ratio
+from kiln.engine.bench.report import Report, Row, grouped, over, table, with_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,10 +133,7 @@ def markdown(report: Report) -> str:
 
 def draw(report: Report, processor: str, figure: Figure) -> None:
     """Draw a panel per batch size, in it a group of bars per number of adapters, one an engine."""
-    panels: dict[int, list[Row]] = {}
-    for row in report.rows:
-        if row["growth"] is not None:
-            panels.setdefault(row["batch_size"], []).append(row)
+    panels = grouped((row for row in report.rows if row["growth"] is not None), "batch_size")
     engines = list(dict.fromkeys(row["engine"] for rows in panels.values() for row in rows))
     groups = [len({row["adapters"] for row in rows}) for rows in panels.values()]
     figure.set_size_inches(max(6.5, 1.2 + 0.55 * sum(groups) * max(2, len(engines))), 4.4)

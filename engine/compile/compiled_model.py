@@ -110,7 +110,7 @@ def _function(piece: Piece, device: torch.device, mode: str, artefacts: Artefact
     compiler = _COMPILERS[mode]
     artefact = artefacts.get(
         f"{mode} piece {piece.digest[:12]}",
-        piece_ingredients(piece, mode, inductor.options(), device),
+        piece_ingredients(piece, mode, inductor.OPTIONS, device),
         lambda: compiler.build(piece, device),
     )
     return compiler.load(artefact, device)
