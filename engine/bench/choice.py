@@ -32,8 +32,7 @@ def kiln_and(
 
         if not mixed:
             return made.StaticBatches(config)
-        on_gpu = resolve_device(config.model.device).type == "cuda"
-        if on_gpu:
+        if resolve_device(config.model.device).type == "cuda":
             return made.ContinuousBatches(config)
         return made.StaticBatches(config, config.scheduler.max_num_seqs)
 

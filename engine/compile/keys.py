@@ -92,10 +92,8 @@ def _triton() -> str:
 def _sources(*folders: str) -> str:
     """Return a digest of the code in some folders of the engine."""
     root = Path(kiln.engine.__file__).parent
-    texts = []
-    for folder in folders:
-        for path in sorted((root / folder).rglob("*.py")):
-            texts.append(f"{path.relative_to(root).as_posix()} {_digest(path.read_text())}")
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    texts = (f"{path.relative_to(root).as_posix()} {_digest(path.read_text())}" for path in paths)
     return _digest("\n".join(texts))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli import exit_codes
-from kiln.engine.cli.targets import add_arch_argument, wanted_archs
+from kiln.engine.cli.targets import add_arch_argument, declared_jobs, wanted_archs
 from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print the outcome."""
-    from kiln.jit_kernels.compile.warmup import jobs_for
     from kiln.jit_kernels.declare.errors import KernelError
-    from kiln.jit_kernels.registry import all_specs
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
@@ -73,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
-    archs = wanted_archs(args.arch)
     if args.model is None:
-        jobs = jobs_for(all_specs().values(), archs)
+        jobs = declared_jobs(args.arch)
     else:
-        jobs = _jobs_of(args.model, args.kv_cache_dtype, args.tensor_parallel_size or 1, archs)
+        archs, ranks = wanted_archs(args.arch), args.tensor_parallel_size or 1
+        jobs = _jobs_of(args.model, args.kv_cache_dtype, ranks, archs)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
