@@ -13,7 +13,9 @@ from pathlib import Path
 
 from kiln.cache.disk.layout import BAD_SUFFIX, StoredEntry, files_in, shards, stored_entries
 from kiln.cache.disk.publish import sweep
+from kiln.cache.disk.root import cache_roots, trust_of
 from kiln.cache.disk.trust import Trust
+from kiln.cache.env import Env
 
 _DAY = 86400.0
 _KEEP_BAD = 7 * _DAY  # seconds that a damaged entry is kept for inspection
@@ -60,6 +62,15 @@ def prune(
             kept, kept_bytes = kept + 1, kept_bytes + entry.size
     leftovers = 0 if dry_run else _clean(root, trust, now)
     return Pruned(tuple(removed), sum(e.size for e in removed), kept, kept_bytes, leftovers)
+
+
+def prune_all(env: Env, max_mb: float, max_days: float, *, dry_run: bool = False) -> list[Pruned]:
+    """Prune the folders of kernels and of pieces, each to ``max_mb`` megabytes."""
+    size, trust = int(max_mb * 10**6), trust_of(env)
+    return [
+        prune(root, max_bytes=size, max_days=max_days, dry_run=dry_run, trust=trust)
+        for root in cache_roots(env)
+    ]
 
 
 def _remove(entry: StoredEntry) -> bool:

@@ -23,9 +23,8 @@ def kiln_and(
     """Return Kiln and the engine that ``--baseline`` names; for "none" Kiln alone.
 
     ``python``: see VLLMEngine. ``room``: what must fit Kiln's KV pool. ``mixed``: the requests have
-    several lengths. transformers then runs its continuous batching, or static batches of
-    ``max_num_seqs`` requests on a CPU and if the installed version has no continuous batching; else
-    it is ``generate`` on all requests at once.
+    several lengths. transformers then runs its continuous batching, on a CPU static batches of
+    ``max_num_seqs`` requests; else it is ``generate`` on all requests at once.
     """
 
     def transformers() -> BenchEngine:
@@ -33,8 +32,7 @@ def kiln_and(
 
         if not mixed:
             return made.StaticBatches(config)
-        on_gpu = resolve_device(config.model.device).type == "cuda"
-        if on_gpu and made.can_batch_continuously():
+        if resolve_device(config.model.device).type == "cuda":
             return made.ContinuousBatches(config)
         return made.StaticBatches(config, config.scheduler.max_num_seqs)
 

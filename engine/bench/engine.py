@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError
 
 Tell = Callable[[str], None]  # gets a text that says what is running now
@@ -36,6 +37,11 @@ class BenchEngine(ABC):
     token_budget: int | None = None
     own_budget: bool = False
 
+    def __init__(self, config: EngineConfig) -> None:
+        self.own_budget = config.scheduler.max_num_batched_tokens is None
+        self.adapters = tuple(module.name for module in config.lora.modules)
+        self.name = f"{self.product} with LoRA" if self.adapters else self.product
+
     @abstractmethod
     def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
         """Generate exactly ``lengths`` tokens for the prompts, greedily; return the seconds.
@@ -62,11 +68,6 @@ class BenchEngine(ABC):
 
 
 MakeEngine = Callable[[], BenchEngine]
-
-
-def name_with_lora(product: str, adapters: Sequence[str]) -> str:
-    """Return the name of an engine that loaded these adapters."""
-    return f"{product} with LoRA" if adapters else product
 
 
 def check_lengths(name: str, made: list[int], lengths: list[int]) -> None:

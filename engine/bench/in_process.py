@@ -51,15 +51,13 @@ def fastest_threads(trial: Callable[[], object]) -> int:
     It tries all cores, all but one, and one. The best depends on the model's size, and a comparison
     must not depend on this choice.
     """
-    cores = len(os.sched_getaffinity(0))
-    best, best_seconds = cores, float("inf")
+    cores, seconds = len(os.sched_getaffinity(0)), {}
     for threads in sorted({cores, max(1, cores - 1), 1}):
         torch.set_num_threads(threads)
         trial()  # warm-up
         begun = time.perf_counter()
         trial()
-        seconds = time.perf_counter() - begun
-        if seconds < best_seconds:
-            best, best_seconds = threads, seconds
+        seconds[threads] = time.perf_counter() - begun
+    best = min(seconds, key=seconds.__getitem__)
     torch.set_num_threads(best)
     return best

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kiln.engine.bench.engine import Tell
 from kiln.engine.bench.machine import versions
-from kiln.engine.bench.report import Plots, Report, Row, command_line, grid
+from kiln.engine.bench.report import Plots, Report, Row, command_line, grid, grouped
 from kiln.engine.bench.roofline import draw_roofline
 from kiln.jit_kernels.bench import peers
 from kiln.jit_kernels.bench.ceilings import measure_ceilings
@@ -77,10 +77,7 @@ def rooflines(
     rows: Iterable[Row], ceilings: Mapping[str, float], where: str, mark: str = ""
 ) -> Plots:
     """Return roofline-FAMILY.png and its drawing function for each family with numbers."""
-    families: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["status"] == MEASURED:
-            families.setdefault(row["family"], []).append(row)
+    families = grouped((row for row in rows if row["status"] == MEASURED), "family")
     return {
         f"roofline-{family}{mark}.png": partial(draw_roofline, mine, ceilings, where)
         for family, mine in families.items()

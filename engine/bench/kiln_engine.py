@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kiln.engine.bench.device_time import busy_ms, device_work
-from kiln.engine.bench.engine import (
-    Adapters,
-    BenchEngine,
-    Tell,
-    check_lengths,
-    name_with_lora,
-)
+from kiln.engine.bench.engine import Adapters, BenchEngine, Tell, check_lengths
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.llm import LLM
@@ -44,17 +37,15 @@ class KilnEngine(BenchEngine):
 
     def __init__(self, config: EngineConfig, tell: Tell, must_fit: MustFit | None = None) -> None:
         config = replace(config, kv=replace(config.kv, enable_prefix_caching=False))
-        self.own_budget = config.scheduler.max_num_batched_tokens is None
-        self.adapters: Sequence[str] = tuple(module.name for module in config.lora.modules)
-        self.name = name_with_lora(self.product, self.adapters)
+        super().__init__(config)
 
         def progress(stage: str, done: int, total: int) -> None:
             tell(f"{self.name}: {stage}")
 
         begun = time.perf_counter()
-        self._llm: LLM | None = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
+        self._llm = LLM.from_config(config, skip_tokenizer_init=True, progress=progress)
         self.load_seconds = time.perf_counter() - begun
-        self.token_budget = self._loaded.core.scheduler.config.max_num_batched_tokens
+        self.token_budget = self._llm.core.scheduler.config.max_num_batched_tokens
         self.lora_backend = self._find_lora_backend() if self.adapters else None
         self._on_gpu = resolve_device(config.model.device).type == "cuda"
         if must_fit is not None:
@@ -66,7 +57,7 @@ class KilnEngine(BenchEngine):
             SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths
         ]
         begun = time.perf_counter()
-        outputs = self._loaded.generate(prompts, params, lora=adapters)
+        outputs = self._llm.generate(prompts, params, lora=adapters)
         seconds = time.perf_counter() - begun
         check_lengths(self.name, [len(one.outputs[0].token_ids) for one in outputs], lengths)
         return seconds
@@ -77,7 +68,7 @@ class KilnEngine(BenchEngine):
         """Return what ``device_work`` measures; nothing on a CPU."""
         if not self._on_gpu:
             return {}
-        return device_work(self._loaded.core, prompts, skipped, steps, adapters)
+        return device_work(self._llm.core, prompts, skipped, steps, adapters)
 
     def device_ms(self, prompts: list[list[int]], lengths: list[int]) -> float | None:
         """Return what the profiler saw; None on a CPU."""
@@ -85,27 +76,21 @@ class KilnEngine(BenchEngine):
 
     def close(self) -> None:
         """Free the weights and the KV pool, and stop the other ranks."""
-        if self._llm is not None:
-            self._llm.close()
-        self._llm = None
+        self._llm.close()
+        del self._llm
         gc.collect()
         if self._on_gpu:
             torch.cuda.empty_cache()
 
     def _find_lora_backend(self) -> str | None:
         """Return what computes the adapters' parts, and why; None without adapters."""
-        runner = self._loaded.core.runner
+        runner = self._llm.core.runner
         return runner.loaded.kernels.get("lora") if isinstance(runner, ModelRunner) else None
-
-    @property
-    def _loaded(self) -> LLM:
-        assert self._llm is not None, "the engine is closed"
-        return self._llm
 
     def _check_room(self, wanted: MustFit, block_size: int) -> None:
         """Without room for all rows at once, a step would have fewer rows than its row says."""
         needed = wanted.num_requests * -(-wanted.num_tokens // block_size)
-        there = self._loaded.core.stats().kv_blocks_total
+        there = self._llm.core.stats().kv_blocks_total
         if needed > there:
             raise ConfigError(
                 f"{wanted.num_requests} requests of {wanted.num_tokens} tokens need {needed} KV "

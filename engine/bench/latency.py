@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
-from typing import TYPE_CHECKING
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.engine import Adapters, BenchEngine, Tell
-from kiln.engine.bench.plots import draw_by_batch_size
-from kiln.engine.bench.report import Report, Row, over, table, with_ratio
+from kiln.engine.bench.plots import KILN_COLOUR
+from kiln.engine.bench.report import Report, Row, grouped, over, table, with_ratio
 from kiln.engine.bench.workload import equal_prompts, warm_up_load
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SHORT_RUN = 8  # output tokens of the shorter run
 REPEATS = 2  # of each run; the fastest counts
 _PROFILED_STEPS = 16
+_LINE_COLOURS = (KILN_COLOUR, "#2563eb", "#059669")
 _COLUMNS = {
     "engine": "{engine}",
     "requests": "{batch_size}",
@@ -35,9 +36,9 @@ _COLUMNS = {
 class LatencyLoad:
     """A batch of identical requests, run once for each batch size."""
 
-    batch_sizes: tuple[int, ...] = (1, 16, 64, 256)
-    prompt_tokens: int = 128
-    output_tokens: int = 128
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int
+    output_tokens: int
 
     @property
     def largest(self) -> int:
@@ -76,7 +77,7 @@ def measure(
 
 
 def _spread(in_turn: Sequence[str], count: int) -> Adapters:
-    return [name for name, _ in zip(cycle(in_turn), range(count), strict=False)] or None
+    return list(islice(cycle(in_turn), count)) or None
 
 
 def _measure_size(
@@ -147,4 +148,41 @@ def markdown(report: Report) -> str:
 
 def draw(report: Report, processor: str, figure: Figure) -> None:
     """Draw output tokens per second over the batch size: a line per engine, and the floor."""
-    draw_by_batch_size(report.rows, f"{report.details['model']} on {processor}", figure)
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    rows = report.rows
+    figure.set_size_inches(7.5, 4.8)
+    axes = figure.subplots()
+    lines = grouped((row for row in rows if row["output_tokens_per_s"]), "engine")
+    # The numbers of the fastest engine are above its line, those of the others below theirs.
+    fastest = max(lines, default="", key=lambda engine: lines[engine][-1]["output_tokens_per_s"])
+    for colour, (engine, timed) in zip(_LINE_COLOURS, lines.items(), strict=False):
+        _draw_line(axes, timed, engine, colour, 12 if engine == fastest else -14)
+    floors = {row["batch_size"]: row["floor_ms"] for row in rows if row["floor_ms"]}
+    if floors:
+        limits = [1000 * size / floor for size, floor in floors.items()]
+        label = "floor: the bytes at copy bandwidth"
+        axes.plot(list(floors), limits, color="#374151", linestyle="--", linewidth=1, label=label)
+    sizes = sorted({row["batch_size"] for row in rows})
+    axes.set(xscale="log", yscale="log", xlabel="requests", ylabel="output tokens per second")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.minorticks_off()
+    axes.margins(x=0.1, y=0.12)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="upper left")
+    axes.set_title(f"{report.details['model']} on {processor}", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_line(axes: Any, rows: Sequence[Row], engine: str, colour: str, offset: int) -> None:
+    """Draw an engine's line, with its numbers ``offset`` points above the line."""
+    speeds = [row["output_tokens_per_s"] for row in rows]
+    sizes = [row["batch_size"] for row in rows]
+    axes.plot(sizes, speeds, marker="o", markersize=5, color=colour, label=engine)
+    for size, speed in zip(sizes, speeds, strict=True):
+        axes.annotate(
+            f"{speed:,.0f}", (size, speed), xytext=(0, offset), color=colour,
+            textcoords="offset points", ha="center", va="center", fontsize=8,
+        )  # fmt: skip

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench import latency
 from kiln.engine.bench.engine import BenchEngine, Tell
 from kiln.engine.bench.latency import SHORT_RUN, LatencyLoad
-from kiln.engine.bench.report import Report, Row, over, table, with_ratio
+from kiln.engine.bench.plots import KILN_COLOUR, OTHER_COLOUR, draw_groups, legend_below
+from kiln.engine.bench.report import Report, Row, grouped, over, table, with_ratio
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = (KILN_COLOUR, OTHER_COLOUR)
+_FLOOR_COLOUR = "#1f2937"
 _COLUMNS = {
     "engine": "{engine}",
     "requests": "{batch_size}",
@@ -25,23 +32,15 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class LoRALoad:
+class LoRALoad(LatencyLoad):
     """Batches of requests that use some number of distinct adapters, in turn.
 
     ``adapters``: these numbers; with 0 an engine has adapters, and no request uses one. ``rank``:
     of every adapter. A number above a batch size is left out there.
     """
 
-    adapters: tuple[int, ...] = (0, 1, 8)
-    rank: int = 16
-    batch_sizes: tuple[int, ...] = (1, 64)
-    prompt_tokens: int = 128
-    output_tokens: int = 128
-
-    @property
-    def steps(self) -> LatencyLoad:
-        """The batches, without adapters."""
-        return LatencyLoad(self.batch_sizes, self.prompt_tokens, self.output_tokens)
+    adapters: tuple[int, ...]
+    rank: int
 
     @property
     def most(self) -> int:
@@ -49,10 +48,10 @@ class LoRALoad:
         fit = [number for number in self.adapters if number <= max(self.batch_sizes)]
         return max(1, *fit) if fit else 0
 
-    def with_room(self, number: int) -> LatencyLoad | None:
+    def with_room(self, number: int) -> LoRALoad | None:
         """Return the batches in which this many adapters can be used, if there are any."""
         sizes = tuple(size for size in self.batch_sizes if size >= number)
-        return replace(self.steps, batch_sizes=sizes) if sizes else None
+        return replace(self, batch_sizes=sizes) if sizes else None
 
 
 def measure(engine: BenchEngine, load: LoRALoad, vocab_size: int, tell: Tell) -> Iterator[Row]:
@@ -130,3 +129,48 @@ def markdown(report: Report) -> str:
     return report.markdown(
         f"LoRA in decode steps of {details['model']}", text, table(_COLUMNS, shown)
     )
+
+
+def draw(report: Report, processor: str, figure: Figure) -> None:
+    """Draw a panel per batch size, in it a group of bars per number of adapters, one an engine."""
+    panels = grouped((row for row in report.rows if row["growth"] is not None), "batch_size")
+    engines = list(dict.fromkeys(row["engine"] for rows in panels.values() for row in rows))
+    groups = [len({row["adapters"] for row in rows}) for rows in panels.values()]
+    figure.set_size_inches(max(6.5, 1.2 + 0.55 * sum(groups) * max(2, len(engines))), 4.4)
+    figure.suptitle(
+        f"What LoRA adapters of rank {report.load['rank']} add to a decode step\n"
+        f"{report.details['model']} on {processor}",
+        fontsize=11,
+    )
+    if not panels:  # the run ended before there was anything to compare
+        return
+    # Every bar has the same width, whatever the number of groups in its panel.
+    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=groups)[0]
+    for axes, (size, rows) in zip(drawn, panels.items(), strict=True):
+        _draw_panel(axes, rows, engines)
+        axes.set_title(f"{size} {'request' if size == 1 else 'requests'}", fontsize=10)
+    drawn[0].set_ylabel("growth of a step over the same\nengine without LoRA, %")
+    legend_below(figure, drawn, 3, 9)
+
+
+def _draw_panel(axes: Any, rows: Sequence[Row], engines: Sequence[str]) -> None:
+    shown = [
+        row | {"label": row["engine"], "percent": 100 * row["growth"]}
+        for row in sorted(rows, key=lambda row: int(row["adapters"]))
+    ]
+    colours = dict(zip(engines, _COLOURS, strict=False))
+    drawn = draw_groups(
+        axes, shown, "adapters", "percent", lambda row: f"{row['percent']:+.1f}", colours
+    )
+    floors = [(100 * row["growth_floor"], bar) for row, bar in drawn if row["growth_floor"]]
+    if floors:
+        axes.hlines(
+            [floor for floor, _ in floors],
+            [bar.get_x() for _, bar in floors],
+            [bar.get_x() + bar.get_width() for _, bar in floors],
+            colors=_FLOOR_COLOUR,
+            linewidth=1.5,
+            label="floor: the adapters' bytes at copy bandwidth",
+        )
+    axes.axhline(0, color="#374151", linewidth=0.8)
+    axes.set_xlabel("adapters in a step")

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KILN_COLOUR = "#c2410c"
-_LINE_COLOURS = (KILN_COLOUR, "#2563eb", "#059669")
 OTHER_COLOUR = "#a99e91"
 _GROUP = 0.8  # the width of all bars of a group
 
@@ -77,50 +76,3 @@ def legend_below(figure: Figure, panels: Sequence[Any], columns: int, size: int 
         handles.values(), handles, loc="outside lower center", fontsize=size, frameon=False,
         ncols=max(1, min(len(handles), columns)),
     )  # fmt: skip
-
-
-def draw_by_batch_size(rows: Sequence[Row], title: str, figure: Figure) -> None:
-    """Draw output tokens per second over ``batch_size``, one line per ``engine``.
-
-    Where rows have ``floor_ms``, a dashed line shows the tokens per second of that floor.
-    """
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
-
-    figure.set_size_inches(7.5, 4.8)
-    axes = figure.subplots()
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["output_tokens_per_s"]:
-            lines.setdefault(row["engine"], []).append(row)
-    # The numbers of the fastest engine are above its line, those of the others below theirs.
-    fastest = max(lines, default="", key=lambda engine: lines[engine][-1]["output_tokens_per_s"])
-    for colour, (engine, timed) in zip(_LINE_COLOURS, lines.items(), strict=False):
-        _draw_line(axes, timed, engine, colour, 12 if engine == fastest else -14)
-    floors = {row["batch_size"]: row["floor_ms"] for row in rows if row["floor_ms"]}
-    if floors:
-        limits = [1000 * size / floor for size, floor in floors.items()]
-        label = "floor: the bytes at copy bandwidth"
-        axes.plot(list(floors), limits, color="#374151", linestyle="--", linewidth=1, label=label)
-    sizes = sorted({row["batch_size"] for row in rows})
-    axes.set(xscale="log", yscale="log", xlabel="requests", ylabel="output tokens per second")
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.minorticks_off()
-    axes.margins(x=0.1, y=0.12)
-    axes.grid(alpha=0.25)
-    axes.legend(loc="upper left")
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_line(axes: Any, rows: Sequence[Row], engine: str, colour: str, offset: int) -> None:
-    """Draw an engine's line, with its numbers ``offset`` points above the line."""
-    speeds = [row["output_tokens_per_s"] for row in rows]
-    sizes = [row["batch_size"] for row in rows]
-    axes.plot(sizes, speeds, marker="o", markersize=5, color=colour, label=engine)
-    for size, speed in zip(sizes, speeds, strict=True):
-        axes.annotate(
-            f"{speed:,.0f}", (size, speed), xytext=(0, offset), color=colour,
-            textcoords="offset points", ha="center", va="center", fontsize=8,
-        )  # fmt: skip

@@ -121,6 +121,14 @@ def over(above: float | None, below: float | None) -> float | None:
     return None if above is None or below is None else above / below
 
 
+def grouped(rows: Iterable[Row], name: str) -> dict[Any, list[Row]]:
+    """Return the rows by the value of a field, both in order."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
 def with_ratio(rows: Iterable[Row], *case: str, speed: str = "output_tokens_per_s") -> list[Row]:
     """Return the rows with ``ratio``: the first engine's speed divided by that of another.
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from kiln.engine.bench.engine import BenchEngine, BenchError, MakeEngine, Tell
-from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Report, Row
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError
+from kiln.engine.models.costs import parameters_read
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
@@ -76,6 +76,20 @@ class Subject:
             "limits": limits,
             **measured,
         }
+
+
+def decode_bytes(
+    config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype, num_requests: int, context: int
+) -> int:
+    """Return the bytes that a decode step of ``num_requests`` rows must read.
+
+    These are the weights once, and the keys and values of ``context`` tokens per request. A layer
+    with a window reads only the keys and values inside it.
+    """
+    weights = parameters_read(config, num_requests) * dtype.itemsize
+    keys = sum(min(context, window or context) for window in config.windows)
+    token_bytes = 2 * config.attention.kv_size * kv_dtype.itemsize  # in one layer
+    return weights + num_requests * keys * token_bytes
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from kiln.engine.bench.engine import Adapters, BenchEngine, BenchError, check_lengths
-from kiln.engine.bench.transformers_generate import generate
 from kiln.engine.config import EngineConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
@@ -27,6 +26,7 @@ class _Transformers(BenchEngine):
     product = "transformers"
 
     def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
         begun = time.perf_counter()
         self._place = resolve_device(config.model.device)
         self._model: Any = _load(config, self._place)
@@ -63,7 +63,7 @@ class StaticBatches(_Transformers):
         for start in range(0, len(prompts), size):
             batch = slice(start, start + size)
             longest = max(lengths[batch])
-            made = generate(self._model, prompts[batch], longest)
+            made = _generate(self._model, prompts[batch], longest)
             rows = len(prompts[batch])
             check_lengths(self.name, [made // rows] * rows, [longest] * rows)
         return time.perf_counter() - begun
@@ -72,7 +72,6 @@ class StaticBatches(_Transformers):
 class ContinuousBatches(_Transformers):
     """Continuous batching over a paged KV cache, with transformers' own settings."""
 
-    name = "transformers, continuous batching"
     _started = False
 
     def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
@@ -107,15 +106,31 @@ class ContinuousBatches(_Transformers):
         super().close()
 
     def _prepare(self) -> None:
+        self.name = "transformers, continuous batching"
         greedy = GenerationConfig(do_sample=False, eos_token_id=_NO_TOKEN, pad_token_id=0)
         self._manager = self._model.init_continuous_batching(generation_config=greedy)
         if hasattr(self._manager, "warmup"):  # captures its CUDA graphs
             self._manager.warmup()
 
 
-def can_batch_continuously() -> bool:
-    """Whether the installed transformers has continuous batching."""
-    return hasattr(transformers.GenerationMixin, "init_continuous_batching")
+@torch.inference_mode()
+def _generate(model: Any, prompts: list[list[int]], output_tokens: int) -> int:
+    """Run one batch, padded on the left, and return how many tokens it generated."""
+    longest = max(map(len, prompts))
+    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    made = model.generate(
+        input_ids=torch.tensor(padded, device=model.device),
+        attention_mask=torch.tensor(mask, device=model.device),
+        max_new_tokens=output_tokens,
+        min_new_tokens=output_tokens,
+        do_sample=False,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+        pad_token_id=0,
+    )
+    return int((made.shape[1] - longest) * made.shape[0])
 
 
 def _load(config: EngineConfig, place: torch.device) -> Any:

@@ -10,14 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kiln.engine.bench import vllm_worker
-from kiln.engine.bench.engine import (
-    Adapters,
-    BenchEngine,
-    BenchError,
-    check_lengths,
-    name_with_lora,
-)
-from kiln.engine.config import EngineConfig, LoRAConfig, ParallelConfig
+from kiln.engine.bench.engine import Adapters, BenchEngine, BenchError, check_lengths
+from kiln.engine.config import EngineConfig, LoRAConfig
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype
@@ -39,9 +33,7 @@ class VLLMEngine(BenchEngine):
     product = "vllm"
 
     def __init__(self, config: EngineConfig, python: str) -> None:
-        self.own_budget = config.scheduler.max_num_batched_tokens is None
-        self.adapters = tuple(module.name for module in config.lora.modules)
-        self.name = name_with_lora(self.product, self.adapters)
+        super().__init__(config)
         self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the engine)
         # -P: the worker's folder must not be searched for the modules that vLLM imports.
@@ -112,7 +104,7 @@ class VLLMEngine(BenchEngine):
 def llm_keywords(config: EngineConfig) -> dict[str, Any]:
     """Return the keywords of ``vllm.LLM`` for a config of Kiln on a GPU."""
     model, limits, budget = config.model, config.scheduler, config.scheduler.max_num_batched_tokens
-    folder = Path(model.model)
+    folder, ranks = Path(model.model), config.parallel.tensor_parallel_size
     dtype = resolve_dtype(model.dtype, read_model(folder)[1].dtype, resolve_device(model.device))
     return {
         "model": str(folder.resolve()),
@@ -126,15 +118,9 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
         "gpu_memory_utilization": config.kv.pool_memory("cuda"),
         "enable_prefix_caching": False,
         "seed": model.seed or 0,
-        **_parallel_keywords(config.parallel),
+        **({"tensor_parallel_size": ranks} if ranks > 1 else {}),
         **_lora_keywords(config.lora),
     }
-
-
-def _parallel_keywords(parallel: ParallelConfig) -> dict[str, Any]:
-    """Return the number of GPUs; nothing for one."""
-    size = parallel.tensor_parallel_size
-    return {"tensor_parallel_size": size} if size > 1 else {}
 
 
 def _lora_keywords(lora: LoRAConfig) -> dict[str, Any]:

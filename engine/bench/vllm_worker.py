@@ -59,17 +59,15 @@ def _run(
         for length in lengths
     ]
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    lora = {} if adapters is None else {"lora_request": _lora_requests(adapters)}
+    lora = {}
+    if adapters is not None:
+        from vllm.lora.request import LoRARequest
+
+        lora = {"lora_request": [one and LoRARequest(*one) for one in adapters]}
     begun = time.perf_counter()
     outputs = llm.generate(inputs, params, use_tqdm=False, **lora)
     seconds = time.perf_counter() - begun
     return {"seconds": seconds, "made": [len(one.outputs[0].token_ids) for one in outputs]}
-
-
-def _lora_requests(adapters: list[tuple[str, int, str] | None]) -> list[Any]:
-    from vllm.lora.request import LoRARequest
-
-    return [None if adapter is None else LoRARequest(*adapter) for adapter in adapters]
 
 
 if __name__ == "__main__":

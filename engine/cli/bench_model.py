@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.bench.shapes import SHAPES, write_shape
-from kiln.engine.cli.measuring import add_files, measuring_display, say_written
+from kiln.engine.cli.measuring import add_files, measuring_display, say
 from kiln.engine.cli.numbers import count, counts
 from kiln.engine.cli.options import (
     add_engine_arguments,
@@ -182,9 +182,10 @@ def write_out(
     print(text, flush=True)
     if args.json is not None:
         write_json(args.json, report.to_json())
-        say_written([args.json])
+        say(f"wrote {args.json}")
     if args.output is not None:
-        say_written(write(args.output))
+        for path in write(args.output):
+            say(f"wrote {path}")
     return 0
 
 

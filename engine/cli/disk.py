@@ -25,9 +25,7 @@ _NETWORK = (
 
 def nearest_folder(path: Path) -> Path:
     """Return the folder itself, or its nearest existing parent."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
+    return next((each for each in (path, *path.parents) if each.exists()), Path(path.anchor))
 
 
 def file_system(path: Path) -> str:

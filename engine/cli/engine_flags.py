@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.engine.cli.flags import Flag, Group
-from kiln.engine.config import KV_CACHE_DTYPES, SCHEDULING_POLICIES
+from kiln.engine.cli.flags import Flag, group
 
 _DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
 
@@ -12,217 +11,156 @@ def _dtype(text: str) -> str:
     return _DTYPES.get(text, text)
 
 
-MODEL: Group = (
+MODEL = group(
     "model",
-    (
-        Flag(
-            "--dtype",
-            "auto: the checkpoint's; half and float are float16 and float32",
-            "model.dtype",
-            type=_dtype,
-            choices=("auto", "float32", "float16", "bfloat16"),
-        ),
-        Flag("--device", "auto, cpu, cuda or cuda:N", "model.device"),
-        Flag(
-            "--load-format",
-            "dummy: random weights of the right shapes",
-            "model.load_format",
-            choices=("auto", "dummy"),
-        ),
-        Flag(
-            "--max-model-len",
-            "context; default: the model's",
-            "model.max_model_len",
-            type=int,
-            metavar="TOKENS",
-        ),
-        Flag("--seed", "for requests without one; default: random", "model.seed", type=int),
-        Flag(
-            "--tensor-parallel-size --tp -tp",
-            "share the model among N GPUs of this machine, or N processes on a CPU; default 1, "
-            "under torchrun the number of its processes",
-            "parallel.tensor_parallel_size",
-            type=int,
-            metavar="N",
-        ),
+    Flag(
+        "--dtype",
+        "auto: the checkpoint's; half and float are float16 and float32",
+        "model.dtype",
+        type=_dtype,
+    ),
+    Flag("--device", "auto, cpu, cuda or cuda:N", "model.device"),
+    Flag("--load-format", "dummy: random weights of the right shapes", "model.load_format"),
+    Flag(
+        "--max-model-len",
+        "context; default: the model's",
+        "model.max_model_len",
+        metavar="TOKENS",
+    ),
+    Flag("--seed", "for requests without one; default: random", "model.seed", metavar="SEED"),
+    Flag(
+        "--tensor-parallel-size --tp -tp",
+        "share the model among N GPUs of this machine, or N processes on a CPU; default 1, "
+        "under torchrun the number of its processes",
+        "parallel.tensor_parallel_size",
     ),
 )
-KV: Group = (
+KV = group(
     "KV pool",
-    (
-        Flag("--block-size", "default 16", "kv.block_size", type=int, metavar="TOKENS"),
-        Flag(
-            "--num-kv-blocks --num-gpu-blocks-override",
-            "default: by memory size",
-            "kv.num_blocks",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--kv-memory-gib",
-            "size on a CPU; default 1",
-            "kv.kv_memory_gib",
-            type=float,
-            metavar="GIB",
-        ),
-        Flag(
-            "--gpu-memory-utilization",
-            "fraction of the GPU's memory that Kiln may use; default 0.9",
-            "kv.gpu_memory_utilization",
-            type=float,
-            metavar="SHARE",
-        ),
-        Flag(
-            "--kv-cache-dtype",
-            "8-bit floats store twice the tokens; default: the model's dtype",
-            "kv.kv_cache_dtype",
-            choices=KV_CACHE_DTYPES,
-        ),
-        Flag(
-            "--no-enable-prefix-caching",
-            "compute every prompt as a whole; by default the keys and values of prompts and "
-            "answers stay while there is room, for requests that begin with the same tokens",
-            "kv.enable_prefix_caching",
-            switch=False,
-        ),
+    Flag("--block-size", "default 16", "kv.block_size", metavar="TOKENS"),
+    Flag("--num-kv-blocks --num-gpu-blocks-override", "default: by memory size", "kv.num_blocks"),
+    Flag("--kv-memory-gib", "size on a CPU; default 1", "kv.kv_memory_gib", metavar="GIB"),
+    Flag(
+        "--gpu-memory-utilization",
+        "fraction of the GPU's memory that Kiln may use; default 0.9",
+        "kv.gpu_memory_utilization",
+        metavar="SHARE",
+    ),
+    Flag(
+        "--kv-cache-dtype",
+        "8-bit floats store twice the tokens; default: the model's dtype",
+        "kv.kv_cache_dtype",
+    ),
+    Flag(
+        "--no-enable-prefix-caching",
+        "compute every prompt as a whole; by default the keys and values of prompts and answers "
+        "stay while there is room, for requests that begin with the same tokens",
+        "kv.enable_prefix_caching",
+        switch=False,
     ),
 )
-SCHEDULER: Group = (
+SCHEDULER = group(
     "scheduler",
-    (
-        Flag(
-            "--max-num-seqs",
-            "running requests; default 256 on a GPU, 64 on a CPU",
-            "scheduler.max_num_seqs",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--max-num-batched-tokens",
-            "token budget of a step; default 2048 on a CPU; on a GPU the largest of 2048 to 8192 "
-            "whose step takes less than 50 ms by an estimate from the model and the card",
-            "scheduler.max_num_batched_tokens",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--max-chunk-tokens --long-prefill-token-threshold",
-            "longest chunk of one prefill",
-            "scheduler.max_chunk_tokens",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--max-waiting",
-            "queued requests; default 1024, then 503",
-            "scheduler.max_waiting",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--scheduling-policy",
-            "fcfs, the default: in the order of arrival; priority: requests with a lower priority "
-            "first, and 30 s of waiting count as one less",
-            "scheduler.scheduling_policy",
-            choices=SCHEDULING_POLICIES,
-        ),
-        Flag(
-            "--speculative-config",
-            "guess tokens and verify several in one step, where that pays, as in "
-            '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, '
-            '"prompt_lookup_min": 2}',
-            metavar="JSON",
-        ),
-        Flag(
-            "--disable-overlap-schedule --no-async-scheduling",
-            "launch a step only after the tokens of the one before are known",
-            "scheduler.overlap",
-            switch=False,
-        ),
+    Flag(
+        "--max-num-seqs",
+        "running requests; default 256 on a GPU, 64 on a CPU",
+        "scheduler.max_num_seqs",
+    ),
+    Flag(
+        "--max-num-batched-tokens",
+        "token budget of a step; default 2048 on a CPU; on a GPU the largest of 2048 to 8192 "
+        "whose step takes less than 50 ms by an estimate from the model and the card",
+        "scheduler.max_num_batched_tokens",
+    ),
+    Flag(
+        "--max-chunk-tokens --long-prefill-token-threshold",
+        "longest chunk of one prefill",
+        "scheduler.max_chunk_tokens",
+    ),
+    Flag("--max-waiting", "queued requests; default 1024, then 503", "scheduler.max_waiting"),
+    Flag(
+        "--scheduling-policy",
+        "fcfs, the default: in the order of arrival; priority: requests with a lower priority "
+        "first, and 30 s of waiting count as one less",
+        "scheduler.scheduling_policy",
+    ),
+    Flag(
+        "--speculative-config",
+        "guess tokens and verify several in one step, where that pays, as in "
+        '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, '
+        '"prompt_lookup_min": 2}',
+        metavar="JSON",
+    ),
+    Flag(
+        "--disable-overlap-schedule --no-async-scheduling",
+        "launch a step only after the tokens of the one before are known",
+        "scheduler.overlap",
+        switch=False,
     ),
 )
-GRAPHS: Group = (
+GRAPHS = group(
     "CUDA graphs",
-    (
-        Flag(
-            "--disable-cuda-graph --enforce-eager",
-            "launch each kernel of a decode step",
-            "graphs.enabled",
-            switch=False,
-        ),
-        Flag(
-            "--cuda-graph-max-bs --max-cudagraph-capture-size",
-            "largest batch size to capture; default: max-num-seqs",
-            "graphs.max_bs",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--cuda-graph-bs --cuda-graph-sizes --cudagraph-capture-sizes",
-            "batch sizes to capture; default: about 30, an eighth apart",
-            "graphs.bs",
-            type=int,
-            metavar="N",
-            nargs="+",
-        ),
-        Flag(
-            "--enable-cudagraph-gc",
-            "keep Python's garbage collector on during the capture, which takes longer",
-            "graphs.garbage_collection",
-            switch=True,
-        ),
+    Flag(
+        "--disable-cuda-graph --enforce-eager",
+        "launch each kernel of a decode step",
+        "graphs.enabled",
+        switch=False,
+    ),
+    Flag(
+        "--cuda-graph-max-bs --max-cudagraph-capture-size",
+        "largest batch size to capture; default: max-num-seqs",
+        "graphs.max_bs",
+    ),
+    Flag(
+        "--cuda-graph-bs --cuda-graph-sizes --cudagraph-capture-sizes",
+        "batch sizes to capture; default: about 30, an eighth apart",
+        "graphs.bs",
+    ),
+    Flag(
+        "--enable-cudagraph-gc",
+        "keep Python's garbage collector on during the capture, which takes longer",
+        "graphs.garbage_collection",
+        switch=True,
     ),
 )
 ENGINE = (MODEL, KV, SCHEDULER, GRAPHS)
-LORA: Group = (
+LORA = group(
     "LoRA adapters",
-    (
-        Flag(
-            "--lora-modules",
-            "adapters in PEFT's format to load at start; a request names one as its model",
-            metavar="NAME=PATH",
-            nargs="+",
-        ),
-        Flag(
-            "--lora-root",
-            "allow clients to load and unload adapters while serving, from folders inside DIR",
-            "lora.root",
-            metavar="DIR",
-        ),
-        Flag(
-            "--max-loras",
-            "adapters that run at once; requests of more wait for their turn. "
-            "Default: all of --lora-modules, with --lora-root at least 8",
-            "lora.max_loras",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--max-lora-rank",
-            "refuse larger ranks; graphs fit all up to it",
-            "lora.max_lora_rank",
-            type=int,
-            metavar="N",
-        ),
-        Flag(
-            "--lora-memory-gib",
-            "device memory for adapters, each of which takes that of its own ranks. Default: room "
-            "for the N largest of --lora-modules, N as in --max-loras; with --lora-root at least 1",
-            "lora.memory_gib",
-            type=float,
-            metavar="GIB",
-        ),
-        Flag(
-            "--lora-host-memory-gib",
-            "host memory, for all loaded adapters; default 16",
-            "lora.host_memory_gib",
-            type=float,
-            metavar="GIB",
-        ),
-        Flag(
-            "--enable-lora",
-            "adapters are enabled by --lora-modules or --lora-root, one of which this needs",
-            switch=True,
-        ),
+    Flag(
+        "--lora-modules",
+        "adapters in PEFT's format to load at start; a request names one as its model",
+        metavar="NAME=PATH",
+        nargs="+",
+    ),
+    Flag(
+        "--lora-root",
+        "allow clients to load and unload adapters while serving, from folders inside DIR",
+        "lora.root",
+        metavar="DIR",
+    ),
+    Flag(
+        "--max-loras",
+        "adapters that run at once; requests of more wait for their turn. "
+        "Default: all of --lora-modules, with --lora-root at least 8",
+        "lora.max_loras",
+    ),
+    Flag("--max-lora-rank", "refuse larger ranks; graphs fit all up to it", "lora.max_lora_rank"),
+    Flag(
+        "--lora-memory-gib",
+        "device memory for adapters, each of which takes that of its own ranks. Default: room "
+        "for the N largest of --lora-modules, N as in --max-loras; with --lora-root at least 1",
+        "lora.memory_gib",
+        metavar="GIB",
+    ),
+    Flag(
+        "--lora-host-memory-gib",
+        "host memory, for all loaded adapters; default 16",
+        "lora.host_memory_gib",
+        metavar="GIB",
+    ),
+    Flag(
+        "--enable-lora",
+        "adapters are enabled by --lora-modules or --lora-root, one of which this needs",
+        switch=True,
     ),
 )

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from kiln.engine.config import EngineConfig
 
 Group = tuple[str, Sequence["Flag"]]  # title in ``--help``, and its flags
 
@@ -15,15 +19,15 @@ class Flag:
     """One flag, and the setting that it fills.
 
     ``names``: separated by spaces. The first long one is the flag's own; the others are accepted as
-    well, and most of them are vLLM's. ``setting``: "part.field" of EngineConfig, empty if it is no
-    setting of the engine. ``switch``: the setting's value if the flag is given; such a flag takes
-    no value. A flag that is not given is None.
+    well, and most of them are vLLM's. ``setting``: "part.field" of EngineConfig, whose annotation
+    says how values are read; empty if it is no setting of the engine. ``switch``: the setting's
+    value if the flag is given; such a flag takes no value. A flag that is not given is None.
     """
 
     names: str
     help: str
     setting: str = ""
-    type: Callable[[str], Any] = str
+    type: Callable[[str], Any] | None = None
     metavar: str | None = None
     choices: Sequence[str] | None = None
     nargs: str | None = None
@@ -41,21 +45,37 @@ class Flag:
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Declare the flag."""
-        names = self.names.split()
-        if self.switch is not None:
-            parser.add_argument(
-                *names, dest=self.dest, action="store_const", const=True, help=self.help
-            )
-            return
-        parser.add_argument(
-            *names,
-            dest=self.dest,
-            type=self.type,
-            metavar=self.metavar,
-            choices=self.choices,
-            nargs=self.nargs,
-            help=self.help,
-        )
+        options: dict[str, Any] = {"action": "store_const", "const": True}
+        if self.switch is None:
+            options = _options_of(self.setting) if self.setting else {}
+            for name in ("type", "metavar", "choices", "nargs"):
+                if getattr(self, name) is not None:
+                    options[name] = getattr(self, name)
+        parser.add_argument(*self.names.split(), dest=self.dest, help=self.help, **options)
+
+
+@cache
+def _kinds(part: str) -> dict[str, Any]:
+    """Return the types of the settings in a part of EngineConfig."""
+    return get_type_hints(get_type_hints(EngineConfig)[part])
+
+
+def _options_of(setting: str) -> dict[str, Any]:
+    """Return what argparse must know of a setting's values, by its annotation."""
+    part, _, field = setting.partition(".")
+    kind = _kinds(part)[field]
+    if isinstance(kind, UnionType):
+        kind = get_args(kind)[0]  # the other one is None
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    several = {"nargs": "+"} if get_origin(kind) is tuple else {}
+    one = get_args(kind)[0] if several else kind
+    return several | {"type": one} | ({"metavar": "N"} if one is int else {})
+
+
+def group(title: str, *flags: Flag) -> Group:
+    """Return a group of flags."""
+    return title, flags
 
 
 def add_groups(parser: argparse.ArgumentParser, groups: Iterable[Group]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from kiln.engine.distributed.command import module_command
+from kiln.engine.distributed.command import end_process, module_command
 from kiln.engine.errors import KilnError
 
 _STOP_SECONDS = 15.0
@@ -37,11 +37,7 @@ def local_server(
             yield _wait_for_url(server, said, timeout), server
         finally:
             server.terminate()
-            try:
-                server.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            end_process(server, _STOP_SECONDS)
 
 
 def _wait_for_url(server: subprocess.Popen[str], said: IO[str], timeout: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,15 @@ def measuring_display() -> Iterator[Callable[[str], None]]:
     On a terminal it is one line with the elapsed time; otherwise a line for each new text.
     """
     if not (sys.stderr.isatty() and importlib.util.find_spec("rich")):
-        yield _LinePerText()
+        last = ""
+
+        def say_once(text: str) -> None:
+            nonlocal last
+            if text != last:
+                last = text
+                say(text)
+
+        yield say_once
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -36,22 +44,6 @@ def add_files(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def say_written(paths: Iterable[Path]) -> None:
-    """Print the paths of written files."""
-    for path in paths:
-        say(f"wrote {path}")
-
-
 def say(text: str) -> None:
     """Print a line on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-class _LinePerText:
-    def __init__(self) -> None:
-        self._last = ""
-
-    def __call__(self, text: str) -> None:
-        if text != self._last:
-            self._last = text
-            say(text)

@@ -50,10 +50,8 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def add_neutral_flags(parser: argparse.ArgumentParser) -> None:
     """Accept the flags of vLLM's that mean what Kiln does anyway, and list them in the epilog."""
     for name, values in NEUTRAL.items():
-        if values:
-            parser.add_argument(name, action=_Neutral, help=argparse.SUPPRESS)
-        else:
-            parser.add_argument(name, action=_Neutral, nargs=0, help=argparse.SUPPRESS)
+        number = None if values else 0  # None: one
+        parser.add_argument(name, action=_Neutral, nargs=number, help=argparse.SUPPRESS)
     shown = (" ".join((name, "|".join(values))).strip() for name, values in NEUTRAL.items())
     parser.epilog = textwrap.fill(
         "Of vLLM's flags, these are accepted because they say what Kiln does anyway: "

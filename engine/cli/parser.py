@@ -10,28 +10,36 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, NoReturn
 
-from kiln.engine.cli.vllm_flags import ABSENT, without_negation
+from kiln.engine.cli.vllm_flags import ABSENT
 
 
-def modules_of(package: ModuleType) -> list[ModuleType]:
-    """Return the modules of a package, such as the commands, in the order of their names."""
+def commands_of(package: ModuleType) -> dict[str, ModuleType]:
+    """Return the commands of a package by name: each module is one, and has its name.
+
+    An underscore at the end is left out: no module can have a keyword, such as import, as its name.
+    """
     found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in found]
+    return {
+        name.rstrip("_"): importlib.import_module(f"{package.__name__}.{name}") for name in found
+    }
 
 
 def add_commands(subparsers: Any, package: ModuleType, **options: Any) -> list[KilnParser]:
     """Add each module of a package as a command; return their parsers, made with ``options``.
 
-    A module has NAME, HELP, ``add_arguments(parser)`` and ``run(args) -> int``, but for ``run`` if
-    its arguments are such commands themselves.
+    A module has HELP, ``run(args) -> int`` and, if it takes any, ``add_arguments(parser)``. Instead
+    of ``run`` a package has commands of its own, and in SUBCOMMANDS what argparse calls them.
     """
     made = []
-    for module in modules_of(package):
+    for name, module in commands_of(package).items():
         about = {"help": module.HELP, "description": module.__doc__}
-        own = subparsers.add_parser(module.NAME, **about, **options)
-        if hasattr(module, "run"):
+        own = subparsers.add_parser(name, **about, **options)
+        if hasattr(module, "SUBCOMMANDS"):
+            add_commands(own.add_subparsers(required=True, **module.SUBCOMMANDS), module)
+        else:
             own.set_defaults(run=module.run)
-        module.add_arguments(own)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(own)
         made.append(own)
     return made
 
@@ -71,7 +79,7 @@ class KilnParser(argparse.ArgumentParser):
 
 def explain(name: str, known: Mapping[str, object]) -> str:
     """Return why a flag is not accepted, and what to do."""
-    reason = ABSENT.get(without_negation(name))
+    reason = ABSENT.get(name.replace("--no-", "--"))  # which are not listed
     if reason is not None:
         return f"Kiln has no {name}: {reason}"
     near = get_close_matches(name, [flag for flag in known if flag.startswith("--")], 1)

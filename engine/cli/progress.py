@@ -5,47 +5,44 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from kiln.engine.process.wire import Progress
-
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
+    from rich.progress import Progress, TaskID
 
 
 class LoadingDisplay:
-    """Call it with each progress message; ``close`` it when loading succeeds or fails.
+    """Call it with each stage's progress; ``close`` it when loading succeeds or fails.
 
     ``quiet``: it shows nothing.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._bars: Bars | None = None
-        self._stages: dict[str, object] = {}
+        self._bars: Progress | None = None
+        self._stages: dict[str, TaskID | None] = {}
         if sys.stderr.isatty() and not quiet:
+            from rich import progress as rich
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as RichProgress
 
-            self._bars = RichProgress(
-                TextColumn("{task.description:<24}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
+            self._bars = rich.Progress(
+                rich.TextColumn("{task.description:<24}"),
+                rich.BarColumn(),
+                rich.MofNCompleteColumn(),
+                rich.TimeElapsedColumn(),
                 console=Console(stderr=True),
             )
             self._bars.start()
 
-    def __call__(self, message: Progress) -> None:
-        """Show one message."""
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` units of a stage are done; 0 in total: unknown."""
         if self._bars is None:
-            if message.stage not in self._stages and not self._quiet:  # it begins
-                self._stages[message.stage] = message
-                print(f"{message.stage} …", file=sys.stderr, flush=True)
+            if stage not in self._stages and not self._quiet:  # it begins
+                self._stages[stage] = None
+                print(f"{stage} …", file=sys.stderr, flush=True)
             return
-        task = self._stages.get(message.stage)
+        task = self._stages.get(stage)
         if task is None:
-            task = self._stages[message.stage] = self._bars.add_task(message.stage)
-        self._bars.update(task, completed=message.done, total=message.total or None)  # type: ignore[arg-type]
+            task = self._stages[stage] = self._bars.add_task(stage)
+        self._bars.update(task, completed=done, total=total or None)
 
     def close(self) -> None:
         """Restore the terminal."""

@@ -4,71 +4,63 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kiln.engine.cli.flags import Flag, Group
+from kiln.engine.cli.flags import Flag, group
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
-SERVER: Group = (
+SERVER = group(
     "server",
-    (
-        Flag("--host", "default 127.0.0.1"),
-        Flag("--port", "0: any free port; default 8000", type=int),
-        Flag(
-            "--served-model-name",
-            "names that requests may give; answers carry the one they were asked by, metrics the "
-            "first. Write MODEL before it. Default: the folder's name or the hub id",
-            metavar="NAME",
-            nargs="+",
-        ),
-        Flag("--api-key", "required of every client", metavar="KEY"),
-        Flag("--api-key-file", "file that contains the key", type=Path, metavar="FILE"),
-        Flag("--allow-unauthenticated", "serve other machines without a key", switch=True),
-        Flag(
-            "--allowed-origins",
-            "pages that may use the API from a browser, such as https://example.org, or '*' for "
-            "all; also a JSON list. Default: none but the pages of this server",
-            metavar="ORIGIN",
-            nargs="+",
-        ),
-        Flag(
-            "--timeout-keep-alive",
-            "time that a connection may wait for its next request; default 75",
-            type=float,
-            metavar="SECONDS",
-        ),
-        Flag(
-            "--shutdown-timeout",
-            "time for requests in flight to finish at shutdown; default 30",
-            type=float,
-            metavar="SECONDS",
-        ),
-        Flag("--log-level", "default warning", choices=LOG_LEVELS),
+    Flag("--host", "default 127.0.0.1"),
+    Flag("--port", "0: any free port; default 8000", type=int),
+    Flag(
+        "--served-model-name",
+        "names that requests may give; answers carry the one they were asked by, metrics the "
+        "first. Write MODEL before it. Default: the folder's name or the hub id",
+        metavar="NAME",
+        nargs="+",
     ),
+    Flag("--api-key", "required of every client", metavar="KEY"),
+    Flag("--api-key-file", "file that contains the key", type=Path, metavar="FILE"),
+    Flag("--allow-unauthenticated", "serve other machines without a key", switch=True),
+    Flag(
+        "--allowed-origins",
+        "pages that may use the API from a browser, such as https://example.org, or '*' for "
+        "all; also a JSON list. Default: none but the pages of this server",
+        metavar="ORIGIN",
+        nargs="+",
+    ),
+    Flag(
+        "--timeout-keep-alive",
+        "time that a connection may wait for its next request; default 75",
+        type=float,
+        metavar="SECONDS",
+    ),
+    Flag(
+        "--shutdown-timeout",
+        "time for requests in flight to finish at shutdown; default 30",
+        type=float,
+        metavar="SECONDS",
+    ),
+    Flag("--log-level", "default warning", choices=LOG_LEVELS),
 )
-CHATS: Group = (
+CHATS = group(
     "chats",
-    (
-        Flag(
-            "--chat-template",
-            "in place of the model's own; also its text itself",
-            metavar="FILE",
-        ),
-        Flag(
-            "--tool-call-parser",
-            "format of tool calls, such as hermes or qwen3_coder; none: calls stay text. "
-            "Default: the one that the chat template shows",
-            metavar="NAME",
-        ),
-        Flag(
-            "--reasoning-parser",
-            "format of reasoning, such as qwen3 or deepseek_r1; none: it stays in the content. "
-            "Default: <think>…</think> if the chat template has it",
-            metavar="NAME",
-        ),
-        Flag(
-            "--ignore-unknown-fields",
-            "log fields of a request that Kiln does not know, instead of refusing it",
-            switch=True,
-        ),
+    Flag("--chat-template", "in place of the model's own; also its text itself", metavar="FILE"),
+    Flag(
+        "--tool-call-parser",
+        "format of tool calls, such as hermes or qwen3_coder; none: calls stay text. "
+        "Default: the one that the chat template shows",
+        metavar="NAME",
+    ),
+    Flag(
+        "--reasoning-parser",
+        "format of reasoning, such as qwen3 or deepseek_r1; none: it stays in the content. "
+        "Default: <think>…</think> if the chat template has it",
+        metavar="NAME",
+    ),
+    Flag(
+        "--ignore-unknown-fields",
+        "log fields of a request that Kiln does not know, instead of refusing it",
+        switch=True,
     ),
 )

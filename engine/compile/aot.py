@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from kiln.engine.compile.inductor import compiling
-from kiln.engine.compile.program import NUM_TOKENS, Piece, Piecewise
+from kiln.engine.compile.program import NUM_TOKENS, Piece, Piecewise, dumps
 from kiln.engine.compile.rebuild import TOKENS, empty, graph_of
 from kiln.engine.errors import PieceError
 
@@ -87,7 +87,7 @@ def _compile(piece: Piece, path: Path) -> None:
 def _prove(piece: Piece, path: Path, device: torch.device) -> None:
     """Run the package in another process. Raises PieceError if it differs, or if that dies."""
     text = path.with_suffix(".json")
-    text.write_text(json.dumps(piece.to_json()))
+    text.write_bytes(dumps(piece))
     paths = json.dumps(sys.path)
     command = [sys.executable, "-P", "-c", _BOOT, paths, str(text), str(path), str(device)]
     try:

@@ -14,7 +14,7 @@ from kiln.engine.compile import aot, inductor
 from kiln.engine.compile.artefacts import Artefacts
 from kiln.engine.compile.keys import piece_ingredients, program_ingredients, target_of
 from kiln.engine.compile.parameters import named_tensors
-from kiln.engine.compile.program import Piece, Piecewise, Program
+from kiln.engine.compile.program import Piece, Piecewise, Program, dumps, loads
 from kiln.engine.compile.split import split
 from kiln.engine.compile.trace import trace
 from kiln.engine.errors import ConfigError
@@ -89,12 +89,13 @@ def build(
 
     def trace_and_split() -> bytes:
         progress("tracing", 0, 1)
-        text = split(trace(model, device)).dumps()
+        text = dumps(split(trace(model, device)))
         progress("tracing", 1, 1)
         return text
 
     ingredients = program_ingredients(model)
-    program = Program.loads(artefacts.get("program of a model", ingredients, trace_and_split))
+    text = artefacts.get("program of a model", ingredients, trace_and_split)
+    program = loads(Program, text)
     functions = []
     for done, piece in enumerate(program.pieces):
         progress(_STAGE, done, len(program.pieces))
@@ -109,7 +110,7 @@ def _function(piece: Piece, device: torch.device, mode: str, artefacts: Artefact
     compiler = _COMPILERS[mode]
     artefact = artefacts.get(
         f"{mode} piece {piece.digest[:12]}",
-        piece_ingredients(piece, mode, inductor.options(), device),
+        piece_ingredients(piece, mode, inductor.OPTIONS, device),
         lambda: compiler.build(piece, device),
     )
     return compiler.load(artefact, device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -18,18 +17,14 @@ from kiln.engine.compile.rebuild import rebuild
 from kiln.engine.errors import PieceError
 
 _ARTEFACT = "artefact"
-# Precompiled headers lie in a folder that may belong to another user, and loading a piece would
-# make them again. One thread: Inductor's pool of compiling processes would outlive the start.
+# Of Inductor and AOTInductor. Precompiled headers lie in a folder that may belong to another user,
+# and loading a piece would make them again. One thread: Inductor's pool of compiling processes
+# would outlive the start.
 OPTIONS = {
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,
     "compile_threads": 1,
 }
-
-
-def options() -> str:
-    """Return the options that Inductor and AOTInductor get, as text."""
-    return json.dumps(OPTIONS, sort_keys=True)
 
 
 def build(piece: Piece, device: torch.device) -> bytes:

@@ -5,9 +5,11 @@ They are exactly what can change the result: no path, no environment, no host na
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +48,7 @@ def program_ingredients(model: Model) -> Ingredients:
 
 
 def piece_ingredients(
-    piece: Piece, backend: str, options: str, device: torch.device
+    piece: Piece, backend: str, options: Mapping[str, object], device: torch.device
 ) -> Ingredients:
     """Return what determines the artefact of a piece. ``options``: those given to the compiler."""
     return (
@@ -54,7 +56,7 @@ def piece_ingredients(
         *_torch_build(),
         ("target", target_of(device)),
         ("instructions", "" if device.type == "cuda" else _cpu_instructions()),
-        ("options", options),
+        ("options", json.dumps(options, sort_keys=True)),
         ("builder", _sources("compile")),
         *(("schema", schema) for schema in schemas_of([call.target for call in piece.calls])),
         ("structure", piece.digest),
@@ -90,10 +92,8 @@ def _triton() -> str:
 def _sources(*folders: str) -> str:
     """Return a digest of the code in some folders of the engine."""
     root = Path(kiln.engine.__file__).parent
-    texts = []
-    for folder in folders:
-        for path in sorted((root / folder).rglob("*.py")):
-            texts.append(f"{path.relative_to(root).as_posix()} {_digest(path.read_text())}")
+    paths = [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    texts = (f"{path.relative_to(root).as_posix()} {_digest(path.read_text())}" for path in paths)
     return _digest("\n".join(texts))
 
 

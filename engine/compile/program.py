@@ -6,15 +6,16 @@ The attention operator runs between the pieces. It reads what earlier pieces com
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 
 from kiln.cache.keys import digest_of
-from kiln.engine.compile.code import Call, assemble
+from kiln.engine.compile.code import Call, Value, assemble
 from kiln.engine.compile.functions import function_of
 from kiln.engine.errors import PieceError
 
@@ -50,22 +51,7 @@ class Piece:
     @cached_property
     def digest(self) -> str:
         """The SHA-256 of its structure: equal pieces compute the same from equal inputs."""
-        return digest_of(_dump(self.to_json())).hex()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the piece as JSON. Raises PieceError if it cannot be saved."""
-        inputs = [[one.dtype, list(one.shape), list(one.stride), one.device] for one in self.inputs]
-        calls = [call.to_json() for call in self.calls]
-        return {"inputs": inputs, "calls": calls, "outputs": list(self.outputs)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> Piece:
-        """Return the piece that ``to_json`` wrote. Raises as ``Program.loads`` does inside."""
-        inputs = tuple(
-            Input(dtype, tuple(shape), tuple(stride), device)
-            for dtype, shape, stride, device in data["inputs"]
-        )
-        return cls(inputs, tuple(map(Call.from_json, data["calls"])), tuple(data["outputs"]))
+        return digest_of(dumps(self)).hex()
 
     def function(self) -> Piecewise:
         """Return a function that runs the piece's calls one by one, as the model itself does."""
@@ -83,24 +69,6 @@ class Program:
     pieces: tuple[Piece, ...]
     steps: tuple[Call, ...]
     output: int
-
-    def dumps(self) -> bytes:
-        """Return the program as JSON text; equal programs give the same bytes."""
-        steps, pieces = [s.to_json() for s in self.steps], [p.to_json() for p in self.pieces]
-        return _dump(
-            {"inputs": list(self.inputs), "pieces": pieces, "steps": steps, "output": self.output}
-        )
-
-    @classmethod
-    def loads(cls, text: bytes) -> Program:
-        """Return the program of ``dumps``. Raises PieceError if the text is no program."""
-        try:
-            data = json.loads(text)
-            pieces = tuple(map(Piece.from_json, data["pieces"]))
-            steps = tuple(map(Call.from_json, data["steps"]))
-            return cls(tuple(data["inputs"]), pieces, steps, data["output"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise PieceError(f"a saved program cannot be read: {error!r}") from error
 
     def bind(
         self, functions: Sequence[Piecewise], weights: Mapping[str, torch.Tensor]
@@ -128,5 +96,74 @@ class Program:
         return run
 
 
-def _dump(data: Any) -> bytes:
-    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+Saved = TypeVar("Saved", Program, Piece)
+
+
+def dumps(part: Program | Piece) -> bytes:
+    """Return a program or a piece as JSON text; equal ones give the same text.
+
+    Raises PieceError if an argument of a call cannot be saved.
+    """
+    return json.dumps(_encode(part), separators=(",", ":")).encode()
+
+
+def loads(kind: type[Saved], text: bytes) -> Saved:
+    """Return the program or piece of ``dumps``. Raises PieceError if the text is none."""
+    try:
+        found = _decode(json.loads(text))
+        if not isinstance(found, kind):
+            raise TypeError(f"want a {kind.__name__}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise PieceError(f"a saved program cannot be read: {error!r}") from error
+    return found
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name!r} is no dtype")
+    return found
+
+
+# What JSON lacks is saved as an object of its kind and its parts, from which this makes it.
+_KINDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "tuple": lambda *parts: parts,
+        "dict": lambda *items: dict(items),
+        "slice": slice,
+        "dtype": _dtype,
+        **{kind.__name__: kind for kind in (Value, Call, Input, Piece, Program)},
+    }
+)
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_encode(part) for part in value]
+    kind, parts = _parts_of(value)
+    return {kind: [_encode(part) for part in parts]}
+
+
+def _parts_of(value: Any) -> tuple[str, Iterable[Any]]:
+    if isinstance(value, tuple):
+        return "tuple", value
+    if isinstance(value, Mapping):
+        return "dict", sorted(value.items())
+    if isinstance(value, slice):
+        return "slice", (value.start, value.stop, value.step)
+    if isinstance(value, torch.dtype):
+        return "dtype", [str(value).removeprefix("torch.")]
+    if type(value) in _KINDS.values():
+        return type(value).__name__, [getattr(value, field.name) for field in fields(value)]
+    raise PieceError(f"a traced model passes {value!r} to an operator, which cannot be saved")
+
+
+def _decode(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_decode(part) for part in data]
+    if not isinstance(data, dict):
+        return data
+    ((kind, parts),) = data.items()
+    return _KINDS[kind](*map(_decode, parts))

@@ -5,7 +5,6 @@ This is a program of its own: a bad package can end the process that loads it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 
 import kiln.engine.lora.operators  # noqa: F401 (registers the operators)
 from kiln.engine.compile.aot import load_package
-from kiln.engine.compile.program import Piece
+from kiln.engine.compile.program import Piece, loads
 from kiln.engine.compile.rebuild import empty
 from kiln.engine.models.registry import known_families
 
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str]) -> str | int:
     ``arguments``: the path of the piece's JSON, that of the package, and the device.
     """
     known_families()  # registers the operators of every model
-    piece = Piece.from_json(json.loads(Path(arguments[0]).read_text()))
+    piece = loads(Piece, Path(arguments[0]).read_bytes())
     device = torch.device(arguments[2])
     with torch.inference_mode():
         run = load_package(Path(arguments[1]), device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import kiln
 
@@ -26,6 +28,15 @@ def module_command(module: str) -> list[str]:
     """
     root = str(Path(kiln.__file__).parents[1])
     return [sys.executable, "-P", "-c", _BOOT.format(module=module), root]
+
+
+def end_process(process: subprocess.Popen[Any], seconds: float) -> int:
+    """Wait some seconds for a process to exit, then kill it; return its exit code."""
+    try:
+        return process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def private_folder() -> Path:

@@ -18,7 +18,7 @@ from typing import Any, TypeVarTuple
 
 from kiln.engine.distributed.calls import encode_call
 from kiln.engine.distributed.channel import Channel, Closed, Kind, listen
-from kiln.engine.distributed.command import module_command, private_folder
+from kiln.engine.distributed.command import end_process, module_command, private_folder
 from kiln.engine.distributed.joining import Member, join
 from kiln.engine.distributed.launched import Launched
 from kiln.engine.distributed.watch import Watch
@@ -170,7 +170,7 @@ class Followers:
         until = time.monotonic() + _STOP_SECONDS
         for member in self._members:
             if member.child is not None:
-                _reap(member.child, until)
+                end_process(member.child, until - time.monotonic())
             else:
                 _await_end(member.life, until)
         for member in self._members:
@@ -186,14 +186,6 @@ class Followers:
             self._abort()
         if self._on_lost is not None:
             self._on_lost(error)
-
-
-def _reap(child: subprocess.Popen[bytes], until: float) -> None:
-    try:
-        child.wait(max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 def _await_end(life: Channel, until: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kiln.engine.config import EngineConfig
 from kiln.engine.config_forms import config_text
-from kiln.engine.distributed.command import module_command, private_folder
+from kiln.engine.distributed.command import end_process, module_command, private_folder
 from kiln.engine.errors import ConfigError
 
 
@@ -68,13 +68,9 @@ class EngineProcess:
         """Wait ``grace`` seconds for the process to exit, then kill it; return its exit code."""
         if self.child.stdin is not None:
             self.child.stdin.close()
-        try:
-            self.child.wait(grace)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
+        code = end_process(self.child, grace)
         shutil.rmtree(self.folder, ignore_errors=True)
-        return self.child.returncode
+        return code
 
 
 def requests_address(folder: Path) -> str:

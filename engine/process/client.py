@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -39,7 +38,7 @@ _REFUSALS = {
     "ContextLengthError": errors.ContextLengthError,
 }  # by the name of the class; others are RequestError
 
-ShowProgress = Callable[[wire.Progress], None]
+ShowProgress = Callable[[str, int, int], None]  # stage, done, total
 
 
 class EngineClient:
@@ -82,12 +81,7 @@ class EngineClient:
             task.add_done_callback(self._ended)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Stop the engine and release everything; open streams end with an error."""
         self._send(wire.Stop())
         self.fail(EngineDeadError("the engine was stopped"))
@@ -115,11 +109,6 @@ class EngineClient:
         if self._info is None:
             raise self._error or EngineDeadError("the engine is still loading the model")
         return self._info
-
-    @property
-    def num_in_flight(self) -> int:
-        """How many requests are in flight."""
-        return len(self._streams)
 
     @property
     def seconds_without_progress(self) -> float:
@@ -211,9 +200,9 @@ class EngineClient:
                     self.adapters.end(message)
                 case wire.Stats(values):
                     self._stats = values
-                case wire.Progress():
+                case wire.Progress(stage, done, total):
                     if self._on_progress is not None:
-                        self._on_progress(message)
+                        self._on_progress(stage, done, total)
                 case wire.Ready(info):
                     self._info = info
                     self._changed.set()

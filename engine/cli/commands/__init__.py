@@ -1,1 +1,1 @@
-"""One module per command; every module in this folder is a command."""
+"""One module or package per command; see ``add_commands``."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from kiln.engine.cli.chatting import Chat, Message
 
-NAME = "chat"
 HELP = "chat in the terminal"
 _COMMAND = re.compile("/[a-z?]+")  # a path has more slashes
 _COMMANDS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-NAME = "doctor"
 HELP = "check this machine: Python, GPU, compilers, kernel cache"
 
 

@@ -13,13 +13,8 @@ if TYPE_CHECKING:
 
     from kiln.cache.env import Variable
 
-NAME = "env"
 HELP = "show every KILN_ environment variable"
 _WIDEST = 100  # columns: longer lines are hard to read
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,7 +22,6 @@ from kiln.engine.cli.options import add_engine_arguments
 from kiln.engine.cli.reply_flags import reply_formats
 from kiln.engine.cli.serve_flags import CHATS, SERVER
 
-NAME = "serve"
 HELP = "serve a model over OpenAI's API"
 
 

@@ -6,12 +6,7 @@ import argparse
 
 import kiln
 
-NAME = "version"
 HELP = "print Kiln's version"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

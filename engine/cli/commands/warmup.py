@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli import exit_codes
-from kiln.engine.cli.targets import add_arch_argument, wanted_archs
+from kiln.engine.cli.targets import add_arch_argument, declared_jobs, wanted_archs
 from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
 
 if TYPE_CHECKING:
-    from kiln.jit_kernels.compile.kernel_cache import KernelCache
     from kiln.jit_kernels.compile.warmup import Job
 
-NAME = "warmup"
 HELP = "compile every kernel into the kernel cache; needs no GPU"
 
 
@@ -63,9 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print the outcome."""
-    from kiln.jit_kernels.compile.warmup import jobs_for
     from kiln.jit_kernels.declare.errors import KernelError
-    from kiln.jit_kernels.registry import all_specs
 
     if args.jobs is not None and args.jobs < 1:
         raise KernelError(f"--jobs {args.jobs}: want 1 or more")
@@ -75,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
-    archs = wanted_archs(args.arch)
     if args.model is None:
-        jobs = jobs_for(all_specs().values(), archs)
+        jobs = declared_jobs(args.arch)
     else:
-        jobs = _jobs_of(args.model, args.kv_cache_dtype, args.tensor_parallel_size or 1, archs)
+        archs, ranks = wanted_archs(args.arch), args.tensor_parallel_size or 1
+        jobs = _jobs_of(args.model, args.kv_cache_dtype, ranks, archs)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
@@ -129,10 +125,12 @@ def _jobs_of(
 
 
 def _build(jobs: list[Job], args: argparse.Namespace) -> int:
+    from kiln.cache.disk.prune import prune_all
     from kiln.engine.cli.kernel_progress import build_with_progress, summarise
     from kiln.jit_kernels.compile.bundling import export_bundle
     from kiln.jit_kernels.compile.open_cache import kernel_cache
     from kiln.jit_kernels.declare.errors import SealedMiss
+    from kiln.jit_kernels.declare.settings import settings
 
     cache = kernel_cache()
     outcomes, seconds = build_with_progress(jobs, cache, args.jobs, quiet=args.json)
@@ -143,7 +141,9 @@ def _build(jobs: list[Job], args: argparse.Namespace) -> int:
         return exit_codes.SEALED_MISS
     if errors:
         return exit_codes.COMPILE_FAILED
-    _prune(cache)
+    if cache.store.writes:  # here no request waits for the pruning
+        env = settings()
+        prune_all(env, env.kernel_cache_max_mb, env.kernel_cache_max_days)
     if args.export is not None:
         done = export_bundle(args.export, jobs, cache)
         if not args.json:
@@ -167,7 +167,6 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     from kiln.engine.models.model_folder import resolve_model_folder
     from kiln.engine.models.registry import read_model
     from kiln.engine.models.split import Split
-    from kiln.engine.process.wire import Progress
     from kiln.engine.runner.device import resolve_device, resolve_dtype
 
     family, config = read_model(resolve_model_folder(args.model))
@@ -176,8 +175,7 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     start, world = time.perf_counter(), args.tensor_parallel_size or 1
     ranks = [Split(rank, world, group_name(world)) for rank in range(world)]
     with closing(LoadingDisplay(quiet=args.json)) as display:
-        show = lambda stage, done, total: display(Progress(stage, done, total))  # noqa: E731
-        ahead = build_ahead(family, config, dtype, device, env, show, ranks)
+        ahead = build_ahead(family, config, dtype, device, env, display, ranks)
     return {
         "pieces": ahead.pieces,
         "piece_artefacts_built": ahead.built,
@@ -185,19 +183,3 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
         "piece_compiler": env.compile,
         "piece_device": str(device),
     }
-
-
-def _prune(cache: KernelCache) -> None:
-    """Prune the user's cache here, where no request waits for it."""
-    from kiln.cache.disk.prune import prune
-    from kiln.cache.disk.root import cache_roots
-    from kiln.jit_kernels.declare.settings import settings
-
-    if cache.store.writes:
-        for root in cache_roots(settings()):
-            prune(
-                root,
-                max_bytes=settings().kernel_cache_max_mb * 10**6,
-                max_days=settings().kernel_cache_max_days,
-                trust=cache.store.trust,
-            )

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from kiln.engine.bench import lora, lora_plot
+from kiln.engine.bench import lora
 from kiln.engine.bench.engine import BenchEngine
 from kiln.engine.bench.report import Report
 from kiln.engine.bench.side_by_side import measure_all
@@ -40,7 +40,7 @@ class Steady(BenchEngine):
 
 
 NAMES = tuple("abcdefgh")
-LOAD = lora.LoRALoad((0, 1, 3, 8), 4, (2, 8), prompt_tokens=20, output_tokens=100)
+LOAD = lora.LoRALoad((2, 8), prompt_tokens=20, output_tokens=100, adapters=(0, 1, 3, 8), rank=4)
 
 
 def ignore(text):
@@ -127,7 +127,7 @@ def test_what_is_not_known_gives_no_number():
 
 def test_an_engine_needs_as_many_adapters_as_a_batch_can_use():
     def most(adapters, sizes):
-        return lora.LoRALoad(adapters, 16, sizes).most
+        return lora.LoRALoad(sizes, 20, 100, adapters, rank=16).most
 
     assert most((0, 1, 8), (1, 64)) == 8
     assert most((0, 8), (4,)) == 1  # of which no request makes use
@@ -159,7 +159,7 @@ def test_the_page_and_the_files(tmp_path):
     assert "| kiln | 8 | without | 10.000 | – | – | 800 | 4.000 | 200 | – |" in page
     assert "| kiln | 8 | 3 | 13.000 | +30.0% | +15.0% | 615 | 4.000 | 203 | – |" in page
     assert "| vllm | 2 | 1 | 13.000 | +30.0% | +5.0% | 154 | 4.000 | 201 | 1.18× |" in page
-    paths = made.write_named(tmp_path, page, lora_plot.draw)
+    paths = made.write_named(tmp_path, page, lora.draw)
     stem = "lora-org-some-gpu"
     assert [path.name for path in paths] == [f"{stem}.json", f"{stem}.md", f"{stem}.png"]
 
@@ -169,7 +169,7 @@ def test_the_plot_has_a_panel_per_batch_size_and_a_bar_per_engine():
 
     rows = measured(Steady(), Steady(adapters=NAMES), Steady("vllm"), Steady("vllm", NAMES))
     figure = Figure()
-    lora_plot.draw(report(rows), "a GPU", figure)
+    lora.draw(report(rows), "a GPU", figure)
     two, eight = figure.axes
     assert [axes.get_title() for axes in (two, eight)] == ["2 requests", "8 requests"]
     assert [label.get_text() for label in eight.get_xticklabels()] == ["0", "1", "3", "8"]
@@ -177,5 +177,5 @@ def test_the_plot_has_a_panel_per_batch_size_and_a_bar_per_engine():
     assert bars == [pytest.approx([0, 10, 30, 80])] * 2
     assert len(two.containers) == 2
     empty = Figure()
-    lora_plot.draw(report(measured(Steady())), "a GPU", empty)  # the run ended before any growth
+    lora.draw(report(measured(Steady())), "a GPU", empty)  # the run ended before any growth
     assert not any(axes.containers for axes in empty.axes)

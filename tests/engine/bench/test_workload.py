@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kiln.engine.bench.floor import decode_bytes
 from kiln.engine.bench.shapes import SHAPES, write_shape
+from kiln.engine.bench.side_by_side import decode_bytes
 from kiln.engine.bench.workload import MixedLoad, equal_prompts, warm_up_load
 from kiln.engine.config import ModelConfig
 from kiln.engine.models.costs import count_parameters, parameters_read

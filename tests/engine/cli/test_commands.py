@@ -16,7 +16,7 @@ from depth import at_depth
 import kiln as package
 from kiln.engine.cli import commands, listen, local_server
 from kiln.engine.cli.main import build_parser
-from kiln.engine.cli.parser import modules_of
+from kiln.engine.cli.parser import commands_of
 from kiln.engine.distributed.command import module_command
 from kiln.engine.process.child import EngineProcess
 
@@ -26,13 +26,13 @@ DEMO = Path(__file__).parents[3] / "engine" / "demo"
 
 
 def test_every_module_of_the_folder_is_a_command():
-    names = [command.NAME for command in modules_of(commands)]
-    folder = Path(modules_of(commands)[0].__file__).parent
-    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert sorted(names) == sorted(modules)
-    assert {"serve", "chat", "doctor", "env", "bench", "version"} <= set(names)
+    found = commands_of(commands)
+    folder = Path(commands.__file__).parent
+    modules = {path.stem for path in folder.iterdir() if not path.stem.startswith("__")}
+    assert sorted(found) == sorted(modules)
+    assert {"serve", "chat", "doctor", "env", "bench", "version"} <= set(found)
     text = build_parser().format_help()
-    assert all(command.HELP in " ".join(text.split()) for command in modules_of(commands))
+    assert all(command.HELP in " ".join(text.split()) for command in found.values())
 
 
 HELP = """

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from kiln.cache.disk.bundle import Bundle, write_bundle
-from kiln.engine.cli import kernel_progress, kernel_verbs
+from kiln.engine.cli import kernel_progress
+from kiln.engine.cli.commands import kernels
 from kiln.engine.cli.main import main
-from kiln.engine.cli.parser import modules_of
+from kiln.engine.cli.parser import commands_of
 from kiln.jit_kernels import implementations, registry
 from kiln.jit_kernels.compile import kernel_cache as cache_module
 from kiln.jit_kernels.compile.open_cache import kernel_cache
@@ -85,8 +86,8 @@ def over(kiln, warm_root):
 
 
 def test_every_module_of_the_folder_is_a_verb():
-    names = {verb.NAME for verb in modules_of(kernel_verbs)}
-    folder = Path(modules_of(kernel_verbs)[0].__file__).parent
+    names = set(commands_of(kernels))
+    folder = Path(kernels.__file__).parent
     assert len(names) == len(list(folder.glob("*.py"))) - 1
     wanted = {"list", "choices", "check", "why", "verify", "prune", "export", "import", "extract"}
     assert wanted <= names
@@ -312,7 +313,7 @@ def test_a_target_is_one_that_a_gpu_has(kiln):
 
 
 def test_help_of_every_verb(kiln):
-    for verb in modules_of(kernel_verbs):
+    for verb in commands_of(kernels):
         with pytest.raises(SystemExit) as caught:
-            main(["kernels", verb.NAME, "--help"])
+            main(["kernels", verb, "--help"])
         assert caught.value.code == 0

@@ -18,7 +18,7 @@ from piece_keys import all_ingredients
 import kiln
 from kiln.engine.compile import compiled_model, keys
 from kiln.engine.compile.keys import piece_ingredients, program_ingredients
-from kiln.engine.compile.program import Piece
+from kiln.engine.compile.program import Piece, dumps, loads
 from kiln.engine.compile.split import split
 from kiln.engine.compile.trace import trace
 from kiln.engine.errors import ConfigError, PieceError, SealedCacheError
@@ -38,10 +38,10 @@ class Compiler:
 
     def build(self, piece, device):
         self.built.append(piece.digest)
-        return json.dumps(piece.to_json()).encode()
+        return dumps(piece)
 
     def load(self, artefact, device):
-        piece = Piece.from_json(json.loads(artefact))
+        piece = loads(Piece, artefact)
         self.loaded.append(piece.digest)
         return piece.function()
 

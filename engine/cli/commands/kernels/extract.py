@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-NAME = "extract"
 HELP = "write one kernel's cubin to a file"
 
 

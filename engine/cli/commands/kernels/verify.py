@@ -12,7 +12,6 @@ import json
 from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import declared_jobs
 
-NAME = "verify"
 HELP = "check every entry of the kernel cache; --rebuild compiles again and compares"
 
 

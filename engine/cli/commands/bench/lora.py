@@ -22,7 +22,6 @@ from kiln.engine.errors import ConfigError
 if TYPE_CHECKING:
     from kiln.engine.bench.lora import LoRALoad
 
-NAME = "lora"
 HELP = "what LoRA adapters add to the time of a decode step"
 
 
@@ -44,16 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure Kiln without and with adapters, then the baseline. Raises KilnError."""
-    from kiln.engine.bench import lora, lora_plot
+    from kiln.engine.bench import lora
     from kiln.engine.bench.choice import by_product, kiln_and
     from kiln.engine.bench.kiln_engine import MustFit
     from kiln.engine.bench.lora_adapters import RandomAdapter
     from kiln.engine.bench.side_by_side import measure_all
 
     load = _load(args)
-    room = MustFit(load.steps.largest, load.steps.longest)
+    room = MustFit(load.largest, load.longest)
     with (
-        measuring(args, load.steps.largest, load.steps.longest) as (subject, python, tell),
+        measuring(args, load.largest, load.longest) as (subject, python, tell),
         tempfile.TemporaryDirectory(prefix="kiln-bench-lora-") as parent,
     ):
         config = subject.config
@@ -78,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
         measured.rows, lambda number: subject.copy_ms(number * adapter.num_bytes) if known else None
     )
     about = asdict(load) | {
-        "context": load.steps.context,
+        "context": load.context,
         "num_adapters": load.most,
         "adapter_bytes": adapter.num_bytes,
     }
-    return finish(args, subject, measured, about, lora.markdown, lora_plot.draw)
+    return finish(args, subject, measured, about, lora.markdown, lora.draw)
 
 
 def _load(args: argparse.Namespace) -> LoRALoad:
@@ -90,11 +89,11 @@ def _load(args: argparse.Namespace) -> LoRALoad:
     from kiln.engine.bench.lora import LoRALoad
 
     load = LoRALoad(
-        args.adapters, args.rank, args.batch_sizes, args.prompt_tokens, args.output_tokens
+        args.batch_sizes, args.prompt_tokens, args.output_tokens, args.adapters, args.rank
     )
     if load.most == 0:
         raise ConfigError(
             f"--adapters {min(args.adapters)}: a request has one adapter, and --batch-sizes has at "
-            f"most {load.steps.largest} requests: give a larger batch, or fewer adapters"
+            f"most {load.largest} requests: give a larger batch, or fewer adapters"
         )
     return load

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 
-NAME = "prune"
 HELP = "remove entries unused for long, and keep the kernel cache below a size"
 
 
@@ -20,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prune, and print what was removed."""
-    from kiln.cache.disk.prune import prune
-    from kiln.cache.disk.root import cache_roots, trust_of
+    from kiln.cache.disk.prune import prune_all
     from kiln.jit_kernels.declare.errors import KernelError
     from kiln.jit_kernels.declare.settings import settings
 
@@ -30,16 +28,7 @@ def run(args: argparse.Namespace) -> int:
     days = env.kernel_cache_max_days if args.max_days is None else args.max_days
     if not megabytes >= 0 or not days >= 0:
         raise KernelError(f"--max-mb {megabytes} --max-days {days}: want 0 or more")
-    done = [
-        prune(
-            root,
-            max_bytes=int(megabytes * 10**6),
-            max_days=days,
-            dry_run=args.dry_run,
-            trust=trust_of(env),
-        )
-        for root in cache_roots(env)
-    ]
+    done = prune_all(env, megabytes, days, dry_run=args.dry_run)
     removed = [one for part in done for one in part.removed]
     if args.dry_run:
         for one in removed:

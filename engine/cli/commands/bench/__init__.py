@@ -7,20 +7,7 @@ HTTP. ``kernels``: each kernel's time, its fraction of the roofline, and the sam
 implementations.
 """
 
-from __future__ import annotations
-
-import argparse
-
-from kiln.engine.cli import bench_kinds
-from kiln.engine.cli.parser import add_commands
-
-NAME = "bench"
 HELP = (
     "benchmark decode steps, LoRA adapters, prefill, throughput, serving over HTTP, or every kernel"
 )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the kinds: the modules in bench_kinds/, structured like the commands."""
-    kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
-    add_commands(kinds, bench_kinds)
+SUBCOMMANDS = {"title": "kinds", "metavar": "KIND", "dest": "kind"}

@@ -17,7 +17,6 @@ from kiln.engine.cli.targets import add_arch_argument, declared_jobs
 if TYPE_CHECKING:
     from kiln.jit_kernels.compile.warmup import Job
 
-NAME = "list"
 HELP = "every kernel: compiled variants, registers, shared memory, spills"
 _WIDTH_WITH_TEMPLATES = 110  # characters
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from kiln.engine.cli.targets import add_arch_argument, declared_jobs
 
-NAME = "export"
 HELP = "write the kernels of the cache to a sealed bundle"
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 
 from kiln.engine.cli.bench_model import add_bench_arguments, add_step_arguments, finish, measuring
 
-NAME = "latency"
 HELP = "the time of a decode step at several batch sizes"
 
 

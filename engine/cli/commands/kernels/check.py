@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-NAME = "check"
 HELP = "run a kernel's own source on the CPU under the race and bounds checker"
 
 

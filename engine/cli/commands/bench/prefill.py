@@ -12,7 +12,6 @@ from dataclasses import replace
 from kiln.engine.cli.bench_model import add_bench_arguments, finish, measuring
 from kiln.engine.cli.numbers import batches, counts
 
-NAME = "prefill"
 HELP = "prompt tokens per second by prompt length and token budget"
 
 

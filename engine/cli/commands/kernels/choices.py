@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-NAME = "choices"
 HELP = "which implementation runs for each family, and why"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take no arguments."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,7 +26,6 @@ from kiln.engine.errors import ConfigError
 if TYPE_CHECKING:
     from kiln.engine.bench.load_client import Arrivals
 
-NAME = "serving"
 HELP = "a server under concurrent streams"
 _CONCURRENCY = 16
 
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         "arrivals": serving.describe(arrivals),
     }
     about = {"model": served_name(args), "device": args.device or "auto"}
-    report = Report(NAME, command_line("kiln"), with_ratio(rows), load, about)
+    report = Report(args.kind, command_line("kiln"), with_ratio(rows), load, about)
     text = serving.markdown(report)
     files = partial(report.write_named, text=text, draw=draw_throughput)
     return write_out(args, report, text, files)

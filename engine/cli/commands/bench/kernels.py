@@ -13,7 +13,6 @@ from kiln.engine.errors import ConfigError
 if TYPE_CHECKING:
     from kiln.jit_kernels.declare.spec import KernelSpec
 
-NAME = "kernels"
 HELP = "every kernel: time, fraction of the roofline"
 
 

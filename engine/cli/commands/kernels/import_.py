@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-NAME = "import"
 HELP = "copy the kernels of a bundle to the kernel cache"
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from kiln.engine.cli.bench_model import add_bench_arguments, finish, measuring
 from kiln.engine.cli.numbers import count, count_range
 
-NAME = "offline"
 HELP = "output tokens per second of requests of random lengths, all submitted at once"
 
 

@@ -6,7 +6,6 @@ import argparse
 
 from kiln.engine.cli.targets import add_arch_argument, specs_named, wanted_archs
 
-NAME = "why"
 HELP = "where a kernel is loaded from, or how its key differs from the nearest cache entry"
 
 
