@@ -190,7 +190,7 @@ def moved_inputs(monkeypatch):
 
     def make(real):
         def send(self, batch):
-            self._message = torch.zeros_like(self._message)
+            self.message = torch.zeros_like(self.message)
             real(self, batch)
 
         return send
