@@ -13,7 +13,7 @@ from kiln.jit_kernels.ops.speculative.functions import propose_ngram
 Propose = Callable[[Batch], None]
 """Writes ``inputs.drafts`` and ``inputs.num_drafts`` of a step's rows, behind its samples.
 
-It runs on all ranks alike, and only for steps that sample. How many drafts are wanted is in the
+It runs on all ranks alike, and only behind steps that sample and want drafts. How many is in the
 step's message.
 """
 

@@ -256,7 +256,7 @@ class Executor:
         return None if sampled is None else sampled._replace(reports=step.reports)
 
     def _propose_after(self, batch: Batch) -> None:
-        if self.propose is not None and batch.num_samples:
+        if self.propose is not None and batch.wanted_drafts and batch.num_samples:
             self.propose(batch)
 
     def _run_in_graph(self, key: GraphKey, batch: Batch) -> torch.Tensor:

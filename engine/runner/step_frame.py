@@ -17,7 +17,7 @@ from kiln.engine.graphs.runner import VARIANTS, GraphKey
 from kiln.engine.requests.batch import Batch, ScheduledRequest
 from kiln.engine.requests.request import PromptPart
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.jit_kernels.ops.step.message import records_of
+from kiln.jit_kernels.ops.step.message import WANTED, records_of
 
 _HEADER, _LISTS = 5, 4
 _EDITED, _PLAIN, _LATE = range(3)
@@ -77,7 +77,8 @@ def decode(content: bytes) -> StepFrame:
     )
     requests = tuple(map(ScheduledRequest._make, zip(*columns, strict=True)))
     key = None if tokens < 0 else GraphKey(tokens, rows, bool(is_decode), VARIANTS[variant])
-    return StepFrame(Batch(requests), key, message)
+    wanted = int(message[message[WANTED]]) if message[WANTED] else 0
+    return StepFrame(Batch(requests, wanted), key, message)
 
 
 def _part(offset: int, number: int) -> PromptPart | None:

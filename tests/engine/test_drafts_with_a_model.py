@@ -99,7 +99,7 @@ class Drafter:
         if not by_host:
             core.runner.executor.propose = self.propose_after
 
-    wanted = 0
+    wanted = DRAFTS  # of the device; those of the host need none
 
     def begin(self, num_rows, *, with_prompts):
         pass

@@ -64,6 +64,8 @@ def test_tokens_are_those_without_drafts(random_llama, wanted, environment, flag
     found, stats = answers(random_llama[1], speculative_config=NGRAM, **flags)
     assert found == wanted
     assert 0 < stats.spec_decode_num_accepted_tokens <= stats.spec_decode_num_draft_tokens
+    if "disable_overlap_schedule" not in flags:
+        assert stats.steps_not_ahead <= 1 + 0.02 * stats.steps
 
 
 ALLOWED = [7, 8, 9]

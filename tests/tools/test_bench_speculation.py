@@ -8,7 +8,7 @@ import bench_speculation
 
 
 def test_a_text_that_repeats_itself_takes_fewer_steps(monkeypatch, tmp_path):
-    flags = "--model tiny --rows 1 2 --tokens 40 --repeats 2".split()
+    flags = ["--model", "tiny", "--rows", "1", "2", "--tokens", "40", "--repeats", "2"]
     monkeypatch.setattr("sys.argv", ["bench_speculation.py", *flags, "--output", str(tmp_path)])
     bench_speculation.main()
     record = json.loads((tmp_path / "speculation-tiny.json").read_text())
