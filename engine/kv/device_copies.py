@@ -12,6 +12,8 @@ from kiln.engine.errors import ConfigError
 from kiln.engine.kv.pool import KVPool
 
 _IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices
+_BLOCKS = 32  # of one call: while the driver queues copies, other threads may have to wait
 
 
 class _Attributes(ctypes.Structure):
@@ -50,7 +52,8 @@ class DeviceCopies:
             device = self._places + self._steps * torch.tensor(blocks)[:, None]
             host = self._offsets + self._addresses[torch.tensor(slots)][:, None]
             to, source = (host, device) if to_host else (device, host)
-            self._copy_batch(to, source, self._steps.repeat(len(blocks), 1))
+            for one, other in zip(to.split(_BLOCKS), source.split(_BLOCKS), strict=True):
+                self._copy_batch(one, other, self._steps.repeat(len(one), 1))
         ended = torch.cuda.Event(blocking=True)
         ended.record(self._stream)
         ended.synchronize()
@@ -95,9 +98,11 @@ def _batched_copy() -> Any:
     return getattr(ctypes.CDLL("libcuda.so.1"), "cuMemcpyBatchAsync", None)
 
 
-def page_lock(memory: torch.Tensor) -> None:
+def page_lock(memory: torch.Tensor, device: torch.device) -> None:
     """Page-lock host memory, which then must not be freed before ``unlock``. Raises ConfigError."""
-    error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    with torch.cuda.device(device):  # else it could open a context on another one
+        cudart = torch.cuda.cudart()
+        error = cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE)
     if int(error):
         raise ConfigError(
             f"kv_offload_gib: {memory.numel() / 2**30:.3g} GiB of host memory could not be "

@@ -118,7 +118,7 @@ def _allocate(
                 f"lower it ({error})"
             ) from error
         if pool.planes.is_cuda:
-            page_lock(piece)
+            page_lock(piece, pool.planes.device)
             locked.append(piece.data_ptr())
         slots += piece
         report(done + 1, num_pieces)
