@@ -224,10 +224,9 @@ def test_a_copy_that_fails_is_forgotten_and_its_blocks_are_computed(fake_runner,
 
 @pytest.mark.parametrize("what", ["abort", "reset", "clear"])
 def test_what_ends_a_load_early_loses_no_block(fake_runner, what):
-    runner = with_host(fake_runner(num_blocks=8), latest=0)
+    runner = with_host(fake_runner(num_blocks=14), latest=0)  # there is room beside the load
     core = make_core(runner)
     turn(core, 1, max_tokens=8)
-    runner.host_blocks._latest = 0
     core.add(request("long", [9] * 3, max_tokens=12))
     core.step()
     runner.host_blocks._chance.randint = lambda low, high: 30
@@ -266,4 +265,35 @@ def test_a_request_does_not_load_for_ever(fake_runner):
     assert kv.prefix(waiting).blocks == []
     while core.has_work:
         core.step()
+    check(core)
+
+
+def test_if_nothing_else_runs_the_engine_waits_for_a_load(fake_runner):
+    runner = with_host(fake_runner(num_blocks=8), latest=0)
+    core = make_core(runner)
+    turn(core, 1, max_tokens=8)
+    runner.host_blocks._latest = 10**9
+    runner.host_blocks._chance.seed(0)
+    core.add(request("again", PROMPTS[0]))
+    outputs = [output for _ in range(4) for output in core.step()]
+    assert [output.num_cached_tokens for output in outputs] == [20]
+
+
+def test_blocks_of_a_load_make_way_for_who_is_ahead_but_not_for_who_waits_for_them(fake_runner):
+    core = make_core(with_host(fake_runner(num_blocks=8), latest=0))
+    turn(core, 1, max_tokens=8)
+    kv = core.scheduler.kv
+    for name, prompt in (("again", PROMPTS[0]), ("ahead", [9] * 24)):
+        core.add(request(name, prompt))
+    again, ahead = core.scheduler.requests.values()
+    assert kv.prefix(again) is None
+    kv.collect(wait=True)
+    assert (kv.pool.num_held, kv.is_loading) == (5, False)
+    prefix = kv.prefix(again)
+    assert len(prefix.blocks) == 5
+    assert kv.fits(again, prefix, spare_blocks=2)
+    assert not kv.fits(again, prefix, spare_blocks=3)
+    assert kv.pool.num_held == 5
+    assert kv.fits(ahead, kv.prefix(ahead), spare_blocks=2)
+    assert kv.pool.num_held == 0
     check(core)
