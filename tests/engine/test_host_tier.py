@@ -187,11 +187,14 @@ def test_a_block_that_is_on_the_host_is_not_stored_again(fake_runner):
 
 
 def test_the_least_recently_used_slots_are_replaced(fake_runner):
-    core = make_core(with_host(fake_runner(num_blocks=8), num_slots=16))
-    turn(core, 1, names=[0, 1], max_tokens=8)
-    turn(core, 2, names=[0, 2, 3], max_tokens=8)  # the first one was used again
-    assert turn(core, 3, names=[3, 2]) == [20, 20]
-    assert turn(core, 4, names=[1]) == [0]
+    core = make_core(with_host(fake_runner(num_blocks=16), num_slots=23, latest=0))
+    turn(core, 1, names=[0, 1], max_tokens=8)  # 7 full blocks each
+    assert turn(core, 2, names=[0]) == [20]  # the device has them
+    assert core.stats().kv_offload_loaded_blocks == 0
+    turn(core, 3, names=[2, 3], max_tokens=8)
+    assert turn(core, 4, names=[0]) == [20]
+    assert core.stats().kv_offload_loaded_blocks >= 4
+    assert turn(core, 5, names=[1]) == [0]
 
 
 def test_equal_requests_load_their_blocks_once(fake_runner):

@@ -105,3 +105,18 @@ def test_a_block_is_not_indexed_behind_one_that_is_forgotten():
     index.add(Tail(0, -1, (0, None)), [b"x"], [2])
     assert index.add(first, [b"y"], [1]) is None
     assert index.find((0, None), [b"x", b"y"])[0] == [2]
+
+
+def test_contents_that_are_computed_again_are_found_in_their_new_block():
+    index, root = PrefixIndex(3, 2), Tail(0, -1, ROOTS[0])
+    first = index.add(root, [b"x"], [2])
+    index.pair(2, 3)
+    assert index.find(ROOTS[0], [b"x"])[0] == [2]
+    index.forget(2)
+    assert index.find(ROOTS[0], [b"x"])[0] == [3]
+    again = index.add(root, [b"x"], [1])
+    assert (again.block, again.uid) == (1, first.uid)
+    assert index.find(ROOTS[0], [b"x"])[0] == [1]
+    assert (index.twin(1), index.twin(3)) == (3, 1)
+    index.forget(3)
+    assert (index.find(ROOTS[0], [b"x"])[0], index.twin(1)) == ([1], -1)
