@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Literal, get_args
 
@@ -66,6 +67,7 @@ class KVConfig:
     kv_memory_gib: float | None = None  # GiB for the pool
     kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's dtype; the others: 8-bit floats
     enable_prefix_caching: bool = True  # requests share the blocks of equal beginnings
+    kv_offload_gib: float = 0.0  # GiB of host memory, of all ranks, for blocks that were evicted
 
     def __post_init__(self) -> None:
         """Check the ranges. Raises ConfigError."""
@@ -79,6 +81,9 @@ class KVConfig:
             _require(0 < share <= 1, "gpu_memory_utilization", share, "above 0 and at most 1")
         if memory is not None:
             _require(memory > 0, "kv_memory_gib", memory, "above 0")
+        host, caching = self.kv_offload_gib, self.enable_prefix_caching
+        _require(0 <= host < math.inf, "kv_offload_gib", host, "0 or more GiB")
+        _require(caching or not host, "kv_offload_gib", host, "0 without enable_prefix_caching")
         dtype = self.kv_cache_dtype
         wanted = f"one of {', '.join(KV_CACHE_DTYPES)}"
         _require(dtype in KV_CACHE_DTYPES, "kv_cache_dtype", dtype, wanted)

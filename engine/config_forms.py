@@ -39,6 +39,7 @@ class Settings(TypedDict, total=False):
     kv_memory_gib: float | None
     kv_cache_dtype: KVCacheDType
     enable_prefix_caching: bool
+    kv_offload_gib: float
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_chunk_tokens: int | None

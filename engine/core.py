@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import DeviceError, KilnError, RequestError
 from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.kv.host_tier import HostTier
 from kiln.engine.kv.manager import KVManager
 from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.lora.slots import AdapterSlots
@@ -73,13 +74,15 @@ class EngineCore:
         self.config = replace(config, scheduler=limits)
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
-        slots = AdapterSlots(self.runner.adapter_store)
+        slots, host = AdapterSlots(self.runner.adapter_store), self.runner.host_blocks
+        pool = BlockPool(self.runner.num_blocks, 0 if host is None else host.num_slots)
         self.scheduler = Scheduler(
             limits,
             KVManager(
-                BlockPool(self.runner.num_blocks),
+                pool,
                 config.kv.block_size,
                 caching=config.kv.enable_prefix_caching,
+                tier=None if host is None else HostTier(host, pool),
             ),
             max_model_len=self.runner.max_model_len,
             eos_token_ids=eos,
@@ -107,8 +110,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running, or a step is in flight."""
-        return bool(self._in_flight) or self.scheduler.has_work
+        """Whether any request waits or runs, or a step or a load from the host is in flight."""
+        return bool(self._in_flight) or self.scheduler.has_work or self.scheduler.kv.is_loading
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that can never be served. Raises RequestError."""
@@ -132,6 +135,7 @@ class EngineCore:
         """Drop every request at once and free its blocks."""
         with self._changing():
             self.scheduler.clear()
+            self.scheduler.kv.give_way()
             self._in_flight.clear()
 
     def reset_prefix_cache(self) -> None:
@@ -179,10 +183,12 @@ class EngineCore:
 
     def _step(self) -> list[TokenOutput]:
         outputs: list[TokenOutput] = []
+        self.scheduler.kv.collect()
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
-            # Perhaps all waiting requests wait for an adapter that is being copied to the device.
+            # Perhaps all waiting requests wait for an adapter or for blocks that are being copied.
             self.scheduler.adapters.collect(wait=True)
+            self.scheduler.kv.collect(wait=True)
         for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
             self.scheduler.abort(failed.request_id)
             outputs.append(failed)
@@ -277,7 +283,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
         scheduler, graphs, drafter = self.scheduler, self.runner.graph_counts(), self._drafter
-        slots = scheduler.adapters
+        slots, tier = scheduler.adapters, scheduler.kv.tier
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -286,6 +292,9 @@ class EngineCore:
             kv_blocks_total=scheduler.kv.pool.num_blocks,
             prefix_cache_queries=scheduler.kv.num_queried,
             prefix_cache_hits=scheduler.kv.num_hit,
+            kv_offload_blocks=0 if tier is None else tier.num_used,
+            kv_offload_stored_blocks=0 if tier is None else tier.num_stored,
+            kv_offload_loaded_blocks=0 if tier is None else tier.num_loaded,
             preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,

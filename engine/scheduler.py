@@ -14,8 +14,8 @@ advance a request as if all were accepted, and ``commit`` takes back those that 
     blocks run out     the last of the running requests is preempted
     admission          in the order of the policy, with the rest; never in a step that preempted
     LoRA adapters      a request whose adapter has no slot is passed over, for a bounded time
-    prefix caching     blocks that others have computed count as computed; a request most of whose
-                       prompt a running one computes is passed over until that has done so
+    prefix caching     blocks that others have computed count as computed; passed over are requests
+                       most of whose prompt a running one computes, or the host tier copies
 
 ``requests.waiting`` keeps waiting and running requests in the order of the policy. The first rule
 holds because a request is admitted only if the running ones leave some budget, and each of these
@@ -23,8 +23,8 @@ leaves a token to every one behind it. A running request keeps its adapter's slo
 evicted that a running request or a launched step uses.
 
 Every request is admitted at last: finitely many overtake it, and the first that is not passed over
-waits only for what the running ones return, of which the first is never preempted. One that is
-passed over gets its slot in the end, as AdapterSlots shows.
+waits only for what the running ones return, of which the first is never preempted. AdapterSlots and
+HostTier show that none is passed over for ever.
 """
 
 from __future__ import annotations
@@ -249,12 +249,12 @@ class Scheduler:
                 if slot is None:
                     continue
                 request.adapter_slot = slot
-            prefix = self.kv.prefix(request)
+            prefix = self.kv.prefix(request, spare := len(self.running))
             if prefix is None:
                 continue
             # All of its tokens must fit now, although only a chunk takes blocks, and each running
             # request keeps a spare block. Else it could be preempted before its first output token.
-            if self.running and not self.kv.fits(request, prefix, len(self.running)):
+            if (spare or self.kv.is_loading) and not self.kv.fits(request, prefix, spare):
                 break
             is_first = request.begin(self._free_rows.pop())
             self.kv.begin(request, prefix, is_first=is_first)

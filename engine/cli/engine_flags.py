@@ -58,6 +58,13 @@ KV = group(
         "kv.enable_prefix_caching",
         switch=False,
     ),
+    Flag(
+        "--kv-offload-gib --kv-offloading-size",
+        "host memory, of all ranks together, for keys and values that no longer fit on the "
+        "device; they are copied back when a request begins with the same tokens; default 0",
+        "kv.kv_offload_gib",
+        metavar="GIB",
+    ),
 )
 SCHEDULER = group(
     "scheduler",

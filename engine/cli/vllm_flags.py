@@ -31,7 +31,6 @@ _REASONS = {
     "--swap-space": "a preempted request is computed again, not swapped; leave it out",
     "--cpu-offload-gb": "weights stay on the device",
     "--kv-cache-memory-bytes": "use --num-kv-blocks, or --gpu-memory-utilization",
-    "--kv-offloading-size": "the KV pool stays on the device",
     "--calculate-kv-scales": "an 8-bit KV pool needs no scales here",
     "--kv-transfer-config": "prefill and decode run in one engine",
     "--kv-events-config": "it publishes no events of the KV pool",

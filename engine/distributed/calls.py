@@ -1,7 +1,7 @@
 """Calls from rank 0 to the other ranks: the name of a method and its arguments, as JSON.
 
 A follower lists the methods that rank 0 may call. It runs no others, and none with arguments of
-other types than the method declares: ``str``, ``int`` or ``float``.
+other types than the method declares: ``str``, ``int``, ``float`` or ``list[int]``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any, get_type_hints
 
-_TYPES = {str: (str,), int: (int,), float: (float, int)}  # declared, and what a call may give
+# Declared, and what a call may give.
+_TYPES = {str: (str,), int: (int,), float: (float, int), list[int]: (list,)}
 _SHOWN = 80  # characters of a call in a message
 
 
@@ -37,13 +38,20 @@ class Calls:
                 " do all ranks run the same version of Kiln?"
             )
         method, declared = self._methods[name]
-        if len(arguments) != len(declared) or not all(
-            type(given) in _TYPES[wanted]
-            for given, wanted in zip(arguments, declared.values(), strict=True)
-        ):
-            wants = ", ".join(f"{one}: {kind.__name__}" for one, kind in declared.items())
+        if len(arguments) != len(declared) or not all(map(_has_type, arguments, declared.values())):
+            wants = ", ".join(f"{one}: {_name(kind)}" for one, kind in declared.items())
             raise ValueError(f"rank 0 calls {call}, and this rank has {name}({wants})")
         method(*arguments)
+
+
+def _has_type(given: object, wanted: Any) -> bool:
+    if isinstance(given, list) and not all(type(one) is int for one in given):
+        return False
+    return type(given) in _TYPES[wanted]
+
+
+def _name(kind: Any) -> str:
+    return str(kind) if kind == list[int] else str(kind.__name__)
 
 
 def _parameters(method: Callable[..., object]) -> dict[str, Any]:

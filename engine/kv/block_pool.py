@@ -17,12 +17,12 @@ class BlockPool:
 
     Free blocks are allocated first, then idle ones, the least recently used first. The pool knows
     no requests and no tensors: the scheduler assigns blocks to requests, and the runner owns the
-    tensors that the ids index.
+    tensors that the ids index. ``num_slots``: host slots of the host tier, which the index knows.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int = 0) -> None:
         self.num_blocks = num_blocks
-        self.index = PrefixIndex(num_blocks)
+        self.index = PrefixIndex(num_blocks, num_slots)
         # Last in, first out: a block freed just now is the most likely to be in a hardware cache.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # the least recently used first

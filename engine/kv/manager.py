@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from kiln.engine.errors import too_long
 from kiln.engine.kv.block_pool import BlockPool
+from kiln.engine.kv.host_tier import HostTier
 from kiln.engine.requests.prefix import Key, Tail
 from kiln.engine.requests.request import Request
 
@@ -27,10 +28,19 @@ class KVManager:
     that needed them fails: the next ``extend`` reuses them. With ``caching``, full blocks are
     indexed once they are computed, and requests that begin with the same tokens share them. At
     least the last token of a request is always computed, so nothing writes to a shared block.
+    With a ``tier`` those that were evicted come back from the host.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, *, caching: bool = False) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        caching: bool = False,
+        tier: HostTier | None = None,
+    ) -> None:
         self.pool = pool
+        self.tier = tier
         self.block_size = block_size
         self.caching = caching
         self._computing: dict[Key, Request] = {}  # by the next full block of their prompts
@@ -40,6 +50,11 @@ class KVManager:
     def capacity(self) -> int:
         """The capacity of the pool in tokens."""
         return self.pool.num_blocks * self.block_size
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether blocks are on their way from the host."""
+        return self.tier is not None and self.tier.is_loading
 
     def check(self, num_tokens: int) -> None:
         """Refuse a prompt that does not fit in the whole pool. Raises ContextLengthError."""
@@ -52,13 +67,19 @@ class KVManager:
             )
 
     def room(self, request: Request) -> int:
-        """Return how many tokens fit in a request's own blocks plus the available ones."""
+        """Return how many tokens fit in a request's own blocks plus the available ones.
+
+        If there are none, blocks that are held for waiting requests become available.
+        """
+        if self.tier is not None and not self.pool.num_available:
+            self.tier.give_way(wait=True)
         return (len(request.block_ids) + self.pool.num_available) * self.block_size
 
-    def prefix(self, request: Request) -> Prefix | None:
+    def prefix(self, request: Request, spare_blocks: int = 0) -> Prefix | None:
         """Return the longest known beginning of a waiting request.
 
-        None: a running request computes most of what this one needs; ask again after its step.
+        None: a running request computes most of what this one needs, or it is on its way from the
+        host; ask again after a step. Nothing is loaded that does not fit, as for ``fits``.
         """
         if not self.caching:
             return Prefix([], None)
@@ -66,15 +87,22 @@ class KVManager:
             return None
         wanted = self._pieces(request, 0, request.num_cacheable // self.block_size)
         blocks, tail = self.pool.index.find(request.prefix.root, wanted)
+        if self.tier is not None and (known := self.tier.num_on_device(blocks)) < len(blocks):
+            if self._awaits_host(request, blocks, known, spare_blocks):
+                return None
+            blocks = blocks[:known]
+            tail = self.pool.index.tail(request.prefix.root, blocks)
         if tail.length < len(wanted) and self._finds_leader(request, tail, wanted):
             return None
         return Prefix(blocks, tail)
 
     def fits(self, request: Request, prefix: Prefix, spare_blocks: int) -> bool:
         """Whether a waiting request's tokens fit and leave ``spare_blocks`` blocks available."""
-        missing = self._blocks_for(len(request.token_ids)) - len(prefix.blocks)
-        idle = self.pool.count_idle(prefix.blocks)
-        return missing + idle + spare_blocks <= self.pool.num_available
+        wanted = self._blocks_for(len(request.token_ids)) - len(prefix.blocks) + spare_blocks
+        while wanted + self.pool.count_idle(prefix.blocks) > self.pool.num_available:
+            if self.tier is None or not self.tier.give_way(request):
+                return False
+        return True
 
     def begin(self, request: Request, prefix: Prefix, *, is_first: bool = True) -> None:
         """Give a request that begins to run its known blocks, which count as computed.
@@ -82,6 +110,9 @@ class KVManager:
         ``is_first``: it was not preempted before.
         """
         self.pool.share(prefix.blocks)
+        if self.tier is not None:
+            self.tier.drop(request)
+            request.prefix.num_loads = 0
         request.block_ids = [*prefix.blocks]
         request.num_computed_tokens = len(prefix.blocks) * self.block_size
         if prefix.tail is None:
@@ -107,12 +138,18 @@ class KVManager:
         tail, end = request.prefix.tail, num_tokens // self.block_size
         if tail is not None and tail.length < end:
             pieces = self._pieces(request, tail.length, end)
-            tail = self.pool.index.add(tail, pieces, request.block_ids[tail.length : end])
+            blocks = request.block_ids[tail.length : end]
+            tail = self.pool.index.add(tail, pieces, blocks)
+            if self.tier is not None:
+                self.tier.keep(blocks)
         self._follow(request, tail)
 
     def release(self, request: Request) -> None:
         """Free all blocks of a request; of what stays known, its end is the first to go."""
         self.pool.free(reversed(request.block_ids))
+        if self.tier is not None:
+            self.tier.drop(request)
+            self.tier.touch(reversed(request.block_ids))
         request.block_ids = []  # a new list: the running batch still reads the old one
         self._follow(request, None)
 
@@ -120,12 +157,44 @@ class KVManager:
         """Forget what all blocks hold. Requests keep their own."""
         for request in tuple(self._computing.values()):
             self._follow(request, None)
+        if self.tier is not None:
+            self.tier.forget_all()
         self.pool.forget_all()
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Take note of blocks that have come from the host, and store others there.
+
+        With ``wait``, first wait until some have come, if any are on their way.
+        """
+        if self.tier is not None:
+            self.tier.collect(wait=wait)
+
+    def give_way(self) -> None:
+        """Hold no blocks for waiting requests; first wait for those that are on their way."""
+        if self.tier is not None:
+            self.tier.give_way(wait=True)
 
     def clear(self) -> None:
         """Make every block free, whoever held it."""
-        self.pool = BlockPool(self.pool.num_blocks)
+        self.pool = BlockPool(self.pool.num_blocks, 0 if self.tier is None else self.tier.num_slots)
+        if self.tier is not None:
+            self.tier.restart(self.pool)
         self._computing.clear()
+
+    def _awaits_host(
+        self, request: Request, places: list[int], known: int, spare_blocks: int
+    ) -> bool:
+        """Whether a request's blocks behind the ``known`` ones come from the host, from now on."""
+        assert self.tier is not None
+        rest = places[known:]
+        if self.tier.is_coming(rest):
+            return True
+        if not self.tier.is_worth_loading(request, rest):
+            return False
+        if not self.fits(request, Prefix(places[:known], None), spare_blocks):
+            return False
+        self.tier.load(request, places)
+        return True
 
     def _finds_leader(self, request: Request, tail: Tail, wanted: Sequence[bytes]) -> bool:
         """Find a request that computes at least half of what this one lacks, and await it."""

@@ -31,7 +31,9 @@ class KVPool:
     Slot ``s`` is position ``s % block_size`` of block ``s // block_size``. By default the heads of
     a slot are contiguous, for torch's gathers. With ``by_head`` the tokens of a head in a block are
     contiguous, keys next to values, so kernels read long runs. ``token_ids`` int32 [num_slots] are
-    the tokens in the slots. Raises torch's RuntimeError if memory runs out.
+    the tokens in the slots. ``planes`` uint8 [num_planes, num_blocks, num_bytes] is the memory of
+    keys and values: a block is one run of it in each plane. ``token_bytes`` uint8 [num_blocks,
+    num_bytes] is that of the tokens. Raises torch's RuntimeError if memory runs out.
     """
 
     def __init__(
@@ -53,7 +55,10 @@ class KVPool:
         else:
             sizes = (layers, 2, num_blocks, block_size, heads, head_dim)
         self.token_ids = torch.zeros(num_blocks * block_size, dtype=torch.int32, device=device)
+        self.token_bytes = self.token_ids.view(torch.uint8).view(num_blocks, -1)
         both = zeros(sizes, shape.dtype, device)  # one allocation
+        runs = both if by_head else both.flatten(0, 1)
+        self.planes = runs.flatten(2).view(torch.uint8)
         if by_head:
             self._views = [(layer[:, 0], layer[:, 1]) for layer in both]
             self._layers = []

@@ -11,7 +11,7 @@ Key = tuple[int | Root, bytes]  # a block: the uid of its parent, or a root, and
 
 
 class Tail(NamedTuple):
-    """The end of an indexed sequence of ``length`` blocks: its last block, -1 at a root."""
+    """The end of an indexed sequence of ``length`` blocks: its last place, -1 at a root."""
 
     length: int
     block: int
@@ -26,7 +26,8 @@ class PrefixState:
     its blocks can be indexed, ``tail`` is the end of those that are; ``index_at`` is how many
     computed tokens complete the next one, which is ``next_key`` if its tokens are known and no
     other request computes it. ``leader`` is that of a running request which computes a prefix of
-    this waiting one, as many blocks as the number says.
+    this waiting one, as many blocks as the number says. ``num_loads``: how often blocks came from
+    the host while it waited.
     """
 
     root: Root = (0, None)
@@ -34,6 +35,7 @@ class PrefixState:
     index_at: int = sys.maxsize
     next_key: Key | None = None
     leader: tuple[PrefixState, int] | None = None
+    num_loads: int = 0
 
     @property
     def awaits_leader(self) -> bool:

@@ -17,6 +17,9 @@ class EngineStats:
     kv_blocks_total: int
     prefix_cache_queries: int  # tokens of prompts that were looked up
     prefix_cache_hits: int  # those of them that needed no computation
+    kv_offload_blocks: int  # in host memory
+    kv_offload_stored_blocks: int  # that were copied there
+    kv_offload_loaded_blocks: int  # that came back
     preemptions: int
     prompt_tokens: int  # of requests whose first token was sampled
     generated_tokens: int

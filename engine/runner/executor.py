@@ -331,15 +331,15 @@ class ThreadedExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-step")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-step")
 
     def launch(self, batch: Batch) -> Future[PendingStep]:
         """Queue a step behind those that were launched before."""
-        return self._thread.submit(self._executor.launch, batch)
+        return self.thread.submit(self._executor.launch, batch)
 
     def bind(self, step: Future[PendingStep], masks: LateMasks) -> Future[PendingStep]:
         """Queue the sampling of a late step behind its forward pass."""
-        return self._thread.submit(lambda: self._executor.bind(step.result(), masks))
+        return self.thread.submit(lambda: self._executor.bind(step.result(), masks))
 
     def collect(self, step: Future[PendingStep]) -> StepOutput:
         """Wait for a step and return its tokens. Raises what the step raised."""
@@ -347,4 +347,4 @@ class ThreadedExecutor:
 
     def close(self, *, wait: bool) -> None:
         """End the thread behind the steps that were launched."""
-        self._thread.shutdown(wait=wait)
+        self.thread.shutdown(wait=wait)

@@ -84,6 +84,7 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> Group:
     from kiln.engine.runner.followed_store import FollowedStore
     from kiln.engine.runner.load import prepared
     from kiln.engine.runner.model_runner import ModelRunner
+    from kiln.engine.runner.offload import FollowedHost
     from kiln.engine.runner.step_frame import decode
     from kiln.jit_kernels.compile.ready import ready_guard
 
@@ -94,7 +95,9 @@ def follow(inbox: Inbox, config: EngineConfig, group: Group) -> Group:
     ready_guard().declare_ready()
     store, executor = runner.rank_store, runner.executor
     of_adapters = () if store is None else FollowedStore(store, inbox.reply).calls()
-    calls = Calls(executor.follow_sampling, *of_adapters)
+    host = runner.host_memory
+    of_blocks = () if host is None else FollowedHost(host).calls()
+    calls = Calls(executor.follow_sampling, *of_adapters, *of_blocks)
     while True:
         kind, content = inbox.next()
         if kind is Kind.STEP:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kiln.engine.config import SchedulerConfig
 from kiln.engine.graphs.counts import GraphCounts
+from kiln.engine.kv.host_blocks import HostBlocks
 from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
@@ -30,6 +31,10 @@ class Runner(Protocol):
     @property
     def adapter_store(self) -> AdapterStore | None:
         """The LoRA adapters, if the model is built for any."""
+
+    @property
+    def host_blocks(self) -> HostBlocks | None:
+        """The host memory for KV blocks, if there is any."""
 
     def graph_counts(self) -> GraphCounts:
         """Return how often each CUDA graph was replayed, and why steps ran without one."""

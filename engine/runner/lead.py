@@ -17,6 +17,7 @@ from kiln.engine.requests.late_masks import LateMasks
 from kiln.engine.runner.executor import Executor
 from kiln.engine.runner.lead_store import LeadStore
 from kiln.engine.runner.model_runner import ModelRunner
+from kiln.engine.runner.offload import LeadHost
 from kiln.engine.runner.step_frame import StepFrame, encode
 
 
@@ -35,6 +36,8 @@ class LeadRunner(ModelRunner):
         super().__init__(config, progress, group)
         if self.rank_store is not None:
             self.adapter_store = LeadStore(self.rank_store, followers)
+        if self.host_memory is not None:
+            self.host_blocks = LeadHost(self.host_memory, followers)
 
     def lead(self) -> None:
         """Tell the other ranks each step from now on."""

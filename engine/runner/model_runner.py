@@ -18,6 +18,7 @@ from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.graphs.piecewise import LayersBetween
 from kiln.engine.graphs.runner import LORA, CudaGraphRunner
 from kiln.engine.graphs.verify import Verification
+from kiln.engine.kv.host_blocks import HostBlocks
 from kiln.engine.kv.pool import KVPool
 from kiln.engine.kv.sizing import peak_bytes, size_pool
 from kiln.engine.lora.loaded_adapter import AdapterStore
@@ -32,6 +33,7 @@ from kiln.engine.runner.failures import explained
 from kiln.engine.runner.forward import ModelStep
 from kiln.engine.runner.loaded_model import load
 from kiln.engine.runner.memory import MemoryUse
+from kiln.engine.runner.offload import host_memory
 from kiln.engine.runner.sums import patience_ms
 from kiln.engine.runner.trial import attempt, in_one_block, trial_steps, try_step
 from kiln.jit_kernels.declare.settings import settings
@@ -67,6 +69,10 @@ class ModelRunner:
         threaded = self.device_type == "cpu" and own.limits.overlap
         threaded = threaded and self._group.rank == 0
         self._steps = ThreadedExecutor(self.executor) if threaded else self.executor
+        with explained(self.device, "allocating host memory"):
+            report = progress or _silent
+            self.host_memory = host_memory(config.kv, self.pool, self._group, self._steps, report)
+        self.host_blocks: HostBlocks | None = self.host_memory
 
     def launch(self, batch: Batch) -> Any:
         """Start to compute the tokens of a batch and to sample. A late step is sampled by ``bind``.
@@ -118,12 +124,15 @@ class ModelRunner:
         """Raise DeviceError if another rank is gone."""
 
     def close(self) -> None:
-        """End the thread of the steps and free the graphs; no step may follow. May be repeated.
+        """End all threads and free the graphs; no step may follow. May be repeated.
 
         The rest of the memory is freed with the runner.
         """
+        wait = self._group.size == 1  # else another rank may be gone
         if isinstance(self._steps, ThreadedExecutor):
-            self._steps.close(wait=self._group.size == 1)  # else another rank may be gone
+            self._steps.close(wait=wait)
+        if self.host_memory is not None:
+            self.host_memory.close(wait=wait)
         self._group.close()
 
     def _make_executor(self, pool: KVPool) -> Executor:

@@ -28,6 +28,7 @@ _GAUGES = {
         "KV blocks that no request holds, kept for later ones.",
     ),
     "kv_blocks_total": ("kv_blocks_total", "Blocks of the KV pool."),
+    "kv_offload_blocks": ("kv_offload_blocks", "KV blocks kept in host memory."),
     "graphs": ("num_graphs", "Captured CUDA graphs."),
     "graph_bytes": ("graph_bytes", "Device memory of the CUDA graphs."),
     "graph_capture_seconds": ("graph_capture_seconds", "Time to capture the CUDA graphs."),
@@ -41,6 +42,14 @@ _COUNTERS = {
         "Prompt tokens looked up in the prefix cache.",
     ),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens that the prefix cache had."),
+    "kv_offload_stored_blocks": (
+        "kv_offload_stored_blocks",
+        "KV blocks copied to host memory.",
+    ),
+    "kv_offload_loaded_blocks": (
+        "kv_offload_loaded_blocks",
+        "KV blocks that came back from host memory.",
+    ),
     "spec_decode_num_draft_tokens": (
         "spec_decode_num_draft_tokens",
         "Drafts that steps have verified.",

@@ -48,7 +48,7 @@ class FakeRunner:
     """
 
     device_type = "cpu"
-    adapter_store = limits = None
+    adapter_store = limits = host_blocks = None
 
     def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
         self.num_blocks = num_blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -89,6 +90,23 @@ def test_sizes_of_graphs_that_make_no_sense_are_refused(settings, message):
         GraphConfig(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_offload_gib": -0.5}, r"kv_offload_gib=-0\.5: must be 0 or more GiB"),
+        ({"kv_offload_gib": math.inf}, r"kv_offload_gib=inf"),
+        ({"kv_offload_gib": math.nan}, r"kv_offload_gib=nan"),
+        (
+            {"kv_offload_gib": 1.0, "enable_prefix_caching": False},
+            r"kv_offload_gib=1\.0: must be 0 without enable_prefix_caching",
+        ),
+    ],
+)
+def test_host_memory_that_makes_no_sense_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        KVConfig(**settings)
+
+
 def test_graphs_are_on_by_default_with_sizes_up_to_the_largest_step():
     assert GraphConfig() == GraphConfig(enabled=True, max_bs=None, bs=None)
 
@@ -123,6 +141,7 @@ KEYWORDS = {
     "kv_memory_gib": (1.6, "kv.kv_memory_gib"),
     "kv_cache_dtype": ("fp8", "kv.kv_cache_dtype"),
     "enable_prefix_caching": (False, "kv.enable_prefix_caching"),
+    "kv_offload_gib": (2.5, "kv.kv_offload_gib"),
     "max_num_seqs": (17, "scheduler.max_num_seqs"),
     "max_num_batched_tokens": (18, "scheduler.max_num_batched_tokens"),
     "max_chunk_tokens": (19, "scheduler.max_chunk_tokens"),
@@ -252,8 +271,10 @@ def test_a_configuration_survives_as_text_with_every_field():
         **{f"speculative.{name}": value for name, value in SPECULATIVE.items()},
     }
     exclusive = {"kv.num_blocks": 14, "graphs.bs": (2, 1)}
+    offload = {"kv.kv_offload_gib": 2.5}  # not without prefix caching
     plain, seen = EngineConfig(ModelConfig("m")), set()
-    for given in ({**values, **dict.fromkeys(exclusive)}, {"model.model": "m", **exclusive}):
+    first = {**values, **dict.fromkeys(exclusive), **dict.fromkeys(offload, 0.0)}
+    for given in (first, {"model.model": "m", **exclusive, **offload}):
         groups = {}
         for field, value in given.items():
             group, _, name = field.partition(".")

@@ -17,6 +17,9 @@ class Lamp:
     def dim(self, by: float) -> None:
         self.heard.append(by)
 
+    def blink(self, times: list[int]) -> None:
+        self.heard.append(times)
+
     def explode(self) -> None:
         raise AssertionError("not listed")
 
@@ -28,7 +31,7 @@ def lamp():
 
 @pytest.fixture
 def calls(lamp):
-    return Calls(lamp.switch, lamp.dim)
+    return Calls(lamp.switch, lamp.dim, lamp.blink)
 
 
 def test_calls_run_in_order_with_their_arguments(lamp, calls):
@@ -36,15 +39,17 @@ def test_calls_run_in_order_with_their_arguments(lamp, calls):
         encode_call(Lamp.switch, "hall \u00e9", -(2**40)),
         encode_call(Lamp.dim, 0.1),
         encode_call(Lamp.dim, 2),
+        encode_call(Lamp.blink, [3, 1]),
+        encode_call(Lamp.blink, []),
     ):
         calls.run(content)
-    assert lamp.heard == [("hall \u00e9", -(2**40)), 0.1, 2]
+    assert lamp.heard == [("hall \u00e9", -(2**40)), 0.1, 2, [3, 1], []]
 
 
 @pytest.mark.parametrize(
     ("method", "arguments", "says"),
     [
-        (Lamp.explode, (), r"calls explode\(\), and this rank has only switch, dim:"),
+        (Lamp.explode, (), r"calls explode\(\), and this rank has only switch, dim, blink:"),
         (Lamp.switch, ("a",), r"calls switch\('a'\), .* switch\(name: str, level: int\)"),
         (Lamp.switch, ("a", 1, 2), r"switch\('a', 1, 2\)"),
         (Lamp.switch, ("a", "1"), r"switch\('a', '1'\)"),
@@ -52,6 +57,13 @@ def test_calls_run_in_order_with_their_arguments(lamp, calls):
         (Lamp.switch, ("a", True), r"switch\('a', True\)"),
         (Lamp.switch, (None, 1), r"switch\(None, 1\)"),
         (Lamp.dim, ([1.0],), r"dim\(\[1\.0\]\), and this rank has dim\(by: float\)"),
+        (
+            Lamp.blink,
+            ([1, "2"],),
+            r"blink\(\[1, '2'\]\), and this rank has blink\(times: list\[int\]",
+        ),
+        (Lamp.blink, ([True],), r"blink\(\[True\]\)"),
+        (Lamp.blink, (3,), r"blink\(3\)"),
         (Lamp.dim, ("x" * 500,), r"dim\('x{75}, and"),
     ],
 )
