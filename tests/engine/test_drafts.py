@@ -6,6 +6,7 @@ import random
 
 import pytest
 from depth import at_depth
+from scripted_drafts import DRAFTS, DeviceDrafter, HostDrafter
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
@@ -13,7 +14,6 @@ from kiln.engine.requests.drafts import Draft
 from kiln.engine.requests.request import NewRequest
 from kiln.engine.requests.sampling_params import SamplingParams
 
-DRAFTS = 3
 NUM_SCHEDULES = at_depth(40, 1000)
 
 
@@ -24,48 +24,6 @@ def make_core(runner, **scheduler):
         SchedulerConfig(**scheduler),
     )
     return EngineCore(config, runner=runner, eos=frozenset({7}))
-
-
-class Scripted:
-    """Knows the answers, and proposes them with some tokens wrong, as a host or a device does."""
-
-    wanted = 0
-
-    def begin(self, num_rows, *, with_prompts):
-        pass
-
-    def observe(self, batch, sampled):
-        for row in batch.requests:
-            if row.request_id in sampled:
-                assert len(sampled[row.request_id].token_ids) <= row.num_samples
-
-    def __init__(self, answers, seed, right=0.7):
-        self.answers, self.chance, self.right = answers, random.Random(seed), right
-
-    def following(self, request_id, known, most):
-        """Return up to so many tokens that may follow."""
-        tokens = self.answers[request_id][len(known) : len(known) + most]
-        return [token if self.chance.random() < self.right else 3 for token in tokens]
-
-
-class HostDrafter(Scripted):
-    def propose(self, request, most):
-        if request.num_pending:
-            return Draft(0)
-        tokens = self.following(
-            request.request_id, request.token_ids, self.chance.randint(0, min(most, DRAFTS))
-        )
-        return Draft(len(tokens), tuple(tokens))
-
-
-class DeviceDrafter(Scripted):
-    """The scheduler asks for a number of drafts; the runner makes them behind each step."""
-
-    def propose(self, request, most):
-        return Draft(self.chance.choice([0, 1, 1]) * min(most, DRAFTS))
-
-    def __call__(self, request_id, known):
-        return self.following(request_id, known, DRAFTS)
 
 
 def random_requests(chance):

@@ -7,6 +7,7 @@ import random
 import pytest
 from depth import at_depth
 from fake_host import FakeHost
+from scripted_drafts import DeviceDrafter
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
@@ -135,6 +136,12 @@ def test_tokens_do_not_depend_on_the_host_tier(fake_runner):
         host = {"num_slots": chance.choice([3, 30, 300]), "latest": chance.choice([0, 3, 20])}
         runner = with_host(make_runner(), seed=seed, fails=fails, **host)
         core = make_core(runner, **flags)
+        if chance.random() < 0.3:
+            answers = {
+                new.request_id: [*new.prompt_token_ids, *wanted.get(new.request_id, ([],))[0]]
+                for *_, new in arrivals
+            }
+            core.scheduler.drafter = runner.propose = DeviceDrafter(answers, seed)
         found = run(core, arrivals, resets=(9,) if chance.random() < 0.2 else ())
         for _, abort, new in arrivals:
             if abort is None:
