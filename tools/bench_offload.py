@@ -73,7 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=6000)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--context", type=int, default=512, help="of the rows that decode")
-    parser.add_argument("--steps", type=int, default=200, help="without copies, to compare with")
+    parser.add_argument("--steps", type=int, default=8, help="without copies, before each turn")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
     return parser.parse_args()
 
@@ -91,7 +91,9 @@ def _engine(args: argparse.Namespace, folder: Path) -> EngineCore:
     settings: Any = {
         "device": args.device,
         "load_format": "dummy",
-        "max_model_len": max(args.tokens + 64, args.context + args.steps + 64 * args.conversations),
+        "max_model_len": max(
+            args.tokens + 64, args.context + (args.steps + 64) * args.conversations
+        ),
         "num_kv_blocks": int(args.pool_gib * GIB // block_bytes),
         "kv_offload_gib": args.host_gib,
         "max_num_seqs": args.rows + 1,
@@ -167,16 +169,19 @@ def _turn(
 def _decode(
     core: EngineCore, chance: random.Random, args: argparse.Namespace, again: list[list[int]]
 ) -> dict[str, Any]:
-    """Time steps of decoding rows alone: without copies, and while blocks come from the host."""
+    """Time steps of decoding rows alone: without copies, and while blocks come from the host.
+
+    The two kinds take turns, because steps take longer as the rows' contexts grow.
+    """
     for index in range(args.rows):
         _add(core, f"row-{index}", _text(core, chance, args.context), core.max_model_len)
     while core.scheduler.waiting or core.stats().generated_tokens < args.rows:
         core.step()
-    for _ in range(20):  # what was computed is stored meanwhile
-        core.step()
-    quiet = [step for _, step in zip(range(args.steps), _steps(core), strict=False)]
-    copying = []
+    copying, quiet = [], []
     for index, prompt in enumerate(again):
+        for _ in range(10):  # what was computed is stored meanwhile
+            core.step()
+        quiet += [ms for _, (ms, _) in zip(range(args.steps), _steps(core), strict=False)]
         _add(core, f"beside-{index}", prompt, 1)
         for ms, is_copying in _steps(core):
             if is_copying:
@@ -184,13 +189,15 @@ def _decode(
             if f"beside-{index}" not in core.scheduler.requests:
                 break
     core.clear()
-    quiet_ms = statistics.median(ms for ms, _ in quiet)
+    quiet_ms = statistics.median(quiet)
     copying_ms = statistics.median(copying) if copying else None  # all loads ended within a step
     return {
         "quiet_step_ms": quiet_ms,
         "copying_step_ms": copying_ms,
         "longer": None if copying_ms is None else copying_ms / quiet_ms - 1,
         "copying_steps": len(copying),
+        "copying_each_ms": copying,
+        "quiet_each_ms": quiet,
     }
 
 

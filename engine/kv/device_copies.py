@@ -13,7 +13,8 @@ from kiln.engine.kv.pool import KVPool
 
 _IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
-_BLOCKS = 32  # of one call: while the driver queues copies, other threads may have to wait
+# Of one call. A step's own small copies wait for all that its copy engine has been given before.
+_CALL_BYTES = 8 * 2**20
 
 
 class _Attributes(ctypes.Structure):
@@ -42,24 +43,26 @@ class DeviceCopies:
         self._offsets = run * torch.arange(planes + 1)
         self._addresses = torch.tensor([slot.data_ptr() for slot in slots])
         self._batched = _batched_copy()
+        self._blocks = max(1, _CALL_BYTES // int(self._steps.sum()))  # of one call
+        self._ended = torch.cuda.Event(blocking=True)
 
     def __call__(self, blocks: list[int], slots: list[int], *, to_host: bool) -> None:
         """Copy, and wait until the copy has ended. Raises RuntimeError if the driver refuses."""
         torch.cuda.set_device(self._stream.device)  # of this thread
-        if self._batched is None:
-            self._copy_each(blocks, slots, to_host)
-        else:
-            device = self._places + self._steps * torch.tensor(blocks)[:, None]
-            host = self._offsets + self._addresses[torch.tensor(slots)][:, None]
-            to, source = (host, device) if to_host else (device, host)
-            for one, other in zip(to.split(_BLOCKS), source.split(_BLOCKS), strict=True):
-                self._copy_batch(one, other, self._steps.repeat(len(one), 1))
-        ended = torch.cuda.Event(blocking=True)
-        ended.record(self._stream)
-        ended.synchronize()
+        for first in range(0, len(blocks), self._blocks):
+            some = slice(first, first + self._blocks)
+            if self._batched is None:
+                self._copy_each(blocks[some], slots[some], to_host)
+            else:
+                self._copy_batch(blocks[some], slots[some], to_host)
+            self._ended.record(self._stream)
+            self._ended.synchronize()
 
-    def _copy_batch(self, to: torch.Tensor, source: torch.Tensor, sizes: torch.Tensor) -> None:
-        """Copy ``sizes`` bytes each from addresses to addresses, int64."""
+    def _copy_batch(self, blocks: list[int], slots: list[int], to_host: bool) -> None:
+        device = self._places + self._steps * torch.tensor(blocks)[:, None]
+        host = self._offsets + self._addresses[torch.tensor(slots)][:, None]
+        to, source = (host, device) if to_host else (device, host)
+        sizes = self._steps.repeat(len(blocks), 1)
         assert self._batched is not None
         attributes, first, failed = (
             _Attributes(_IN_STREAM_ORDER),

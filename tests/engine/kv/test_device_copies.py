@@ -53,6 +53,7 @@ def test_the_driver_copies_what_a_copy_on_the_cpu_would(monkeypatch, no_device, 
     calls = []
     monkeypatch.setattr(device_copies, "_batched_copy", lambda: driver_that_copies(calls))
     pool = make_pool(by_head)
+    monkeypatch.setattr(device_copies, "_CALL_BYTES", 33 * slot_bytes(pool) - 1)
     blocks, slots = [*range(69, 20, -1)], [*range(49)]
     found = torch.zeros(60, slot_bytes(pool), dtype=torch.uint8)
     copy = DeviceCopies(pool, list(found))
