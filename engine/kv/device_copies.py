@@ -14,7 +14,7 @@ from kiln.engine.kv.pool import KVPool
 _IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 # Of one call. A step's own small copies wait for all that its copy engine has been given before.
-_CALL_BYTES = 8 * 2**20
+_CALL_BYTES = 24 * 2**20
 
 
 class _Attributes(ctypes.Structure):
