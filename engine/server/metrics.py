@@ -23,6 +23,8 @@ _TOKEN_BUCKETS = tuple(base * 10**power for power in range(6) for base in (1, 2,
 _SHARED = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"),
     *("prompt_tokens", "generation_tokens", "request_success"),
+    *("prefix_cache_queries", "prefix_cache_hits"),
+    *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
     *("request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds"),
     *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
 )
