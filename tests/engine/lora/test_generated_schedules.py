@@ -144,7 +144,7 @@ def load(core, form):
 def compare(full, plain, seeds):
     for seed in seeds:
         requests = schedule(seed)
-        if seed % 3 == 0:
+        if seed % 3 == 0 or seed == seeds[0]:
             for core in (full, plain):
                 load(core, FORMS[seed // 3 % 2])
         found, wanted = answers(full, requests), answers(plain, requests)
@@ -159,11 +159,13 @@ def compare(full, plain, seeds):
                 assert own == pytest.approx(other, abs=1e-4), (seed, name)
 
 
-def test_with_everything_or_nothing(made, environment):
+@pytest.mark.parametrize("part", range(at_depth(1, 10)))
+def test_with_everything_or_nothing(made, environment, part):
     plain = made_core(made("llama"), everything=False)
     environment(**GRAPHS)
     full = made_core(made("llama"), everything=True)
-    compare(full, plain, range(at_depth(50, 1000)))
+    count = at_depth(50, 100)
+    compare(full, plain, range(part * count, (part + 1) * count))
     stats = full.stats()
     assert stats.graph_replays, "some steps run in graphs"
     assert stats.preemptions
@@ -190,9 +192,11 @@ def test_prompts_are_reported_under_their_adapters(made):
         assert found[str(form)][2] == pytest.approx(wanted, abs=1e-4), form
 
 
-def test_over_ranks(made):
+@pytest.mark.parametrize("part", range(at_depth(1, 5)))
+def test_over_ranks(made, part):
     full = made_core(made("llama"), 2, everything=True)
     plain = made_core(made("llama"), everything=False)
-    compare(full, plain, range(at_depth(3, 100)))
+    count = at_depth(3, 20)
+    compare(full, plain, range(part * count, (part + 1) * count))
     for core in (full, plain):
         core.close()
