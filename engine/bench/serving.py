@@ -6,6 +6,7 @@ Nothing here imports torch before the load ends: the server needs every core.
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from kiln.engine.bench.workload import MixedLoad, throughput
 from kiln.engine.errors import ModelError
 from kiln.engine.models.model_folder import read_json
 
+_CHANCE = random.SystemRandom()
 _WARM_UP_TOKENS = 4
 _WARM_UP_STREAMS = 16  # of an open loop without a limit
 _COLUMNS = {
@@ -54,15 +56,23 @@ def measure(
     Raises LoadError if a response is incomplete.
     """
     fixed = {"temperature": 0, "ignore_eos": True, "min_tokens": output_tokens}
-    bodies = [{"prompt": prompt, "max_tokens": output_tokens, **fixed} for prompt in prompts]
+    fixed["max_tokens"] = output_tokens
+    bodies = [{"prompt": _rotated(prompt), **fixed} for prompt in prompts]
     together = arrivals.concurrency or _WARM_UP_STREAMS
-    warm = [{**body, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0} for body in bodies[:together]]
+    short = {**fixed, "max_tokens": _WARM_UP_TOKENS, "min_tokens": 0}
+    warm = [{"prompt": _rotated(prompt), **short} for prompt in prompts[:together]]
     asyncio.run(run_load(url, warm, Arrivals(together), api_key))
     seconds, answers = asyncio.run(run_load(url, bodies, arrivals, api_key))
     row = {"engine": f"kiln, {describe(arrivals)}", **summarise(seconds, answers)}
     if row["output_tokens"] != (expected := output_tokens * len(prompts)):
         raise LoadError(f"{row['output_tokens']} output tokens, not {expected}: nothing to compare")
     return row
+
+
+def _rotated(prompt: list[int]) -> list[int]:
+    """Return the tokens from another one on, so that no cache of prefixes knows them."""
+    start = _CHANCE.randrange(len(prompt))
+    return prompt[start:] + prompt[:start]
 
 
 def describe(arrivals: Arrivals) -> str:
