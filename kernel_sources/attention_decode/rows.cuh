@@ -87,8 +87,10 @@ template <class T, int D, int N> struct AttentionRows {
       for (int n = 0; n < N; ++n)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          best[n][j] = over_keys_max(best[n][j]) - kLift<T>;
-          if (!(best[n][j] > top[n][j] + kSlack)) best[n][j] = top[n][j];
+          // The condition is the one above, also when rounded: else other rows would matter.
+          best[n][j] = over_keys_max(best[n][j]);
+          const bool own = best[n][j] > top[n][j] + (kSlack + kLift<T>);
+          best[n][j] = own ? best[n][j] - kLift<T> : top[n][j];
           const float f = exp2_fast(top[n][j] - finite(best[n][j]));
           top[n][j] = best[n][j];
           sum[n][j] *= f;

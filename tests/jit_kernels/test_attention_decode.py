@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import random
 from dataclasses import replace
@@ -332,6 +333,33 @@ def test_logits_of_hundreds_leave_no_infinity(monkeypatch):
     assert out.isfinite().all()
     for one in attend(case, is_decode, wide=True):
         assert ((out[one.rows] - one.out).abs() <= 2**-7 * one.bound + 2e-4).all()
+
+
+def test_no_other_row_decides_when_a_rows_weights_are_rescaled(monkeypatch):
+    """Head 0's second pair of blocks begins with a logit that its top plus 14 is rounded up to."""
+    on_host(monkeypatch)
+    case = case_of([(256, 1)], dtype=torch.float16, kv_heads=1, group=2)  # a warp: two pairs
+    case = changed(case, scale=math.log(2.0), k_scale=1.0, v_scale=1.0)  # logits in units of log2
+    first, fine = 0.625 + 515 * 2.0**-21, 2.0**-10
+    least = (torch.tensor(first) - 6 + 14).item()
+    assert least - 8 > first, "rounded up"
+    query, keys = torch.zeros_like(case.query), torch.zeros(256, 64)
+    query[0, 0, :2], query[0, 1, 2] = torch.tensor([1, fine]), 1
+    keys[:, 0] = torch.rand(256) - 2
+    keys[34:64, 0] -= 15  # weights that fp16 rounds, by how near they are to the top
+    keys[0, :2] = torch.tensor([0.625, (first - 0.625) / fine])
+    keys[32, :2] = torch.tensor([8.625, (least - 8.625) / fine])
+    values, results = torch.zeros_like(case.value_pool), []
+    values[case.block_table[0, 2:4].long()] = 1024
+    values[case.block_table[0, 2].long(), :, :2] = 0
+    for other in (0.0, 50.0):  # of head 1, in the same pair of blocks
+        keys[33, 2] = other
+        pool = torch.zeros_like(case.key_pool)
+        pool[case.block_table[0, :16].long()] = keys.view(16, 1, 16, 64).half()
+        lse = torch.zeros(1, 2)
+        out = run(changed(case, query=query, key_pool=pool, value_pool=values), lse=lse)
+        results.append((out[0, 0], lse[0, 0]))
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize(
