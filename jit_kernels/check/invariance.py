@@ -56,7 +56,7 @@ def attention_trials(
 
 def _trial(chance: random.Random, device: torch.device, longest: int) -> list[str]:
     """Return the differences between several arrangements of one random batch."""
-    requests = [_request(chance, longest) for _ in range(chance.randint(1, 6))]
+    requests, shared = _requests(chance, longest)
     dtype, kv_dtype, head_dim = chance.choice(_KINDS)
     sizes = {
         "kv_heads": chance.choice((1, 2)),
@@ -65,6 +65,7 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
         "cap": chance.choice((0, 0, 5)),
         "sinks": chance.choice((0, 1)),
         "by_token": chance.choice((0, 1)),
+        "shared": shared,
     }
     case = make_case(sizes, dtype, kv_dtype, head_dim, str(device), requests=requests)
     rule = SplitRule(
@@ -90,6 +91,21 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
             if not torch.equal(rows, wanted[request]):
                 failures.append(f"{requests[request]} differs in {order} with {how}, {sizes}")
     return failures
+
+
+def _requests(chance: random.Random, longest: int) -> tuple[list[tuple[int, int]], int]:
+    """Return random requests and how many first tokens they have in common.
+
+    In a part of the batches they are so alike that some share work items.
+    """
+    if chance.random() < 0.6:
+        return [_request(chance, longest) for _ in range(chance.randint(1, 6))], 0
+    length = chance.randint(longest // 2, longest)
+    alike = [
+        (length - chance.randint(0, 16), chance.choice((1, 1, 1, 1, 2)))
+        for _ in range(chance.randint(3, 8))
+    ]
+    return alike, length - chance.randint(0, length // 4)
 
 
 def _request(chance: random.Random, longest: int) -> tuple[int, int]:
@@ -145,6 +161,8 @@ def _run(case: SimpleNamespace, rule: SplitRule, how: _Launch) -> tuple[torch.Te
     workspace.partials.fill_(float("nan"))
     items, group = workspace.items[case.window], case.query.shape[1] // case.key_pool.shape[1]
     plan = {**vars(case), **rule.arguments(), "items": items, "group": group}
+    plan["shared"] = workspace.shared
+    _launch("shared_blocks", plan, how)
     _launch("attention_plan", plan, how)
     arguments = {
         **vars(case),
@@ -165,11 +183,14 @@ def _launch(name: str, named: dict[str, Any], how: _Launch) -> None:
     a = whole.parameters.Arguments(**{key: named[key] for key in whole.parameters.names})
 
     def geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+        own = whole.geometry(variant, sizes, gpu)
+        if name == "shared_blocks":
+            return own
         grid = (sizes["kv_heads"], how.blocks, 1) if "kv_heads" in sizes else (how.blocks, 1, 1)
-        return replace(whole.geometry(variant, sizes, gpu), grid=grid)
+        return replace(own, grid=grid)
 
     spec: KernelSpec = replace(whole, geometry=geometry)
-    if a.cu_seqlens_q.is_cuda:
+    if a.seq_lens.is_cuda:
         launch(spec, a)
         return
     kernel = host.load(whole, spec.bind(a).variant, checked=False, env=settings())

@@ -6,7 +6,9 @@
 //
 // Work split: a block serves KV head blockIdx.x and every gridDim.y-th work item. Its warps divide
 // the item's keys. Partial results of a row are merged in a binary tree that depends on the request
-// alone, so a row's bits do not depend on the batch, the grid or the schedule.
+// alone, so a row's bits do not depend on the batch, the grid or the schedule. Requests that
+// share the KV blocks of a part may have one item for it, of one token each: rows of a tile do not
+// depend on each other. Their partial results are then merged request by request.
 //
 // Memory: each warp streams two KV blocks at a time through its own pipeline stages, so the main
 // loop has no block barrier. Before pdl_wait a block reads only the plan and KV of earlier steps.
@@ -91,7 +93,8 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
   kiln::copy_wait<0>();
   __syncwarp();  // the item has arrived
   const int first = blockIdx.y, num_items = headers[warp].x;
-  const bool one_each = num_items <= int(gridDim.y) && headers[warp].y <= mail_rows / 2;
+  const bool one_each =
+      num_items <= int(gridDim.y) && headers[warp].y <= mail_rows / 2 && !headers[warp].z;
   if (first > 0 && first >= num_items) return;  // the SM is free for the next launch
   const WorkItem& first_item = own_items[warp][0];
   if (kiln::kPairs<Shape> && first < num_items && kiln::is_paired<Shape>(first_item, one_each)) {
@@ -140,7 +143,7 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     // Finish this item and start to fetch the next.
     const bool more = next < num_items;
     if (more) fetch.begin(next_item);
-    const kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, place);
+    kiln::ItemEnd<SCALAR_T, Shape> end(to, heads, item, me, place);
     if (more)
 #pragma unroll 1
       for (int i = 0; i < kAhead; ++i) fetch.first(next_item, i);
@@ -159,7 +162,9 @@ paged_attention(SCALAR_T* out, float* lse, const SCALAR_T* query, const KV_T* ke
     if (more)
 #pragma unroll 1
       for (int i = kAhead; i < kHalves; ++i) fetch.first(next_item, i);
-    end.merge_parts(now, second_sums);
+#pragma unroll 1
+    for (int left = place.num_requests; left > 0; --left, end.next_request())
+      end.merge_parts(now, second_sums);
     if (!more) break;
   }
 }

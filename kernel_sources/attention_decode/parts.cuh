@@ -65,7 +65,9 @@ struct ItemPlace {
   float* place;  // this part of the tile's first row
   int64_t row_step, part_step;
   int64_t sum_step;  // from the row of a node's first child to the node's sum
-  int num_parts, tile, part, num_rows, node_bits, halvings;
+  int num_parts, first_row, part, num_rows, node_bits, halvings;
+  int num_requests;  // each has num_rows rows, one request after the other
+  int counter, counter_step;  // of part 0, and from one part to the next
   bool mailed;
   bool paired;  // the cluster's items form one part; each block has every second row
 
@@ -73,15 +75,18 @@ struct ItemPlace {
   KILN_FN static ItemPlace of(const Results<T>& x, const HeadRows& heads, const WorkItem& item,
                               bool one_each) {
     ItemPlace y;
-    y.num_parts = item.num_parts(), y.tile = item.tile(), y.part = item.part();
+    y.num_parts = item.num_parts(), y.first_row = item.tile() * kTileRows, y.part = item.part();
     y.node_bits = node_bits_of(item.kind()), y.halvings = halvings_of(item.kind());
     y.mailed = is_mailed(item, one_each);
     const int flat_rows = item.num_tokens() * heads.group;  // of all tiles
-    y.num_rows = min(kTileRows, flat_rows - y.tile * kTileRows);
+    y.num_requests = item.is_shared() ? item.num_tokens() : 1;
+    y.num_rows = item.is_shared() ? heads.group : min(kTileRows, flat_rows - y.first_row);
+    y.counter = item.row_start + y.first_row;
+    y.counter_step = flat_rows + item.other_tokens() * heads.group;
     y.row_step = int64_t(heads.num_kv_heads) * (x.head_dim + kScaleRoom);
-    y.part_step = flat_rows * y.row_step;
+    y.part_step = y.counter_step * y.row_step;
     y.parts = (y.mailed ? x.mail : x.partials) + heads.head * (x.head_dim + kScaleRoom) +
-              (item.row_start + y.tile * kTileRows) * y.row_step;
+              y.counter * y.row_step;
     y.sum_step = y.mailed ? x.mail_rows * y.row_step : 0;
     y.paired = is_paired<Shape>(item, one_each);
     if (y.paired) y.num_parts /= 2, y.part /= 2, --y.node_bits, --y.halvings;
@@ -112,7 +117,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     const float* sink;
   };
   KILN_FN RowEnd row_end(int row, int column) const {
-    const int flat = tile * kTileRows + row, token = heads.token_of(flat);
+    const int flat = first_row + row, token = heads.token_of(flat);
     const int h = heads.head * heads.group + flat - token * heads.group;
     const int64_t to = int64_t(item.first_token + token) * heads.num_heads + h;
     return {x.out + to * x.head_dim + column, x.lse && column == 0 ? x.lse + to : nullptr,
@@ -174,12 +179,15 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
 
   // Merge the rows over the warps; store or send them.
   KILN_FN void merge_warps(const float* results, const Scale* scales) const {
-    float* to = place + me.warp * row_step;
 #pragma unroll 1
-    for (int row = me.warp; row < num_rows; row += kWarps, to += kWarps * row_step) {
-      const RowSum sum = sum_of_warps(row, results, scales);
-      if (num_parts > 1) send_row(to, sum);
-      else finish_row(row, sum);
+    for (int first = 0; first < num_requests * num_rows; first += num_rows) {
+      float* to = place + (first + me.warp) * row_step;
+#pragma unroll 1
+      for (int row = me.warp; row < num_rows; row += kWarps, to += kWarps * row_step) {
+        const RowSum sum = sum_of_warps(first + row, results, scales);
+        if (num_parts > 1) send_row(to, sum);
+        else finish_row(row, sum);
+      }
     }
   }
   // Merge the rows of paired blocks: send the other block its rows, and merge the rows that it
@@ -256,7 +264,7 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
       if (level > 0) all.halvings = 0;
       all.count = ((end - node) >> level) + 1, all.stride = part_step << level;
       if (all.count == 1) continue;  // its sum is already in place
-      if (!mailed && !is_last(first_item + node + (1 << level), all.count)) return;
+      if (!mailed && !is_last(counter + (node + (1 << level)) * counter_step, all.count)) return;
       all.rows = parts + node * part_step + (level > 0 ? sum_step : 0);
       const bool root = node == 0 && end == last;
       const bool two = paired || before;
@@ -304,7 +312,14 @@ template <class T, class Shape> struct ItemEnd : ItemPlace {
     }
   }
 
-  // Return whether all other children of the node arrived before this warp's.
+  // Go on to the rows of the next request of a shared item.
+  KILN_FN void next_request() {
+    first_row += num_rows, counter += num_rows;
+    parts += num_rows * row_step;
+  }
+
+  // Return whether all other children of the node arrived before this warp's. Their counter is
+  // that of the second child's first row.
   KILN_FN bool is_last(int64_t arrival, int children) const {
     __syncwarp();  // the warp's rows are written
     uint32_t before = 0;

@@ -13,7 +13,7 @@ from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 FAR = 2**30  # a block id outside every pool
 Ragged = Sequence[tuple[int, int]]  # (tokens in the pool, query tokens) of each request
 _DEFAULTS = MappingProxyType(
-    {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "far": 0}
+    {"window": 0, "cap": 0, "sinks": 0, "by_token": 0, "steep": 1, "far": 0, "shared": 0}
 )
 
 
@@ -37,15 +37,14 @@ def make_case(
 
     Past a request's end, block tables hold ids of no block. ``sizes``: kv_heads, group; if not 0,
     window, cap, sinks, by_token (a pool laid out by token, not by head) and far (see
-    ``far_greatest``); steep, a factor of the logits.
+    ``far_greatest``); shared, tokens that all requests have in common, in whole blocks that their
+    last token is not in; steep, a factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
     kv_heads, heads = sizes["kv_heads"], sizes["kv_heads"] * sizes["group"]
     counts = [-(-length // KV_BLOCK) for length, _ in requests]
-    table, spare = random_table(counts)
-    pool = torch.randn(
-        sum(counts) + len(spare), 2, kv_heads, KV_BLOCK, head_dim, device=device, dtype=dtype
-    )
+    table, spare = random_table(counts, sizes["shared"] // KV_BLOCK)
+    pool = torch.randn(sum(counts) + 3, 2, kv_heads, KV_BLOCK, head_dim, device=device, dtype=dtype)
     _poison(pool, table, counts, [length for length, _ in requests], spare)
     if sizes["by_token"]:
         pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
@@ -93,15 +92,24 @@ def far_greatest(case: SimpleNamespace) -> SimpleNamespace:
     return changed(case, query=query, key_pool=pools[0], value_pool=pools[1])
 
 
-def random_table(counts: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a table [num_requests, max_blocks] int32, and the blocks that no request uses."""
+def random_table(counts: Sequence[int], shared: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a table [num_requests, max_blocks] int32, and the blocks that no request uses.
+
+    All requests have the first ``shared`` blocks in common, but for each one's last.
+    """
     order = torch.randperm(sum(counts) + 3).to(torch.int32)
     table = torch.full((len(counts), max(counts, default=0) + 2), FAR, dtype=torch.int32)
     at = 0
     for row, count in zip(table, counts, strict=True):
         row[:count] = order[at : at + count]
         at += count
-    return table, order[at:]
+    for row, count in zip(table[1:], counts[1:], strict=True) if shared else ():
+        common = min(shared, count - 1, counts[0] - 1)
+        if common > 0:
+            row[:common] = table[0, :common]
+    used = torch.zeros(len(order), dtype=torch.bool)
+    used[table[table != FAR].long()] = True
+    return table, order[~used[order.long()]]
 
 
 def _poison(

@@ -7,7 +7,11 @@ from typing import Any
 import torch
 
 from kiln.jit_kernels.ops.attention.checks import checked
-from kiln.jit_kernels.ops.attention_decode.spec import ATTENTION_PLAN, PAGED_ATTENTION
+from kiln.jit_kernels.ops.attention_decode.spec import (
+    ATTENTION_PLAN,
+    PAGED_ATTENTION,
+    SHARED_BLOCKS,
+)
 from kiln.jit_kernels.ops.attention_decode.workspace import Workspace, workspace_for
 from kiln.jit_kernels.ops.shared.shapes import takes_arrays
 from kiln.jit_kernels.torch_ops import call
@@ -94,10 +98,14 @@ def plan_attention(
 ) -> None:
     """Plan the work of a step on the device, with one launch for each window of a workspace.
 
+    Neighbours in the batch whose first blocks are the same may read them together, which changes no
+    bit of their results.
     Arguments as in paged_attention. Raises ValueError with the sizes if a step of these shapes may
     need more than the workspace has.
     """
     workspace.check(seq_lens.shape[0], num_tokens, block_table.shape[1])
+    shared = workspace.shared[: seq_lens.shape[0]]
+    call(SHARED_BLOCKS, shared=shared, block_table=block_table, seq_lens=seq_lens)
     for window, items in workspace.items.items():
         call(
             ATTENTION_PLAN,
@@ -105,6 +113,7 @@ def plan_attention(
             block_table=block_table,
             seq_lens=seq_lens,
             cu_seqlens_q=cu_seqlens_q,
+            shared=shared,
             group=workspace.num_heads // workspace.num_kv_heads,
             window=window,
             **workspace.rule.arguments(),

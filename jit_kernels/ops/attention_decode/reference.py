@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 
 import torch
 
@@ -11,6 +11,7 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
 from kiln.jit_kernels.ops.attention.error import attention_error
 from kiln.jit_kernels.ops.attention.reference import scattered
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK
 from kiln.jit_kernels.ops.attention_decode.splits import (
     FIRST_IDS,
     PAIR_BLOCKS,
@@ -20,10 +21,21 @@ from kiln.jit_kernels.ops.attention_decode.splits import (
     SplitRule,
     cut,
     first_unit,
+    groups,
     halvings,
     is_decode,
     unit_begin,
 )
+
+
+def shared_reference(a: Arguments) -> Results:
+    """Return how many first blocks each request has in common with the one before it."""
+    blocks = [-(-length // KV_BLOCK) for length in a.seq_lens.tolist()]
+    rows = [row[:count] for row, count in zip(a.block_table.tolist(), blocks, strict=True)]
+    pairs = [zip(one, other, strict=False) for one, other in pairwise(rows)]
+    equal = [sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1], pair)) for pair in pairs]
+    shared = [0, *equal] if rows else []
+    return {"shared": torch.tensor(shared, dtype=torch.int32, device=a.shared.device)}
 
 
 def plan_reference(a: Arguments) -> Results:
@@ -41,20 +53,30 @@ def plan_reference(a: Arguments) -> Results:
     divided = Part(Part.SPLIT_IN_UNITS + halvings(rule, cuts))  # of divisible requests
     items: list[tuple[int, ...]] = []
     num_rows = 0  # of partial results
-    for request, (tokens, one) in enumerate(zip(counts, cuts, strict=True)):
+    singles = [range(request, request + 1) for request in range(len(cuts))]
+    runs = singles if a.window else groups(rule, cuts, counts, a.shared.tolist(), a.group)
+    for run in runs:
+        one, tokens, others = cuts[run.start], counts[run.start], len(run) - 1
         kind = divided if one.divisible else Part.SPLIT
         parts = one.num_splits << kind.halvings
-        size = (starts[request], parts << 8 | tokens, lengths[request])
-        for tile, part in product(range(one.num_tiles), range(parts)):
-            place = kind << 29 | tile << 16 | part
+        whole = [(run.start, tile, part) for tile in range(one.num_tiles) for part in range(parts)]
+        for request, tile, part in whole + [(later, 0, parts - 1) for later in run[1:]]:
             split = part >> kind.halvings
-            blocks = (one.begin(split), one.begin(split + 1))
-            ids = _first_ids(a.block_table[request], one, kind, part, rule.warp_bits)
-            items.append((request, *size, place, num_rows, *blocks, *ids))
+            blocks = (one.begin(split), cuts[request].begin(split + 1))
+            shared = others > 0 and part < parts - 1
+            size = (1 + others, blocks[1] * KV_BLOCK + len(run)) if shared else (
+                others << 5 | tokens, lengths[request])  # fmt: skip
+            place = kind << 29 | shared << 28 | tile << 16 | part
+            first_row = num_rows + (request - run.start) * a.group
+            ids = _first_ids(a.block_table[request], cuts[request], kind, part, rule.warp_bits)
+            items.append((
+                request, starts[request], parts << 8 | size[0], size[1], place, first_row,
+                *blocks, *ids,
+            ))  # fmt: skip
         if one.num_tiles and parts > 1:
-            num_rows += parts * tokens * a.group
+            num_rows += parts * tokens * a.group * len(run)
     table = a.items.clone()
-    header = (min(len(items), len(table) - 1), num_rows, 0, 0)
+    header = (min(len(items), len(table) - 1), num_rows, len(runs) < len(cuts), 0)
     table[0, :4] = torch.tensor(header, dtype=table.dtype)
     if items := items[: len(table) - 1]:
         table[1 : 1 + len(items)] = torch.tensor(items, dtype=table.dtype, device=table.device)

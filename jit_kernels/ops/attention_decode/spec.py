@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from kiln.jit_kernels.declare.parameters import (
     Arguments,
@@ -27,13 +28,14 @@ from kiln.jit_kernels.declare.spec import (
 )
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS
 from kiln.jit_kernels.ops.attention.parameters import STRIDES, TENSORS, strides_of
-from kiln.jit_kernels.ops.attention.variants import PARAMS, SAME, is_supported, variant_of
+from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, PARAMS, SAME, is_supported, variant_of
 from kiln.jit_kernels.ops.attention_decode import cases
 from kiln.jit_kernels.ops.attention_decode.cases import ragged, shape_of
 from kiln.jit_kernels.ops.attention_decode.reference import (
     decode_error,
     decode_reference,
     plan_reference,
+    shared_reference,
 )
 from kiln.jit_kernels.ops.attention_decode.splits import ITEM_INTS
 from kiln.jit_kernels.torch_ops import define
@@ -51,6 +53,15 @@ def _plan_bind(a: Arguments) -> Bound:
         "capacity": a.items.shape[0] - 1,
     }
     return Bound({}, {"requests": requests}, numbers)
+
+
+def _shared_bind(a: Arguments) -> Bound:
+    requests = a.seq_lens.shape[0]
+    return Bound(
+        {},
+        {"requests": requests},
+        {"table_row": a.block_table.stride(0), "num_requests": requests},
+    )
 
 
 def _decode_bind(a: Arguments) -> Bound:
@@ -76,6 +87,12 @@ def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     return LaunchGeometry((blocks, 1, 1), (_PLAN_THREADS, 1, 1))
 
 
+def _shared_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
+    """Return a warp per request."""
+    warps = _PLAN_THREADS // 32
+    return LaunchGeometry((max(1, -(-sizes["requests"] // warps)), 1, 1), (_PLAN_THREADS, 1, 1))
+
+
 def _decode_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
     """Return as many blocks as run at once, in pairs; they read their work from the plan."""
     shape, kv_heads = shape_of(variant), sizes["kv_heads"]
@@ -89,6 +106,15 @@ def _plan_cost(variant: Variant, sizes: Sizes) -> Cost:
     return Cost(table + 8 * len(requests) + 4, 16 * len(requests))
 
 
+def _shared_cost(variant: Variant, sizes: Sizes) -> Cost:
+    """Count the ids that equal those before them, one that differs, and the lengths."""
+    ids = 0
+    for (length, _), (other, _) in pairwise(ragged(sizes)):
+        equal = min(length, other, sizes.get("shared", 0)) // KV_BLOCK
+        ids += 2 * min(equal + 1, -(-min(length, other) // KV_BLOCK))
+    return Cost(4 * ids + 8 * len(ragged(sizes)), ids)
+
+
 def _decode_cost(variant: Variant, sizes: Sizes) -> Cost:
     """Count the visible keys and values, query, out and lse."""
     shape, itemsize = shape_of(variant), DTYPES[variant["scalar_t"]].itemsize
@@ -96,6 +122,8 @@ def _decode_cost(variant: Variant, sizes: Sizes) -> Cost:
     heads = sizes["kv_heads"] * sizes["group"]
     head_dim = shape.head_tile - sizes.get("less", 0)
     seen = sum(min(length, window + tokens) if window else length for length, tokens in requests)
+    for length, _ in requests[1:]:  # shared keys count once
+        seen -= min(sizes.get("shared", 0), length) // KV_BLOCK * KV_BLOCK
     moved = 2 * seen * sizes["kv_heads"] * head_dim * shape.kv_bytes
     moved += sum(tokens for _, tokens in requests) * heads * (2 * head_dim * itemsize + 4)
     moved += 8 * len(requests) + 4 + 4 * heads * sizes.get("sinks", 0)
@@ -103,13 +131,35 @@ def _decode_cost(variant: Variant, sizes: Sizes) -> Cost:
     return Cost(moved, 4 * pairs * heads * head_dim)
 
 
+SHARED_BLOCKS = KernelSpec(
+    name="shared_blocks",
+    source="attention_decode/shared_blocks.cu",
+    entry="shared_blocks",
+    parameters=declare(
+        outputs("shared"),
+        inputs("block_table", "seq_lens"),
+        derived("int64", "table_row"),
+        derived("int32", "num_requests"),
+    ),
+    params={},
+    bind=_shared_bind,
+    geometry=_shared_geometry,
+    cost=_shared_cost,
+    reference=shared_reference,
+    make_inputs=cases.shared_inputs,
+    sizes=cases.SHARED_SIZES,
+    bench_sizes=cases.BENCH_SIZES,
+    tolerance=0.0,
+    min_arch=80,
+    paper="https://arxiv.org/abs/2402.05099",
+)
 ATTENTION_PLAN = KernelSpec(
     name="attention_plan",
     source="attention_decode/attention_plan.cu",
     entry="attention_plan",
     parameters=declare(
         outputs("items"),
-        inputs("block_table", "seq_lens", "cu_seqlens_q"),
+        inputs("block_table", "seq_lens", "cu_seqlens_q", "shared"),
         derived("int64", "table_row"),
         derived("int32", "num_requests", "capacity"),
         values("int32", "group", "window"),
@@ -161,5 +211,5 @@ PAGED_ATTENTION = KernelSpec(
     bench_needs={"scalar_t": "kiln::bf16", "head_tile": "128", "kv_t": SAME},
     paper="https://crfm.stanford.edu/2023/10/12/flashdecoding.html",
 )
-SPECS = [ATTENTION_PLAN, PAGED_ATTENTION]
+SPECS = [SHARED_BLOCKS, ATTENTION_PLAN, PAGED_ATTENTION]
 define(SPECS)

@@ -146,6 +146,12 @@ class Cut:
     num_splits: int
     divisible: bool  # its shares have units
 
+    def equal_but_for_the_end(self, other: Cut) -> bool:
+        """Return whether another request has the same splits, but for the last one's end."""
+        if (self.num_splits, self.divisible) != (other.num_splits, other.divisible):
+            return False
+        return all(self.begin(i) == other.begin(i) for i in range(self.num_splits))
+
     def begin(self, split: int) -> int:
         """Return the first block of a split; all splits but the last hold whole pairs of blocks."""
         pairs = -(-self.num_blocks // PAIR_BLOCKS)
@@ -168,6 +174,32 @@ def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int)
         and blocks >= (shares << rule.warp_bits) * PAIR_BLOCKS
     )
     return Cut(first, blocks, tiles, splits, divisible)
+
+
+def groups(
+    rule: SplitRule,
+    cuts: Sequence[Cut],
+    tokens: Sequence[int],
+    shared: Sequence[int],
+    group: int,
+) -> list[range]:
+    """Return the requests of a step without a window, as runs that share splits.
+
+    ``shared``: how many first blocks a request has in common with the one before it. A run shares
+    all splits but the last, which have one work item each. A run has at most 8 rows, and does not
+    cross a multiple of its greatest length. Nothing is shared if the step's items fit the GPU.
+    """
+    most = max(1, TILE_ROWS // 2 // group)
+    full = sum(one.num_tiles * one.num_splits for one in cuts) > rule.most
+    runs: list[range] = []
+    for r, one in enumerate(cuts):
+        joins = full and r % most and tokens[r] == tokens[r - 1] == 1 and one.num_splits > 1
+        if joins and one.equal_but_for_the_end(cuts[r - 1]):
+            joins = shared[r] >= one.begin(one.num_splits - 1)
+        else:
+            joins = False
+        runs.append(range(runs.pop().start if joins else r, r + 1))
+    return runs
 
 
 def unit_begin(unit: int, num_pairs: int, warp_bits: int) -> int:

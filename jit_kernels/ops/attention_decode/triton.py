@@ -34,6 +34,24 @@ _PROGRAMS = 4  # per multiprocessor
 
 
 @triton.jit
+def _shared(shared, block_table, seq_lens, table_row, CHUNK: tl.constexpr):
+    request = tl.program_id(0)
+    one, other = tl.load(seq_lens + request), tl.load(seq_lens + tl.maximum(request - 1, 0))
+    most = tl.where(request > 0, (tl.minimum(one, other) + 15) // 16, 0)
+    own = block_table + request.to(tl.int64) * table_row
+    equal, go_on = 0 * most, 1 + 0 * most
+    for at in range(0, most, CHUNK):
+        i = tl.arange(0, CHUNK)
+        here = at + i < most
+        ids = tl.load(own + at + i, mask=here, other=0)
+        before = tl.load(own - table_row + at + i, mask=here, other=0)
+        first = tl.min(tl.where(here & (ids == before), CHUNK, i), 0)  # that differs
+        equal += go_on * first
+        go_on = tl.where(first < CHUNK, 0, go_on)
+    tl.store(shared + request, equal)
+
+
+@triton.jit
 def _cut(  # noqa: PLR0913
     length, tokens, group, window, max_splits, split_blocks, few_splits, longer, warp_bits,
 ):  # fmt: skip
@@ -56,16 +74,59 @@ def _cut(  # noqa: PLR0913
 
 
 @triton.jit
-def _store_places(  # noqa: PLR0913
-    to, fits, local, table, first, blocks, num_splits, kind, halvings, warp_bits,
+def _joins(  # noqa: PLR0913
+    every, here, tokens, blocks, splits, divisible, seq_lens, cu_seqlens_q, shared, group, window,
+    max_splits, split_blocks, few_splits, longer, warp_bits,
 ):  # fmt: skip
-    """Store each item's part, the blocks of its split, and the first block ids of its warps."""
+    """Return which requests share splits with the one before; see splits.groups."""
+    later = here & (every > 0)
+    length = tl.load(seq_lens + every - 1, mask=later, other=0)
+    begin = tl.load(cu_seqlens_q + every - 1, mask=later, other=0)
+    end = tl.load(cu_seqlens_q + every, mask=later, other=0)
+    _, other_blocks, _, other_splits, other_divisible = _cut(
+        length, end - begin, group, window, max_splits=max_splits, split_blocks=split_blocks,
+        few_splits=few_splits, longer=longer, warp_bits=warp_bits,
+    )  # fmt: skip
+    joins = later & (every % tl.maximum(1, 8 // group) != 0) & (window == 0) & (splits > 1)
+    joins = joins & (tokens == 1) & (end - begin == 1)
+    joins = joins & (splits == other_splits) & (divisible == other_divisible)
+    pairs, other_pairs = (blocks + 1) // 2, (other_blocks + 1) // 2
+    for split in range(1, tl.max(splits)):
+        equal = split * pairs // splits == split * other_pairs // splits
+        joins = joins & (equal | (split >= splits))
+    common = tl.load(shared + every, mask=here, other=0)
+    return joins & (common >= (splits - 1) * pairs // splits * 2)
+
+
+@triton.jit
+def _run(joins, every, request):
+    """Return a request's place in its run, and how many requests the run has."""
+    place, later = 0, 0
+    back, ahead = 1, 1
+    for i in tl.static_range(8):
+        back = back * tl.max(tl.where((every == request - i) & joins, 1, 0), 0)
+        ahead = ahead * tl.max(tl.where((every == request + 1 + i) & joins, 1, 0), 0)
+        place, later = place + back, later + ahead
+    return place, 1 + place + later
+
+
+@triton.jit
+def _store_places(  # noqa: PLR0913
+    to, fits, local, table, first, blocks, num_splits, kind, halvings, warp_bits, members,
+    num_tokens, length,
+):  # fmt: skip
+    """Store each item's size, part, blocks of its split, and the first block ids of its warps."""
     parts, pairs_of_all = num_splits << halvings, (blocks + 1) // 2
     part = local % parts
     split = part >> halvings
     begin = first + tl.minimum(blocks, split * pairs_of_all // num_splits * 2)
     end = first + tl.minimum(blocks, (split + 1) * pairs_of_all // num_splits * 2)
-    tl.store(to + 4, (kind << 29) + (local // parts) * 65536 + part, mask=fits)
+    shared = (members > 1) & (part < parts - 1)
+    size = tl.where(shared, members, (members - 1) * 32 + num_tokens)
+    tl.store(to + 2, parts * 256 + size, mask=fits)
+    tl.store(to + 3, tl.where(shared, end * 16 + members, length), mask=fits)
+    is_shared = tl.where(shared, 1 << 28, 0)
+    tl.store(to + 4, (kind << 29) + is_shared + (local // parts) * 65536 + part, mask=fits)
     tl.store(to + 6, begin, mask=fits)
     tl.store(to + 7, end, mask=fits)
     pairs, own = (end - begin + 1) // 2, part - (split << halvings)
@@ -78,8 +139,8 @@ def _store_places(  # noqa: PLR0913
 
 @triton.jit
 def _plan(  # noqa: PLR0913
-    items, block_table, seq_lens, cu_seqlens_q, table_row, num_requests, capacity, group, window,
-    max_splits, split_blocks, few_splits, longer, warp_bits, ALL: tl.constexpr,
+    items, block_table, seq_lens, cu_seqlens_q, shared, table_row, num_requests, capacity, group,
+    window, max_splits, split_blocks, few_splits, longer, warp_bits, ALL: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
     every = tl.arange(0, ALL)
@@ -98,38 +159,43 @@ def _plan(  # noqa: PLR0913
         halvings = halvings - 1
     kind = tl.where(divisible, 1 + halvings, 0)
     halvings = tl.where(divisible, halvings, 0)
-    parts = splits << halvings
-    counts = undivided << halvings
+    parts, counts = splits << halvings, undivided << halvings
     rows = tl.where((counts > 0) & (parts > 1), parts * tokens * group, 0)
+    joins = (once > max_splits) & _joins(
+        every, here, tokens, blocks, splits, divisible, seq_lens=seq_lens,
+        cu_seqlens_q=cu_seqlens_q, shared=shared, group=group, window=window,
+        max_splits=max_splits, split_blocks=split_blocks, few_splits=few_splits, longer=longer,
+        warp_bits=warp_bits,
+    )  # fmt: skip
+    counts -= tl.where(joins, splits - 1, 0)
     before = every < request
     start = tl.sum(tl.where(before, counts, 0), 0)
     row_start = tl.sum(tl.where(before, rows, 0), 0)
     if request == num_requests:
         tl.store(items, tl.minimum(start, capacity))
         tl.store(items + 1, row_start)
-        tl.store(items + 2, 0)
+        tl.store(items + 2, tl.max(tl.where(joins, 1, 0), 0))
         tl.store(items + 3, 0)
     else:
         own = every == request
         first_token, num_tokens = tl.load(cu_seqlens_q + request), tl.sum(tl.where(own, tokens, 0))
-        count = tl.sum(tl.where(own, counts, 0), 0)
-        n = tl.sum(tl.where(own, splits, 0), 0)
+        count, n = tl.sum(tl.where(own, counts, 0), 0), tl.sum(tl.where(own, splits, 0), 0)
         own_halvings = tl.sum(tl.where(own, halvings, 0), 0)
-        own_kind = tl.sum(tl.where(own, kind, 0), 0)
-        own_blocks = tl.sum(tl.where(own, blocks, 0), 0)
-        own_first = tl.sum(tl.where(own, first, 0), 0)
+        place, members = _run(joins, every, request)
+        skipped = tl.where(place > 0, (n << own_halvings) - 1, 0)
+        row_start -= place * (n << own_halvings) * group
         for at in range(0, count, 64):
             local = at + tl.arange(0, 64)
             fits = (local < count) & (start + local < capacity)
             to = items + _ITEM * (1 + start + local)
             tl.store(to, request + 0 * local, mask=fits)
             tl.store(to + 1, first_token + 0 * local, mask=fits)
-            tl.store(to + 2, (n << own_halvings) * 256 + num_tokens + 0 * local, mask=fits)
-            tl.store(to + 3, tl.load(seq_lens + request) + 0 * local, mask=fits)
-            tl.store(to + 5, row_start + 0 * local, mask=fits)
+            tl.store(to + 5, row_start + place * group + 0 * local, mask=fits)
             _store_places(
-                to, fits, local, block_table + request.to(tl.int64) * table_row, own_first,
-                own_blocks, n, own_kind, own_halvings, warp_bits,
+                to, fits, local + skipped, block_table + request.to(tl.int64) * table_row,
+                tl.sum(tl.where(own, first, 0), 0), tl.sum(tl.where(own, blocks, 0), 0), n,
+                tl.sum(tl.where(own, kind, 0), 0), own_halvings, warp_bits, members, num_tokens,
+                tl.load(seq_lens + request),
             )  # fmt: skip
 
 
@@ -157,8 +223,8 @@ def _attend(  # noqa: PLR0913
         item = items + _ITEM * (1 + work // num_kv_heads)
         kv_head = work % num_kv_heads
         request, first_token, size = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-        tokens, length, part = size % 256, tl.load(item + 3), tl.load(item + 4)
-        tile, split = part // 65536 % 8192, part % 65536
+        tokens, length, part = size % 32, tl.load(item + 3), tl.load(item + 4)
+        tile, split = part // 65536 % 4096, part % 65536
         begin, end = _item_keys(item, part)
         end = tl.minimum(end, length)
         row = tile * 16 + tl.arange(0, 16)
@@ -183,7 +249,8 @@ def _attend(  # noqa: PLR0913
             finish(out, lse, sinks, token * (num_kv_heads * group) + head, head, used, o, top,
                    total, v_scale, D, DIM, LSE, SINKS)  # fmt: skip
         else:
-            slot = tl.load(item + 5) + split.to(tl.int64) * tokens * group + row
+            others = size // 32 % 8  # tokens of other requests, between its partial rows
+            slot = tl.load(item + 5) + split.to(tl.int64) * (tokens + others) * group + row
             slot = slot * num_kv_heads + kv_head
             place = partials + slot * (D + _ROOM)
             tl.store(place[:, None] + d[None, :], o, mask=used[:, None] & (d < D)[None, :])
@@ -202,9 +269,9 @@ def _merge(  # noqa: PLR0913
         item = items + _ITEM * (1 + work // num_kv_heads)
         kv_head = work % num_kv_heads
         first_token, size, part = tl.load(item + 1), tl.load(item + 2), tl.load(item + 4)
-        tokens, num_splits = size % 256, size // 256
+        tokens, num_splits = size % 32, size // 256
         if (part % 65536 == 0) & (num_splits > 1):
-            row = part // 65536 % 8192 * 16 + tl.arange(0, 16)
+            row = part // 65536 % 4096 * 16 + tl.arange(0, 16)
             used = row < tokens * group
             slot = (tl.load(item + 5).to(tl.int64) + row) * num_kv_heads + kv_head
             part_row = partials + slot * (D + _ROOM)
@@ -226,12 +293,19 @@ def _merge(  # noqa: PLR0913
             finish(out, lse, sinks, to, head, used, o, top, total, v_scale, D, DIM, LSE, SINKS)
 
 
+def shared_blocks(a: Arguments) -> None:
+    """Write how many first blocks each request has in common with the one before it."""
+    count = a.seq_lens.shape[0]
+    if count:
+        _shared[(count,)](a.shared, a.block_table, a.seq_lens, a.block_table.stride(0), CHUNK=128)
+
+
 def attention_plan(a: Arguments) -> None:
     """Write the table of work items, as the CUDA kernel does."""
     count = a.seq_lens.shape[0]
     _plan[(count + 1,)](
-        a.items, a.block_table, a.seq_lens, a.cu_seqlens_q, a.block_table.stride(0), count,
-        a.items.shape[0] - 1, a.group, a.window, a.max_splits, a.split_blocks, a.few_splits,
+        a.items, a.block_table, a.seq_lens, a.cu_seqlens_q, a.shared, a.block_table.stride(0),
+        count, a.items.shape[0] - 1, a.group, a.window, a.max_splits, a.split_blocks, a.few_splits,
         a.longer, a.warp_bits, ALL=triton.next_power_of_2(max(count, 1)),
     )  # fmt: skip
 

@@ -42,12 +42,18 @@ class Workspace:
     items: Mapping[int, torch.Tensor]  # window -> [1 + max_items, 16] int32
     partials: torch.Tensor  # [max_rows, num_kv_heads, head_dim + SCALE_ROOM] float32
     mail: torch.Tensor  # [max_mail, num_kv_heads, head_dim + SCALE_ROOM] int32
-    arrivals: torch.Tensor  # [max_items, num_kv_heads, warps of a block] int32
+    arrivals: torch.Tensor  # [max_rows, num_kv_heads, warps of a block] int32
+    shared: torch.Tensor  # [max_requests] int32: first blocks in common with the request before
+
+    @property
+    def max_items(self) -> int:
+        """The number of work items that fit."""
+        return next(iter(self.items.values())).shape[0] - 1
 
     @property
     def num_bytes(self) -> int:
         """Total bytes of device memory."""
-        tensors = [self.partials, self.mail, self.arrivals, *self.items.values()]
+        tensors = [self.partials, self.mail, self.arrivals, self.shared, *self.items.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def check(self, num_requests: int, num_tokens: int, max_blocks: int) -> None:
@@ -58,7 +64,7 @@ class Workspace:
         group = self.num_heads // self.num_kv_heads
         sizes = (num_requests, num_tokens, max_blocks, group)
         needs = (num_requests, most_items(self.rule, *sizes), most_rows(self.rule, *sizes))
-        has = (self.max_requests, self.arrivals.shape[0], self.partials.shape[0])
+        has = (self.max_requests, self.max_items, self.partials.shape[0])
         if any(need > room for need, room in zip(needs, has, strict=True)):
             raise ValueError(
                 f"the attention workspace has room for {has[0]} requests, {has[1]} work items and "
@@ -104,7 +110,8 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
         items={window: integers((1 + items, ITEM_INTS)) for window in windows},
         partials=torch.empty(rows, *floats, device=device),
         mail=make_mail(rule, rows, *floats, device),
-        arrivals=integers((items, num_kv_heads, shape.warps)),
+        arrivals=integers((rows, num_kv_heads, shape.warps)),
+        shared=integers((max_requests,)),
     )
 
 

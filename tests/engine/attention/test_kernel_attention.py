@@ -34,7 +34,8 @@ def launches(monkeypatch):
         return launch
 
     with torch.library._scoped_library("kiln", "IMPL") as library:
-        for name in ("attention_plan", "paged_attention", "prefill_plan", "paged_prefill"):
+        decode = ("shared_blocks", "attention_plan", "paged_attention")
+        for name in (*decode, "prefill_plan", "paged_prefill"):
             library.impl(name, instead_of(all_specs()[name]), "CPU", allow_override=True)
         yield seen
 
@@ -117,8 +118,8 @@ def test_a_pool_that_does_not_fit_the_layer_is_refused_at_load():
 
 def test_a_step_launches_only_what_has_work(launches):
     step([(20, 1), (0, 16)], None, kernels=True)
-    assert launches == ["attention_plan", *["paged_attention"] * 2]
+    assert launches == ["shared_blocks", "attention_plan", *["paged_attention"] * 2]
     launches.clear()
     step([(20, 30)], None, kernels=True)
-    assert not {"attention_plan", "paged_attention"} & set(launches)
+    assert not {"shared_blocks", "attention_plan", "paged_attention"} & set(launches)
     assert len(launches) == 3

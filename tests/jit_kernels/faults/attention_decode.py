@@ -27,6 +27,10 @@ _FEWER = {**_SENT, "context": 16 * 10}
 _NOT_PAIRED = {**_FEWER, "long": 10}  # the last two are of different clusters
 _PAIRED = {**_LONG, "context": 1536, "group": 3, "most": 16, "split": 32, "few": 3}  # 12 quarters
 _CROWDED = {**_LONG, "requests": 4, "context": 100, "group": 16, "most": 2, "split": 2}
+_GROUPS = {**_ONE_HEAD, "batch": 7, "group": 3, "most": 8, "split": 8, "few": 2, "shared": 300}
+_FOURS = {**_GROUPS, "group": 2, "few": 4, "shared": 700}
+_GROUPS_IN_UNITS = {**_ONE_HEAD, "batch": 6, "most": 2, "split": 32, "shared": 600}
+_LONG_PREFIX = {**_LONG, "requests": 3, "context": 2600, "shared": 2500}
 _MANY = {**_ONE_HEAD, "requests": 200, "context": 300}  # more than the plan has threads
 
 
@@ -46,6 +50,7 @@ _ROWS = {"header": "attention_decode/rows.cuh"}
 _CUT = {"header": "kiln/attention/split.cuh"}
 _SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
 _MANY_BLOCKS = {**_PARTS, "multiprocessors": 17}
+_MANY_MORE = {"multiprocessors": 35}
 _MORE_BLOCKS = {**_PARTS, "multiprocessors": 18}
 _MEMORY = {"header": "kiln/ptx/memory.cuh", "seeds": 3}
 _ACQ_REL = "inc, counter, last, cuda_host::acq_rel"
@@ -125,6 +130,23 @@ _ATTENTION = [
     ("messages between a block's own items", "num_items <= int(gridDim.y)", "true", _TWO_ROUNDS,
      _SEEDS),
     ("more messages than there is room for", "headers[warp].y <= mail_rows / 2", "true", _CROWDED),
+    ("messages between items that share parts", " && !headers[warp].z", "", _GROUPS, _MANY_MORE),
+    ("parts as near as those of a single request", "flat_rows + item.other_tokens() * heads.group",
+     "flat_rows", _GROUPS, _PARTS),
+    ("one counter for all requests of a group", "first_row += num_rows, counter += num_rows;",
+     "first_row += num_rows;", _GROUPS, _PARTS),
+    ("rows of a group's first request merged again", "parts += num_rows * row_step;", "", _FOURS,
+     _PARTS),
+    ("the first request of a group merged alone", "left = place.num_requests;", "left = 1;",
+     _GROUPS),
+    ("results of a group's first request for all", "sum_of_warps(first + row,",
+     "sum_of_warps(row,", _FOURS, _PARTS),
+    ("rows of a group's first request sent alone", "first < num_requests * num_rows",
+     "first < num_rows", _GROUPS, _PARTS),
+    ("rows of a group taken for those of a request", "item.is_shared() ? heads.group :", "",
+     _FOURS, {**_PARTS, **_SEEDS}),
+    ("other requests counted as tokens", "size & 31", "size & 255", _GROUPS_IN_UNITS, _CUT),
+    ("sharing taken for a tile", "& 0xfff;", "& 0x1fff;", _GROUPS, _CUT),
     ("keys past the end read", "m * kKVBlock + row < valid", "true", _TINY, _FETCH),
     ("the last pair taken for a whole one", "dense && left >= Shape::kKeys", "dense", _TINY,
      _FETCH),
@@ -152,8 +174,8 @@ _ATTENTION = [
     ("wrong KV head", "x.values + head *", "x.values + 0 *", _TWO_HEADS, _FETCH),
     ("pool taken as laid out by head", "i % 2 ? x.value_token", "i % 2 ? x.head_dim",
      _TWO_HEADS, _FETCH),
-    ("rows merged in another tile's place", "y.tile * kTileRows) * y.row", "0) * y.row",
-     _ALL_OPTIONS, {**_PARTS, **_SEEDS}),
+    ("rows merged in another tile's place", "y.counter * y.row_step;",
+     "item.row_start * y.row_step;", _ALL_OPTIONS, {**_PARTS, **_SEEDS}),
     ("old result not rescaled", "sum[n][j] *= f;", "", _STEEP, _ROWS),
     ("top of another eight", "best[n][j] = over_keys_max(best[n][j])",
      "best[n][j] = over_keys_max(best[0][j])", {**_SPECULATIVE, "steep": 40}, _ROWS),
@@ -234,6 +256,38 @@ _PLAN = [
     ("window left out", "window ? max(", "false ? max(", _ALL_OPTIONS, _CUT),
     ("splits not shared by the tiles", "rule.most / max(1, x.num_tiles)", "rule.most",
      {**_SPECULATIVE, "split": 1}, _CUT),
+    ("a group of two tiles", "r % most_in_group == 0", "r == 0", _GROUPS),
+    ("splits shared whose blocks differ", "common < x.begin(x.num_splits - 1)", "common < 1",
+     {**_GROUPS, "shared": 100}),
+    ("splits shared that end elsewhere", "equal &= begin(split) == x.begin(split)", "equal &= true",
+     _GROUPS, _CUT),
+    ("units shared with whole splits", " || divisible != x.divisible", "", _GROUPS_IN_UNITS, _CUT),
+    ("two tokens in a group", "tokens != 1 || other_tokens", "other_tokens", _GROUPS),
+    ("one token grouped with two", "tokens != 1 || other_tokens != 1", "tokens != 1", _GROUPS),
+    ("splits shared under a window", "if (window || r %", "if (r %", {**_GROUPS, "window": 600}),
+    ("splits shared on an idle machine", "count.all_items > max_splits && ", "",
+     {**_GROUPS, "most": 64}),
+    ("items of a group's splits left free", "(shares ? count.saved : 0)", "0", _GROUPS),
+    ("splits of a group for each request", "own_place > 0 ? parts - 1 : 0", "0", _GROUPS),
+    ("rows of a group begin in its midst", "first_row -= own_place * parts * group;", "", _FOURS),
+    ("rows of a group's first request for all", "first_row + own_place * group", "first_row",
+     _FOURS),
+    ("nothing said of shared splits", "first_row, shares, 0}", "first_row, 0, 0}", _GROUPS),
+    ("keys of a shared split hidden", "end * kiln::kKVBlock + members", "end * kiln::kKVBlock",
+     _FOURS),
     ("long splits as short as the first", "pieces <= few", "true", {**_TREE, "few": 2}, _CUT),
 ]  # fmt: skip
-FAULTS = [*_planted("paged_attention", _ATTENTION), *_planted("attention_plan", _PLAN)]
+_SHARED = [
+    ("any two ids equal", "own[i] == other[i]", "true", _GROUPS),
+    ("the first that differs counted", "__ffs(int(differs)) - 1", "__ffs(int(differs))", _GROUPS),
+    ("the first ids compared again", "from + k * 32 + lane", "from + lane",
+     _GROUPS_IN_UNITS),
+    ("no more than one round", "from < most && !differs", "from < 1", _LONG_PREFIX),
+    ("ids past the end compared", "i < most && own", "own", _GROUPS),
+    ("the first request compared with none", "if (request > 0) {", "{", _GROUPS),
+]  # fmt: skip
+FAULTS = [
+    *_planted("paged_attention", _ATTENTION),
+    *_planted("attention_plan", _PLAN),
+    *_planted("shared_blocks", _SHARED),
+]

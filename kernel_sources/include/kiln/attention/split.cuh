@@ -22,17 +22,23 @@ enum class Part { split, split_in_units, half, quarter };  // kind of a work ite
 // of items, `first_token` the number of rows of partial results.
 struct alignas(16) WorkItem {
   int request, first_token;
-  int size;                    // number of parts << 8 | query tokens
+  int size;                    // number of parts << 8 | other_tokens() << 5 | query tokens
   int seq_len;
-  int place;                   // Part << 29 | tile << 16 | which part
+  int place;                   // Part << 29 | shared << 28 | tile << 16 | which part
   int row_start;               // partial result rows of one KV head before this request
   int first_block, end_block;  // of the split, in blocks of the request
   int ids[kFirstIds];          // pool ids of each warp's first pair of blocks
 
   KILN_FN int num_parts() const { return size >> 8; }
-  KILN_FN int num_tokens() const { return size & 255; }
+  KILN_FN int num_tokens() const { return size & 31; }
+  // Tokens of other requests between whose partial rows those of this item lie: its request shares
+  // earlier parts with them.
+  KILN_FN int other_tokens() const { return size >> 5 & 7; }
+  // Whether each query token belongs to a request of its own, that of the first token or one of
+  // those that follow. They see all keys of the item, whose blocks they share.
+  KILN_FN bool is_shared() const { return place >> 28 & 1; }
   KILN_FN Part kind() const { return Part(place >> 29); }
-  KILN_FN int tile() const { return place >> 16 & 0x1fff; }
+  KILN_FN int tile() const { return place >> 16 & 0xfff; }
   KILN_FN int part() const { return place & 0xffff; }
 };
 
@@ -46,6 +52,13 @@ struct RequestCut {
   KILN_FN int begin(int split) const {
     const int pairs = (num_blocks + kPairBlocks - 1) / kPairBlocks;
     return first_block + min(num_blocks, split * pairs / num_splits * kPairBlocks);
+  }
+  // Whether both requests have the same splits, but for the last one's end.
+  KILN_FN bool equal_but_for_the_end(const RequestCut& x) const {
+    if (num_splits != x.num_splits || divisible != x.divisible) return false;
+    bool equal = first_block == x.first_block;
+    for (int split = 1; split < num_splits; ++split) equal &= begin(split) == x.begin(split);
+    return equal;
   }
 };
 
