@@ -221,6 +221,10 @@ def test_the_speculative_config_fills_its_group(config_of_llm):
         "ngram", num_speculative_tokens=3, prompt_lookup_max=6, prompt_lookup_min=2
     )
     assert config_of_llm(speculative_config=None).speculative == SpeculativeConfig()
+    assert config.MAX_LOOKUP == spec.MAX_LOOKUP  # what the kernel can look up
+    given = {**SPECULATIVE, "prompt_lookup_max": config.MAX_LOOKUP + 1}
+    with pytest.raises(ConfigError, match="prompt_lookup_max=32: must be 1 to 31 tokens"):
+        config_of_llm(speculative_config=given)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +259,6 @@ def test_a_limit_of_the_lookup_is_the_others_default(given, lookup):
 )
 def test_bad_settings_of_speculative_decoding_are_refused_by_name(given, problem):
     with pytest.raises(ConfigError, match=f"^speculative_config: {problem}"):
-        LLM("m", speculative_config=given)
-
-
-def test_the_longest_lookup_is_what_the_kernel_can_do():
-    assert config.MAX_LOOKUP == spec.MAX_LOOKUP
-    given = {**SPECULATIVE, "prompt_lookup_max": config.MAX_LOOKUP + 1}
-    with pytest.raises(ConfigError, match="prompt_lookup_max=32: must be 1 to 31 tokens"):
         LLM("m", speculative_config=given)
 
 
