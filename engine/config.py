@@ -18,7 +18,7 @@ DEVICES = ("auto", "cpu", "cuda")
 _MAX_NUM_SEQS = {"cuda": 256, "cpu": 64}  # by kind of device
 SpeculativeMethod = Literal["ngram"]
 SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
-MAX_LOOKUP = 64
+MAX_LOOKUP = 31  # tokens; the same as of the kernel propose_ngram
 MAX_DRAFTS = 15  # with the token ahead, as many as a row of decode attention takes
 LEAST_BUDGET = 2048  # of the defaults of max_num_batched_tokens
 

@@ -3,9 +3,10 @@
 
     python3 tools/bench_prefix.py [--requests 32] [--shared 1024] [--output benchmarks]
 
-Requests that begin with the same tokens, with and without caching, on the demo model's shape with
-random weights and a longer context; each kind of work in turn, several times, medians. Then the
-work of the host alone: to index the blocks of a prompt, and to find them again. Runs on a CPU.
+First it times requests that begin with the same tokens, with and without caching. The model has
+the demo model's shape, random weights and a longer context. Both ways run in turn, several times;
+the numbers are medians. Then it times the host's own work: indexing the blocks of a prompt, and
+finding them again. Runs on a CPU.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Workspace:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of the slots' keys and values, [num_slots, num_kv_heads, head_dim] each.
 
-        They are valid until the next call.
+        The next call overwrites them.
         """
         if keys.dtype != self._dtype:  # 8-bit floats: torch can gather them only as bytes
             keys, values = (

@@ -17,9 +17,9 @@ from kiln.engine.compile.rebuild import rebuild
 from kiln.engine.errors import PieceError
 
 _ARTEFACT = "artefact"
-# Of Inductor and AOTInductor. Precompiled headers lie in a folder that may belong to another user,
-# and loading a piece would make them again. One thread: Inductor's pool of compiling processes
-# would outlive the start.
+# Options of Inductor and AOTInductor. No precompiled headers: their folder may belong to another
+# user, and loading a compiled piece would build them again. One thread: with more, Inductor starts
+# a pool of processes that goes on running when the engine is ready.
 OPTIONS = {
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,

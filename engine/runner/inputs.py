@@ -88,8 +88,8 @@ class StepInputs:
         # The results of the last step that sampled without log-probabilities; first its tokens.
         self.results = zeros(Samples.size_of(max_samples, 0), dtype=torch.int32)
         self.sampled = self.results[:max_samples]
-        # By row: what may follow its last token, how many of these were found and do not only fill
-        # it, and how many drafts its last step has rejected.
+        # For each row: the drafts of the tokens that follow its last one; how many drafts the
+        # lookup found (0: the drafts are fillers); and how many its last step rejected.
         self.drafts = zeros(max_requests, max_drafts, dtype=torch.int32)
         self.draft_counts = zeros(2, max_requests, dtype=torch.int32)
         self.num_drafts, self.rejected = self.draft_counts

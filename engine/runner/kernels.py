@@ -21,10 +21,10 @@ from kiln.jit_kernels.ops.speculative.spec import PROPOSE_NGRAM, VERIFY_CHAIN
 from kiln.jit_kernels.ops.step.spec import STEP_INPUTS
 from kiln.jit_kernels.registry import all_specs
 
-# Any step may need these: a request may at any time have penalties, banned tokens and bad words.
+# Every model needs these, because any request may ask for penalties, banned tokens or bad words.
 _STEP = (STEP_INPUTS, SAMPLE_TOKENS, TOKEN_EDITS, BAN_WORDS)
 _DRAFTS = (VERIFY_CHAIN, PROPOSE_NGRAM)
-# Families whose kernels are chosen elsewhere: by the LoRA backend, and by a group of ranks.
+# Other code chooses the kernels of these families: the LoRA backend, and the group of ranks.
 _CHOSEN_ELSEWHERE = (LORA, LORA_CHUNKED, "all_reduce")
 
 

@@ -47,8 +47,8 @@ class CompletionStream:
     Stop strings are detected here, because the core handles no text; but one that is the text of a
     special token is a stop token of the core, since such text may be left out of the output. If
     ``stopped_early`` becomes true, the caller must abort the request in the core and push no more.
-    Without a tokenizer the text stays empty. ``prompt_logprobs`` and ``num_cached_tokens`` as in
-    RequestOutput, from the first token on.
+    Without a tokenizer the text stays empty. ``prompt_logprobs`` and ``num_cached_tokens`` are
+    those of RequestOutput. They are set when the first token arrives.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from kiln import LLM
+from kiln.engine import config
 from kiln.engine.cli.options import DEMO_FOLDER
 from kiln.engine.config import (
     EngineConfig,
@@ -19,6 +20,7 @@ from kiln.engine.config import (
 )
 from kiln.engine.config_forms import Settings, config_of, config_text, read_config_text
 from kiln.engine.errors import ConfigError
+from kiln.jit_kernels.ops.speculative import spec
 
 
 def test_each_kind_of_device_has_its_setting_and_its_default():
@@ -219,6 +221,10 @@ def test_the_speculative_config_fills_its_group(config_of_llm):
         "ngram", num_speculative_tokens=3, prompt_lookup_max=6, prompt_lookup_min=2
     )
     assert config_of_llm(speculative_config=None).speculative == SpeculativeConfig()
+    assert config.MAX_LOOKUP == spec.MAX_LOOKUP  # what the kernel can look up
+    given = {**SPECULATIVE, "prompt_lookup_max": config.MAX_LOOKUP + 1}
+    with pytest.raises(ConfigError, match="prompt_lookup_max=32: must be 1 to 31 tokens"):
+        config_of_llm(speculative_config=given)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +251,8 @@ def test_a_limit_of_the_lookup_is_the_others_default(given, lookup):
         ({"method": "ngram"}, "num_speculative_tokens=0: must be 1 to 15"),
         ({"method": "ngram", "num_speculative_tokens": 16}, "num_speculative_tokens=16"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens=True"),
-        ({**SPECULATIVE, "prompt_lookup_max": 0}, "prompt_lookup_max=0: must be 1 to 64 tokens"),
-        ({**SPECULATIVE, "prompt_lookup_min": "2"}, "prompt_lookup_min='2': must be 1 to 64"),
+        ({**SPECULATIVE, "prompt_lookup_max": 0}, "prompt_lookup_max=0: must be 1 to 31 tokens"),
+        ({**SPECULATIVE, "prompt_lookup_min": "2"}, "prompt_lookup_min='2': must be 1 to 31"),
         ({**SPECULATIVE, "prompt_lookup_min": 7}, "prompt_lookup_min=7: must be at most prompt_"),
         ({**SPECULATIVE, "model": "m"}, "'model': is not supported; there are method, num_spec"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from arrivals import run_to_end
 from depth import at_depth
 from fake_host import FakeHost
 from scripted_drafts import DeviceDrafter
@@ -61,27 +62,9 @@ def check(core):
         )  # fmt: skip
 
 
-def run(core, arrivals, resets=(), limit=6000):
-    """Run to the end. ``arrivals``: (step, steps until the abort or None, request)."""
-    found = {}
-    for step in range(limit):
-        for arrival, abort, new in arrivals:
-            if arrival == step:
-                core.add(new)
-            if abort == step - arrival:
-                core.abort(new.request_id)
-        if step in resets:
-            core.reset_prefix_cache()
-        for output in core.step():
-            tokens, *_ = found.get(output.request_id, ([],))
-            reason, message = output.finish_reason, output.message
-            found[output.request_id] = ([*tokens, *output.token_ids], reason, message)
-        if core.scheduler.kv.tier is not None:
-            check(core)
-        if not core.has_work and step > max(arrival for arrival, *_ in arrivals):
-            assert core.stats().kv_blocks_used == 0
-            return found
-    raise AssertionError("the engine did not finish")
+def run(core, arrivals, resets=()):
+    has_tier = core.scheduler.kv.tier is not None
+    return run_to_end(core, arrivals, check if has_tier else lambda core: None, resets)
 
 
 def conversations(chance):

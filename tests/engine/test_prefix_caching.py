@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from arrivals import run_to_end
 from depth import at_depth
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
@@ -29,26 +30,8 @@ def request(name, prompt, salt=None, **params):
     return NewRequest(name, prompt, SamplingParams(**params), cache_salt=salt)
 
 
-def run(core, arrivals, resets=(), limit=4000):
-    """Run to the end. ``arrivals``: (step, steps until the abort or None, request)."""
-    found = {}
-    for step in range(limit):
-        for arrival, abort, new in arrivals:
-            if arrival == step:
-                core.add(new)
-            if abort == step - arrival:
-                core.abort(new.request_id)
-        if step in resets:
-            core.reset_prefix_cache()
-        for output in core.step():
-            tokens, *_ = found.get(output.request_id, ([],))
-            reason, message = output.finish_reason, output.message
-            found[output.request_id] = ([*tokens, *output.token_ids], reason, message)
-        check(core)
-        if not core.has_work and step > 20:
-            assert core.stats().kv_blocks_used == 0
-            return found
-    raise AssertionError("the engine did not finish")
+def run(core, arrivals, resets=()):
+    return run_to_end(core, arrivals, check, resets)
 
 
 def check(core):

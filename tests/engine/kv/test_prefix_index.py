@@ -25,7 +25,7 @@ def test_it_finds_the_longest_run_of_what_is_indexed(moves):
         if move == "forget":
             if run in known:
                 index.forget(known[run])
-                # What follows a forgotten block is not found either.
+                # A search stops at a forgotten block, so it does not find those behind it.
                 known = {key: known[key] for key in known if key[: len(run)] != run}
         else:
             blocks, tail = index.find(root, words)
