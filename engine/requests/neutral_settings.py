@@ -29,7 +29,6 @@ NEUTRAL_SETTINGS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "routed_experts_prompt_start": (None, 0),
         "spaces_between_special_tokens": (None, True),
         "stream_interval": (None, 1),
-        "structured_outputs": (None,),
         "thinking_token_budget": (None, -1),
         "trace_decode_token_ids": (None,),
         "use_beam_search": (None, False),

@@ -18,7 +18,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class NewRequest:
     """A generation request as submitted: the message from client to engine.
 
-    ``stop_string_ids`` are the tokens whose text is one of the stop strings.
+    ``stop_string_ids`` are the tokens whose text is one of the stop strings. ``grammar`` is the
+    grammar of its output, as llguidance reads it.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class NewRequest:
     stop_string_ids: tuple[int, ...] = ()
     priority: int = 0  # lower is earlier
     cache_salt: str | None = None  # requests with other salts share no cached prefix
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kiln.engine.errors import RequestError
 from kiln.engine.requests.neutral_settings import without_neutral
+from kiln.engine.requests.structured_outputs import StructuredOutputsParams
 
 MAX_COUNT = 2**31 - 1  # largest integer except a seed: it fits messages and kernels
 MAX_SEED = 2**63 - 1
@@ -54,7 +55,8 @@ class SamplingParams(metaclass=_AllKeywords):
     ``presence_penalty`` once are subtracted. Only ``allowed_token_ids`` are sampled, and no token
     that would complete one of ``bad_words``, or of ``bad_words_token_ids``, which a tokenizer makes
     of them. ``detokenize`` false leaves the text empty. ``truncate_prompt_tokens`` keeps that many
-    tokens at the end of the prompt, -1 as many as fit the context with one more. vLLM's other
+    tokens at the end of the prompt, -1 as many as fit the context with one more.
+    ``structured_outputs`` says what the output must look like. vLLM's other
     keywords are accepted at values without effect. Raises RequestError naming a field that is out
     of range, not supported, or unknown.
     """
@@ -83,6 +85,7 @@ class SamplingParams(metaclass=_AllKeywords):
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         """Normalise the stop lists to tuples and check every range."""
@@ -115,6 +118,9 @@ class SamplingParams(metaclass=_AllKeywords):
         if self.truncate_prompt_tokens is not None:
             self._check_at_least("truncate_prompt_tokens", -1)
             self._check("truncate_prompt_tokens", self.truncate_prompt_tokens != 0, "-1 or a count")
+        if self.structured_outputs is not None:
+            read = StructuredOutputsParams.of(self.structured_outputs)
+            object.__setattr__(self, "structured_outputs", read)
         if not self.detokenize:
             self._check("detokenize", not self.stop, "true with stop strings")
         self._check_lists()

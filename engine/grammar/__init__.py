@@ -1,0 +1,1 @@
+"""Grammars of structured outputs: built from requests, compiled, and turned into masks."""
