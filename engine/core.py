@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kiln.engine.config import EngineConfig
+from kiln.engine.engine_stats import engine_stats
 from kiln.engine.errors import DeviceError, KilnError, RequestError
+from kiln.engine.grammar.masks import GrammarMasks
 from kiln.engine.kv.block_pool import BlockPool
 from kiln.engine.kv.host_tier import HostTier
 from kiln.engine.kv.manager import KVManager
@@ -20,11 +23,11 @@ from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
 from kiln.engine.requests.check import check_tokens
 from kiln.engine.requests.finish import check_some_token
-from kiln.engine.requests.late_masks import MaskSource, late_masks
+from kiln.engine.requests.late_masks import Bound, MaskSource, Pace, late_masks
 from kiln.engine.requests.paced_drafts import FIXED_TOKENS, PacedDrafter
 from kiln.engine.requests.request import NewRequest, TokenOutput
 from kiln.engine.requests.rerun import failed_alone, run_halves, run_part
-from kiln.engine.requests.stats import EngineStats
+from kiln.engine.requests.stats import EngineStats, StepCounts
 from kiln.engine.runner.interface import Runner
 from kiln.engine.scheduler import Scheduler
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PATIENT = 60.0  # seconds for masks of requests of a failed step, which run alone
+
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
 
@@ -40,22 +45,20 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 class InFlight:
     """A launched step: what the runner returned, or the error that it raised.
 
-    ``is_bound``: whether its sampling is launched too, which a late step does later. ``failed``:
-    the outputs of requests whose mask could not be made.
+    The sampling of a late step is launched when it is ``bound`` to its masks.
     """
 
     batch: Batch
     launched: Any = None
     error: Exception | None = None
-    failed: Mapping[str, SampledTokens] = field(default_factory=dict)
-    is_bound: bool = True
+    bound: Bound | None = None
 
 
 class EngineCore:
     """A model and its scheduler; not thread-safe.
 
-    ``mask_source`` limits what requests may draw. ``runner`` and ``eos`` replace the model of
-    ``config`` in tests.
+    ``masks`` limits what requests may draw, ``runner`` and ``eos`` replace the model of ``config``,
+    all three in tests.
     Raises ConfigError or ModelError when the model cannot be served.
     """
 
@@ -64,16 +67,19 @@ class EngineCore:
         config: EngineConfig,
         progress: Progress | None = None,
         *,
-        mask_source: MaskSource | None = None,
+        masks: MaskSource | None = None,
         runner: Runner | None = None,
         eos: frozenset[int] | None = None,
     ) -> None:
-        self._mask_source = mask_source
         self.runner: Runner = load_runner(config, progress) if runner is None else runner
         limits = self.runner.limits or config.scheduler.for_device(self.runner.device_type)
         self.config = replace(config, scheduler=limits)
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
+        vocab_size, forces = self.runner.vocab_size, config.speculative.method is not None
+        read = partial(_vocabulary, config.model.model, vocab_size, eos)
+        self.grammars = GrammarMasks(read, vocab_size, eos, forces=forces)
+        self._masks: MaskSource = masks or self.grammars
         slots, host = AdapterSlots(self.runner.adapter_store), self.runner.host_blocks
         pool = BlockPool(self.runner.num_blocks, 0 if host is None else host.num_slots)
         self.scheduler = Scheduler(
@@ -88,6 +94,7 @@ class EngineCore:
             eos_token_ids=eos,
             adapters=slots,
             seed=config.model.seed,
+            masks=self._masks,
         )
         self._drafter = None
         if config.speculative.method is not None:
@@ -97,11 +104,9 @@ class EngineCore:
         self.adapters = AdapterJobs(slots, config.lora)
         self._overlaps = config.scheduler.overlap
         self._in_flight: deque[InFlight] = deque()  # oldest first
+        self._pace = Pace()
         self._is_changing = False  # or a change was interrupted, and the state is not consistent
-        self._steps = 0
-        self._steps_not_ahead = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
+        self._counts = StepCounts()
 
     @property
     def max_model_len(self) -> int:
@@ -122,18 +127,25 @@ class EngineCore:
     def add(self, new: NewRequest) -> None:
         """Queue a request. Raises RequestError, or QueueFullError if the queue is full."""
         self.check(new)
-        is_late = self._mask_source is not None and self._mask_source.limits(new)
         with self._changing():
-            self.scheduler.add(new, is_late=is_late)
+            is_late = self._masks.begin(new)
+            try:
+                self.scheduler.add(new, is_late=is_late)
+            except RequestError:
+                self._masks.end(new.request_id)
+                raise
 
     def abort(self, request_id: str) -> None:
         """Drop a request at once and free its blocks. An unknown id is ignored."""
         with self._changing():
             self.scheduler.abort(request_id)
+            self._masks.end(request_id)
 
     def clear(self) -> None:
         """Drop every request at once and free its blocks."""
         with self._changing():
+            for request_id in self.scheduler.requests:
+                self._masks.end(request_id)
             self.scheduler.clear()
             self.scheduler.kv.give_way()
             self._in_flight.clear()
@@ -150,6 +162,7 @@ class EngineCore:
     def close(self) -> None:
         """End threads and other ranks; no step may follow. Memory is freed with the core."""
         self.runner.close()
+        self.grammars.close()
 
     def step(self) -> list[TokenOutput]:
         """Launch the next step, then return the outputs of the one before, ended requests included.
@@ -186,11 +199,13 @@ class EngineCore:
         self.scheduler.kv.collect()
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
-            # Perhaps all waiting requests wait for an adapter or for blocks that are being copied.
+            # Perhaps all requests wait: for adapters, masks, or blocks that are being copied.
             self.scheduler.adapters.collect(wait=True)
             self.scheduler.kv.collect(wait=True)
+            self._masks.wait()
         for failed in self.scheduler.adapters.fail_waiting(self.scheduler.waiting):
             self.scheduler.abort(failed.request_id)
+            self._masks.end(failed.request_id)
             outputs.append(failed)
         while len(self._in_flight) > (1 if runs and self._overlaps else 0):
             outputs += self._finish_step()
@@ -202,10 +217,10 @@ class EngineCore:
         """Launch a batch; return False if it is empty or its launch failed."""
         if not batch.requests:
             return False
-        self._steps_not_ahead += not self._in_flight
+        self._counts.steps_not_ahead += not self._in_flight
         try:
             launched = self.runner.launch(batch)
-            self._in_flight.append(InFlight(batch, launched, is_bound=not batch.is_late))
+            self._in_flight.append(InFlight(batch, launched))
         except DeviceError:
             raise
         except Exception as error:
@@ -215,22 +230,33 @@ class EngineCore:
 
     def _bound(self, step: InFlight) -> InFlight:
         """Launch the sampling of a late step; all steps before it are committed."""
-        if step.is_bound or self._mask_source is None:
+        if not step.batch.is_late or step.bound or step.error:
             return step
-        masks, failed = late_masks(self._mask_source, step.batch, self.scheduler.requests)
+        bound = self._masks_of(step.batch, self._pace.patience)
+        if bound.missed:
+            self._counts.missed += len(bound.missed)
+            self.scheduler.steps.of(step.batch).drop(bound.missed)
         try:
-            launched = self.runner.bind(step.launched, masks)
+            launched = self.runner.bind(step.launched, bound.masks)
         except DeviceError:
             raise
         except Exception as error:
             return InFlight(step.batch, error=error)
-        return replace(step, launched=launched, failed=failed, is_bound=True)
+        return replace(step, launched=launched, bound=bound)
+
+    def _masks_of(self, batch: Batch, patience: float) -> Bound:
+        return late_masks(self._masks, batch, self.scheduler.requests, patience)
 
     def _finish_step(self) -> list[TokenOutput]:
         """Wait for the oldest step in flight and return its outputs."""
         step = self._bound(self._in_flight[0])
         outputs = self.scheduler.commit(step.batch, StepOutput(self._tokens_of(step)))
         self._in_flight.popleft()
+        self._pace.tick()
+        if step.batch.is_late:
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._masks.end(output.request_id)
         self._count(step.batch, outputs)
         return outputs
 
@@ -246,7 +272,7 @@ class EngineCore:
             raise
         except Exception as error:
             self._drop_steps_behind()
-            rows = self.scheduler.still_valid(step.batch).requests
+            rows = self.scheduler.steps.of(step.batch).still_valid(self.scheduler.requests).requests
             # What is left of the step may be innocent: a request that has ended since made it fail.
             others = len(rows) < len(step.batch.requests)
             failed = () if others else failed_alone(rows, error)
@@ -258,7 +284,7 @@ class EngineCore:
     def _drop_steps_behind(self) -> None:
         while len(self._in_flight) > 1:
             step = self._in_flight.pop()
-            self.scheduler.take_back()
+            self.scheduler.steps.pop().take_back()
             if step.error is None:
                 try:
                     self.runner.collect(step.launched)
@@ -268,64 +294,33 @@ class EngineCore:
                     logger.warning("a step behind a failed one failed too: %r", error)
 
     def _run(self, batch: Batch) -> StepOutput:
-        step = InFlight(batch, self.runner.launch(batch), is_bound=not batch.is_late)
-        return StepOutput(self._collect(self._bound(step)))
+        step = InFlight(batch, self.runner.launch(batch))
+        if batch.is_late:
+            bound = self._masks_of(batch, _PATIENT)
+            step = InFlight(batch, self.runner.bind(step.launched, bound.masks), bound=bound)
+        return StepOutput(self._collect(step))
 
     def _collect(self, step: InFlight) -> tuple[SampledTokens, ...]:
         """Wait for the tokens of a step. Raises what it raised."""
         if step.error is not None:
             raise step.error
         tokens = self.runner.collect(step.launched).tokens
-        if not step.failed:
-            return tokens
-        return tuple(step.failed.get(one.request_id, one) for one in tokens)
+        return tokens if step.bound is None else step.bound.applied(tokens)
 
     def stats(self) -> EngineStats:
         """Return the current load and the totals."""
-        scheduler, graphs, drafter = self.scheduler, self.runner.graph_counts(), self._drafter
-        slots, tier = scheduler.adapters, scheduler.kv.tier
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            kv_blocks_used=scheduler.kv.pool.num_held,
-            kv_blocks_cached=scheduler.kv.pool.num_idle,
-            kv_blocks_total=scheduler.kv.pool.num_blocks,
-            prefix_cache_queries=scheduler.kv.num_queried,
-            prefix_cache_hits=scheduler.kv.num_hit,
-            kv_offload_blocks=0 if tier is None else tier.num_used,
-            kv_offload_stored_blocks=0 if tier is None else tier.num_stored,
-            kv_offload_loaded_blocks=0 if tier is None else tier.num_loaded,
-            preemptions=scheduler.num_preemptions,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            spec_decode_num_draft_tokens=0 if drafter is None else drafter.num_drafts,
-            spec_decode_num_accepted_tokens=0 if drafter is None else drafter.num_accepted,
-            spec_decode_steps_without={} if drafter is None else dict(drafter.steps_without),
-            steps=self._steps,
-            steps_not_ahead=self._steps_not_ahead,
-            graphs=graphs.captured,
-            graph_bytes=graphs.num_bytes,
-            graph_capture_seconds=graphs.seconds,
-            graph_replays=dict(graphs.replays),
-            graph_fallbacks=dict(graphs.fallbacks),
-            all_reduces=dict(self.runner.all_reduces()),
-            adapter_evictions=slots.num_evictions,
-            adapter_running={one.name: one.running for one in slots.loaded},
-            adapter_waiting={one.name: one.requests - one.running for one in slots.loaded},
-            adapter_on_device={one.name: int(one.ready) for one in slots.loaded},
-            adapter_placements={one.name: one.placements for one in slots.loaded},
-            adapter_tokens={one.name: one.tokens for one in slots.loaded},
-        )
+        return engine_stats(self.scheduler, self.runner, self._drafter, self._counts)
 
     def _count(self, batch: Batch, outputs: list[TokenOutput]) -> None:
-        self._steps += 1
-        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        counts = self._counts
+        counts.steps += 1
+        counts.generated_tokens += sum(len(output.token_ids) for output in outputs)
         if 0 not in batch.columns.num_output_tokens:
             return
         answered = {output.request_id for output in outputs if output.token_ids}
         for row in batch.requests:
             if row.num_output_tokens == 0 and row.request_id in answered:
-                self._prompt_tokens += row.num_computed_tokens + row.num_tokens
+                counts.prompt_tokens += row.num_computed_tokens + row.num_tokens
 
 
 def load_runner(
@@ -338,3 +333,10 @@ def load_runner(
     from kiln.engine.runner import load
 
     return load.load_runner(config, progress, on_lost)
+
+
+def _vocabulary(*arguments: Any) -> Any:
+    # Imported here: without grammars this process needs no tokenizer.
+    from kiln.engine.text.vocabulary import vocabulary_of
+
+    return vocabulary_of(*arguments)

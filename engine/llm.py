@@ -286,5 +286,6 @@ class LLM:
             if new.params.stop_strings and self.tokenizer is None:
                 raise RequestError("stop needs a tokenizer: use stop_token_ids", "stop")
             self.core.check(new)
+            self.core.grammars.check(new)
         except RequestError as error:
             raise type(error)(f"prompt {index}: {error}", error.param) from None

@@ -14,6 +14,7 @@ advance a request as if all were accepted, and ``commit`` takes back those that 
     blocks run out     the last of the running requests is preempted
     admission          in the order of the policy, with the rest; never in a step that preempted
     LoRA adapters      a request whose adapter has no slot is passed over, for a bounded time
+    grammars           a request is passed over, running or not, while its mask is being made
     prefix caching     blocks that others have computed count as computed; passed over are requests
                        most of whose prompt a running one computes, or the host tier copies
 
@@ -42,6 +43,7 @@ from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, S
 from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.drafts import NO_DRAFT, Drafter, computes_prompts, drafts_of
 from kiln.engine.requests.finish import finish_reason, stop_reason
+from kiln.engine.requests.late_masks import MaskSource
 from kiln.engine.requests.prefix import PrefixState
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
 from kiln.engine.requests.scheduled_step import ScheduledStep, ScheduledSteps
@@ -61,7 +63,8 @@ class Scheduler:
     ``max_model_len`` is the context in tokens. The pool also limits it, because a request must be
     able to finish when it runs alone. ``adapters`` are the LoRA adapters; ``seed`` generates the
     seeds of requests without one, None draws it from the system's randomness. ``drafter`` proposes
-    drafts; None: there are none.
+    drafts; None: there are none. ``masks`` makes the masks of late requests. ``steps`` are those in
+    flight.
     """
 
     def __init__(
@@ -74,14 +77,16 @@ class Scheduler:
         adapters: AdapterSlots | None = None,
         seed: int | None = None,
         drafter: Drafter | None = None,
+        masks: MaskSource | None = None,
     ) -> None:
-        self._in_flight = ScheduledSteps()
+        self.steps = ScheduledSteps()
         self.config = config
         self.drafter = drafter
+        self.masks = masks
         self.kv = kv
         self.eos_token_ids = eos_token_ids
         self.adapters = AdapterSlots() if adapters is None else adapters
-        self.adapters.in_flight = self._in_flight.adapter_slots
+        self.adapters.in_flight = self.steps.adapter_slots
         # The last output token is never computed, so it needs no slot.
         self.max_total_tokens = min(max_model_len, kv.capacity + 1)
         self.max_chunk_tokens = config.max_chunk_tokens or config.budget
@@ -133,7 +138,7 @@ class Scheduler:
         """Drop every request, free its blocks, and forget the launched steps."""
         for request_id in tuple(self._requests):
             self.abort(request_id)
-        self._in_flight.clear()
+        self.steps.clear()
 
     def rebuild(self) -> None:
         """Make all state anew from the requests, after an exception at any line of this class.
@@ -141,7 +146,7 @@ class Scheduler:
         Every request waits again, and the launched steps are forgotten. Tokens whose output was
         lost stay, but for the last one of a request: it ends the request once more.
         """
-        self._in_flight.clear()
+        self.steps.clear()
         self.kv.clear()
         self._free_rows = list(range(self.config.num_rows))[::-1]
         self.waiting.rebuild(self._requests.values())
@@ -165,9 +170,7 @@ class Scheduler:
         while index < len(running):  # preemption shrinks it from the end
             request = running[index]
             budget += 1
-            pending = request.num_pending
-            # Otherwise a launched step will sample its last token.
-            if not pending or len(request.token_ids) + pending < request.max_total_tokens:
+            if self._may_run(request):
                 row = self._row(request, budget) or self._advance(request, budget)
                 if row is None:
                     break
@@ -179,7 +182,7 @@ class Scheduler:
             self._admit(budget, requests, rows)
         batch = Batch(tuple(rows), 0 if self.drafter is None else self.drafter.wanted)
         if rows:
-            self._in_flight.append(ScheduledStep(batch, requests))
+            self.steps.append(ScheduledStep(batch, [*requests]))
         return batch
 
     def commit(self, batch: Batch, output: StepOutput) -> list[TokenOutput]:
@@ -191,9 +194,9 @@ class Scheduler:
         """
         sampled = dict(zip(map(_request_id, output.tokens), output.tokens, strict=True))
         outputs = []
-        for row, request in zip(batch.requests, self._in_flight.end(batch), strict=True):
+        for row, request in zip(batch.requests, self.steps.end(batch), strict=True):
             request_id = row.request_id
-            if self._requests.get(request_id) is not request:
+            if request is None or self._requests.get(request_id) is not request:
                 continue
             request.num_pending -= row.num_samples
             tokens = sampled.get(request_id)
@@ -216,17 +219,6 @@ class Scheduler:
             self.drafter.observe(batch, sampled)
         return outputs
 
-    def still_valid(self, batch: Batch) -> Batch:
-        """Return the rows of a scheduled batch that can be computed now, all tokens known.
-
-        Requests that have ended or were preempted are left out.
-        """
-        return self._in_flight.of(batch).still_valid(self._requests)
-
-    def take_back(self) -> None:
-        """Drop the newest uncommitted step; its requests will be scheduled again."""
-        self._in_flight.pop().take_back()
-
     def _advance(self, request: Request, allowance: int) -> ScheduledRequest | None:
         """Schedule at most ``allowance`` tokens of a running request.
 
@@ -244,6 +236,8 @@ class Scheduler:
         for request in tuple(self.waiting):
             if budget <= 0 or not self._free_rows:
                 break
+            if request.is_late and not self._may_run(request):
+                continue
             if request.adapter is not None:
                 slot = self.adapters.slot_for(request.adapter)
                 if slot is None:
@@ -278,7 +272,7 @@ class Scheduler:
         if count > 1:
             count = min(count, allowance, self.max_chunk_tokens)
         elif self.drafter is not None:
-            draft = drafts_of(request, self.drafter, allowance - 1)
+            draft = drafts_of(request, self.drafter, self.masks, allowance - 1)
             count += draft.num_tokens
         if start + count > len(blocks) * self.kv.block_size:
             count = min(count, self.kv.room(request) - start)
@@ -290,14 +284,21 @@ class Scheduler:
         request.num_table_blocks = len(blocks)
         request.num_pending += samples
         tokens = known[start : start + count]
-        if draft.token_ids and tokens:
-            tokens += draft.token_ids[: count - 1]
+        if draft.token_ids:
+            tokens += draft.token_ids[: count - len(tokens)]
         return _new_row((
             request.request_id, request.row, count, start, tokens, num_blocks, blocks[num_blocks:],
             samples, length - request.num_prompt_tokens, request.params, request.seed,
             request.stop_token_ids if bans else _NO_TOKENS, request.is_plain and not bans,
             request.adapter_slot, request.prompt_part(start, count), None, request.is_late,
         ))  # fmt: skip
+
+    def _may_run(self, request: Request) -> bool:
+        """Whether no launched step samples a request's last token, and its mask is ready."""
+        pending = request.num_pending
+        if pending and len(request.token_ids) + pending >= request.max_total_tokens:
+            return False
+        return not request.is_late or self.masks is None or self.masks.may_run(request)
 
     def _preempt(self) -> Request:
         """Free the blocks of the last running request, let it wait again, and return it."""

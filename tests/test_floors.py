@@ -29,12 +29,13 @@ LEVELS = [
     ("graphs", "compile"),
     ("runner", "text"),
     ("scheduler",),
+    ("engine_stats",),
     ("core",),
     ("llm", "process"),
     ("bench",),
 ]
 MAX_LINES, MAX_FUNCTION, MAX_MEDIAN = 350, 60, 100
-MAX_ARROWS = 190  # between rooms
+MAX_ARROWS = 200  # between rooms
 
 
 @cache

@@ -18,8 +18,8 @@ MAX_SCHEMA = 2**20  # characters of a JSON Schema
 MAX_REGEX = 2**15
 MAX_GRAMMAR = 2**17  # of Lark or GBNF, and of all choices together
 MAX_DEPTH = 100  # of objects and lists in a schema; llguidance reads 128
-# At most so much white space in a row: a model could go on with it for ever.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+# Bounded, because a model could go on with white space for ever: spaces, or an indented line.
+WHITESPACE = r"(\x20{1,2}|\r?\n[\x20\t]{0,40})"
 
 Schema = Mapping[str, Any] | bool
 

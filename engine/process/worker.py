@@ -234,7 +234,9 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[EngineCore, wir
         budget=f"{runner.loaded.limits.budget} tokens ({runner.loaded.budget_reason})",
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
-    return EngineCore(config, runner=runner), info
+    core = EngineCore(config, runner=runner)
+    core.grammars.prepare()
+    return core, info
 
 
 def main(arguments: list[str]) -> int:

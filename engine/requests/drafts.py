@@ -6,11 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from kiln.engine.requests.batch import Batch, SampledTokens
+from kiln.engine.requests.late_masks import MaskSource
 from kiln.engine.requests.request import Request
 
 
 class Draft(NamedTuple):
-    """How many drafts follow a request's last token, and which; () if the device makes them."""
+    """How many drafts follow a request's last token, and which; () if the device makes them.
+
+    If the last token is pending, ``token_ids`` begin with a guess of it.
+    """
 
     num_tokens: int
     token_ids: tuple[int, ...] = ()
@@ -23,9 +27,11 @@ class Drafter(Protocol):
     """Proposes the drafts of requests. A wrong draft costs time and changes no token.
 
     ``wanted``: how many drafts the device makes behind the step that has begun, for the next one.
+    ``num_tokens``: at most, of a request in one step.
     """
 
     wanted: int
+    num_tokens: int
 
     def begin(self, num_rows: int, *, with_prompts: bool) -> None:
         """Begin a step of ``num_rows`` running requests, which may compute prompts too."""
@@ -40,20 +46,22 @@ class Drafter(Protocol):
         """Learn which tokens a step with drafts has sampled, by request."""
 
 
-def drafts_of(request: Request, drafter: Drafter, most: int) -> Draft:
+def drafts_of(request: Request, drafter: Drafter, masks: MaskSource | None, most: int) -> Draft:
     """Return at most ``most`` drafts for the next step of a request, within its length limit.
 
     There are none before ``min_tokens`` is reached, because stop tokens are banned until then. A
-    request with late masks gets only drafts that the host knows, because the masks depend on them.
+    request with late masks has those that are forced, because its masks depend on them.
     """
     if len(request.token_ids) < request.min_total_tokens:
         return NO_DRAFT
     length = len(request.token_ids) + request.num_pending
     most = min(most, request.max_total_tokens - length - 1)
-    if most <= 0 or (request.is_late and request.num_pending):
+    if most <= 0:
         return NO_DRAFT
-    draft = drafter.propose(request, most)
-    return NO_DRAFT if request.is_late and not draft.token_ids else draft
+    if not request.is_late or masks is None:
+        return drafter.propose(request, most)
+    tokens = tuple(masks.forced(request, min(most, drafter.num_tokens)))
+    return Draft(len(tokens) - (request.num_pending > 0), tokens) if tokens else NO_DRAFT
 
 
 def computes_prompts(running: Iterable[Request]) -> bool:

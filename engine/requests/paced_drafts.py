@@ -60,15 +60,16 @@ class PacedDrafter:
         return Draft(min(most, self.num_tokens)) if self._is_on else NO_DRAFT
 
     def observe(self, batch: Batch, sampled: Mapping[str, SampledTokens]) -> None:
-        """Count the drafts of a step, and update the mean."""
+        """Count the drafts of a step, and update the mean of those that the device made."""
         rows = accepted = 0
         for row in batch.requests:
             tokens = sampled.get(row.request_id)
             if row.num_samples > 1 and tokens is not None and tokens.token_ids:
-                rows += 1
-                accepted += len(tokens.token_ids) - 1
-                self.num_drafts += tokens.num_drafts
-                self.num_accepted += min(tokens.num_drafts, len(tokens.token_ids) - 1)
+                found = row.num_samples - 1 if row.is_late else tokens.num_drafts
+                self.num_drafts += found
+                self.num_accepted += min(found, len(tokens.token_ids) - 1)
+                rows += not row.is_late
+                accepted += 0 if row.is_late else len(tokens.token_ids) - 1
         if rows:
             change = accepted / rows - self._mean
             self._mean += (_RISES if change > 0 else _FALLS) * change

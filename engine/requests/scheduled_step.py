@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
 
 from kiln.engine.requests.batch import Batch
@@ -11,10 +11,10 @@ from kiln.engine.requests.request import Request
 
 
 class ScheduledStep(NamedTuple):
-    """A batch, and the request of each of its rows."""
+    """A batch, and the request of each of its rows; None if the row counts no more."""
 
     batch: Batch
-    requests: list[Request]
+    requests: list[Request | None]
 
     def still_valid(self, live: Mapping[str, Request]) -> Batch:
         """Return the rows that can be computed now, all tokens known and without drafts.
@@ -23,7 +23,7 @@ class ScheduledStep(NamedTuple):
         """
         rows = []
         for row, request in zip(self.batch.requests, self.requests, strict=True):
-            if live.get(row.request_id) is request and request.row == row.row:
+            if request and live.get(row.request_id) is request and request.row == row.row:
                 # Drafts of the step before may have been rejected since the row was made.
                 start = request.num_computed_tokens - row.num_tokens
                 tokens = request.token_ids[start : start + row.num_tokens]
@@ -39,9 +39,22 @@ class ScheduledStep(NamedTuple):
                 )
         return Batch(tuple(rows))
 
+    def drop(self, request_ids: Collection[str]) -> None:
+        """Take no tokens for some of the requests, whose last token will be computed again.
+
+        All steps before this one are committed, and none behind it is scheduled.
+        """
+        for index, request in enumerate(self.requests):
+            if request is not None and request.request_id in request_ids:
+                request.num_pending = 0
+                request.num_computed_tokens = len(request.token_ids) - 1
+                self.requests[index] = None
+
     def take_back(self) -> None:
         """Return the requests to where they were, so that they will be scheduled again."""
         for row, request in zip(self.batch.requests, self.requests, strict=True):
+            if request is None:
+                continue
             request.num_pending -= row.num_samples
             if request.row == row.row:  # neither ended nor preempted since
                 request.num_computed_tokens -= row.num_tokens
@@ -51,7 +64,7 @@ class ScheduledStep(NamedTuple):
 class ScheduledSteps(deque[ScheduledStep]):
     """The steps in flight, the oldest first."""
 
-    def end(self, batch: Batch) -> list[Request]:
+    def end(self, batch: Batch) -> list[Request | None]:
         """Return the requests of a batch; drop its step, and those ahead of it."""
         while self:
             made, requests = self.popleft()

@@ -6,6 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
+@dataclass(slots=True)
+class StepCounts:
+    """The counters that steps advance; see EngineStats."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    steps: int = 0
+    steps_not_ahead: int = 0
+    missed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """The current load, and counters since the start."""
@@ -26,6 +37,7 @@ class EngineStats:
     spec_decode_num_draft_tokens: int
     spec_decode_num_accepted_tokens: int
     spec_decode_steps_without: Mapping[str, int]  # steps without drafts, by reason
+    structured_outputs_missed: int  # tokens that waited for the mask of their grammar
     steps: int
     steps_not_ahead: int  # steps that were launched while no other one was in flight
     graphs: int  # that were captured

@@ -91,11 +91,11 @@ COMMON = (
     *_settings(
         *("best_of", "early_stopping", "length_penalty"),
         *("logits_processors", "repetition_detection"),
-        *("spaces_between_special_tokens", "structured_outputs", "thinking_token_budget"),
+        *("spaces_between_special_tokens", "thinking_token_budget"),
         "use_beam_search",
     ),
     *refused(
-        *("kv_transfer_params", "vllm_xargs", "request_id", "guided_json"),
+        *("kv_transfer_params", "vllm_xargs", "request_id", "structured_outputs", "guided_json"),
         *("guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),
         *("lora_path", "rid", "custom_logit_processor", "session_params"),
     ),

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from depth import at_depth
+from late_sources import LateSource
 
 from kiln.engine.config import (
     EngineConfig,
@@ -44,19 +45,14 @@ def requests(late=False):
     return made
 
 
-class Source:
+def Source(**settings):
     """Allows a seventh of the vocabulary, by the sum of all tokens."""
 
-    def limits(self, new):
-        return new.request_id.startswith("late")
-
-    def masks(self, request, token_ids, count):
-        ends = range(len(token_ids) - count + 1, len(token_ids) + 1)
-        return [self.bits(sum(token_ids[:end])) for end in ends]
-
-    def bits(self, total):
-        allowed = sum(1 << token for token in range(total % 7, VOCABULARY, 7))
+    def bits(tokens):
+        allowed = sum(1 << token for token in range(sum(tokens) % 7, VOCABULARY, 7))
         return allowed.to_bytes(4 * -(-VOCABULARY // 32), "little")
+
+    return LateSource(bits, **settings)
 
 
 def made(folder, drafts, source=None, world=1, **flags):
@@ -73,7 +69,7 @@ def made(folder, drafts, source=None, world=1, **flags):
         speculative=SpeculativeConfig("ngram" if drafts else None, num_speculative_tokens=drafts),
         parallel=ParallelConfig(tensor_parallel_size=world),
     )
-    return EngineCore(config, mask_source=source, eos=frozenset())
+    return EngineCore(config, masks=source, eos=frozenset())
 
 
 def answers(core, requests):
@@ -99,7 +95,7 @@ class Drafter:
         if not by_host:
             core.runner.executor.propose = self.propose_after
 
-    wanted = DRAFTS  # of the device; those of the host need none
+    wanted = num_tokens = DRAFTS  # of the device; those of the host need none
 
     def begin(self, num_rows, *, with_prompts):
         pass
@@ -164,11 +160,13 @@ def test_drafts_and_late_masks_change_no_token(random_llama, wanted, environment
     own, variables = FLAGS[flags]
     environment(**variables)
     for late in (False, True):
-        core = made(random_llama[1], DRAFTS, Source(), **own)
         whole = {
             new.request_id: [*new.prompt_token_ids, *wanted[late][new.request_id][0]]
             for new in requests(late)
         }
+        core = made(
+            random_llama[1], DRAFTS, Source(seed=1, answers=whole if by_host else None), **own
+        )
         core.scheduler.drafter = Drafter(core, whole, by_host)
         check(answers(core, requests(late)), wanted[late])
         stats = core.stats()
@@ -180,11 +178,11 @@ def test_drafts_and_late_masks_change_no_token(random_llama, wanted, environment
 
 @pytest.mark.parametrize("world", at_depth([2], [2, 4]))
 def test_over_several_ranks_too(random_llama, wanted, world):
-    core = made(random_llama[1], DRAFTS, Source(), world, overlap=False)
     whole = {
         new.request_id: [*new.prompt_token_ids, *wanted[True][new.request_id][0]]
         for new in requests(late=True)
     }
+    core = made(random_llama[1], DRAFTS, Source(seed=2, answers=whole), world, overlap=False)
     core.scheduler.drafter = Drafter(core, whole, by_host=True)
     check(answers(core, requests(late=True)), wanted[True])
     core.close()

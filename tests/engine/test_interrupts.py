@@ -140,7 +140,7 @@ def held(llm):
         "blocks": scheduler.kv.pool.num_held,
         "rows": set(range(4)) - set(scheduler._free_rows),
         "requests": [*scheduler.running, *scheduler.waiting],
-        "launched": len(scheduler._in_flight) + len(llm.core._in_flight),
+        "launched": len(scheduler.steps) + len(llm.core._in_flight),
         "adapters": [one.name for one in scheduler.adapters.loaded if one.requests or one.running],
     }
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from depth import at_depth
+from late_sources import LateSource
 
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
@@ -28,22 +28,8 @@ def as_bits(allowed):
     return sum(1 << token for token in allowed).to_bytes(8, "little")
 
 
-class Slow:
-    """A source of masks that takes its time, for requests whose id begins with "late"."""
-
-    def __init__(self, seconds=0.0, fail=None):
-        self.seconds, self.fail, self.asked = seconds, fail, []
-
-    def limits(self, new):
-        return new.request_id.startswith("late")
-
-    def masks(self, request, token_ids, count):
-        time.sleep(self.seconds)
-        self.asked.append(request.request_id)
-        if self.fail == (request.request_id, request.num_output_tokens):
-            raise ValueError("no such rule")
-        ends = range(len(token_ids) - count + 1, len(token_ids) + 1)
-        return [as_bits(allowed_after(token_ids[:end])) for end in ends]
+def Slow(**settings):
+    return LateSource(lambda tokens: as_bits(allowed_after(tokens)), **settings)
 
 
 def make_core(runner, source, **scheduler):
@@ -52,7 +38,7 @@ def make_core(runner, source, **scheduler):
         KVConfig(block_size=runner.block_size),
         SchedulerConfig(**scheduler),
     )
-    return EngineCore(config, mask_source=source, runner=runner, eos=frozenset())
+    return EngineCore(config, masks=source, runner=runner, eos=frozenset())
 
 
 def answers(core, requests, arrivals=None):
@@ -101,6 +87,11 @@ def test_each_token_is_one_that_the_mask_of_all_before_allows(fake_runner):
         }
         assert found[True] == found[False], seed
         alone = answers(make_core(fake_runner(**pool), None, **flags), requests, arrivals)
+        source = Slow(seed=seed)
+        core = make_core(fake_runner(**pool), source, **flags)
+        assert answers(core, requests, arrivals) == found[True], "masks that are not ready"
+        assert core.stats().structured_outputs_missed == source.missed
+        assert not source.live
         for new in requests:
             tokens, reason = found[True][new.request_id]
             assert reason == "length"
@@ -159,28 +150,46 @@ def test_a_step_that_fails_gives_the_others_tokens_under_their_masks(fake_runner
     assert found == {name: whole[name] for name in found}
 
 
-def test_drafts_of_the_host_are_verified_under_their_masks(fake_runner):
-    params = SamplingParams(max_tokens=12, seed=3)
-    requests = [NewRequest(name, [4, 5, 6], params) for name in ("late a", "plain")]
+@pytest.mark.parametrize("overlap", [True, False])
+def test_forced_tokens_are_verified_under_their_masks(fake_runner, overlap):
+    for seed in range(NUM_SCHEDULES):
+        chance = random.Random(seed)
+        requests = requests_of(chance, chance.randint(1, 7))
+        pool = {"num_blocks": chance.choice([12, 16, 64]), "max_model_len": 44}
+        arrivals = [chance.randint(0, 9) for _ in requests]
+        wanted = answers(make_core(fake_runner(**pool), Slow()), requests, arrivals)
+        whole = {
+            new.request_id: [*new.prompt_token_ids, *wanted[new.request_id][0]] for new in requests
+        }
+        source = Slow(seed=seed, answers=whole)
+        core = make_core(fake_runner(**pool), source, overlap=overlap)
+        core.scheduler.drafter = Forced()
+        assert answers(core, requests, arrivals) == wanted, seed
+
+
+@pytest.mark.parametrize(("overlap", "most"), [(True, 6), (False, 5)])
+def test_forced_tokens_save_steps(fake_runner, overlap, most):
+    params = SamplingParams(max_tokens=13, seed=3)
+    requests = [NewRequest("late a", [4, 5, 6], params)]
     wanted = answers(make_core(fake_runner(), Slow()), requests)
-
-    class Drafter:
-        wanted = 0
-
-        def begin(self, num_rows, *, with_prompts):
-            pass
-
-        def observe(self, batch, sampled):
-            pass
-
-        def propose(self, request, most):
-            if request.num_pending:
-                return Draft(0)
-            tokens = [*request.token_ids[:3], *wanted[request.request_id][0]]
-            own = tokens[len(request.token_ids) :][: min(most, 3)]
-            return Draft(len(own), tuple(own))
-
-    core = make_core(fake_runner(), Slow(), overlap=False)
-    core.scheduler.drafter = Drafter()
+    source = Slow(answers={"late a": [4, 5, 6, *wanted["late a"][0]]}, wrong=0)
+    source.guesses.randint = lambda least, most: most
+    core = make_core(fake_runner(), source, overlap=overlap)
+    core.scheduler.drafter = Forced()
     assert answers(core, requests) == wanted
-    assert core.stats().steps <= 5
+    assert core.stats().steps <= most
+
+
+class Forced:
+    """A drafter that proposes nothing itself."""
+
+    wanted, num_tokens = 0, 3
+
+    def begin(self, num_rows, *, with_prompts):
+        pass
+
+    def observe(self, batch, sampled):
+        pass
+
+    def propose(self, request, most):
+        return Draft(0)

@@ -12,7 +12,7 @@ DRAFTS = 3
 class Scripted:
     """Knows the answers, and proposes them with some tokens wrong, as a host or a device does."""
 
-    wanted = 0
+    wanted, num_tokens = 0, DRAFTS
 
     def begin(self, num_rows, *, with_prompts):
         pass

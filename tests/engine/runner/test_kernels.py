@@ -97,7 +97,7 @@ def test_whatever_the_dtypes_blocks_and_toggles(
 class Guess:
     """Proposes the same tokens always."""
 
-    wanted = 2
+    wanted = num_tokens = 2
 
     def begin(self, num_rows, *, with_prompts):
         pass
