@@ -57,8 +57,9 @@ class InFlight:
 class EngineCore:
     """A model and its scheduler; not thread-safe.
 
-    ``masks`` limits what requests may draw, ``runner`` and ``eos`` replace the model of ``config``,
-    all three in tests.
+    ``vocabulary`` returns the model's vocabulary for grammars, if it was read already. ``masks``
+    limits what requests may draw, ``runner`` and ``eos`` replace the model of ``config``, all three
+    in tests.
     Raises ConfigError or ModelError when the model cannot be served.
     """
 
@@ -67,6 +68,7 @@ class EngineCore:
         config: EngineConfig,
         progress: Progress | None = None,
         *,
+        vocabulary: Callable[[], Any] | None = None,
         masks: MaskSource | None = None,
         runner: Runner | None = None,
         eos: frozenset[int] | None = None,
@@ -77,7 +79,7 @@ class EngineCore:
         if eos is None:
             eos = eos_token_ids(resolve_model_folder(config.model.model))
         vocab_size, forces = self.runner.vocab_size, config.speculative.method is not None
-        read = partial(_vocabulary, config.model.model, vocab_size, eos)
+        read = vocabulary or partial(_vocabulary, config.model.model)
         self.grammars = GrammarMasks(read, vocab_size, eos, forces=forces)
         self._masks: MaskSource = masks or self.grammars
         slots, host = AdapterSlots(self.runner.adapter_store), self.runner.host_blocks
@@ -335,8 +337,8 @@ def load_runner(
     return load.load_runner(config, progress, on_lost)
 
 
-def _vocabulary(*arguments: Any) -> Any:
+def _vocabulary(model: str) -> Any:
     # Imported here: without grammars this process needs no tokenizer.
     from kiln.engine.text.vocabulary import vocabulary_of
 
-    return vocabulary_of(*arguments)
+    return vocabulary_of(model)

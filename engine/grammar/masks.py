@@ -30,9 +30,9 @@ Read = Callable[[], Any]
 class GrammarMasks:
     """Compiles the grammars of requests, and makes their masks while the forward pass runs.
 
-    ``read`` returns llguidance's vocabulary, and is called when the first grammar needs it, or by
-    ``prepare``. Masks have one bit for each of ``vocab_size`` tokens. ``eos_token_ids`` end an
-    output. With ``forces`` the tokens that a grammar forces are found, to be drafts.
+    ``read`` returns llguidance's vocabulary, and is called when the first grammar needs it. Masks
+    have one bit for each of ``vocab_size`` tokens. ``eos_token_ids`` end an output. With ``forces``
+    the tokens that a grammar forces are found, to be drafts.
 
     A request whose last mask took long is slow: it runs only when its next mask is ready, so that
     the others never wait for it. A request that is not slow may miss a step, and the next ones
@@ -51,11 +51,6 @@ class GrammarMasks:
         self._compiled: OrderedDict[str, Future[Any]] = OrderedDict()
         self._num_threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 2) - 1))
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="kiln-grammar")
-
-    def prepare(self) -> None:
-        """Begin to read the vocabulary."""
-        if self._vocabulary is None:
-            self._vocabulary = self._pool.submit(self._read)
 
     def check(self, new: NewRequest) -> None:
         """Compile the grammar of a request now. Raises RequestError."""
@@ -173,8 +168,8 @@ class GrammarMasks:
         """Return a grammar at its start, compiled once for all requests that have it."""
         known = self._compiled.get(text)
         if known is None:
-            self.prepare()
-            assert self._vocabulary is not None
+            if self._vocabulary is None:
+                self._vocabulary = self._pool.submit(self._read)
             # The vocabulary comes before it in the same queue, so no thread waits for ever.
             known = self._pool.submit(_compiled_behind, self._vocabulary, text)
             self._compiled[text] = known

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -218,12 +219,15 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[EngineCore, wir
     import torch
 
     from kiln.engine.core import EngineCore, load_runner
+    from kiln.engine.text.vocabulary import vocabulary_of
     from kiln.jit_kernels.compile.ready import ready_guard
 
     progress("importing torch", 1, 1)
     # Leave one core to the API process: at each op, torch waits for the slowest of its threads.
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
+    # Read meanwhile, because nothing else runs in this process while llguidance does so.
+    vocabulary = ThreadPoolExecutor(1).submit(vocabulary_of, config.model.model)
     runner = load_runner(config, progress, _exit_later)
     info = wire.ModelInfo(
         max_model_len=runner.max_model_len,
@@ -234,9 +238,7 @@ def load_core(config: EngineConfig, progress: Progress) -> tuple[EngineCore, wir
         budget=f"{runner.loaded.limits.budget} tokens ({runner.loaded.budget_reason})",
     )
     ready_guard().declare_ready()  # a kernel that is compiled or loaded from here on is too late
-    core = EngineCore(config, runner=runner)
-    core.grammars.prepare()
-    return core, info
+    return EngineCore(config, runner=runner, vocabulary=vocabulary.result), info
 
 
 def main(arguments: list[str]) -> int:

@@ -90,6 +90,12 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
+    async def check_grammar(self) -> None:
+        """Raise RequestError if the engine could not use the grammar of the outputs."""
+        grammar = next((answer.new.grammar for answer in self._answers.values()), None)
+        if grammar is not None:
+            await self.serving.grammars.check(grammar)
+
     async def deltas(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
         """Yield (output index, delta) until every output has finished.
 

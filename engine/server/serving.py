@@ -14,6 +14,7 @@ from kiln.engine.process.wire import ModelInfo
 from kiln.engine.requests.adapter_job import AdapterInfo
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.errors import ApiError
+from kiln.engine.server.grammars import GrammarGuard
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import Defaults
 from kiln.engine.server.threads import Threads
@@ -80,8 +81,21 @@ class Serving:
     settings: ServerSettings
     metrics: Metrics
     threads: Threads = field(default_factory=Threads)
+    grammars: GrammarGuard = field(init=False)
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+
+    def __post_init__(self) -> None:
+        """Make what tries grammars out."""
+        self.grammars = GrammarGuard(self._vocabulary)
+
+    def _vocabulary(self) -> dict[str, object]:
+        assert self.tokenizer is not None, "without one there are no grammars"
+        return {
+            "tokenizer": self.tokenizer.backend.to_str(),
+            "vocab_size": self.client.model_info.vocab_size,
+            "eos_token_ids": sorted(self.tokenizer.eos_token_ids),
+        }
 
     def require_ready(self) -> ModelInfo:
         """Return the served model. Raises ApiError 503 while the engine is not ready."""
