@@ -6,7 +6,7 @@ import sys
 
 from starlette.requests import Request
 
-from kiln.engine.errors import too_long
+from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import Body, read_body
 from kiln.engine.server.errors import ApiError
@@ -36,13 +36,16 @@ async def admit(serving: Serving, request: Request, body: GenerationRequest) -> 
     params = body.sampling_params(serving.settings.defaults)
     longest = context if params.truncate_prompt_tokens is None else sys.maxsize
 
-    def read() -> list[Prompt]:
+    def begin() -> Generation:
         prompts = body.read_prompts(serving.tokenizer, longest)
-        return [truncated(prompt, params, context) for prompt in prompts]
+        prompts = [truncated(prompt, params, context) for prompt in prompts]
+        _check(serving, body, prompts, params)
+        try:
+            return Generation(serving, served, body, prompts, params)
+        except RequestError as error:  # of a grammar, or of bad words
+            raise body.with_own_name(error) from error
 
-    prompts = await serving.threads.run_for(request, read)
-    _check(serving, body, prompts, params)
-    return Generation(serving, served, body, prompts, params)
+    return await serving.threads.run_for(request, begin)
 
 
 def _check(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from kiln.engine.errors import RequestError
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import Only, StrictModel, Unsupported, listed, text_or
+from kiln.engine.server.unions import one_of
 from kiln.engine.text.messages import part_text
+from kiln.engine.text.replies.tool_choice import ToolChoice
 
 
 class ContentPart(StrictModel):
@@ -79,12 +82,15 @@ class Message(StrictModel):
 
 
 class ToolFunction(StrictModel):
-    """A function that the model may call; ``parameters`` is a JSON Schema of its arguments."""
+    """A function that the model may call; ``parameters`` is a JSON Schema of its arguments.
+
+    With ``strict`` the arguments of every call follow it.
+    """
 
     name: str
     description: str | None = None
     parameters: Any = None
-    strict: Annotated[bool | None, Only(None, False)] = None
+    strict: bool | None = None
 
 
 class Tool(StrictModel):
@@ -95,12 +101,57 @@ class Tool(StrictModel):
     cache_control: Any = Field(None, description="No effect")
 
 
-def check_tool_choice(choice: object) -> None:
-    """Refuse a choice that needs a grammar. Raises ApiError."""
-    if choice in (None, "none", "auto"):
-        return
-    shown = repr(choice)[:80] if isinstance(choice, str) else "to call one function"
-    message = f"tool_choice: {shown} is not supported yet: send 'auto' or 'none'"
-    if choice != "required" and not isinstance(choice, dict):
-        message = f"tool_choice: must be 'auto' or 'none', got {repr(choice)[:80]}"
-    raise ApiError(400, message, "tool_choice")
+class FunctionName(StrictModel):
+    """The name of a function."""
+
+    name: str
+
+
+class FunctionChoice(StrictModel):
+    """One of the tools, by its name."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools; ``required``: one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: listed(FunctionChoice)  # type: ignore[valid-type]
+
+
+class AllowedToolsChoice(StrictModel):
+    """The model sees all tools, and may call some of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def mode_or(kinds: Mapping[str, type[BaseModel]]) -> Any:
+    """Return the type of a ``tool_choice``: a word, or one of some objects."""
+    word = Annotated[Literal["none", "auto", "required"], Tag("<text>")]
+    forms: Any = word | Annotated[one_of(kinds), Tag("<list>")]
+    return Annotated[
+        forms, Discriminator(lambda value: "<text>" if isinstance(value, str) else "<list>")
+    ]
+
+
+ToolChoiceField: Any = mode_or({"function": FunctionChoice, "allowed_tools": AllowedToolsChoice})
+
+
+def read_tool_choice(choice: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolChoice:
+    """Return what a chat asks for. Raises ApiError for a function that is not among the tools."""
+    if choice is None or isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise ApiError(400, "tool_choice: 'required' needs tools to choose from", "tool_choice")
+        return ToolChoice(choice or "auto")  # type: ignore[arg-type]  # checked by its field
+    forced = isinstance(choice, FunctionChoice)
+    chosen = [choice] if forced else choice.allowed_tools.tools
+    names = frozenset(one.function.name for one in chosen)
+    missing = names - {tool.function.name for tool in tools}
+    if missing or not names:
+        shown = repr(min(missing, default=""))[:80]
+        says = f"{shown} is not among the tools" if missing else "names no tool"
+        raise ApiError(400, f"tool_choice: {says}", "tool_choice")
+    return ToolChoice("required" if forced else choice.allowed_tools.mode, names, forced)

@@ -15,6 +15,7 @@ from pydantic import create_model
 
 from kiln.engine.requests.neutral_settings import NEUTRAL_SETTINGS
 from kiln.engine.server.fields import Only, StrictModel
+from kiln.engine.server.output_fields import OLDER_NAMES
 
 Kind = Literal["acting", "neutral", "refused"]
 
@@ -75,7 +76,9 @@ COMMON = (
         logit_bias="Added to the logits of token ids, -100 to 100",
         allowed_token_ids="The only token ids that may be sampled",
         bad_words="Texts that the output does not contain: no token that completes one is sampled",
-        response_format="Only text",
+        response_format="text, json_object, or json_schema with a schema that the output follows",
+        structured_outputs="What the output must look like: one of json, regex, choice, grammar "
+        "(GBNF or Lark) and json_object, with options for white space",
         return_token_ids="Also return the token ids of prompt and outputs",
         truncate_prompt_tokens="Keep this many tokens at the end of the prompt; -1: what fits",
         add_special_tokens="Add BOS and the like; default: true for a prompt, false for a chat",
@@ -83,6 +86,10 @@ COMMON = (
         cache_salt="Cached prefixes are shared only among requests with the same salt",
         user="A label in the server's log",
     ),
+    *[
+        FieldRow(name, "acting", f"Another name of structured_outputs.{kind}")
+        for name, kind in OLDER_NAMES.items()
+    ],
     *_neutral(
         "No effect: labels for the client's own use",
         *("metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store"),
@@ -95,8 +102,7 @@ COMMON = (
         "use_beam_search",
     ),
     *refused(
-        *("kv_transfer_params", "vllm_xargs", "request_id", "structured_outputs", "guided_json"),
-        *("guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf"),
+        *("kv_transfer_params", "vllm_xargs", "request_id"),
         *("lora_path", "rid", "custom_logit_processor", "session_params"),
     ),
     *refused("return_tokens_as_token_ids", "return_hidden_states", values=(None, False)),
@@ -109,8 +115,9 @@ CHAT = (
         max_completion_tokens="Another name of max_tokens",
         logprobs="Return log-probabilities",
         top_logprobs="Also those of this many most likely tokens, 0 to 20",
-        tools="Functions that the model may call",
-        tool_choice="auto, the default, or none: the model does not see the tools",
+        tools="Functions that the model may call; with strict the arguments follow the schema",
+        tool_choice="auto, the default; none: the model does not see the tools; required: at least "
+        "one call; one function, which is called once; or allowed_tools",
         chat_template_kwargs="Variables for the chat template, such as enable_thinking",
         reasoning_effort="A variable for the chat template; no effect if it does not read it",
         add_generation_prompt="False: do not ask for a new message; go on where the chat ends",

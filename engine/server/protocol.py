@@ -6,13 +6,13 @@ Types are checked here. Ranges are checked by SamplingParams, for the server and
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from kiln.engine.errors import RequestError
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.server.chat_fields import Message, Tool, check_tool_choice
+from kiln.engine.server.chat_fields import Message, Tool, ToolChoiceField, read_tool_choice
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.field_table import CHAT, COMPLETION, model_of
 from kiln.engine.server.fields import (
@@ -30,7 +30,9 @@ from kiln.engine.server.fields import (
     listed,
     without_nulls,
 )
+from kiln.engine.server.output_fields import OutputFields
 from kiln.engine.text.prompts import Prompt, read_chats, read_prompts
+from kiln.engine.text.replies.tool_choice import ToolChoice
 from kiln.engine.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -62,12 +64,6 @@ class StreamOptions(StrictModel):
     include_obfuscation: bool | None = Field(None, description="No effect: nothing is padded")
 
 
-class TextFormat(StrictModel):
-    """The only supported response format: text."""
-
-    type: Literal["text"]
-
-
 if TYPE_CHECKING:  # the fields that do not act are read from the table
 
     class _ChatRows(StrictModel): ...
@@ -78,7 +74,7 @@ else:
     _ChatRows, _CompletionRows = model_of("ChatRows", CHAT), model_of("CompletionRows", COMPLETION)
 
 
-class GenerationRequest(StrictModel):
+class GenerationRequest(OutputFields):
     """The common fields of chat and completions; ``field_table`` describes each."""
 
     prompt_field: ClassVar[str] = "prompt"  # the field that holds the prompt, for errors
@@ -109,7 +105,6 @@ class GenerationRequest(StrictModel):
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: BadWords | None = None
-    response_format: TextFormat | None = None
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Int | None = None
     add_special_tokens: bool | None = None
@@ -159,6 +154,11 @@ class GenerationRequest(StrictModel):
         return None
 
     @property
+    def chosen_tools(self) -> ToolChoice:
+        """Which tool calls are allowed or demanded."""
+        return ToolChoice("none")
+
+    @property
     def keeps_all_calls(self) -> bool:
         """Whether a reply may have more than one tool call."""
         return True
@@ -181,11 +181,15 @@ class GenerationRequest(StrictModel):
             "logit_bias": {int(token): bias for token, bias in biases} or None,
         }
         try:
-            return SamplingParams(**settings)
+            return SamplingParams(**{**settings, "structured_outputs": self.output_form})
         except RequestError as error:
-            name = error.param or ""
-            own = self.own_names.get(name, name)
-            raise RequestError(str(error).replace(name, own, 1), own) from error
+            raise self.with_own_name(error) from error
+
+    def with_own_name(self, error: RequestError) -> RequestError:
+        """Return an error of SamplingParams or of a grammar with this body's name of the field."""
+        name = error.param or ""
+        own = (self.form_names | self.own_names).get(name, name)
+        return type(error)(str(error).replace(name, own, 1), own or None)
 
 
 class ChatCompletionRequest(_ChatRows, GenerationRequest):
@@ -197,7 +201,7 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     tools: listed(Tool) | None = None  # type: ignore[valid-type]
-    tool_choice: Any = None
+    tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -210,7 +214,7 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
             raise ApiError(400, "messages: needs at least one message", "messages")
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", "top_logprobs")
-        check_tool_choice(self.tool_choice)
+        read_tool_choice(self.tool_choice, self.tools or ())
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise ApiError(
@@ -225,11 +229,13 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
         """Render the conversation and tokenize it."""
         effort = self.reasoning_effort
         variables = {} if effort is None else {"reasoning_effort": effort}
+        tools = self.reply_tools or ()
+        shown = [{**tool, "function": {**tool["function"], "strict": None}} for tool in tools]
         return read_chats(
             dumped(self.messages),
             tokenizer,
             max_tokens,
-            tools=self.reply_tools,
+            tools=shown,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
             chat_template_kwargs=variables | (self.chat_template_kwargs or {}),
@@ -240,6 +246,11 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
     def reply_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the model sees and the reply may call."""
         return [] if self.tool_choice == "none" else dumped(self.tools)
+
+    @property
+    def chosen_tools(self) -> ToolChoice:
+        """Which tool calls are allowed or demanded."""
+        return read_tool_choice(self.tool_choice, self.tools or ())
 
     @property
     def keeps_all_calls(self) -> bool:

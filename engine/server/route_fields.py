@@ -15,11 +15,15 @@ _COUNT_TOKENS = (
         messages="The conversation: text, thinking, tool_use and tool_result blocks; is_error has "
         "no effect",
         system="The system prompt, a text or text blocks",
-        tools="Tools that the client runs: name, description and input_schema",
-        tool_choice="auto, the default, or none; disable_parallel_tool_use: at most one call",
+        tools="Tools that the client runs: name, description and input_schema; with strict the "
+        "input follows the schema",
+        tool_choice="auto, the default; none; any: at least one call; tool: a call of that tool; "
+        "disable_parallel_tool_use: at most one call",
         thinking="enabled and disabled set enable_thinking of the chat template; budget_tokens has "
         "no effect; display omitted: thinking blocks have no text",
-        output_config="effort is a variable for the chat template, if it reads it",
+        output_config="effort is a variable for the chat template, if it reads it; format: the "
+        "JSON Schema that the text follows",
+        output_format="Older name of output_config.format",
     ),
     *rows("neutral", cache_control="No effect, here and in blocks and tools"),
     *rows("neutral", (None, "standard"), speed="No effect"),
@@ -55,11 +59,13 @@ _RESPONSES = (
         max_output_tokens="The most tokens to generate; default: up to the context",
         temperature="0 is greedy; default: the model's own",
         top_p="Sample from the most likely tokens with this much probability together",
-        tools="Functions that the client runs",
-        tool_choice="auto, the default, or none: the model does not see the tools",
+        tools="Functions that the client runs; with strict the arguments follow the schema",
+        tool_choice="auto, the default; none: the model does not see the tools; required: at least "
+        "one call; one function, which is called once; or allowed_tools",
         parallel_tool_calls="False: at most one call",
         reasoning="effort is a variable for the chat template, if it reads it; no summary is made",
-        text="format: only text; verbosity has no effect",
+        text="format: text, json_object, or json_schema with a schema that the text follows; "
+        "verbosity has no effect",
         stream="Send the answer as server-sent events",
         user="A label in the server's log",
         priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",

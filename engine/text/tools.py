@@ -54,7 +54,7 @@ def _read(tool: object, where: str, size: _Size) -> dict[str, Any]:
         wanted = f"must be 1 to {MAX_NAME} letters, digits, dots, dashes or underscores"
         raise field_error(f"{where}.name", f"{wanted}, got {repr(name)[:80]}")
     if function.get("strict"):
-        message = "is not supported yet, because it needs a grammar: leave it out, or send false"
+        message = "is not supported by LLM.chat, which reads no calls: leave it out, or send false"
         raise field_error(f"{where}.strict", message)
     parameters = function.get("parameters")
     if parameters is not None:

@@ -22,7 +22,7 @@ class CustomTool(StrictModel):
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
-    strict: Annotated[bool | None, Only(None, False)] = None
+    strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     defer_loading: Annotated[bool | None, Only(None, False)] = None
@@ -31,11 +31,22 @@ class CustomTool(StrictModel):
 
 
 class ToolMode(StrictModel):
-    """Whether the model may call tools, and whether several at once."""
+    """Whether the model may or, with ``any``, must call tools, and whether several at once."""
 
-    type: Annotated[str, Only("auto", "none")]
+    type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
-    name: Unsupported = None
+    name: None = None
+
+
+class OneTool(StrictModel):
+    """The model must call this tool, once."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = Field(None, description="No effect")
+
+
+_TOOL_CHOICES = {"auto": ToolMode, "any": ToolMode, "none": ToolMode, "tool": OneTool}
 
 
 class ThinkingEnabled(StrictModel):
@@ -66,11 +77,18 @@ _THINKING = {
 }
 
 
+class OutputFormat(StrictModel):
+    """The JSON Schema that the text follows."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(StrictModel):
-    """How much effort to make, where the chat template knows it."""
+    """The form of the text, and how much effort to make, where the chat template knows it."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: Unsupported = None
+    format: OutputFormat | None = None
 
 
 class Metadata(StrictModel):
@@ -86,9 +104,10 @@ class CountTokensRequest(StrictModel):
     messages: listed(one_of(ROLES, "role"))  # type: ignore[valid-type]
     system: Texts | None = None
     tools: listed(one_of({"custom": CustomTool}, default="custom")) | None = None  # type: ignore[valid-type]
-    tool_choice: ToolMode | None = None
+    tool_choice: one_of(_TOOL_CHOICES) | None = None  # type: ignore[valid-type]
     thinking: one_of(_THINKING) | None = None  # type: ignore[valid-type]
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: CacheControl | None = None
     speed: Annotated[str | None, Only(None, "standard")] = None
     context_management: Annotated[dict[str, Any] | None, Only(None, {"edits": []}, _KEEP_ALL)] = (
@@ -100,6 +119,9 @@ class CountTokensRequest(StrictModel):
     def _check_messages(self) -> CountTokensRequest:
         if not self.messages:
             raise ApiError(400, "messages: needs at least one message", "messages")
+        if self.output_format is not None and self.output_config and self.output_config.format:
+            says = "cannot be sent together with output_config.format: send one of them"
+            raise ApiError(400, f"output_format: {says}", "output_format")
         return self
 
 

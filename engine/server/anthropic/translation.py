@@ -14,7 +14,13 @@ from kiln.engine.server.anthropic.blocks import (
     ToolUseBlock,
     UserMessage,
 )
-from kiln.engine.server.anthropic.body import CountTokensRequest, CustomTool, MessagesRequest
+from kiln.engine.server.anthropic.body import (
+    CountTokensRequest,
+    CustomTool,
+    MessagesRequest,
+    OneTool,
+    ToolMode,
+)
 from kiln.engine.server.fields import without_nulls
 
 # Fields of a chat, as patterns -> their names in Anthropic's bodies, for errors.
@@ -24,6 +30,7 @@ NAMES = {
     r"tools\[(\d+)\]\.function": r"tools[\1]",
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
+    r"response_format(\.json_schema)?": "output_config.format",
 }
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
@@ -36,10 +43,11 @@ def chat_prompt(body: CountTokensRequest) -> dict[str, Any]:
         messages=messages,
         model=body.model,
         tools=[_tool(tool) for tool in body.tools or ()] or None,
+        response_format=_format(body),
         reasoning_effort=None if effort is None else _EFFORTS.get(effort, effort),
     )
     if body.tools and body.tool_choice is not None:
-        chat["tool_choice"] = body.tool_choice.type
+        chat["tool_choice"] = _choice(body.tool_choice)
         if body.tool_choice.disable_parallel_tool_use:
             chat["parallel_tool_calls"] = False
     if body.thinking is not None and body.thinking.type != "adaptive":
@@ -118,6 +126,24 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 def _tool(tool: CustomTool) -> dict[str, Any]:
     function = without_nulls(
-        name=tool.name, description=tool.description, parameters=tool.input_schema
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
     )
     return {"type": "function", "function": function}
+
+
+def _choice(choice: ToolMode | OneTool) -> Any:
+    if isinstance(choice, OneTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type
+
+
+def _format(body: CountTokensRequest) -> dict[str, Any] | None:
+    """Return the response format of a chat."""
+    config = body.output_config
+    form = body.output_format or (None if config is None else config.format)
+    if form is None:
+        return None
+    return {"type": form.type, "json_schema": {"schema": form.schema_}}

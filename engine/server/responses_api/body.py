@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from kiln.engine.server.chat_fields import FunctionName, mode_or
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import (
     CacheSalt,
@@ -16,7 +17,7 @@ from kiln.engine.server.fields import (
     Unsupported,
     listed,
 )
-from kiln.engine.server.protocol import TextFormat
+from kiln.engine.server.output_fields import JsonObjectFormat, NamedSchema, TextFormat
 from kiln.engine.server.responses_api.items import Items
 from kiln.engine.server.unions import one_of, text_or_parts
 
@@ -45,11 +46,41 @@ class ReasoningConfig(StrictModel):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class ResponseSchemaFormat(NamedSchema):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+
+
+_FORMATS = {
+    "text": TextFormat,
+    "json_object": JsonObjectFormat,
+    "json_schema": ResponseSchemaFormat,
+}
+
+
 class TextConfig(StrictModel):
     """The form of the text. ``verbosity`` has no effect."""
 
-    format: one_of({"text": TextFormat}) | None = None  # type: ignore[valid-type]
+    format: one_of(_FORMATS) | None = None  # type: ignore[valid-type]
     verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponseFunctionChoice(FunctionName):
+    """One of the tools, by its name."""
+
+    type: Literal["function"]
+
+
+class ResponseAllowedTools(StrictModel):
+    """The model sees all tools, and may call some of them."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: listed(ResponseFunctionChoice)  # type: ignore[valid-type]
+
+
+_CHOICES = {"function": ResponseFunctionChoice, "allowed_tools": ResponseAllowedTools}
 
 
 class ResponseStreamOptions(StrictModel):
@@ -69,7 +100,7 @@ class ResponsesRequest(StrictModel):
     temperature: float | None = None
     top_p: float | None = None
     tools: listed(one_of({"function": ResponseTool})) | None = None  # type: ignore[valid-type]
-    tool_choice: Any = None
+    tool_choice: mode_or(_CHOICES) | None = None  # type: ignore[valid-type]
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None

@@ -6,15 +6,18 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import BaseModel
+
 from kiln.engine.server.blocks import Block, Blocks, Change
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.generation import Generation
-from kiln.engine.server.responses_api.body import ResponsesRequest
+from kiln.engine.server.responses_api.body import ResponsesRequest, TextConfig
 from kiln.engine.server.responses_api.output import Event, added, begun, ended, whole
 from kiln.engine.server.sse import named_event
 from kiln.engine.text.outputs import CompletionDelta
 
 _ECHOED_OF_TOOLS = {"type", "name", "description", "parameters"}
+_NO_TEXT = {"format": {"type": "text"}, "verbosity": "medium"}  # as if the field was left out
 
 
 class ResponsesForm:
@@ -84,7 +87,7 @@ class ResponsesForm:
         """Return what repeats the request, with the values that were used. Nothing is kept."""
         body, params = self._body, self._generation.params
         effort = None if body.reasoning is None else body.reasoning.effort
-        verbosity = None if body.text is None else body.text.verbosity
+        text, choice = body.text or TextConfig(), body.tool_choice or "auto"
         return {
             "background": False,
             "instructions": body.instructions,
@@ -99,8 +102,8 @@ class ResponsesForm:
             "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": verbosity or "medium"},
-            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "text": {**_NO_TEXT, **text.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice,
             "tools": [
                 {**tool.model_dump(include=_ECHOED_OF_TOOLS), "strict": bool(tool.strict)}
                 for tool in body.tools or ()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.engine.server.fields import without_nulls
-from kiln.engine.server.responses_api.body import ResponsesRequest, ResponseTool
+from kiln.engine.server.responses_api.body import (
+    ResponseAllowedTools,
+    ResponseFunctionChoice,
+    ResponseSchemaFormat,
+    ResponsesRequest,
+    ResponseTool,
+    TextConfig,
+)
 from kiln.engine.server.responses_api.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -19,6 +26,7 @@ NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    r"response_format(\.json_schema)?": "text.format",
     r"messages(\[.*)?": "input",  # the items have other numbers
     r"tools\[(\d+)\]\.function": r"tools[\1]",
 }
@@ -39,7 +47,8 @@ def chat_request(body: ResponsesRequest) -> dict[str, Any]:
         cache_salt=body.cache_salt,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         tools=[_tool(tool) for tool in body.tools or ()] or None,
-        tool_choice=body.tool_choice,
+        tool_choice=_choice(body.tool_choice),
+        response_format=_format(body.text),
         parallel_tool_calls=body.parallel_tool_calls,
     )
 
@@ -98,6 +107,28 @@ def _parts(content: Any) -> Any:
 
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _format(text: TextConfig | None) -> dict[str, Any] | None:
+    """Return the response format of a chat."""
+    form = None if text is None else text.format
+    if form is None:
+        return None
+    if not isinstance(form, ResponseSchemaFormat):
+        return {"type": form.type}
+    named = form.model_dump(by_alias=True, exclude={"type"})
+    return {"type": form.type, "json_schema": named}
+
+
+def _choice(choice: Any) -> Any:
+    """Return a tool choice in a chat's form."""
+    match choice:
+        case ResponseFunctionChoice():
+            return {"type": "function", "function": {"name": choice.name}}
+        case ResponseAllowedTools():
+            allowed = {"mode": choice.mode, "tools": [_choice(one) for one in choice.tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
 
 
 def _tool(tool: ResponseTool) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def _told(*blocks):
     return [{"role": "user", "content": [*blocks]}]
 
 
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 WRONG = [
     ({"messages": USER}, "max_tokens: is required"),
     ({"max_tokens": 5}, "messages: is required"),
@@ -132,10 +133,13 @@ WRONG = [
     ({**BODY, "stop_sequences": [""]}, "stop_sequences"),
     ({**BODY, "stop": ["x"]}, "stop: is not a known field"),
     ({**BODY, "temprature": 1}, "did you mean temperature?"),
-    ({**BODY, "tool_choice": {"type": "any"}}, "tool_choice.type"),
-    ({**BODY, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type"),
+    ({**BODY, "tool_choice": {"type": "some"}}, "tool_choice.type"),
+    ({**BODY, "tool_choice": {"type": "tool"}}, "tool_choice.name: is required"),
+    ({**BODY, "tool_choice": {"type": "any", "name": "f"}}, "tool_choice.name"),
     ({**BODY, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "got 'bash_20250124'"),
-    ({**BODY, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+    ({**BODY, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({**BODY, "output_config": {"format": {"type": "json"}}}, "output_config.format.type"),
+    ({**BODY, "output_format": FORM, "output_config": {"format": FORM}}, "output_format: cannot"),
     ({**BODY, "thinking": {"type": "sometimes"}}, "thinking.type"),
     ({**BODY, "mcp_servers": [{}]}, "mcp_servers"),
     ({**BODY, "thread": {"type": "create"}}, "thread: conversations are not kept"),

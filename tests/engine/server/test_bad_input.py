@@ -23,6 +23,7 @@ def _chat(**changes):
 TOOL = {"role": "tool", "content": "x"}
 CALL = "messages[0].tool_calls[0].function"
 NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
 
 
 def _tool(**changes):
@@ -127,7 +128,7 @@ WRONG = [
     (CHAT, _chat(messages=[_call("[1]")]), f"{CALL}.arguments", "must be a JSON object"),
     (CHAT, _chat(messages=[_call(5)]), f"{CALL}.arguments", "must be a JSON object, got 5"),
     (CHAT, _chat(messages=[{"role": "user", "content": "x", "nam": 1}]), "messages[0].nam", ""),
-    (CHAT, _chat(tools=[_tool(strict=True)]), "tools[0].function.strict", "not supported yet"),
+    (CHAT, _chat(tools=[_tool(strict=1)]), "tools[0].function.strict", "must be true or false"),
     (CHAT, _chat(tools=[_tool(name="a b")]), "tools[0].function.name", "letters, digits"),
     (CHAT, _chat(tools=[{"type": "custom"}]), "tools[0].type", "must be 'function'"),
     (CHAT, _chat(tools=[_tool()]), "tools", "template does not show them"),
@@ -138,9 +139,13 @@ WRONG = [
         "is not a JSON Schema: at type: 'objekt' is not one of",
     ),
     (CHAT, _chat(tools=[_tool(parameters=5)]), "tools[0].function.parameters", "JSON Schema"),
-    (CHAT, _chat(tool_choice="required"), "tool_choice", "'required' is not supported yet"),
-    (CHAT, _chat(tool_choice="any"), "tool_choice", "must be 'auto' or 'none'"),
-    (CHAT, _chat(tool_choice=NAMED), "tool_choice", "to call one function is not supported yet"),
+    (CHAT, _chat(tool_choice="required"), "tool_choice", "'required' needs tools"),
+    (CHAT, _chat(tool_choice="any"), "tool_choice", "must be 'none', 'auto' or 'required'"),
+    (CHAT, _chat(tool_choice=5), "tool_choice", "must be an object"),
+    (CHAT, _chat(tool_choice={"type": "tool"}), "tool_choice.type", "must be 'function' or"),
+    (CHAT, _chat(tool_choice=NAMED), "tool_choice", "'f' is not among the tools"),
+    (CHAT, _chat(tool_choice=ALLOWED), "tool_choice", "'f' is not among the tools"),
+    (CHAT, _chat(tool_choice={**NAMED, "x": 1}), "tool_choice.x", "is not a known field"),
     (
         CHAT,
         _chat(chat_template_kwargs={"messages": []}),

@@ -3,6 +3,7 @@
 import pytest
 
 from kiln.engine.server.field_table import TABLES
+from kiln.engine.server.output_fields import OLDER_NAMES
 from kiln.engine.server.protocol import ChatCompletionRequest, CompletionRequest
 
 PROMPT = [5, 60, 7]
@@ -220,7 +221,9 @@ ACTS = {
     "frequency_penalty": _penalty("frequency_penalty", 1.5),
     "repetition_penalty": _penalty("repetition_penalty", 1.5),
 }
-ELSEWHERE = {  # shown in the tests of streaming, of chat, of the log, and of priorities
+ELSEWHERE = {  # shown in the tests of streaming, chats, the log, priorities, and outputs' forms
+    *OLDER_NAMES,
+    "structured_outputs",
     "stream",
     "stream_options",
     "priority",
