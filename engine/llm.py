@@ -7,7 +7,8 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -245,10 +246,11 @@ class LLM:
             request_id = str(next(self._request_ids))
             prompt = truncated(given, each, self.core.max_model_len)
             tokenizer = self.tokenizer if each.detokenize else None
-            made = begin_answers(
-                request_id, prompt, each, tokenizer, adapter=adapter, priority=level
-            )
-            self._check(made[0].new, len(results))
+            with _naming(len(results)):
+                made = begin_answers(
+                    request_id, prompt, each, tokenizer, adapter=adapter, priority=level
+                )
+                self._check(made[0].new)
             answers |= {answer.new.request_id: answer for answer in made}
             outputs = [answer.stream.completion for answer in made]
             results.append(RequestOutput(request_id, given.text, prompt.token_ids, outputs))
@@ -281,11 +283,17 @@ class LLM:
                 if answer.stream.stopped_early:
                     self.core.abort(output.request_id)
 
-    def _check(self, new: NewRequest, index: int) -> None:
-        try:
-            if new.params.stop_strings and self.tokenizer is None:
-                raise RequestError("stop needs a tokenizer: use stop_token_ids", "stop")
-            self.core.check(new)
-            self.core.grammars.check(new)
-        except RequestError as error:
-            raise type(error)(f"prompt {index}: {error}", error.param) from None
+    def _check(self, new: NewRequest) -> None:
+        if new.params.stop_strings and self.tokenizer is None:
+            raise RequestError("stop needs a tokenizer: use stop_token_ids", "stop")
+        self.core.check(new)
+        self.core.grammars.check(new)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Say in an error which prompt it concerns."""
+    try:
+        yield
+    except RequestError as error:
+        raise type(error)(f"prompt {index}: {error}", error.param) from None

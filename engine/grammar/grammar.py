@@ -19,7 +19,7 @@ MAX_REGEX = 2**15
 MAX_GRAMMAR = 2**17  # of Lark or GBNF, and of all choices together
 MAX_DEPTH = 100  # of objects and lists in a schema; llguidance reads 128
 # Bounded, because a model could go on with white space for ever: spaces, or an indented line.
-WHITESPACE = r"(\x20{1,2}|\r?\n[\x20\t]{0,40})"
+WHITESPACE = r"(\x20{1,2}|\r?\n[\x20\t]{0,32})"
 
 Schema = Mapping[str, Any] | bool
 

@@ -16,7 +16,8 @@ from typing import Any
 from kiln.engine.errors import RequestError
 from kiln.engine.grammar.vocabulary import check, compiled, read_vocabulary
 
-MAX_SECONDS = 3.0  # for a grammar and its first mask
+MAX_SECONDS = 3.0  # for a grammar and the masks of its first tokens
+_NUM_TOKENS = 8
 _MAX_BYTES = 2 * 2**30  # that all grammars may add to the process
 
 
@@ -41,8 +42,13 @@ def _answer(said: str | None) -> None:
 def _complaint(vocabulary: Any, text: str) -> str | None:
     try:
         matcher = compiled(vocabulary, text)
-        matcher.compute_bitmask()
-        check(matcher)
+        for _ in range(_NUM_TOKENS):
+            mask = int.from_bytes(matcher.compute_bitmask(), "little")
+            check(matcher)
+            if matcher.is_stopped() or not mask:
+                break
+            matcher.consume_token((mask & -mask).bit_length() - 1)  # the lowest that may follow
+            check(matcher)
     except RequestError as error:
         return str(error)
     return None

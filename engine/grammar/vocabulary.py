@@ -55,7 +55,7 @@ def check(matcher: Any) -> None:
 
 def _said(error: str) -> str:
     """Return what is wrong in one line, without the excerpt of the grammar below it."""
-    lines = [line.strip() for line in error.splitlines()]
+    lines = [line.strip() for line in error.replace("<non-verbose/>", "").splitlines()]
     kept = []
     for line in lines:
         if line.startswith("<state>") or "| " in line[:8]:
