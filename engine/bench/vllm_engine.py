@@ -53,9 +53,15 @@ class VLLMEngine(BenchEngine):
         self.versions = loaded["versions"]
         self.token_budget = loaded["token_budget"]
 
-    def run(self, prompts: list[list[int]], lengths: list[int], adapters: Adapters = None) -> float:
-        """Generate; return the seconds."""
-        asked: dict[str, Any] = {"prompts": prompts, "lengths": lengths}
+    def run(
+        self,
+        prompts: list[list[int]],
+        lengths: list[int],
+        adapters: Adapters = None,
+        structured: Mapping[str, Any] | None = None,
+    ) -> float:
+        """Generate; return the seconds. ``structured`` outputs need a model with a tokenizer."""
+        asked: dict[str, Any] = {"prompts": prompts, "lengths": lengths, "structured": structured}
         if adapters is not None:
             asked["adapters"] = [self._adapter(name) for name in adapters]
         done = self._ask(asked)
@@ -109,7 +115,7 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
     return {
         "model": str(folder.resolve()),
         "load_format": model.load_format,
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not (folder / "tokenizer.json").exists(),
         "dtype": str(dtype).removeprefix("torch."),
         "kv_cache_dtype": config.kv.kv_cache_dtype,
         "max_model_len": model.max_model_len,

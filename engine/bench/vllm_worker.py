@@ -1,10 +1,10 @@
 """Run vLLM for a benchmark: one JSON object per line in and out. It imports nothing from Kiln.
 
 Its interpreter may differ from Kiln's, in an environment where Kiln is not installed. In: ``{"llm":
-keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run, with LoRA also
-``"adapters"``: null or the arguments of a LoRARequest for each prompt. Out: ``{"seconds": …}`` with
-the time of loading or of the run, and once ``versions`` and ``token_budget``; or ``{"error":
-text}``.
+keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. With LoRA a run also has
+``"adapters"``: null or the arguments of a LoRARequest for each prompt; it may have ``"structured"``:
+the parameters of structured outputs. Out: ``{"seconds": …}`` with the time of loading or of the
+run, and once ``versions`` and ``token_budget``; or ``{"error": text}``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
             if llm is None:
                 llm, reply = _load(asked["llm"])
             else:
-                reply = _run(llm, asked["prompts"], asked["lengths"], asked.get("adapters"))
+                reply = _run(llm, **asked)
         except Exception as error:  # vLLM may raise anything; Kiln's side reports it
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")
@@ -50,14 +50,17 @@ def _run(
     llm: Any,
     prompts: list[list[int]],
     lengths: list[int],
-    adapters: list[tuple[str, int, str] | None] | None,
+    adapters: list[tuple[str, int, str] | None] | None = None,
+    structured: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    params = [
-        SamplingParams(temperature=0, ignore_eos=True, max_tokens=length, detokenize=False)
-        for length in lengths
-    ]
+    settings: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+    if structured is not None:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        settings["structured_outputs"] = StructuredOutputsParams(**structured)
+    params = [SamplingParams(max_tokens=length, **settings) for length in lengths]
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     lora = {}
     if adapters is not None:

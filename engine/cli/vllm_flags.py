@@ -67,7 +67,7 @@ _REASONS = {
     "--response-role": "answers have the role assistant",
     "--chat-template-content-format": "what the template iterates over decides the form",
     "--structured-outputs-config --guided-decoding-backend": (
-        "structured output is not supported yet"
+        "structured outputs are always made with llguidance"
     ),
     "--logits-processors": "logit_bias of a request edits logits",
     "--generation-config": "defaults come from generation_config.json in the folder of MODEL",

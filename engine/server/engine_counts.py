@@ -63,6 +63,10 @@ _COUNTERS = {
         "Steps without drafts.",
         "reason",
     ),
+    "structured_outputs_missed": (
+        "structured_outputs_missed",
+        "Tokens that waited for the mask of their grammar.",
+    ),
     "preemptions": ("num_preemptions", "Preemptions."),
     "steps": ("num_steps", "Steps."),
     "steps_not_ahead": ("num_steps_not_ahead", "Steps launched with no other step in flight."),

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from kiln.engine.errors import KilnError
+from kiln.engine.errors import KilnError, field_error
 from kiln.engine.requests.request import CompletionOutput, Logprob, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.requests.structured_outputs import FIELD
 from kiln.engine.server.metrics import Metrics
 from kiln.engine.server.protocol import GenerationRequest
 from kiln.engine.server.responses import ChatFinishReason, Usage, finish_reason
@@ -93,8 +94,11 @@ class Generation:
     async def check_grammar(self) -> None:
         """Raise RequestError if the engine could not use the grammar of the outputs."""
         grammar = next((answer.new.grammar for answer in self._answers.values()), None)
-        if grammar is not None:
-            await self.serving.grammars.check(grammar)
+        if grammar is None:
+            return
+        if self.serving.tokenizer is None:
+            raise field_error(FIELD, "the model is loaded without a tokenizer, which it needs")
+        await self.serving.grammars.check(grammar)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
         """Yield (output index, delta) until every output has finished.

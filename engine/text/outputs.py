@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kiln.engine.errors import field_error
 from kiln.engine.grammar.grammar import Grammar, grammar_of
 from kiln.engine.requests.request import (
     CompletionOutput,
@@ -17,7 +16,6 @@ from kiln.engine.requests.request import (
     merged,
 )
 from kiln.engine.requests.sampling_params import SamplingParams
-from kiln.engine.requests.structured_outputs import FIELD
 from kiln.engine.text.bad_words import with_bad_words
 from kiln.engine.text.detokenizer import Detokenizer
 from kiln.engine.text.prompts import Prompt
@@ -212,14 +210,12 @@ def begin_answers(  # noqa: PLR0913 (all that an answer depends on)
 
     Each request id is ``name`` plus the index. The text has the special tokens in ``shown``.
     ``grammar`` is that of the whole output; None: that of the structured outputs in ``params``, if
-    any. Raises RequestError for bad words or structured outputs without a tokenizer, and for a
-    grammar that cannot be read.
+    any. Raises RequestError for bad words without a tokenizer, and for a grammar that cannot be
+    read.
     """
     made = []
     params = with_bad_words(params, tokenizer)
     if grammar is None and params.structured_outputs is not None:
-        if tokenizer is None:
-            raise field_error(FIELD, "the model is loaded without a tokenizer, which it needs")
         grammar = grammar_of(params.structured_outputs)
     text = None if grammar is None else grammar.text
     params = params.replace(structured_outputs=None)  # the engine needs its grammar only
