@@ -2,8 +2,8 @@
 
 Its interpreter may differ from Kiln's, in an environment where Kiln is not installed. In: ``{"llm":
 keywords}`` once, then ``{"prompts": [[…]], "lengths": […]}`` for each run. With LoRA a run also has
-``"adapters"``: null or the arguments of a LoRARequest for each prompt; it may have ``"structured"``:
-the parameters of structured outputs. Out: ``{"seconds": …}`` with the time of loading or of the
+``"adapters"``: null or the arguments of a LoRARequest for each prompt. ``"structured"`` are the
+parameters of structured outputs, if any. Out: ``{"seconds": …}`` with the time of loading or of the
 run, and once ``versions`` and ``token_budget``; or ``{"error": text}``.
 """
 

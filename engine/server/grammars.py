@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import signal
 import subprocess
 import threading
 from collections import OrderedDict
@@ -19,10 +20,11 @@ from kiln.engine.requests.structured_outputs import FIELD
 from kiln.engine.server.errors import ApiError
 
 _NUM_PROCESSES = 2
-_MAX_WAIT = 1.5  # seconds for a process to be free; with the longest answer less than 5
+_MAX_WAIT = 1.0  # seconds for a process to be free; with the longest answer less than 5
+_MAX_ANSWER = 3.5
 _MAX_KNOWN = 4096  # verdicts that are remembered
 _TOO_MUCH = (
-    f"{FIELD}: the grammar takes more than {MAX_SECONDS:g} s or 2 GiB to compile: simplify it, by "
+    f"{FIELD}: to compile the grammar takes more than {MAX_SECONDS:g} s or 2 GiB: simplify it, by "
     "fewer alternatives or smaller numbers of repetitions"
 )
 
@@ -32,19 +34,17 @@ Vocabulary = Callable[[], dict[str, Any]]
 class GrammarGuard:
     """Says within 5 s whether a grammar can be compiled, and remembers it.
 
-    ``vocabulary`` returns the keywords of ``read_vocabulary``. A process starts with the first
-    grammar, or with ``start``, and another when two are tried at once.
+    ``vocabulary`` returns the keywords of ``read_vocabulary``. An answer takes a process at most
+    ``max_answer`` seconds. A process starts with the first grammar, and another when two are tried
+    at once.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_answer: float = _MAX_ANSWER) -> None:
+        self._max_answer = max_answer
         self._known: OrderedDict[bytes, str | None] = OrderedDict()
         self._threads = ThreadPoolExecutor(_NUM_PROCESSES, thread_name_prefix="kiln-grammars")
         self._local = threading.local()
         self._vocabulary = vocabulary
-
-    def start(self) -> None:
-        """Start a process, without waiting for it."""
-        self._threads.submit(self._process)
 
     async def check(self, text: str) -> None:
         """Raise RequestError if the engine could not use a grammar.
@@ -75,24 +75,23 @@ class GrammarGuard:
             await asyncio.wait_for(begun.wait(), _MAX_WAIT)
         except TimeoutError as error:
             answer.cancel()
-            message = f"{FIELD}: other grammars are being compiled: try again"
-            raise ApiError(503, message, FIELD, "overloaded", retry_after=5) from error
+            raise _busy() from error
         return await answer
 
     def _process(self) -> _Process:
         """Return the process of this thread."""
         known: _Process | None = getattr(self._local, "process", None)
         if known is None or known.has_ended:
-            known = self._local.process = _Process(self._vocabulary())
+            known = self._local.process = _Process(self._vocabulary(), self._max_answer)
         return known
 
 
 class _Process:
     """One process. It ends when its stdin closes, so also with this one."""
 
-    def __init__(self, vocabulary: dict[str, Any]) -> None:
+    def __init__(self, vocabulary: dict[str, Any], max_answer: float) -> None:
         self._child = subprocess.Popen(
-            module_command("kiln.engine.grammar.guard_process"),
+            [*module_command("kiln.engine.grammar.guard_process"), str(max_answer)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches only the parent
@@ -105,7 +104,7 @@ class _Process:
         return self._child.poll() is not None
 
     def ask(self, question: object) -> str | None:
-        """Return what is wrong with a grammar; None if nothing is."""
+        """Return what is wrong with a grammar; None if nothing is. Raises ApiError 503."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         try:
@@ -115,7 +114,13 @@ class _Process:
         except OSError:
             answer = b""
         if not answer:
-            self._child.wait()
+            if self._child.wait() == -signal.SIGALRM:
+                raise _busy()
             return _TOO_MUCH
         said: str | None = json.loads(answer)
         return said
+
+
+def _busy() -> ApiError:
+    message = f"{FIELD}: the machine is busy, and the grammar was not compiled: try again"
+    return ApiError(503, message, FIELD, "overloaded", retry_after=5)
