@@ -132,7 +132,7 @@ class _VLLM:
             str(folder),
             {"load_format": "dummy", "max_model_len": 2048, "max_num_seqs": args.rows},
         )
-        self._engine = VLLMEngine(config, args.vllm)
+        self._engine = VLLMEngine(config, args.vllm, with_tokenizer=True)
         self.close = self._engine.close
 
     def run(self, prompts: list[list[int]], structured: dict[str, Any] | None) -> float:

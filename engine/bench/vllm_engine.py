@@ -32,7 +32,7 @@ class VLLMEngine(BenchEngine):
 
     product = "vllm"
 
-    def __init__(self, config: EngineConfig, python: str) -> None:
+    def __init__(self, config: EngineConfig, python: str, *, with_tokenizer: bool = False) -> None:
         super().__init__(config)
         self._folders = [str(Path(module.path).resolve()) for module in config.lora.modules]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the engine)
@@ -45,7 +45,8 @@ class VLLMEngine(BenchEngine):
             text=True,
         )
         try:
-            loaded = self._ask({"llm": llm_keywords(config)})
+            keywords = {**llm_keywords(config), "skip_tokenizer_init": not with_tokenizer}
+            loaded = self._ask({"llm": keywords})
         except BaseException:
             self.close()
             raise
@@ -60,7 +61,7 @@ class VLLMEngine(BenchEngine):
         adapters: Adapters = None,
         structured: Mapping[str, Any] | None = None,
     ) -> float:
-        """Generate; return the seconds. ``structured`` outputs need a model with a tokenizer."""
+        """Generate; return the seconds. ``structured`` outputs need the tokenizer."""
         asked: dict[str, Any] = {"prompts": prompts, "lengths": lengths, "structured": structured}
         if adapters is not None:
             asked["adapters"] = [self._adapter(name) for name in adapters]
@@ -115,7 +116,7 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
     return {
         "model": str(folder.resolve()),
         "load_format": model.load_format,
-        "skip_tokenizer_init": not (folder / "tokenizer.json").exists(),
+        "skip_tokenizer_init": True,
         "dtype": str(dtype).removeprefix("torch."),
         "kv_cache_dtype": config.kv.kv_cache_dtype,
         "max_model_len": model.max_model_len,
