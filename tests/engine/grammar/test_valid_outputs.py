@@ -201,3 +201,17 @@ def test_the_parameters_are_of_one_kind_and_named():
         with pytest.raises(RequestError, match="structured_outputs") as error:
             SamplingParams(structured_outputs=given)
         assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"allowed_token_ids": [5]}, "leave no token"),
+        ({"min_tokens": 5}, "lower min_tokens"),
+    ],
+)
+def test_settings_that_leave_no_token_end_the_request_by_name(llm, settings, says):
+    params = SamplingParams(structured_outputs={"choice": ["yes"]}, max_tokens=9, **settings)
+    (failed,) = completions(llm, [params])
+    assert failed.finish_reason == "error"
+    assert says in failed.error
