@@ -51,7 +51,7 @@ SCHEMA = {
 FORMS: dict[str, dict[str, Any] | None] = {
     "free": None,
     "json_schema": {"json": SCHEMA},
-    "regex": {"regex": "[a-z ]{2000,4000}"},
+    "grammar": {"grammar": 'start: (/[a-z]+/ " " /[0-9]+/ ",")* /[A-Z]{40,}/'},
 }
 _PROMPT = 32  # tokens
 

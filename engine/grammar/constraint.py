@@ -15,7 +15,6 @@ from kiln.engine.grammar.vocabulary import check
 from kiln.engine.requests.request import Request
 from kiln.engine.requests.structured_outputs import FIELD
 
-SLOW = 0.002  # processor seconds for one mask, above which a request is slow
 _QUICK_AGAIN = 32  # masks that must be quick before a slow request is not slow any more
 _LIMIT = 5.0  # seconds for which a request may wait for one mask
 
@@ -27,12 +26,13 @@ class Constraint:
     ``matcher`` has consumed ``num_consumed`` tokens of the output. ``made`` are the last masks,
     behind so many tokens and these drafts; ``forced`` are the tokens that must follow, in all
     likelihood. ``stop_bits``: the tokens that may end the output, as a mask. A request is slow for
-    its next ``slow`` masks: it runs only when they are ready. ``guess`` is what its newest token
-    was taken to be before it was known: how many tokens there are with it, and the token. After a
-    wrong one there are none for ``pause`` times, twice as long each time.
+    its next ``slow`` masks: it runs only when they are ready. Its next mask is timed if it
+    ``may_be_slow``. ``guess`` is what its newest token was taken to be before it was known: how
+    many tokens there are with it, and the token. After a wrong one there are none for ``pause``
+    times, twice as long each time.
     """
 
-    num_bytes: int  # of a mask
+    num_bytes: int  # of a mask for the logits
     stop_bits: np.ndarray
     matcher: Any = None
     num_consumed: int = 0
@@ -43,6 +43,7 @@ class Constraint:
     job: Future[None] | None = None
     started: float = 0.0
     slow: int = 0
+    may_be_slow: bool = True
     guess: tuple[int, int] | None = None
     pause: int = 0
     pauses: int = field(default=1)
@@ -72,10 +73,11 @@ class Constraint:
             return request.token_ids[request.num_prompt_tokens :]
         return request.token_ids[request.num_prompt_tokens + self.num_consumed :]
 
-    def make(self, num_tokens: int, unread: list[int], drafts: Sequence[int]) -> None:
+    def make(self, num_tokens: int, unread: list[int], drafts: Sequence[int], limit: float) -> None:
         """Make the masks behind an output of so many tokens and each of the drafts.
 
-        ``unread`` is its end. An error is kept.
+        ``unread`` is its end. A mask that takes more than ``limit`` seconds of processor time makes
+        the request slow. An error is kept.
         """
         began = time.thread_time()  # of the processor: other threads may be busy too
         try:
@@ -85,14 +87,27 @@ class Constraint:
                 self.matcher.consume_token(draft)
                 masks.append(self._mask())
             self.matcher.rollback(len(masks) - 1)
-            self.forced = self.matcher.compute_ff_tokens() if self.wants_forced else ()
             # A draft that may not follow is rejected, and so is what is drawn behind it.
             masks += [b"\xff" * self.num_bytes] * (len(drafts) + 1 - len(masks))
-            self.made = num_tokens, tuple(drafts), masks
+            self._keep(num_tokens, tuple(drafts), masks)
         except Exception as error:
             self.error = error
         took = time.thread_time() - began
-        self.slow = _QUICK_AGAIN if took > SLOW * len(drafts) + SLOW else max(self.slow - 1, 0)
+        self.slow = _QUICK_AGAIN if took > limit * (1 + len(drafts)) else max(self.slow - 1, 0)
+        self.may_be_slow = self.slow > 0
+
+    def take(self, num_tokens: int, mask: np.ndarray) -> None:
+        """Keep a mask that was made together with others, behind so many tokens; or its error."""
+        self.num_consumed = num_tokens
+        try:
+            check(self.matcher)
+            self._keep(num_tokens, (), [self._finished(mask)])
+        except RequestError as error:
+            self.error = error
+
+    def _keep(self, num_tokens: int, drafts: tuple[int, ...], masks: list[bytes]) -> None:
+        self.forced = self.matcher.compute_ff_tokens() if self.wants_forced else ()
+        self.made = num_tokens, drafts, masks
 
     def _consume(self, num_tokens: int, unread: list[int]) -> None:
         if self.num_consumed + len(unread) != num_tokens:
@@ -102,9 +117,15 @@ class Constraint:
         self.num_consumed = num_tokens
 
     def _mask(self) -> bytes:
-        mask: bytes = self.matcher.compute_bitmask()
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         check(self.matcher)
-        bits = np.frombuffer(mask[: self.num_bytes].ljust(self.num_bytes, b"\0"), np.uint8)
+        return self._finished(mask)
+
+    def _finished(self, mask: np.ndarray) -> bytes:
+        """Return llguidance's mask in the logits' size, with the tokens that end the output."""
+        bits = mask[: self.num_bytes]
+        if len(bits) < self.num_bytes:
+            bits = np.pad(bits, (0, self.num_bytes - len(bits)))
         if self.matcher.is_accepting():
             bits = bits | self.stop_bits
         return bits.tobytes()

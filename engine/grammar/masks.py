@@ -14,12 +14,14 @@ import numpy as np
 
 from kiln.engine.errors import RequestError
 from kiln.engine.grammar.constraint import Constraint
+from kiln.engine.grammar.together import Together, Work
 from kiln.engine.grammar.vocabulary import check, compiled
 from kiln.engine.requests.finish import stop_token_ids
 from kiln.engine.requests.late_masks import Wanted
 from kiln.engine.requests.request import NewRequest, Request
 
-_MAX_THREADS = 4
+_MAX_THREADS = 8
+_LEAST_LIMIT = 0.002  # seconds for a mask, above which its request is slow
 _MAX_KEPT = 256  # grammars that stay compiled
 _MAX_PAUSE = 64
 _WAIT = 0.1  # seconds
@@ -49,8 +51,10 @@ class GrammarMasks:
         self._constraints: dict[str, Constraint] = {}
         self._vocabulary: Future[Any] | None = None
         self._compiled: OrderedDict[str, Future[Any]] = OrderedDict()
-        self._num_threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 2) - 1))
-        self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="kiln-grammar")
+        threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 2) - 1))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kiln-grammar")
+        self._together = Together(self._known_vocabulary, threads)
+        self._limit = _LEAST_LIMIT
 
     def check(self, new: NewRequest) -> None:
         """Compile the grammar of a request now. Raises RequestError."""
@@ -91,7 +95,8 @@ class GrammarMasks:
             return False
         if one.masks_behind(request.num_output_tokens, ()) is not None:
             return True
-        self._start([one], partial(one.make, *_place(one, request), ()))
+        work = Work(one, request.num_output_tokens, one.unread(request), ())
+        self._start([one], partial(work.alone, self._limit))
         return False
 
     def wait(self) -> None:
@@ -103,22 +108,22 @@ class GrammarMasks:
         self, wanted: Sequence[Wanted], patience: float
     ) -> Mapping[str, Sequence[bytes] | Exception]:
         """Return the masks that are made within ``patience`` seconds; see MaskSource."""
-        quick: list[tuple[Constraint, partial[None]]] = []
+        self._limit = max(patience, _LEAST_LIMIT)
+        deadline, jobs, quick = time.monotonic() + patience, set[Future[None]](), list[Work]()
         for request, drafts in wanted:
             one, count = self._constraints[request.request_id], request.num_output_tokens
             self._learn(one, request)
             if one.is_busy or one.error or one.masks_behind(count, drafts) is not None:
                 continue
-            work = partial(one.make, *_place(one, request), drafts)
-            if one.slow:
-                self._start([one], work)
+            work = Work(one, count, one.unread(request), drafts)
+            if one.may_be_slow:
+                jobs.add(self._start([one], partial(work.alone, self._limit)))
             else:
-                quick.append((one, work))
-        for first in range(min(self._num_threads, len(quick))):
-            part = quick[first :: self._num_threads]
-            self._start([one for one, _ in part], partial(_run_all, [work for _, work in part]))
-        jobs = {self._constraints[request.request_id].job for request, _ in wanted}
-        wait([job for job in jobs if job is not None], patience)
+                quick.append(work)
+        if quick:
+            run = partial(self._together.make, quick, self._limit)
+            jobs.add(self._start([work.constraint for work in quick], run))
+        wait(jobs, max(deadline - time.monotonic(), 0))
         made: dict[str, Sequence[bytes] | Exception] = {}
         for request, drafts in wanted:
             one = self._constraints[request.request_id]
@@ -159,10 +164,15 @@ class GrammarMasks:
         else:
             one.pause, one.pauses = one.pauses, min(2 * one.pauses, _MAX_PAUSE)
 
-    def _start(self, constraints: Sequence[Constraint], work: Callable[[], None]) -> None:
+    def _start(self, constraints: Sequence[Constraint], work: Callable[[], None]) -> Future[None]:
         job, now = self._pool.submit(work), time.monotonic()
         for one in constraints:
             one.job, one.started = job, now
+        return job
+
+    def _known_vocabulary(self) -> Any:
+        assert self._vocabulary is not None, "a grammar was compiled with it"
+        return self._vocabulary.result()
 
     def _compile(self, text: str) -> Future[Any]:
         """Return a grammar at its start, compiled once for all requests that have it."""
@@ -193,14 +203,4 @@ def _begin(one: Constraint, grammar: Future[Any]) -> None:
     except Exception as error:
         one.error = error if isinstance(error, RequestError) else RequestError(repr(error))
         return
-    one.make(0, [], ())
-
-
-def _run_all(work: Sequence[Callable[[], None]]) -> None:
-    for one in work:
-        one()
-
-
-def _place(one: Constraint, request: Request) -> tuple[int, list[int]]:
-    """Return how many tokens an output has, and those that are new to the grammar."""
-    return request.num_output_tokens, one.unread(request)
+    one.make(0, [], (), _LEAST_LIMIT)

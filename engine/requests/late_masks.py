@@ -73,8 +73,8 @@ class Pace:
 
     @property
     def patience(self) -> float:
-        """Seconds: half a step, as masks are made while the forward pass runs."""
-        return self._mean / 2
+        """Seconds: most of a step, as masks are made while the forward pass runs."""
+        return 0.75 * self._mean
 
 
 class Bound(NamedTuple):

@@ -171,8 +171,8 @@ def complaint(error: int, request: ScheduledRequest) -> str:
         return "only stop tokens can be sampled, but min_tokens is not reached: lower min_tokens"
     if error == NOTHING and request.is_late:
         return (
-            "the grammar of structured_outputs and the other settings, such as logit_bias, leave no "
-            "token to sample"
+            "the grammar of structured_outputs and settings such as logit_bias leave no token "
+            "to sample"
         )
     if error == NOTHING and (request.params.allowed_token_ids or request.params.bad_words):
         return "allowed_token_ids, bad_words and logit_bias leave no token to sample"

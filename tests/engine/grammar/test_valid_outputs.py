@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shutil
@@ -125,7 +126,7 @@ def test_drafts_chunks_and_preemption_change_no_token(llm, drafting, kind):
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        ("kiln.engine.grammar.constraint.SLOW", -1.0),
+        ("kiln.engine.grammar.constraint.time.thread_time", itertools.count().__next__),
         ("kiln.engine.requests.late_masks.Pace.patience", 0.0),
     ],
 )
