@@ -33,25 +33,31 @@ from kiln.engine.config_forms import offline_config  # noqa: E402
 from kiln.engine.llm import LLM  # noqa: E402
 from kiln.engine.requests.sampling_params import SamplingParams  # noqa: E402
 
-SCHEMA = {
-    "type": "array",
-    "minItems": 10_000,  # so that no output ends
-    "items": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 24},
-            "age": {"type": "integer", "minimum": 0, "maximum": 120},
-            "tags": {"type": "array", "maxItems": 3, "items": {"enum": ["red", "green", "blue"]}},
-            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        },
-        "required": ["name", "age", "tags", "note"],
-        "additionalProperties": False,
-    },
-}
+_CITIES = ["Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Accra", "Delhi", "Tokyo", "Paris", "Rome"]
+
+
+def _records(**more: Any) -> dict[str, Any]:
+    """Return the schema of a long list of records."""
+    properties = {
+        "city": {"enum": _CITIES},
+        "date": {"type": "string", "format": "date"},
+        "people": {"type": "integer", "minimum": 0, "maximum": 9_999_999},
+        "tags": {"type": "array", "maxItems": 3, "items": {"enum": ["new", "old", "big"]}},
+        "mayor": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+        **more,
+    }
+    record = {"type": "object", "properties": properties, "required": list(properties)}
+    # So that no output ends.
+    return {"type": "array", "minItems": 10_000, "items": {**record, "additionalProperties": False}}
+
+
 FORMS: dict[str, dict[str, Any] | None] = {
     "free": None,
-    "json_schema": {"json": SCHEMA},
-    "grammar": {"grammar": 'start: (/[a-z]+/ " " /[0-9]+/ ",")* /[A-Z]{40,}/'},
+    "json_schema": {"json": _records()},
+    "json_schema, texts of at most 24 letters": {
+        "json": _records(name={"type": "string", "maxLength": 24})
+    },
+    "regex": {"regex": r"(\d{4}-\d{2}-\d{2} ){500}"},
 }
 _PROMPT = 32  # tokens
 

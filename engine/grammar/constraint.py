@@ -12,6 +12,7 @@ import numpy as np
 
 from kiln.engine.errors import RequestError
 from kiln.engine.grammar.vocabulary import check
+from kiln.engine.requests.late_masks import Mask
 from kiln.engine.requests.request import Request
 from kiln.engine.requests.structured_outputs import FIELD
 
@@ -36,7 +37,7 @@ class Constraint:
     stop_bits: np.ndarray
     matcher: Any = None
     num_consumed: int = 0
-    made: tuple[int, tuple[int, ...], list[bytes]] | None = None
+    made: tuple[int, tuple[int, ...], list[Mask]] | None = None
     forced: Sequence[int] = ()
     wants_forced: bool = False
     error: Exception | None = None
@@ -53,7 +54,7 @@ class Constraint:
         """Whether a job works on it."""
         return self.job is not None and not self.job.done()
 
-    def masks_behind(self, num_tokens: int, drafts: Sequence[int]) -> list[bytes] | None:
+    def masks_behind(self, num_tokens: int, drafts: Sequence[int]) -> list[Mask] | None:
         """Return the masks behind so many tokens and each of the drafts, if they are made."""
         if self.made is None or self.made[:2] != (num_tokens, tuple(drafts)):
             return None
@@ -105,7 +106,7 @@ class Constraint:
         except RequestError as error:
             self.error = error
 
-    def _keep(self, num_tokens: int, drafts: tuple[int, ...], masks: list[bytes]) -> None:
+    def _keep(self, num_tokens: int, drafts: tuple[int, ...], masks: list[Mask]) -> None:
         self.forced = self.matcher.compute_ff_tokens() if self.wants_forced else ()
         self.made = num_tokens, drafts, masks
 
@@ -116,16 +117,16 @@ class Constraint:
             check(self.matcher)
         self.num_consumed = num_tokens
 
-    def _mask(self) -> bytes:
-        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+    def _mask(self) -> Mask:
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8).copy()
         check(self.matcher)
         return self._finished(mask)
 
-    def _finished(self, mask: np.ndarray) -> bytes:
+    def _finished(self, mask: np.ndarray) -> Mask:
         """Return llguidance's mask in the logits' size, with the tokens that end the output."""
         bits = mask[: self.num_bytes]
         if len(bits) < self.num_bytes:
             bits = np.pad(bits, (0, self.num_bytes - len(bits)))
         if self.matcher.is_accepting():
-            bits = bits | self.stop_bits
-        return bits.tobytes()
+            bits |= self.stop_bits
+        return bits.data

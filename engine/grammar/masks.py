@@ -17,7 +17,7 @@ from kiln.engine.grammar.constraint import Constraint
 from kiln.engine.grammar.together import Together, Work
 from kiln.engine.grammar.vocabulary import check, compiled
 from kiln.engine.requests.finish import stop_token_ids
-from kiln.engine.requests.late_masks import Wanted
+from kiln.engine.requests.late_masks import Mask, Wanted
 from kiln.engine.requests.request import NewRequest, Request
 
 _MAX_THREADS = 8
@@ -106,7 +106,7 @@ class GrammarMasks:
 
     def masks(
         self, wanted: Sequence[Wanted], patience: float
-    ) -> Mapping[str, Sequence[bytes] | Exception]:
+    ) -> Mapping[str, Sequence[Mask] | Exception]:
         """Return the masks that are made within ``patience`` seconds; see MaskSource."""
         self._limit = max(patience, _LEAST_LIMIT)
         deadline, jobs, quick = time.monotonic() + patience, set[Future[None]](), list[Work]()
@@ -124,7 +124,7 @@ class GrammarMasks:
             run = partial(self._together.make, quick, self._limit)
             jobs.add(self._start([work.constraint for work in quick], run))
         wait(jobs, max(deadline - time.monotonic(), 0))
-        made: dict[str, Sequence[bytes] | Exception] = {}
+        made: dict[str, Sequence[Mask] | Exception] = {}
         for request, drafts in wanted:
             one = self._constraints[request.request_id]
             masks = one.masks_behind(request.num_output_tokens, drafts)

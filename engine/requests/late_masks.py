@@ -11,7 +11,8 @@ from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest
 from kiln.engine.requests.request import NewRequest, Request
 from kiln.engine.requests.rerun import blame
 
-LateMasks = Mapping[str, Sequence[bytes]]
+Mask = bytes | memoryview
+LateMasks = Mapping[str, Sequence[Mask]]
 """Request id -> for each sample of its row, the tokens that may be drawn: 32-bit words, one bit for
 each token of the vocabulary, lowest bit first."""
 
@@ -43,7 +44,7 @@ class MaskSource(Protocol):
 
     def masks(
         self, wanted: Sequence[Wanted], patience: float
-    ) -> Mapping[str, Sequence[bytes] | Exception]:
+    ) -> Mapping[str, Sequence[Mask] | Exception]:
         """Return the masks that are made within so many seconds, by request id.
 
         An exception ends its request. A request that is missing takes no token from this step.
@@ -123,10 +124,10 @@ def late_masks(
     return Bound(masks, failed, [*missed, *(rows.keys() - made.keys() - set(missed))])
 
 
-def rows_of(masks: LateMasks, batch: Batch) -> list[bytes | None]:
+def rows_of(masks: LateMasks, batch: Batch) -> list[Mask | None]:
     """Return the mask of each sample of a step, in order; None: any token may be drawn."""
     none = repeat(None)
-    rows: list[bytes | None] = []
+    rows: list[Mask | None] = []
     for row in batch.requests:
         rows += islice(masks.get(row.request_id, none), row.num_samples)
     return rows

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
 from kiln.engine.requests.batch import ScheduledRequest
+from kiln.engine.requests.late_masks import Mask
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.runner.edits import History, to_device
 from kiln.jit_kernels.ops.edits.functions import ban_words
@@ -28,7 +29,7 @@ class Masks:
         requests: Sequence[ScheduledRequest],
         lengths: torch.Tensor,
         vocab: int,
-        late: Sequence[bytes | None] = (),
+        late: Sequence[Mask | None] = (),
     ) -> torch.Tensor | None:
         """Return the mask of rows of logits, [rows, ceil(vocab / 32)] int32; see ``edits_of``.
 
@@ -41,18 +42,15 @@ class Masks:
         ]
         if not limited and not any(late):
             return None
-        mask = torch.full(
-            (len(requests), -(-vocab // 32)),
-            _ALL,
-            dtype=torch.int32,
-            device=self.history.tables.device,
-        )
-        own = [(index, bits) for index, bits in enumerate(late) if bits is not None]
-        if own:
-            host = np.frombuffer(b"".join(bits for _, bits in own), np.int32).reshape(len(own), -1)
-            places = torch.tensor([index for index, _ in own], dtype=torch.int32)
-            places, rows = to_device([places, torch.from_numpy(host.copy())], mask.device)
-            mask.index_copy_(0, places.long(), rows)
+        num_words, device = -(-vocab // 32), self.history.tables.device
+        own = {index: bits for index, bits in enumerate(late) if bits is not None}
+        if len(own) == len(requests):
+            mask = self._sent(own.values(), num_words)
+        else:
+            mask = torch.full((len(requests), num_words), _ALL, dtype=torch.int32, device=device)
+            if own:
+                (places,) = to_device([torch.tensor([*own], dtype=torch.int32)], device)
+                mask.index_copy_(0, places.long(), self._sent(own.values(), num_words))
         words: list[tuple[int, ...]] = []
         tokens: list[int] = []
         for index, request in limited:
@@ -74,6 +72,17 @@ class Masks:
                 block_size=self.history.block_size,
             )
         return mask
+
+    def _sent(self, masks: Collection[Mask], num_words: int) -> torch.Tensor:
+        """Begin to copy late masks to the device, [len(masks), num_words] int32."""
+        device = self.history.tables.device
+        # Torch gives pinned memory to nobody else before its copy has ended.
+        pinned = device.type == "cuda"
+        host = torch.empty(len(masks), num_words, dtype=torch.int32, pin_memory=pinned)
+        rows = host.numpy()
+        for row, bits in zip(rows, masks, strict=True):
+            row[:] = np.frombuffer(bits, np.int32)
+        return host.to(device, non_blocking=True)
 
     def _bits(self, request: ScheduledRequest, words: int) -> torch.Tensor:
         """Return the tokens that a request allows as a row of a mask."""

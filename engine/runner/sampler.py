@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kiln.engine.requests.batch import SampledTokens, ScheduledRequest
+from kiln.engine.requests.late_masks import Mask
 from kiln.engine.requests.request import TokenLogprobs
 from kiln.engine.requests.sampling_params import MAX_LOGPROBS
 from kiln.engine.runner.edits import edits_of
@@ -34,7 +35,7 @@ class ToSample(NamedTuple):
     keys: torch.Tensor
     lengths: torch.Tensor
     requests: Sequence[ScheduledRequest]
-    late: Sequence[bytes | None]
+    late: Sequence[Mask | None]
 
     def only(self, row: int) -> ToSample:
         """Return one of the rows."""
