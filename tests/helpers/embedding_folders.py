@@ -13,12 +13,12 @@ _TYPE = "sentence_transformers.models."
 POOLINGS = ("lasttoken", "mean_tokens", "cls_token")
 
 
-def save_random(folder: Path, name: str = "qwen3", *, headless: bool = True) -> Any:
+def save_random(folder: Path, name: str = "qwen3", *, headless: bool = True, **sizes: int) -> Any:
     """Save a model of ``greedy_models``, without its head or with it; return what has no head."""
     import transformers
 
     family, more = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**{**COMMON, **more})
+    config = getattr(transformers, f"{family}Config")(**{**COMMON, **more, **sizes})
     torch.manual_seed(3)
     kind = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
     network = kind.from_config(config).float().eval()
