@@ -15,7 +15,8 @@ from kiln import LLM, PoolingParams, SamplingParams
 from kiln.engine.errors import EmbeddingError, ModelError, RequestError
 
 STEM = list(range(20, 61))
-PROMPTS = [[5, 9, 5, 11], [7] * 19, [*STEM, 4, 4], [3], [*STEM, 9], list(range(100, 228)), STEM]
+LONG = list(range(100, 228))
+PROMPTS = [[5, 9, 5, 11], LONG, [7] * 19, [*STEM, 4, 4], [3], [*STEM, 9], STEM]
 SMALL_STEPS = {"max_num_batched_tokens": 16, "max_num_seqs": 5}
 
 
@@ -36,7 +37,7 @@ def check(llm, network, pooling, prompts=PROMPTS, **settings):
     [
         {},
         SMALL_STEPS,
-        {"num_kv_blocks": 9, "max_num_batched_tokens": 32},
+        {"num_kv_blocks": 8, "max_chunk_tokens": 8, **SMALL_STEPS},
         {"disable_overlap_schedule": True, **SMALL_STEPS},
         {"enable_prefix_caching": False},
     ],
@@ -51,9 +52,21 @@ def test_they_are_those_of_sentence_transformers(tmp_path, pooling, flags):
         stats = llm.core.stats()
     assert stats.generated_tokens == 0
     if pooling != "cls_token":  # which needs only the first token
+        assert bool(stats.preemptions) == ("num_kv_blocks" in flags)
         assert stats.prompt_tokens == 2 * sum(map(len, PROMPTS))
     cached = sum(output.num_cached_tokens for output in again)
     assert bool(cached) == (pooling == "lasttoken" and "enable_prefix_caching" not in flags)
+
+
+@pytest.mark.parametrize("pooling", at_depth(["mean_tokens"], POOLINGS))
+def test_on_the_kernels_they_are_the_same(tmp_path, environment, pooling):
+    """Graphs are asked for, but a step that reports hidden states runs in none."""
+    environment(KILN_CPU_KERNELS="host", KILN_CPU_GRAPHS="emulate", KILN_GRAPH_STRICT="1")
+    network = save_random(tmp_path, head_dim=32)
+    write_modules(tmp_path, pooling)
+    with LLM(str(tmp_path), dtype="float32", num_kv_blocks=40, **SMALL_STEPS) as llm:
+        check(llm, network, pooling)
+        assert not llm.core.stats().graph_replays
 
 
 @pytest.mark.parametrize("name", at_depth(["llama-rope-yarn", "qwen2-moe"], [*MODELS]))
