@@ -31,6 +31,7 @@ def check(llm, network, pooling, prompts=PROMPTS, **settings):
     return outputs
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize(
     "flags",
