@@ -123,7 +123,7 @@ EMBEDDINGS = (
     *rows("neutral", (None, "float32"), embed_dtype="No effect"),
     *rows("neutral", (None, "native", "little"), endianness="No effect"),
     *rows("neutral", (None, "left"), truncation_side="No effect"),
-    *refused("mm_processor_kwargs", "request_id"),
+    *refused("messages", "mm_processor_kwargs", "request_id"),
 )
 ROUTE_TABLES: dict[str, tuple[FieldRow, ...]] = {
     "CountTokensRequest": _COUNT_TOKENS,

@@ -193,6 +193,16 @@ def test_newer_and_shorter_forms_of_the_pooling_config_are_read(tmp_path, settin
         check(llm, network, pooling, [STEM])
 
 
+def test_a_default_prompt_is_not_added_and_the_log_says_so(tmp_path, caplog):
+    network = save_random(tmp_path)
+    write_modules(tmp_path)
+    prompts = {"prompts": {"query": "Find: "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with LLM(str(tmp_path), dtype="float32", num_kv_blocks=40) as llm:
+        check(llm, network, "lasttoken", [STEM])
+    assert "default prompt 'query' is not added" in caplog.text
+
+
 def test_a_model_without_a_head_cannot_generate(tmp_path):
     save_random(tmp_path)
     with pytest.raises(ModelError, match=r"Qwen3Model.* --task embed"):

@@ -120,13 +120,13 @@ def server(server_and_process):
 def embedding_server(start, tokenizer_folders, tmp_path_factory):
     """A server of a sentence-transformers folder that pools the mean: a client, and the network.
 
-    Token 1 is broken: its weights are NaN.
+    Its tokenizer begins a text with token 1. Token 2 is broken: its weights are NaN.
     """
     folder = tmp_path_factory.mktemp("models") / "tiny-embedding"
-    shutil.copytree(tokenizer_folders["byte-level"], folder)
-    network = save_random(folder, vocab_size=400)
+    shutil.copytree(tokenizer_folders["llama"], folder)
+    network = save_random(folder, vocab_size=600)
     with torch.no_grad():
-        network.embed_tokens.weight[1] = float("nan")
+        network.embed_tokens.weight[2] = float("nan")
     network.save_pretrained(folder)
     write_modules(folder, "mean_tokens")
     flags = ["--load-format", "auto", "--max-num-seqs", "8", "--max-waiting", "140"]
