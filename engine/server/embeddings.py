@@ -112,10 +112,7 @@ def embeddings_router(serving: Serving) -> APIRouter:
         try:
             await unless_gone(request.receive, _compute(serving, job))
         except KilnError as error:
-            told = _told(error)
-            if isinstance(error, EmbeddingError):
-                told.message += f"; see request {request.state.request_id} in the server's log"
-            raise told from error
+            raise _told(error, request.state.request_id) from error
         _measure(serving, job, time.monotonic() - started)
         usage = _usage(job)
         logger.info(
@@ -168,7 +165,7 @@ async def _read(
     try:
         await serving.threads.run_for(request, work)
     except RequestError as error:
-        raise _told(error) from error
+        raise _told(error, request.state.request_id) from error
     return job
 
 
@@ -193,11 +190,14 @@ async def _compute_groups(
                 job.take(output)
 
 
-def _told(error: KilnError) -> ApiError:
+def _told(error: KilnError, request_id: str) -> ApiError:
     """Return an error for the client, by whose name a prompt is an input."""
     told = from_engine(error)
     if told.param == "prompt":
         told.message, told.param = told.message.replace("prompt", "input"), "input"
+    if isinstance(error, EmbeddingError):
+        told.message = told.message.replace("prompt", "input", 1)
+        told.message += f"; see request {request_id} in the server's log"
     return told
 
 

@@ -84,7 +84,7 @@ class EmbeddingJob:
         """Keep what the engine has computed. Raises EmbeddingError if it failed."""
         if output.embedding is None:
             index = list(self.requests).index(output.request_id)
-            raise EmbeddingError(f"text {index}: {output.message or 'the engine failed'}")
+            raise EmbeddingError(f"prompt {index}: {output.message or 'the engine failed'}")
         self.outputs[output.request_id] = output
         self.vectors[output.request_id] = self._finished(output.embedding)
 

@@ -136,13 +136,13 @@ def test_long_prompts_are_refused_by_number_or_truncated(tmp_path):
             assert output.prompt_token_ids == kept
 
 
-def test_a_state_that_is_nan_is_an_error_that_names_the_text(tmp_path):
+def test_a_state_that_is_nan_is_an_error_that_names_the_prompt(tmp_path):
     save_random(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["embed_tokens.weight"][9] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with LLM(str(tmp_path), dtype="float32", num_kv_blocks=40) as llm:
-        with pytest.raises(EmbeddingError, match=r"text 1: .*hidden states contain NaN"):
+        with pytest.raises(EmbeddingError, match=r"prompt 1: .*hidden states contain NaN"):
             llm.embed([[1], [5, 9]])
         assert llm.embed([[1], [5, 8]])
 

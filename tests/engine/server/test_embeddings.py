@@ -160,7 +160,7 @@ def test_a_text_at_which_the_engine_fails_is_500_and_named(embedding, embed, wan
     answer = embedding.post("/v1/embeddings", json={"input": [[5], [2, 6], [7]]})
     assert answer.status_code == 500
     message = answer.json()["error"]["message"]
-    assert message.startswith("text 1: the model's hidden states contain NaN")
+    assert message.startswith("input 1: the model's hidden states contain NaN")
     assert answer.headers["X-Request-Id"] in message
     close(vectors(embed(input=[[5], [7]])), wanted([5]), wanted([7]))
 
