@@ -30,7 +30,8 @@ from kiln.engine.server.fields import CacheSalt, Int, Priority, StrictModel, pro
 from kiln.engine.server.openapi import describe_body
 from kiln.engine.server.responses import encode_json
 from kiln.engine.server.route_fields import EMBEDDINGS
-from kiln.engine.server.serving import ServedModel, Serving
+from kiln.engine.server.serving import Serving
+from kiln.engine.server.threads import LARGE
 from kiln.engine.text.embeddings import EmbeddingJob, read_texts, require_embedder
 
 MAX_INPUTS = 2048  # OpenAI's limit
@@ -106,67 +107,53 @@ def embeddings_router(serving: Serving) -> APIRouter:
     async def create_embeddings(request: Request) -> Response:
         """Return the embeddings of texts."""
         body = await read_request(serving, request, EmbeddingsRequest)
+        info = serving.require_ready()
         served = serving.require_model(body.model)
+        params = body.pooling_params()
+        job = EmbeddingJob(require_embedder(info.embedder, params), params)
         started = time.monotonic()
-        job = await _read(serving, request, body, served)
         try:
+            await _read(serving, request, body, served.adapter, job)
             await unless_gone(request.receive, _compute(serving, job))
         except KilnError as error:
             raise _told(error, request.state.request_id) from error
         _measure(serving, job, time.monotonic() - started)
-        usage = _usage(job)
-        logger.info(
-            "%s %s: %d texts, %d prompt tokens, user %.80r",
-            request.scope["path"],
-            request.state.request_id,
-            len(job.requests),
-            usage["prompt_tokens"],
-            body.user,
-        )
-        numbers = sum(vector.size for vector in job.vectors.values())
+        _log(request, job, body.user)
         as_text = body.encoding_format == "base64"
 
         def write() -> bytes:
-            data = _items(job, as_text=as_text)
-            answer: EmbeddingList = {
-                "object": "list",
-                "data": data,
-                "model": served.name,
-                "usage": usage,
-            }
-            return encode_json(answer)
+            return encode_json(_answer(job, served.name, as_text=as_text))
 
-        data = await serving.threads.run(write, numbers * _NUMBER_BYTES)
+        size = len(job.requests) * job.embedder.size * _NUMBER_BYTES
+        data = write() if size < LARGE else await serving.threads.run(write, size)
         return Response(data, media_type="application/json")
 
     return router
 
 
 async def _read(
-    serving: Serving, request: Request, body: EmbeddingsRequest, served: ServedModel
-) -> EmbeddingJob:
-    """Tokenize and check the inputs. Raises ApiError, which names the input that is wrong."""
+    serving: Serving,
+    request: Request,
+    body: EmbeddingsRequest,
+    adapter: str | None,
+    job: EmbeddingJob,
+) -> None:
+    """Tokenize and check the inputs. Raises RequestError, and ClientDisconnect."""
     info, name = serving.require_ready(), uuid.uuid4().hex
-    params = body.pooling_params()
-    job = EmbeddingJob(require_embedder(info.embedder, params), params)
 
     def work() -> None:
         special = body.add_special_tokens is not False
         context, tokenizer = info.max_model_len, serving.tokenizer
-        read = read_texts(body.input, tokenizer, params, context, add_special_tokens=special)
+        read = read_texts(body.input, tokenizer, job.params, context, add_special_tokens=special)
         for index, prompt in enumerate(read):
             salted = replace(prompt, cache_salt=body.cache_salt)
-            new = job.ask(f"{name}-{index}", salted, served.adapter, body.priority or 0)
+            new = job.ask(f"{name}-{index}", salted, adapter, body.priority or 0)
             try:
                 check_tokens(new, context, info.vocab_size)
             except RequestError as error:
                 raise type(error)(f"input {index}: {error}", error.param) from None
 
-    try:
-        await serving.threads.run_for(request, work)
-    except RequestError as error:
-        raise _told(error, request.state.request_id) from error
-    return job
+    await serving.threads.run_for(request, work)
 
 
 async def _compute(serving: Serving, job: EmbeddingJob) -> None:
@@ -212,19 +199,27 @@ def _measure(serving: Serving, job: EmbeddingJob, seconds: float) -> None:
             metrics.queue_time.observe(waited)
 
 
-def _usage(job: EmbeddingJob) -> EmbeddingUsage:
-    tokens = sum(len(new.prompt_token_ids) for new in job.requests.values())
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
+def _log(request: Request, job: EmbeddingJob, user: str | None) -> None:
+    logger.info(
+        "%s %s: %d inputs, %d prompt tokens, user %.80r",
+        request.scope["path"],
+        request.state.request_id,
+        len(job.requests),
+        job.num_tokens,
+        user,
+    )
 
 
-def _items(job: EmbeddingJob, *, as_text: bool) -> list[EmbeddingItem]:
+def _answer(job: EmbeddingJob, model: str, *, as_text: bool) -> EmbeddingList:
     def form(vector: Any) -> list[float] | str:
         if as_text:
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
         numbers: list[float] = vector.tolist()
         return numbers
 
-    return [
+    data: list[EmbeddingItem] = [
         {"object": "embedding", "index": index, "embedding": form(job.vectors[name])}
         for index, name in enumerate(job.requests)
     ]
+    usage: EmbeddingUsage = {"prompt_tokens": job.num_tokens, "total_tokens": job.num_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}

@@ -66,6 +66,11 @@ class EmbeddingJob:
     vectors: dict[str, np.ndarray] = field(default_factory=dict)  # [dimensions] float32
     outputs: dict[str, TokenOutput] = field(default_factory=dict)
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens all prompts have."""
+        return sum(len(new.prompt_token_ids) for new in self.requests.values())
+
     def ask(self, name: str, prompt: Prompt, adapter: str | None, priority: int) -> NewRequest:
         """Add the request for the embedding of a prompt, and return it."""
         new = NewRequest(
