@@ -190,14 +190,14 @@ class Scheduler:
         has ended since the batch was made is skipped.
         """
         sampled = dict(zip(map(_request_id, output.tokens), output.tokens, strict=True))
-        outputs = []
+        outputs, reports = list[TokenOutput](), batch.reports_prompts or batch.reports_hidden
         for row, request in zip(batch.requests, self.steps.end(batch), strict=True):
             request_id = row.request_id
             if request is None or self._requests.get(request_id) is not request:
                 continue
             request.num_pending -= row.num_samples
             tokens = sampled.get(request_id)
-            if tokens is not None and (row.prompt is not None or row.hidden is not None):
+            if reports and tokens is not None:
                 note_reports(request, row, tokens)
             if tokens is not None and tokens.error is not None:
                 self._release(request)
@@ -211,7 +211,7 @@ class Scheduler:
                 request.num_computed_tokens = len(request.token_ids) - 1
             elif (end := row.num_computed_tokens + row.num_tokens) >= request.prefix.index_at:
                 self.kv.index(request, end)
-            if request.pooled is not None and (embedded := embedding_output(request)) is not None:
+            if reports and (embedded := embedding_output(request)) is not None:
                 self._release(request)
                 outputs.append(embedded)
         if self.drafter is not None and batch.has_drafts:

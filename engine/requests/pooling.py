@@ -101,6 +101,10 @@ class Pooled(NamedTuple):
         total = hidden if self.total is None else self.total + hidden
         return self._replace(done=self.done + part.num_tokens, total=total)
 
+    def from_start(self) -> Pooled:
+        """Return the same before any hidden state is summed up."""
+        return self._replace(done=self.start, total=None)
+
     @property
     def is_complete(self) -> bool:
         """Whether all hidden states are summed up."""

@@ -152,6 +152,8 @@ class Request:
         self.num_computed_tokens = self.num_pending = self.num_table_blocks = 0
         self.row, self.adapter_slot, self.block_ids = -1, -1, []
         self.prefix = PrefixState(self.prefix.root)
+        if self.pooled is not None:
+            self.pooled = self.pooled.from_start()
 
     def begin(self, row: int) -> bool:
         """Give a waiting request its row; return whether it is its first one."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from depth import at_depth
 
+from kiln.engine import scheduler
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from kiln.engine.core import EngineCore
 from kiln.engine.errors import RequestError
@@ -147,6 +148,31 @@ def test_a_preempted_request_goes_on_behind_what_it_has_summed_up(embedding_runn
     parts = [row for batch in runner.batches for row in batch.requests if row.request_id == "mean"]
     assert sum(row.hidden.num_tokens for row in parts if row.hidden) == 44
     assert sum(row.num_tokens for row in parts) > 44
+
+
+@pytest.mark.parametrize("place", ["note_reports", "embedding_output"])
+def test_a_request_whose_output_is_lost_to_ctrl_c_gives_it_again(
+    embedding_runner, monkeypatch, place
+):
+    """The interrupt comes right behind the call that has completed a sum, or read it."""
+    real, prompt = getattr(scheduler, place), list(range(30))
+    for number in range(1, 5):
+        core, calls = core_of(embedding_runner(), max_num_batched_tokens=8), []
+
+        def interrupted(request, *arguments, calls=calls, number=number):
+            result = real(request, *arguments)
+            calls.append(request)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return result
+
+        monkeypatch.setattr(scheduler, place, interrupted)
+        core.add(ask("mean", prompt, "MEAN"))
+        with pytest.raises(KeyboardInterrupt):
+            run(core, steps=9)
+        core.runner.collected = core.runner.launched  # what was in flight is dropped
+        check(core.runner, run(core, steps=20)["mean"], prompt, "MEAN")
+        assert not core.has_work
 
 
 def test_a_step_that_raises_ends_only_its_own_request(embedding_runner):
