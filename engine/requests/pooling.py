@@ -16,14 +16,12 @@ class Embedder:
     """How a model makes embeddings of ``size`` elements.
 
     ``pooling``: from the final hidden state of the last token, from the mean of all tokens, or from
-    the first token (CLS). ``normalize``: they have length 1. ``max_tokens``: of a text, if
-    the model's folder limits them.
+    the first token (CLS). ``normalize``: they have length 1.
     """
 
     size: int
     pooling: PoolingType = "LAST"
     normalize: bool = True
-    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _ORDERS = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _POOLINGS: MappingProxyType[str, PoolingType] = MappingProxyType(
     {"lasttoken": "LAST", "mean": "MEAN", "mean_tokens": "MEAN", "cls": "CLS", "cls_token": "CLS"}
 )
-_MODE = "pooling_mode"
+_MODE, _TASK = "pooling_mode", "feature-extraction"
 
 logger = logging.getLogger(__name__)
 
@@ -63,39 +63,50 @@ def _of_modules(folder: Path, modules: Any, hidden_size: int) -> Embedder:
     prompt = read_json(folder / "config_sentence_transformers.json").get("default_prompt_name")
     if prompt is not None:
         logger.warning("%s: the default prompt %r is not added to texts", folder, prompt)
-    limits = read_json(folder / "sentence_bert_config.json")
-    if limits.get("do_lower_case"):
-        raise ModelError(
-            f"{folder / 'sentence_bert_config.json'}: do_lower_case is true: Kiln tokenizes texts "
-            "as they are"
-        )
-    most = limits.get("max_seq_length")
-    if most is not None and not (type(most) is int and most > 0):
-        raise ModelError(
-            f"{folder / 'sentence_bert_config.json'}: max_seq_length is {str(most)[:80]!r}, want a "
-            "count of tokens"
-        )
     pooling = _pooling(folder / places[1] / "config.json")
-    return Embedder(hidden_size, pooling, "Normalize" in kinds, most)
+    return Embedder(hidden_size, pooling, "Normalize" in kinds)
+
+
+def longest_text(folder: Path, max_positions: int) -> int:
+    """Return how many tokens of a text sentence-transformers uses.
+
+    Raises ModelError if its Transformer module does more than to tokenize and run the model.
+    """
+    if not (folder / "modules.json").exists():
+        return max_positions
+    path = folder / "sentence_bert_config.json"
+    config = read_json(path)
+    if config.get("do_lower_case"):
+        raise ModelError(f"{path}: do_lower_case is true: Kiln tokenizes texts as they are")
+    task = config.get("transformer_task", _TASK)
+    if task != _TASK:
+        raise ModelError(f"{path}: transformer_task is {str(task)[:80]!r}: Kiln has {_TASK}")
+    most = config.get("max_seq_length")
+    if most is None:
+        most = read_json(folder / "tokenizer_config.json").get("model_max_length")
+        if type(most) is not int or most <= 0:  # "no limit" has several forms
+            return max_positions
+    if type(most) is not int or most <= 0:
+        raise ModelError(f"{path}: max_seq_length is {str(most)[:80]!r}, want a count of tokens")
+    return min(most, max_positions)
 
 
 def _pooling(path: Path) -> PoolingType:
-    """Return the one pooling mode of a Pooling module, by default the mean. Raises ModelError."""
+    """Return the one mode of a Pooling module. Raises ModelError.
+
+    Older files have a flag for each mode, newer ones its name. The default is the mean.
+    """
     if not path.is_file():
         raise ModelError(f"{path} is missing: it says how hidden states become an embedding")
     config = read_json(path)
-    named = config.get(_MODE)
-    if named is None:
-        flags = {f"{_MODE}_mean_tokens": True} | config
-        on = [key for key, value in flags.items() if key.startswith(_MODE) and value]
-        modes = [key.removeprefix(f"{_MODE}_") for key in on]
-    else:
-        modes = [named] if isinstance(named, str) else list(named)
+    flags = [key for key, value in config.items() if key.startswith(f"{_MODE}_") and value]
+    named = config.get(_MODE, [key.removeprefix(f"{_MODE}_") for key in flags] or "mean")
+    modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
     if config.get("include_prompt") is False:
         raise ModelError(f"{path}: include_prompt is false: Kiln pools the tokens of a whole text")
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         raise ModelError(
-            f"{path}: the pooling modes are {', '.join(map(str, modes))[:80] or 'none'}: Kiln has "
-            "lasttoken, mean_tokens and cls_token, one at a time"
+            f"{path}: the pooling modes are {', '.join(modes)[:80] or 'none'}: Kiln has "
+            f"{', '.join(_POOLINGS)}, one at a time"
         )
     return _POOLINGS[modes[0]]

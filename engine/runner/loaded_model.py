@@ -36,7 +36,7 @@ from kiln.engine.requests.pooling import Embedder
 from kiln.engine.runner.budget import limits_of, most_prefill_in_graphs
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
-from kiln.engine.runner.embedder import read_embedder
+from kiln.engine.runner.embedder import longest_text, read_embedder
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.kernels import called_kernels
 from kiln.engine.runner.lora_backend import choose_backend
@@ -86,7 +86,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     folder = resolve_model_folder(wanted.model)
     config, family, hf, embedder = _read(config, folder)
     check_split(hf, split.world)
-    max_model_len = _max_model_len(wanted.max_model_len, hf, embedder)
+    max_model_len = _max_model_len(wanted.max_model_len, hf, None if embedder is None else folder)
     dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
@@ -190,11 +190,12 @@ def _make_attention(
     return TorchAttention(kv.attention.windows, dtype)
 
 
-def _max_model_len(wanted: int | None, config: HFConfig, embedder: Embedder | None) -> int:
+def _max_model_len(wanted: int | None, config: HFConfig, of_texts: Path | None) -> int:
+    """Return the context in tokens; ``of_texts``: the folder of a model for embeddings."""
     if wanted is not None and wanted > config.max_positions:
         raise ConfigError(
             f"max_model_len={wanted}: the model reaches {config.max_positions} tokens "
             f"(max_position_embeddings and rope scaling of its config.json)"
         )
-    default = None if embedder is None else embedder.max_tokens
-    return wanted or min(default or config.max_positions, config.max_positions)
+    most = config.max_positions
+    return wanted or (most if of_texts is None else longest_text(of_texts, most))

@@ -157,11 +157,13 @@ def test_a_state_that_is_nan_is_an_error_that_names_the_prompt(tmp_path):
         ("modules.json", [("Transformer", "0"), ("Pooling", "1")], "Transformer in '0'"),
         ("modules.json", [("Transformer", ""), ("Pooling", "1")], "1/config.json is missing"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens, lasttoken"),
-        ("1_Pooling/config.json", {"pooling_mode_lasttoken": False}, "are none: Kiln has"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, "are none: Kiln has"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
+        ("1_Pooling/config.json", {"pooling_mode": [["mean"]]}, r"are \['mean'\]: Kiln has"),
         ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt is false"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
         ("sentence_bert_config.json", {"max_seq_length": "x"}, "max_seq_length"),
+        ("sentence_bert_config.json", {"transformer_task": "retrieval"}, "transformer_task"),
         ("config.json", {"is_causal": False}, "is_causal"),
         ("config.json", {"architectures": ["BertModel"]}, "BertModel"),
     ],
@@ -180,17 +182,38 @@ def test_what_kiln_lacks_is_refused_by_name(tmp_path, file, content, part):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"pooling_mode": "mean"}, {"pooling_mode": ["lasttoken"]}, None]
+    ("settings", "pooling"),
+    [
+        ({"pooling_mode": "mean"}, "mean_tokens"),
+        ({"pooling_mode": ["lasttoken"]}, "lasttoken"),
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
+        ({"pooling_mode_lasttoken": False}, "mean_tokens"),
+        ({}, "mean_tokens"),
+    ],
 )
-def test_newer_and_shorter_forms_of_the_pooling_config_are_read(tmp_path, settings):
+def test_newer_and_shorter_forms_of_the_files_are_read(tmp_path, settings, pooling):
+    """As sentence-transformers 6 reads and writes them."""
     network = save_random(tmp_path)
     write_modules(tmp_path)
-    if settings is None:  # the mean is sentence-transformers' default
-        settings = {}
+    path = tmp_path / "modules.json"
+    path.write_text(
+        path.read_text().replace("transformers.models.", "transformers.base.modules.x.")
+    )
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
-    pooling = "lasttoken" if isinstance(settings.get("pooling_mode"), list) else "mean_tokens"
+    (tmp_path / "sentence_bert_config.json").write_text(
+        '{"transformer_task": "feature-extraction"}'
+    )
     with LLM(str(tmp_path), dtype="float32", num_kv_blocks=40) as llm:
         check(llm, network, pooling, [STEM])
+
+
+@pytest.mark.parametrize(("limit", "context"), [(40, 40), (10**30, 128), (-1, 128), (1e30, 128)])
+def test_the_tokenizer_may_limit_a_text(tmp_path, limit, context):
+    save_random(tmp_path)
+    write_modules(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
+    with LLM(str(tmp_path), skip_tokenizer_init=True, num_kv_blocks=40) as llm:
+        assert llm.core.max_model_len == context
 
 
 def test_a_default_prompt_is_not_added_and_the_log_says_so(tmp_path, caplog):
