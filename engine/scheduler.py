@@ -190,7 +190,7 @@ class Scheduler:
         has ended since the batch was made is skipped.
         """
         sampled = dict(zip(map(_request_id, output.tokens), output.tokens, strict=True))
-        outputs, reports = list[TokenOutput](), batch.reports_prompts or batch.reports_hidden
+        outputs, reports = list[TokenOutput](), batch.reports
         for row, request in zip(batch.requests, self.steps.end(batch), strict=True):
             request_id = row.request_id
             if request is None or self._requests.get(request_id) is not request:

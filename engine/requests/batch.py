@@ -115,6 +115,11 @@ class Batch:
         return any(self.columns.hidden)
 
     @property
+    def reports(self) -> bool:
+        """Whether a request wants either."""
+        return bool(self.requests) and (self.reports_prompts or self.reports_hidden)
+
+    @property
     def has_adapters(self) -> bool:
         """Whether a request uses a LoRA adapter."""
         slots: tuple[int, ...] = self.columns.adapter_slot
