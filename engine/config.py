@@ -10,6 +10,8 @@ from kiln.engine.errors import ConfigError
 
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
+Task = Literal["auto", "generate", "embed"]
+TASKS: tuple[Task, ...] = get_args(Task)
 KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]  # the last two mean the same
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = get_args(KVCacheDType)
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -39,6 +41,7 @@ class ModelConfig:
     load_format: LoadFormat = "auto"
     max_model_len: int | None = None  # tokens, prompt and output; None: the model's own
     seed: int | None = None  # of requests without one; None: drawn from the system
+    task: Task = "auto"  # auto: what the folder is made for
 
     def __post_init__(self) -> None:
         """Check the choices. Raises ConfigError."""
@@ -48,6 +51,7 @@ class ModelConfig:
         _require(self.dtype in dtypes, "dtype", self.dtype, f"one of {', '.join(dtypes)}")
         formats = ("auto", "dummy")
         _require(self.load_format in formats, "load_format", self.load_format, "auto or dummy")
+        _require(self.task in TASKS, "task", self.task, f"one of {', '.join(TASKS)}")
         if self.max_model_len is not None:
             _require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "2 or more")
 

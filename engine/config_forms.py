@@ -18,6 +18,7 @@ from kiln.engine.config import (
     LoRAModule,
     SchedulingPolicy,
     SpeculativeConfig,
+    Task,
 )
 from kiln.engine.errors import ConfigError
 
@@ -33,6 +34,7 @@ class Settings(TypedDict, total=False):
     load_format: LoadFormat
     max_model_len: int | None
     seed: int | None
+    task: Task
     block_size: int
     num_kv_blocks: int | None
     gpu_memory_utilization: float | None

@@ -21,7 +21,7 @@ from kiln.engine.lora.jobs import AdapterJobs
 from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.models.model_folder import eos_token_ids, resolve_model_folder
 from kiln.engine.requests.batch import Batch, SampledTokens, StepOutput
-from kiln.engine.requests.check import check_tokens
+from kiln.engine.requests.check import check_task, check_tokens
 from kiln.engine.requests.finish import check_some_token
 from kiln.engine.requests.late_masks import Bound, MaskSource, Pace, late_masks
 from kiln.engine.requests.paced_drafts import FIXED_TOKENS, PacedDrafter
@@ -122,6 +122,7 @@ class EngineCore:
 
     def check(self, new: NewRequest) -> None:
         """Reject a request that can never be served. Raises RequestError."""
+        check_task(new, self.runner.embedder)
         check_tokens(new, self.runner.max_model_len, self.runner.vocab_size)
         check_some_token(new, self.scheduler.eos_token_ids, self.runner.vocab_size)
         self.scheduler.check(new)
@@ -319,7 +320,7 @@ class EngineCore:
         counts.generated_tokens += sum(len(output.token_ids) for output in outputs)
         if 0 not in batch.columns.num_output_tokens:
             return
-        answered = {output.request_id for output in outputs if output.token_ids}
+        answered = {one.request_id for one in outputs if one.token_ids or one.embedding}
         for row in batch.requests:
             if row.num_output_tokens == 0 and row.request_id in answered:
                 counts.prompt_tokens += row.num_computed_tokens + row.num_tokens

@@ -11,6 +11,7 @@ KilnError
 │   ├── ContextLengthError   the prompt does not fit the model's context
 │   ├── AdapterNotFoundError the request names a LoRA adapter that is not loaded
 │   └── QueueFullError   the request is valid, but the queue is full
+├── EmbeddingError   the engine failed at one text to be embedded; it serves the others
 ├── AdapterBusyError a LoRA adapter is in use, or the place that it needs
 ├── SlowReaderError  the reader of a stream fell too far behind; the stream ends
 ├── DeviceError      the device fails every call from now on; only a new process can use it
@@ -93,6 +94,10 @@ class AdapterNotFoundError(RequestError):
 
 class QueueFullError(RequestError):
     """The queue is full; the same request may be accepted later."""
+
+
+class EmbeddingError(KilnError):
+    """The engine failed at one request for an embedding; it serves the others."""
 
 
 class AdapterBusyError(KilnError):

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
@@ -17,8 +17,10 @@ from kiln.engine.config_forms import Settings, offline_config
 from kiln.engine.core import EngineCore, Progress
 from kiln.engine.errors import EngineClosedError, RequestError
 from kiln.engine.models.model_folder import resolve_model_folder
-from kiln.engine.requests.request import NewRequest, RequestOutput
+from kiln.engine.requests.pooling import EmbeddingRequestOutput, PoolingParams
+from kiln.engine.requests.request import NewRequest, RequestOutput, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.text.embeddings import EmbeddingJob, read_texts, require_embedder
 from kiln.engine.text.outputs import Answer, CompletionStream, begin_answers
 from kiln.engine.text.prompts import (
     Prompt,
@@ -213,6 +215,35 @@ class LLM:
         )
         return self._run(read, spread_params(sampling_params, len(read)), lora, priority)
 
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt, in the order of the prompts.
+
+        The model's folder has the format of sentence-transformers, or ``task`` is "embed". Prompts,
+        ``lora`` and ``priority`` as in ``generate``. Raises RequestError naming the prompt and the
+        field, EmbeddingError if the engine fails at a prompt, EngineClosedError after ``close`` and
+        in a fork of the process.
+
+        >>> len(llm.embed("Hello")[0].outputs.embedding)  # doctest: +SKIP
+        1024
+        """
+        params = pooling_params or PoolingParams()
+        job = EmbeddingJob(require_embedder(self.core.runner.embedder, params), params)
+        read = read_texts(prompts, self.tokenizer, params, self.core.max_model_len)
+        adapters, levels = spread_lora(lora, len(read)), spread_priority(priority, len(read))
+        with self._lock:
+            for index, one in enumerate(zip(read, adapters, levels, strict=True)):
+                with _naming(index):
+                    self._check(job.ask(str(next(self._request_ids)), *one))
+            self._serve(job.requests.values(), job.take)
+        return job.results()
+
     def _max_read(self, params: SamplingParams | Sequence[SamplingParams] | None) -> int:
         """Return how many tokens a prompt may have before it is truncated."""
         each = [params] if isinstance(params, SamplingParams) else params or ()
@@ -255,33 +286,38 @@ class LLM:
             outputs = [answer.stream.completion for answer in made]
             results.append(RequestOutput(request_id, given.text, prompt.token_ids, outputs))
             firsts.append(made[0].stream)
+
+        def take(output: TokenOutput) -> None:
+            """Make text of tokens at the end of a request, or at once if text can end it."""
+            answer = answers[output.request_id]
+            if output.finish_reason is None and not answer.new.params.stop:
+                answer.stream.hold(output)
+                return
+            answer.stream.push(output)
+            if answer.stream.stopped_early:
+                self.core.abort(output.request_id)
+
+        self._serve([answer.new for answer in answers.values()], take)
+        for result, first in zip(results, firsts, strict=True):
+            result.prompt_logprobs = first.prompt_logprobs
+            result.num_cached_tokens = first.num_cached_tokens
+        return results
+
+    def _serve(self, requests: Iterable[NewRequest], take: Callable[[TokenOutput], None]) -> None:
+        """Queue requests, and run steps until all have finished; ``take`` gets their outputs."""
         try:
             self.core.clear()  # of the last batch, if Ctrl-C came again while it was dropped
             # From here on the garbage collector skips all objects that exist now: steps create many
             # objects, and a full collection of a process with torch takes a tenth of a second.
             gc.freeze()
-            for answer in answers.values():
-                self.core.add(answer.new)
-            self._step_until_done(answers)
-            for result, first in zip(results, firsts, strict=True):
-                result.prompt_logprobs = first.prompt_logprobs
-                result.num_cached_tokens = first.num_cached_tokens
+            for new in requests:
+                self.core.add(new)
+            while self.core.has_work:
+                for output in self.core.step():
+                    take(output)
         finally:  # after an error or Ctrl-C, drop the whole batch from the engine
             gc.unfreeze()
             self.core.clear()
-        return results
-
-    def _step_until_done(self, answers: dict[str, Answer]) -> None:
-        """Run steps. Tokens become text at the end of a request, or at once if text can end it."""
-        while self.core.has_work:
-            for output in self.core.step():
-                answer = answers[output.request_id]
-                if output.finish_reason is None and not answer.new.params.stop:
-                    answer.stream.hold(output)
-                    continue
-                answer.stream.push(output)
-                if answer.stream.stopped_early:
-                    self.core.abort(output.request_id)
 
     def _check(self, new: NewRequest) -> None:
         if new.params.stop_strings and self.tokenizer is None:

@@ -42,7 +42,7 @@ from kiln.engine.lora.slots import AdapterSlots
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
 from kiln.engine.requests.begin import begin_request
 from kiln.engine.requests.drafts import NO_DRAFT, Drafter, computes_prompts, drafts_of
-from kiln.engine.requests.finish import finish_reason, stop_reason
+from kiln.engine.requests.finish import embedding_output, finish_reason, note_reports, stop_reason
 from kiln.engine.requests.late_masks import MaskSource
 from kiln.engine.requests.prefix import PrefixState
 from kiln.engine.requests.request import NewRequest, Request, TokenOutput
@@ -80,9 +80,7 @@ class Scheduler:
         masks: MaskSource | None = None,
     ) -> None:
         self.steps = ScheduledSteps()
-        self.config = config
-        self.drafter = drafter
-        self.masks = masks
+        self.config, self.drafter, self.masks = config, drafter, masks
         self.kv = kv
         self.eos_token_ids = eos_token_ids
         self.adapters = AdapterSlots() if adapters is None else adapters
@@ -130,8 +128,7 @@ class Scheduler:
 
     def abort(self, request_id: str) -> None:
         """Drop a waiting or running request and free its blocks. An unknown id is ignored."""
-        request = self._requests.get(request_id)
-        if request is not None:
+        if (request := self._requests.get(request_id)) is not None:
             self._release(request)
 
     def clear(self) -> None:
@@ -193,16 +190,15 @@ class Scheduler:
         has ended since the batch was made is skipped.
         """
         sampled = dict(zip(map(_request_id, output.tokens), output.tokens, strict=True))
-        outputs = []
+        outputs, reports = list[TokenOutput](), batch.reports
         for row, request in zip(batch.requests, self.steps.end(batch), strict=True):
             request_id = row.request_id
             if request is None or self._requests.get(request_id) is not request:
                 continue
             request.num_pending -= row.num_samples
             tokens = sampled.get(request_id)
-            if row.prompt is not None and tokens is not None and tokens.prompt_logprobs:
-                first = row.num_computed_tokens + row.prompt.offset
-                request.report_prompt(first, tokens.prompt_logprobs)
+            if reports and tokens is not None:
+                note_reports(request, row, tokens)
             if tokens is not None and tokens.error is not None:
                 self._release(request)
                 outputs.append(TokenOutput(request_id, [], "error", message=tokens.error))
@@ -215,6 +211,9 @@ class Scheduler:
                 request.num_computed_tokens = len(request.token_ids) - 1
             elif (end := row.num_computed_tokens + row.num_tokens) >= request.prefix.index_at:
                 self.kv.index(request, end)
+            if reports and (embedded := embedding_output(request)) is not None:
+                self._release(request)
+                outputs.append(embedded)
         if self.drafter is not None and batch.has_drafts:
             self.drafter.observe(batch, sampled)
         return outputs
@@ -267,8 +266,7 @@ class Scheduler:
         start, known = request.num_computed_tokens, request.token_ids
         blocks, num_blocks = request.block_ids, request.num_table_blocks
         length = len(known) + request.num_pending
-        count = length - start
-        draft = NO_DRAFT
+        count, draft = length - start, NO_DRAFT
         if count > 1:
             count = min(count, allowance, self.max_chunk_tokens)
         elif self.drafter is not None:
@@ -278,7 +276,7 @@ class Scheduler:
             count = min(count, self.kv.room(request) - start)
             if count <= 0 or not self.kv.extend(request, start + count):
                 return None
-        samples = max(start + count - length + 1, 0)
+        samples = max(start + count - length + 1, 0) if length < request.max_total_tokens else 0
         bans = length < request.min_total_tokens
         request.num_computed_tokens = start + count
         request.num_table_blocks = len(blocks)
@@ -290,13 +288,14 @@ class Scheduler:
             request.request_id, request.row, count, start, tokens, num_blocks, blocks[num_blocks:],
             samples, length - request.num_prompt_tokens, request.params, request.seed,
             request.stop_token_ids if bans else _NO_TOKENS, request.is_plain and not bans,
-            request.adapter_slot, request.prompt_part(start, count), None, request.is_late,
+            request.adapter_slot, request.prompt_part(start, count),
+            request.pooled and request.pooled.part(start, count), request.is_late,
         ))  # fmt: skip
 
     def _may_run(self, request: Request) -> bool:
-        """Whether no launched step samples a request's last token, and its mask is ready."""
-        pending = request.num_pending
-        if pending and len(request.token_ids) + pending >= request.max_total_tokens:
+        """Whether launched steps leave a request anything to do, and its mask is ready."""
+        known, pending = len(request.token_ids), request.num_pending
+        if known + pending >= request.max_total_tokens and request.num_computed_tokens >= known:
             return False
         return not request.is_late or self.masks is None or self.masks.may_run(request)
 

@@ -29,6 +29,12 @@ MODEL = group(
     ),
     Flag("--seed", "for requests without one; default: random", "model.seed", metavar="SEED"),
     Flag(
+        "--task",
+        "generate text, or embed: embeddings of texts; default auto: embed if the folder has the "
+        "format of sentence-transformers or a model without a head, else generate",
+        "model.task",
+    ),
+    Flag(
         "--tensor-parallel-size --tp -tp",
         "share the model among N GPUs of this machine, or N processes on a CPU; default 1, "
         "under torchrun the number of its processes",

@@ -36,7 +36,6 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "--config-format": ("auto", "hf"),
         "--model-impl": ("auto",),
         "--runner": ("auto", "generate"),
-        "--task": ("auto", "generate"),
         "--convert": ("auto", "none"),
         "--response-role": ("assistant",),
         "--chat-template-content-format": ("auto",),

@@ -80,13 +80,19 @@ def _print_summary(
         f"{info.device} · context {info.max_model_len} tokens{steps}{pool}{adapters} · ready in "
         f"{time.monotonic() - started:.1f} s"
     )
-    print(f"{url}  (a page to chat; /docs, /metrics)")
-    print(f"try:\n{_curl_line(settings, tokenizer, url)}\n", flush=True)
+    embeds = info.embedder is not None
+    print(f"{url}  ({'' if embeds else 'a page to chat; '}/docs, /metrics)")
+    print(f"try:\n{_curl_line(settings, tokenizer, url, embeds=embeds)}\n", flush=True)
 
 
-def _curl_line(settings: ServerSettings, tokenizer: Tokenizer | None, url: str) -> str:
+def _curl_line(
+    settings: ServerSettings, tokenizer: Tokenizer | None, url: str, *, embeds: bool
+) -> str:
     route, body = "completions", '{"prompt": [1, 2, 3]}'
-    if tokenizer is not None and tokenizer.has_chat_template:
+    if embeds:
+        prompt = "[1, 2, 3]" if tokenizer is None else '"Once upon a time"'
+        route, body = "embeddings", f'{{"input": {prompt}}}'
+    elif tokenizer is not None and tokenizer.has_chat_template:
         route = "chat/completions"
         body = '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     elif tokenizer is not None:

@@ -75,7 +75,8 @@ _REASONS = {
     "--max-logprobs": "a request may ask for 20 log-probabilities",
     "--logprobs-mode": "log-probabilities are those at temperature 1, before any filter",
     "--model-impl": "it runs its own implementations of the models",
-    "--runner --task --convert --pooler-config": "it generates text, and has no other task",
+    "--runner --convert": "--task embed serves embeddings",
+    "--pooler-config": "modules.json in the folder of MODEL says how embeddings are made",
     "--limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path "
     "--allowed-media-domains": "it serves text only",
     "--enable-prompt-embeds": "prompts are texts or token ids",

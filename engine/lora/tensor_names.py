@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kiln.engine.errors import ModelError
 
-_PREFIX = "base_model.model."
+_PREFIX, _BODY = "base_model.model.", "model."
 _EXPERTS = ".experts."
 
 
@@ -73,6 +73,9 @@ def split_name(
             why = _UNKNOWN
         raise ModelError(f"{path}: tensor {name[:120]} is not supported: {why}")
     module = found.module
+    # An adapter of a model without a head leaves out the name of what is below the head.
+    if module not in parts and (full := f"{_BODY}{module}") in parts:
+        module, found = full, found._replace(module=full)
     what = "experts" if _EXPERTS in f"{module}." else refused.get(module)
     if what is not None:
         raise ModelError(f"{path}: tensor {name[:120]} is not supported: it adapts {what}")

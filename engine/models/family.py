@@ -32,6 +32,12 @@ class Model(Protocol):
         """Return the logits [num_rows, vocab_size] of hidden states [num_rows, hidden_size]."""
 
 
+def with_head(architecture: str) -> str:
+    """Return the architecture with a head of one that ends at the hidden states: ``Qwen3Model``."""
+    stem = architecture.removesuffix("Model")
+    return architecture if stem == architecture else f"{stem}ForCausalLM"
+
+
 OnLayer = Callable[[int], None]
 
 

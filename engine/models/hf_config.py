@@ -70,6 +70,8 @@ def read_config(fields: Fields, traits: Traits) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
     if "quantization_config" in fields:
         raise fields.error("quantization_config", "Kiln supports only unquantized checkpoints")
+    if not fields.flag("is_causal", True):
+        raise fields.error("is_causal", "in Kiln tokens see only those before them")
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:

@@ -31,15 +31,22 @@ def resolve_model_folder(model: str) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file does not exist. Raises ModelError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    content = read_any_json(path)
+    if content is None:
         return {}
-    except (OSError, ValueError, RecursionError) as error:  # also of numbers and nesting
-        raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: contains a {type(content).__name__}, not a JSON object")
     return content
+
+
+def read_any_json(path: Path) -> Any:
+    """Return the JSON value in a file; None if the file does not exist. Raises ModelError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:  # also of numbers and nesting
+        raise ModelError(f"{path}: cannot be read as JSON ({error}): is it complete?") from error
 
 
 def eos_token_ids(folder: Path) -> frozenset[int]:

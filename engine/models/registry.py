@@ -11,7 +11,7 @@ from types import MappingProxyType
 from kiln.engine.errors import ModelError
 from kiln.engine.models import families
 from kiln.engine.models.config_keys import refuse_unknown_keys
-from kiln.engine.models.family import Family
+from kiln.engine.models.family import Family, with_head
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
 from kiln.engine.models.model_folder import read_json
@@ -51,7 +51,7 @@ def read_model(folder: Path) -> tuple[Family, HFConfig]:
 def _architecture(fields: Fields) -> str:
     """Return the supported architecture, by its name or by the model type. Raises ModelError."""
     named, known = fields.texts("architectures"), known_families()
-    for architecture in named:
+    for architecture in map(with_head, named):
         if architecture in known:
             return architecture
     wanted = f"Kiln serves {', '.join(sorted(known))}"

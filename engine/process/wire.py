@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kiln.engine.requests.adapter_job import AdapterInfo, LoadAdapter, UnloadAdapter
+from kiln.engine.requests.pooling import Embedder
 from kiln.engine.requests.request import NewRequest, TokenOutput
 
 
@@ -16,7 +17,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """The served model, sent once when the engine is ready.
 
     ``kernels`` maps each kernel to the chosen implementation and the reason. ``budget``: how many
-    tokens a step has at most, and why.
+    tokens a step has at most, and why. ``embedder``: how it makes embeddings; None: it generates.
     """
 
     max_model_len: int  # tokens, prompt and output
@@ -25,6 +26,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     device: str
     kernels: dict[str, str] = {}
     budget: str = ""
+    embedder: Embedder | None = None
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

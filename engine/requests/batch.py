@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from kiln.engine.requests.pooling import HiddenPart
 from kiln.engine.requests.request import PromptPart, TokenLogprobs
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -45,15 +46,8 @@ class ScheduledRequest(NamedTuple):
     is_plain: bool = False  # no logit is edited or masked, and no log-probability requested
     adapter_slot: int = -1
     prompt: PromptPart | None = None  # with ``prompt_logprobs``, while the prompt is computed
-    hidden: HiddenPart | None = None  # the tokens whose final hidden states are wanted
+    hidden: HiddenPart | None = None  # the tokens the sum of whose hidden states is wanted
     is_late: bool = False  # its mask is made from all tokens before it: see ``late_masks``
-
-
-class HiddenPart(NamedTuple):
-    """Tokens of a request's part of a step, the first one ``offset`` behind its first."""
-
-    offset: int
-    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -121,6 +115,11 @@ class Batch:
         return any(self.columns.hidden)
 
     @property
+    def reports(self) -> bool:
+        """Whether a request wants either."""
+        return bool(self.requests) and (self.reports_prompts or self.reports_hidden)
+
+    @property
     def has_adapters(self) -> bool:
         """Whether a request uses a LoRA adapter."""
         slots: tuple[int, ...] = self.columns.adapter_slot
@@ -130,8 +129,8 @@ class Batch:
 class SampledTokens(NamedTuple):
     """The tokens sampled for one request, with their log-probabilities if requested.
 
-    ``prompt_logprobs`` are those of the row's ``prompt``, and ``hidden`` the final hidden states of
-    its ``hidden``, float32 [num_tokens, hidden_size]; a row may have them and no tokens. If
+    ``prompt_logprobs`` are those of the row's ``prompt``, and ``hidden`` is the sum of the final
+    hidden states of its ``hidden``, float32 [hidden_size]; a row may have them and no tokens. If
     ``error`` is set there are no tokens: the logits held NaN or no finite value, or the step raises
     even when it runs this request alone.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kiln.engine.requests.finish import stop_token_ids
+from kiln.engine.requests.pooling import Pooled
 from kiln.engine.requests.request import NewRequest, Request
 
 
@@ -16,8 +17,10 @@ def begin_request(
 ) -> Request:
     """Return the record of a request of at most ``max_total_tokens``, prompt and output."""
     params, prompt = new.params, len(new.prompt_token_ids)
-    total = max_total_tokens
-    if params.max_tokens is not None:
+    total, pooled = max_total_tokens, None
+    if new.pooling is not None:
+        total, pooled = prompt, Pooled.begin(new.pooling, prompt)
+    elif params.max_tokens is not None:
         total = min(total, prompt + params.max_tokens)
     return Request(
         request_id=new.request_id,
@@ -31,5 +34,6 @@ def begin_request(
         is_plain=params.is_plain and not is_late,
         is_late=is_late,
         adapter=new.adapter,
+        pooled=pooled,
         level=new.priority,
     )

@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.engine.errors import RequestError, too_long
+from kiln.engine.requests.pooling import Embedder
 from kiln.engine.requests.request import NewRequest
+
+NO_EMBEDDINGS = (
+    "this model generates text: embeddings need a model in the format of sentence-transformers, or "
+    "any other that was started with --task embed"
+)
+ONLY_EMBEDDINGS = (
+    "this model was loaded for embeddings and does not generate text: use /v1/embeddings or "
+    "LLM.embed, or start with --task generate"
+)
+
+
+def check_task(new: NewRequest, embedder: Embedder | None) -> None:
+    """Refuse what the model was not loaded for. Raises RequestError."""
+    if (new.pooling is None) != (embedder is None):
+        raise RequestError(NO_EMBEDDINGS if embedder is None else ONLY_EMBEDDINGS, "model")
 
 
 def check_tokens(new: NewRequest, context: int, vocab_size: int) -> None:
@@ -13,10 +29,9 @@ def check_tokens(new: NewRequest, context: int, vocab_size: int) -> None:
     length, params = len(new.prompt_token_ids), new.params
     if length == 0:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
-    if length >= context:
-        raise too_long(
-            context, f"the prompt has {length} tokens, and the output needs at least one"
-        )
+    if length >= context + (new.pooling is not None):
+        output = ", and the output needs at least one" if new.pooling is None else ""
+        raise too_long(context, f"the prompt has {length} tokens{output}")
     lists: list[tuple[Sequence[int], str]] = [
         (new.prompt_token_ids, "prompt"),
         (params.stop_token_ids or (), "stop_token_ids"),

@@ -1,9 +1,10 @@
-"""Stop conditions and finish reasons."""
+"""How requests end: stop conditions, finish reasons, and embeddings that are complete."""
 
 from __future__ import annotations
 
 from kiln.engine.errors import RequestError
-from kiln.engine.requests.request import FinishReason, NewRequest, Request
+from kiln.engine.requests.batch import SampledTokens, ScheduledRequest
+from kiln.engine.requests.request import FinishReason, NewRequest, Request, TokenOutput
 from kiln.engine.requests.sampling_params import MAX_BIAS
 
 
@@ -54,3 +55,26 @@ def stop_reason(request: Request, eos_token_ids: frozenset[int]) -> int | None:
     token = request.token_ids[-1]
     eos = token in eos_token_ids and not request.params.ignore_eos
     return None if eos else token
+
+
+def note_reports(request: Request, row: ScheduledRequest, tokens: SampledTokens) -> None:
+    """Keep what a step reports of a request besides the tokens that it sampled."""
+    start = row.num_computed_tokens
+    if row.prompt is not None and tokens.prompt_logprobs:
+        request.report_prompt(start + row.prompt.offset, tokens.prompt_logprobs)
+    if request.pooled is not None and row.hidden is not None and tokens.hidden is not None:
+        request.pooled = request.pooled.plus(start, row.hidden, tokens.hidden)
+
+
+def embedding_output(request: Request) -> TokenOutput | None:
+    """Return the last output of a request that asks for an embedding; None: it is not complete."""
+    if request.pooled is None or not request.pooled.is_complete:
+        return None
+    return TokenOutput(
+        request.request_id,
+        [],
+        "stop",
+        queue_seconds=request.queue_seconds,
+        num_cached_tokens=request.num_cached_tokens,
+        embedding=request.pooled.embedding,
+    )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kiln.engine.requests.pooling import Pooled, PoolingType
 from kiln.engine.requests.prefix import PrefixState
 from kiln.engine.requests.sampling_params import SamplingParams
 
@@ -16,10 +17,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A generation request as submitted: the message from client to engine.
+    """A request as submitted: the message from client to engine.
 
     ``stop_string_ids`` are the tokens whose text is one of the stop strings. ``grammar`` is the
-    grammar of its output, as llguidance reads it.
+    grammar of its output, as llguidance reads it. With ``pooling`` it asks for an embedding of its
+    prompt, and generates nothing.
     """
 
     request_id: str
@@ -30,6 +32,7 @@ class NewRequest:
     priority: int = 0  # lower is earlier
     cache_salt: str | None = None  # requests with other salts share no cached prefix
     grammar: str | None = None
+    pooling: PoolingType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,11 @@ class TokenOutput(NamedTuple):
 
     ``finish_reason`` is None while more tokens may come. ``stop_reason`` is the entry of
     ``stop_token_ids`` or ``stop_string_ids`` that ended it, if any. ``message`` explains the finish
-    reason "error". The last four come with the first token: the seed reproduces the output under
+    reason "error". The next four come with the first token: the seed reproduces the output under
     the same settings; the queue time is that from the request's arrival to its first step; the
     log-probabilities are those of the prompt from its second token on, if requested; the cached
-    tokens are those of the prompt that were not computed.
+    tokens are those of the prompt that were not computed. ``embedding`` is the only output of a
+    request that asks for one: the pooled hidden states, float32 [hidden_size], not normalized.
     """
 
     request_id: str
@@ -78,6 +82,7 @@ class TokenOutput(NamedTuple):
     queue_seconds: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
+    embedding: bytes | None = None
 
 
 def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
@@ -100,7 +105,7 @@ def merged(outputs: Sequence[TokenOutput]) -> TokenOutput:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The scheduler's record of one generation. Only the scheduler mutates it.
+    """The scheduler's record of one request. Only the scheduler mutates it.
 
     ``token_ids`` is prompt plus output. The keys and values of the first ``num_computed_tokens``
     are in the KV blocks ``block_ids``, or will be once the launched steps have run; these will
@@ -134,6 +139,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # from the second token on
+    pooled: Pooled | None = None  # of a request that asks for an embedding
     level: int = 0
     waits_since: float = math.inf  # infinite while it does not wait
     place: float = 0.0
@@ -146,6 +152,8 @@ class Request:
         self.num_computed_tokens = self.num_pending = self.num_table_blocks = 0
         self.row, self.adapter_slot, self.block_ids = -1, -1, []
         self.prefix = PrefixState(self.prefix.root)
+        if self.pooled is not None:
+            self.pooled = self.pooled.from_start()
 
     def begin(self, row: int) -> bool:
         """Give a waiting request its row; return whether it is its first one."""
@@ -164,20 +172,23 @@ class Request:
     def num_cacheable(self) -> int:
         """How many of its first tokens need not be computed, if their keys and values are known.
 
-        The last one always is, and so are those of the prompt whose log-probabilities are wanted.
+        The last one always is, and so are those of the prompt whose log-probabilities or hidden
+        states are wanted.
         """
+        if self.pooled is not None and not self.pooled.is_complete:
+            return self.pooled.done
         known = len(self.prompt_logprobs)
         if self.params.prompt_logprobs is not None and known < self.num_prompt_tokens - 1:
             return known
         return len(self.token_ids) - 1
 
     @property
-    def told_once(self) -> tuple[int | None, float | None, list[TokenLogprobs] | None, int]:
-        """The last fields of the first TokenOutput."""
+    def told_once(self) -> tuple[int | None, float | None, list[TokenLogprobs] | None, int, None]:
+        """The last fields of the first TokenOutput, which has no embedding."""
         if self.num_output_tokens:
-            return None, None, None, 0
+            return None, None, None, 0, None
         reported = self.prompt_logprobs if self.params.prompt_logprobs is not None else None
-        return self.seed, self.queue_seconds, reported, self.num_cached_tokens
+        return self.seed, self.queue_seconds, reported, self.num_cached_tokens, None
 
     def prompt_part(self, start: int, count: int) -> PromptPart | None:
         """Return the part of a step whose log-probabilities are wanted, if any is.

@@ -11,6 +11,7 @@ from kiln.engine.kv.host_blocks import HostBlocks
 from kiln.engine.lora.loaded_adapter import AdapterStore
 from kiln.engine.requests.batch import Batch, StepOutput
 from kiln.engine.requests.late_masks import LateMasks
+from kiln.engine.requests.pooling import Embedder
 
 
 class Runner(Protocol):
@@ -23,6 +24,7 @@ class Runner(Protocol):
     max_model_len: int  # tokens, prompt and output
     num_blocks: int  # of the KV pool
     vocab_size: int  # tokens that the model can draw
+    embedder: Embedder | None  # how it makes embeddings; None: it generates text
 
     @property
     def limits(self) -> SchedulerConfig | None:

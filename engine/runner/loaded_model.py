@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -21,7 +22,8 @@ from kiln.engine.kv.pool import KVShape
 from kiln.engine.lora.runtime import Adapters, load_adapters
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
-from kiln.engine.models.family import Model
+from kiln.engine.models.family import Family, Model
+from kiln.engine.models.headless_weights import HeadlessWeights
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
@@ -29,9 +31,12 @@ from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
 from kiln.engine.models.split import Split
 from kiln.engine.models.splitting import check_split, rank_attention
+from kiln.engine.models.weights import Weights
+from kiln.engine.requests.pooling import Embedder
 from kiln.engine.runner.budget import limits_of, most_prefill_in_graphs
 from kiln.engine.runner.capture import graph_device, graph_keys
 from kiln.engine.runner.device import resolve_dtype, resolve_kv_dtype
+from kiln.engine.runner.embedder import longest_text, read_embedder
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.kernels import called_kernels
 from kiln.engine.runner.lora_backend import choose_backend
@@ -67,6 +72,7 @@ class LoadedModel:
     copies: HostCopies
     graph_keys: tuple[GraphKey, ...]
     graph_device: GraphDevice | None
+    embedder: Embedder | None
 
 
 def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
@@ -78,9 +84,9 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     wanted, device = config.model, group.device
     split = Split(group.rank, group.size, group.name)
     folder = resolve_model_folder(wanted.model)
-    family, hf = read_model(folder)
+    config, family, hf, embedder = _read(config, folder)
     check_split(hf, split.world)
-    max_model_len = _max_model_len(wanted.max_model_len, hf)
+    max_model_len = _max_model_len(wanted.max_model_len, hf, None if embedder is None else folder)
     dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
@@ -92,7 +98,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     # Kernels that are loaded take memory: they come before the pool is sized.
     decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
     with torch.inference_mode():
-        weights = open_weights(folder, wanted.load_format, _DUMMY_SEED, dtype)
+        weights = _open_weights(config, folder, dtype, embedder)
         sites = Sites() if config.lora.enabled else None  # None: layers without adapters
         place = (dtype, device)
         model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
@@ -127,7 +133,31 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             copies=HostCopies(rows * (1 + drafts), rows, device),
             graph_keys=keys,
             graph_device=graph_device(config.graphs, device, settings()),
+            embedder=embedder,
         )
+
+
+def _read(
+    config: EngineConfig, folder: Path
+) -> tuple[EngineConfig, Family, HFConfig, Embedder | None]:
+    """Return the config, the model's family and its own config, and how it makes embeddings.
+
+    A model for embeddings gets no head of its own, so that none is loaded. Its steps report hidden
+    states, which runs in no graph.
+    """
+    family, hf = read_model(folder)
+    embedder = read_embedder(folder, config.model.task, hf.hidden_size)
+    if embedder is not None:
+        hf = replace(hf, tie_word_embeddings=True)
+        config = replace(config, graphs=replace(config.graphs, enabled=False))
+    return config, family, hf, embedder
+
+
+def _open_weights(
+    config: EngineConfig, folder: Path, dtype: torch.dtype, embedder: Embedder | None
+) -> Weights:
+    weights = open_weights(folder, config.model.load_format, _DUMMY_SEED, dtype)
+    return weights if embedder is None else HeadlessWeights(weights)
 
 
 def _choose_kernels(
@@ -160,10 +190,12 @@ def _make_attention(
     return TorchAttention(kv.attention.windows, dtype)
 
 
-def _max_model_len(wanted: int | None, config: HFConfig) -> int:
+def _max_model_len(wanted: int | None, config: HFConfig, of_texts: Path | None) -> int:
+    """Return the context in tokens; ``of_texts``: the folder of a model for embeddings."""
     if wanted is not None and wanted > config.max_positions:
         raise ConfigError(
             f"max_model_len={wanted}: the model reaches {config.max_positions} tokens "
             f"(max_position_embeddings and rope scaling of its config.json)"
         )
-    return wanted or config.max_positions
+    most = config.max_positions
+    return wanted or (most if of_texts is None else longest_text(of_texts, most))

@@ -63,6 +63,7 @@ class ModelRunner:
         self.device_type = self.device.type
         self.limits, self.max_model_len = own.limits, own.max_model_len
         self.num_blocks, self.vocab_size = self.pool.num_blocks, own.hf.vocab_size
+        self.embedder = own.embedder
         # This rank's parts of the LoRA adapters; None if the model has no place for adapters.
         self.rank_store = None if own.adapters is None else own.adapters.store
         self.adapter_store: AdapterStore | None = self.rank_store
@@ -214,6 +215,7 @@ class ModelRunner:
             max_model_len=own.max_model_len,
             num_blocks=num_blocks,
             block_size=self._config.kv.block_size,
+            embeds=own.embedder is not None,
         )
 
     def _allocate(self, num_blocks: int) -> KVPool:

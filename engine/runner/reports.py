@@ -1,4 +1,4 @@
-"""What a step returns besides tokens, if asked: log-probabilities of prompts, hidden states."""
+"""What a step returns besides tokens, if asked: log-probabilities of prompts, pooled states."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ from kiln.engine.runner.prompt_logprobs import Head, report_prompts
 from kiln.engine.runner.sampler import Logprobs, PendingSamples, complaint
 from kiln.jit_kernels.ops.sampling.functions import Samples
 
+_NOT_FINITE = (
+    "the model's hidden states contain NaN or infinity: weights or dtype may not fit the model"
+)
+
 
 class Reports(NamedTuple):
-    """Log-probabilities of prompt tokens and hidden states, of all requests that want them."""
+    """Log-probabilities of prompt tokens, and sums of hidden states, for who wants them."""
 
     prompts: Samples | None
-    hidden: torch.Tensor | None  # [rows, hidden_size]
+    hidden: torch.Tensor | None  # [requests that want them, hidden_size] float32
 
 
 def reports_of(head: Head, hidden: torch.Tensor, batch: Batch) -> Reports:
     """Return what a step reports, from its hidden states [num_tokens, hidden_size]."""
     prompts = report_prompts(head, hidden, batch) if batch.reports_prompts else None
-    if not batch.reports_hidden:
-        return Reports(prompts, None)
+    return Reports(prompts, _sums(hidden, batch) if batch.reports_hidden else None)
+
+
+def _sums(hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Return the sum of the hidden states of each request that wants it."""
     firsts = accumulate(batch.columns.num_tokens, initial=0)
-    rows = [
-        first + request.hidden.offset + place
-        for request, first in zip(batch.requests, firsts, strict=False)
-        if request.hidden is not None
-        for place in range(request.hidden.num_tokens)
+    parts = [
+        (first + part.offset, part.num_tokens)
+        for part, first in zip(batch.columns.hidden, firsts, strict=False)
+        if part is not None
     ]
-    chosen = torch.tensor(rows, device=hidden.device)
-    return Reports(prompts, hidden.index_select(0, chosen).float())
+    if all(count == 1 for _, count in parts):  # one operation for all
+        rows = torch.tensor([first for first, _ in parts], device=hidden.device)
+        return hidden.index_select(0, rows).float()
+    sums = [hidden[first : first + count].sum(0, dtype=torch.float32) for first, count in parts]
+    return torch.stack(sums)
 
 
 class PendingReports:
@@ -87,7 +96,8 @@ class PendingReports:
             return
         if self._done is not None:
             self._done.synchronize()
-        wanted = [one for one in self._batch.requests if one.hidden is not None]
-        sizes = [one.hidden.num_tokens for one in wanted if one.hidden is not None]
-        for request, part in zip(wanted, self._hidden.split(sizes), strict=True):
-            yield {"request_id": request.request_id, "hidden": part}
+        wanted = [one.request_id for one in self._batch.requests if one.hidden is not None]
+        finite = self._hidden.isfinite().all(1).tolist()
+        for request_id, summed, fine in zip(wanted, self._hidden, finite, strict=True):
+            found = {"hidden": summed} if fine else {"token_ids": [], "error": _NOT_FINITE}
+            yield {"request_id": request_id, **found}

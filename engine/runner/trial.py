@@ -10,6 +10,7 @@ from kiln.engine.config import SchedulerConfig
 from kiln.engine.errors import DeviceError, KilnError, ModelError
 from kiln.engine.lora.runtime import Adapters
 from kiln.engine.requests.batch import Batch, SampledTokens, ScheduledRequest, StepOutput
+from kiln.engine.requests.pooling import HiddenPart
 from kiln.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from kiln.jit_kernels.declare.errors import KernelError
 
@@ -22,7 +23,12 @@ Run = Callable[[Batch], StepOutput]
 
 
 def trial_steps(
-    adapters: Adapters | None, config: SchedulerConfig, num_tokens: int, **sizes: int
+    adapters: Adapters | None,
+    config: SchedulerConfig,
+    num_tokens: int,
+    *,
+    embeds: bool = False,
+    **sizes: int,
 ) -> Iterator[tuple[Batch, dict[int, str]]]:
     """Yield steps that use every adapter, and the adapters' names by slot; see ``trial_batch``.
 
@@ -30,7 +36,8 @@ def trial_steps(
     """
     most = max(1, config.num_rows - 1)
     for names in ({},) if adapters is None else adapters.groups(most):
-        yield trial_batch(config, num_tokens, **sizes, num_adapters=len(names)), names
+        count = len(names)
+        yield trial_batch(config, num_tokens, **sizes, num_adapters=count, embeds=embeds), names
 
 
 def try_step(run: Run, trial: Batch, names: dict[int, str]) -> None:
@@ -68,9 +75,11 @@ def trial_batch(
     num_blocks: int,
     block_size: int,
     num_adapters: int = 0,
+    embeds: bool = False,
 ) -> Batch:
-    """Return a step of ``num_tokens`` over as many requests as may run, all of which sample.
+    """Return a step of ``num_tokens`` over as many requests as may run.
 
+    All of them sample, or with ``embeds`` all ask for the sum of their hidden states.
     Each request starts at position 0 and has its own blocks. Requests that exceed the pool or the
     token limits are left out. The requests use the LoRA adapters and the base model in turn.
     """
@@ -93,11 +102,12 @@ def trial_batch(
                 token_ids=[0] * length,
                 num_blocks=0,
                 new_block_ids=list(range(used, used + blocks)),
-                num_samples=1,
+                num_samples=0 if embeds else 1,
                 num_output_tokens=0,
                 params=_PARAMS,
                 seed=index,
                 adapter_slot=slot,
+                hidden=HiddenPart(0, length) if embeds else None,
             )
         )
         used += blocks

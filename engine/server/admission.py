@@ -7,6 +7,7 @@ import sys
 from starlette.requests import Request
 
 from kiln.engine.errors import RequestError, too_long
+from kiln.engine.requests.check import ONLY_EMBEDDINGS
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import Body, read_body
 from kiln.engine.server.errors import ApiError
@@ -31,8 +32,10 @@ async def admit(serving: Serving, request: Request, body: GenerationRequest) -> 
     Raises ApiError or RequestError for an invalid body, the name of a model that is not served, or
     a prompt that is too long; and ClientDisconnect.
     """
-    context = serving.require_ready().max_model_len
-    served = serving.require_model(body.model)
+    info = serving.require_ready()
+    served, context = serving.require_model(body.model), info.max_model_len
+    if info.embedder is not None:
+        raise RequestError(ONLY_EMBEDDINGS, "model")
     params = body.sampling_params(serving.settings.defaults)
     longest = context if params.truncate_prompt_tokens is None else sys.maxsize
 

@@ -16,6 +16,7 @@ from kiln.engine.server import openapi
 from kiln.engine.server.adapters import LoadAdapterRequest, UnloadAdapterRequest, adapter_router
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
 from kiln.engine.server.anthropic.routes import messages_router
+from kiln.engine.server.embeddings import EmbeddingsRequest, embeddings_router
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.kernels import kernels_router
 from kiln.engine.server.metrics import Metrics
@@ -36,6 +37,7 @@ _ROUTERS = (
     generation_router,
     responses_router,
     messages_router,
+    embeddings_router,
     tokenize_router,
     models_router,
     adapter_router,
@@ -45,7 +47,7 @@ _ROUTERS = (
 _BODIES = (
     *(ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest),
     *(ResponsesRequest, MessagesRequest, CountTokensRequest),
-    *(LoadAdapterRequest, UnloadAdapterRequest),
+    *(EmbeddingsRequest, LoadAdapterRequest, UnloadAdapterRequest),
 )
 
 

@@ -105,15 +105,22 @@ StopField: Any = text_or(StopTexts)
 StopTokenIds = Annotated[TokenIds, Field(max_length=MAX_STOP_TOKEN_IDS)]
 BadWords = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_BAD_WORDS)]
 LogitBias = Annotated[dict[TokenId, float], Field(max_length=MAX_LOGIT_BIAS)]
-_Texts = Annotated[list[str], _FAIL_FAST, Field(max_length=MAX_PROMPTS)]
-_TokenLists = Annotated[list[TokenIds], _FAIL_FAST, Field(max_length=MAX_PROMPTS)]
-PromptField = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[_Texts, Tag("<texts>")]
-    | Annotated[TokenIds, Tag("<tokens>")]
-    | Annotated[_TokenLists, Tag("<token_lists>")],
-    Discriminator(_kind_of_prompt),
-]
+
+
+def prompt_field(most: int) -> Any:
+    """Return the type of a text, token ids, or a list of at most so many of either."""
+    texts: Any = Annotated[list[str], _FAIL_FAST, Field(max_length=most)]
+    token_lists: Any = Annotated[list[TokenIds], _FAIL_FAST, Field(max_length=most)]
+    forms: Any = (
+        Annotated[str, Tag("<text>")]
+        | Annotated[texts, Tag("<texts>")]
+        | Annotated[TokenIds, Tag("<tokens>")]
+        | Annotated[token_lists, Tag("<token_lists>")]
+    )
+    return Annotated[forms, Discriminator(_kind_of_prompt)]
+
+
+PromptField: Any = prompt_field(MAX_PROMPTS)
 
 
 def listed(entry: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every field of the bodies of /v1/messages, /v1/responses and /tokenize, and what it does.
+"""Every field of the bodies of the routes beside chat and completions, and what it does.
 
 It continues the table of ``field_table``; ``/docs`` shows both.
 """
@@ -106,8 +106,28 @@ _TOKENIZE = rows(
     add_special_tokens="Add BOS and the like; default: true for a prompt, false for messages",
     return_token_strs="Also return the tokens as they stand in the vocabulary",
 )
+EMBEDDINGS = (
+    *rows(
+        "acting",
+        model=_MODEL,
+        input="A text, a list of texts, a list of token ids, or a list of such lists, at most 2048",
+        encoding_format="float, the default, or base64: little-endian float32 numbers",
+        dimensions="Keep this many numbers of each embedding, before its length becomes 1",
+        use_activation="Whether embeddings get length 1; default: as the model's folder says",
+        truncate_prompt_tokens="Keep this many tokens at the end of an input; -1: what fits",
+        add_special_tokens="Add what the tokenizer adds around a text; default true",
+        priority="Lower is served earlier; other than 0 only with --scheduling-policy priority",
+        cache_salt="Cached prefixes are shared only among requests with the same salt",
+        user="A label in the server's log",
+    ),
+    *rows("neutral", (None, "float32"), embed_dtype="No effect"),
+    *rows("neutral", (None, "native", "little"), endianness="No effect"),
+    *rows("neutral", (None, "left"), truncation_side="No effect"),
+    *refused("messages", "mm_processor_kwargs", "request_id"),
+)
 ROUTE_TABLES: dict[str, tuple[FieldRow, ...]] = {
     "CountTokensRequest": _COUNT_TOKENS,
+    "EmbeddingsRequest": EMBEDDINGS,
     "MessagesRequest": _MESSAGES,
     "ResponsesRequest": _RESPONSES,
     "TokenizeRequest": tuple(_TOKENIZE),

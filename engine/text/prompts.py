@@ -72,6 +72,11 @@ def truncated(prompt: Prompt, params: SamplingParams, context: int) -> Prompt:
     most = params.truncate_prompt_tokens
     if most == -1:
         most = max(1, context - (params.max_tokens or 1))
+    return last_tokens(prompt, most)
+
+
+def last_tokens(prompt: Prompt, most: int | None) -> Prompt:
+    """Return a prompt of the last ``most`` tokens of a longer one; None: of all."""
     if most is None or len(prompt.token_ids) <= most:
         return prompt
     return Prompt(prompt.token_ids[-most:], cache_salt=prompt.cache_salt)

@@ -48,7 +48,7 @@ class FakeRunner:
     """
 
     device_type = "cpu"
-    adapter_store = limits = host_blocks = None
+    adapter_store = limits = host_blocks = embedder = None
 
     def __init__(self, num_blocks=64, block_size=4, max_model_len=512, vocab_size=50):
         self.num_blocks = num_blocks
@@ -152,7 +152,24 @@ class FakeRunner:
                 end = self.starts[row.row] + row.num_tokens - self.rejected[row.row]
                 known = [*self._prefix(row, end), tokens.token_ids[-1]]
                 self.drafts[row.row] = self.propose(row.request_id, known)
-        return StepOutput(sampled)
+        pooled = (self._pool(row) for row in batch.requests if row.hidden is not None)
+        return StepOutput((*sampled, *pooled))
+
+    def _pool(self, row: ScheduledRequest) -> SampledTokens:
+        """Sum up states that depend on every token up to theirs."""
+        import torch
+
+        if row.request_id in self.fail_with:
+            return SampledTokens(row.request_id, [], error=self.fail_with[row.request_id])
+        first = self.starts[row.row] + row.hidden.offset
+        ends = range(first + 1, first + 1 + row.hidden.num_tokens)
+        states = [self.state(self._prefix(row, end)) for end in ends]
+        return SampledTokens(row.request_id, [], hidden=torch.tensor(states).sum(0))
+
+    @staticmethod
+    def state(prefix: list) -> list[float]:
+        """The final hidden state of the last of some tokens."""
+        return [1.0, float(zlib.crc32(repr(prefix).encode()) % 1000)]
 
     def _slot(self, row: ScheduledRequest, position: int) -> int:
         block = self.tables[row.row][position // self.block_size]

@@ -24,9 +24,11 @@ from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.wire import ModelInfo
 from kiln.engine.process.worker import run
 from kiln.engine.requests.finish import stop_token_ids
+from kiln.engine.requests.pooling import Embedder
 from kiln.engine.requests.request import NewRequest, TokenLogprobs, TokenOutput
 from kiln.engine.text.tokenizer import Tokenizer
 
+_EMBEDDING_SIZE = 16
 _BURSTS = (1, 3, 1, 7, 2)  # tokens that a step appends, in turn
 
 
@@ -85,6 +87,9 @@ class RuleCore:
 
     def _answer(self, new: NewRequest) -> Iterator[TokenOutput]:
         """Yield the tokens of an answer; it begins again where it must not end."""
+        if new.pooling is not None:
+            yield TokenOutput(new.request_id, [], "stop", embedding=bytes(4 * _EMBEDDING_SIZE))
+            return
         encode, params = self._tokenizer.backend.encode, new.params
         prompt = self._tokenizer.backend.decode(new.prompt_token_ids, skip_special_tokens=False)
         text = agent_model.answer(prompt) + agent_model.EOS
@@ -122,7 +127,8 @@ class RuleCore:
 def load(config, progress, most, seconds):
     """Return the core, and what the server shows of it."""
     context = config.model.max_model_len or agent_model.CONTEXT
-    info = ModelInfo(context, agent_model.VOCABULARY, "float32", "cpu")
+    embedder = Embedder(_EMBEDDING_SIZE) if config.model.task == "embed" else None
+    info = ModelInfo(context, agent_model.VOCABULARY, "float32", "cpu", embedder=embedder)
     return RuleCore(Tokenizer.load(Path(config.model.model)), context, most, seconds), info
 
 

@@ -87,6 +87,11 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"prompt": [5, 6, 7], "max_tokens": 4, "echo": True},
         {"prompt": [[5, 6], [7]], "max_tokens": 4, **_STREAM},
     ],
+    "/v1/embeddings": [
+        {"input": "Once upon", "model": "tiny", "encoding_format": "base64"},
+        {"input": [[5, 6], [7]], "dimensions": 8, "user": "ann", "truncate_prompt_tokens": 4},
+        {"input": ["a", "b"], "use_activation": False, "add_special_tokens": True, "priority": 0},
+    ],
     "/v1/messages": [
         {"model": "tiny", "messages": _HELLO, "max_tokens": 4},
         {

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from depth import at_depth
+from embedding_folders import expected, save_random, write_modules
 from greedy_models import MODELS
 from kernel_calls import ask_everything
 
@@ -84,6 +85,18 @@ def test_in_chunks_and_with_preemption(made, llm_of, tokens_of, prompts, world):
     llm = llm_of(folder, world, max_model_len=45, block_size=5, num_kv_blocks=9, max_chunk_tokens=7)
     assert tokens_of(llm) == wanted
     assert llm.core.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean_tokens"])
+def test_ranks_make_the_embeddings_of_transformers(llm_of, prompts, tmp_path, pooling):
+    network = save_random(tmp_path, "qwen3")
+    write_modules(tmp_path, pooling)
+    for world in at_depth((2,), (2, 4)):
+        outputs = llm_of(tmp_path, world, max_num_batched_tokens=16, max_num_seqs=4).embed(prompts)
+        for output, prompt in zip(outputs, prompts, strict=True):
+            found = torch.tensor(output.outputs.embedding, dtype=torch.float64)
+            wanted = expected(network, prompt, pooling)
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
 def test_a_token_that_rank_0_alone_can_sample_reaches_the_others(made, llm_of, prompts):

@@ -185,8 +185,8 @@ def test_the_model_type_stands_for_a_missing_architecture(read):
             assert read(family, **fields) == read(family, **extra, model_type=kind)
     with pytest.raises(ModelError, match=r"architectures is None, .*model_type is 'gpt2'"):
         read(architectures=None, model_type="gpt2")
-    with pytest.raises(ModelError, match=r"architectures is \['LlamaModel'\]"):
-        read(architectures=["LlamaModel"], model_type="llama")
+    with pytest.raises(ModelError, match=r"architectures is \['BertModel'\]"):
+        read(architectures=["BertModel"], model_type="llama")
 
 
 def test_a_missing_dtype_is_that_of_the_weights(read, tmp_path):

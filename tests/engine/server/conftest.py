@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
+import torch
+from embedding_folders import save_random, write_modules
 from metric_lines import value
 
 from kiln.engine.cli.local_server import local_server
@@ -112,6 +114,24 @@ def opened(guarded):
 def server(server_and_process):
     """The shared server, as an httpx client."""
     return server_and_process[0]
+
+
+@pytest.fixture(scope="session")
+def embedding_server(start, tokenizer_folders, tmp_path_factory):
+    """A server of a sentence-transformers folder that pools the mean: a client, and the network.
+
+    Its tokenizer begins a text with token 1. Token 2 is broken: its weights are NaN.
+    """
+    folder = tmp_path_factory.mktemp("models") / "tiny-embedding"
+    shutil.copytree(tokenizer_folders["llama"], folder)
+    network = save_random(folder, vocab_size=600)
+    with torch.no_grad():
+        network.embed_tokens.weight[2] = float("nan")
+    network.save_pretrained(folder)
+    write_modules(folder, "mean_tokens")
+    flags = ["--load-format", "auto", "--max-num-seqs", "8", "--max-waiting", "140"]
+    with start(*flags, model=folder) as (client, _):
+        yield client, network
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ WITHOUT_BODY = {"/ping", "/reset_prefix_cache", "/v1/responses/{response_id}/can
 # What they ask for is not there: a folder of adapters, a response that was kept.
 REFUSED = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", *WITHOUT_BODY}
 REFUSED -= {"/ping", "/reset_prefix_cache"}
+TASKS = {"/v1/embeddings": "embed"}  # of routes that need another than to generate
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-async def _with_app(folder, use):
+async def _with_app(folder, use, task="generate"):
     """Call ``use(http, app)`` with the application of an engine that answers at once."""
-    config = EngineConfig(ModelConfig(str(folder)))
+    config = EngineConfig(ModelConfig(str(folder), task=task))
     process = EngineProcess.spawn(config, agent_engine.engine_command(MOST_TOKENS))
     async with EngineClient(process) as client:
         await client.wait_ready()
@@ -68,18 +69,19 @@ def _fields(app, path):
     return [*document["components"]["schemas"][name]["properties"], "unknown"]
 
 
-def test_every_route_has_good_bodies(folder):
+@pytest.mark.parametrize("task", ["generate", "embed"])
+def test_every_route_has_good_bodies(folder, task):
     async def check(http, app):
         paths = {path for path, methods in app.openapi()["paths"].items() if "post" in methods}
         assert paths == set(BODIES), "give the route bodies in tests/helpers/route_bodies.py"
         undocumented = {path for path in paths if _fields(app, path) == ["unknown"]}
         assert undocumented == WITHOUT_BODY, "a route whose body is not documented"
-        for path in paths:
+        for path in (one for one in paths if TASKS.get(one, "generate") == task):
             for body in BODIES[path]:
                 answer = await http.post(path, json=body)
                 assert (answer.status_code == 200) != (path in REFUSED), (path, answer.text)
 
-    asyncio.run(_with_app(folder, check))
+    asyncio.run(_with_app(folder, check, task))
 
 
 @pytest.mark.timeout(3000)
@@ -101,7 +103,7 @@ def test_no_mutated_body_is_a_5xx_or_takes_long(folder, path):
                 break
         assert not failures, "\n".join(failures)
 
-    asyncio.run(_with_app(folder, check))
+    asyncio.run(_with_app(folder, check, TASKS.get(path, "generate")))
 
 
 async def _timed_post(http, path, data):

@@ -3,16 +3,21 @@
 import pytest
 
 from kiln.engine.server.anthropic.body import CountTokensRequest, MessagesRequest
+from kiln.engine.server.embeddings import EmbeddingsRequest
 from kiln.engine.server.responses_api.body import ResponsesRequest
 from kiln.engine.server.route_fields import ROUTE_TABLES
 from kiln.engine.server.tokenize import DetokenizeRequest, TokenizeRequest
 
-OWN = (CountTokensRequest, MessagesRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
+OWN = (
+    *(CountTokensRequest, MessagesRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest),
+    EmbeddingsRequest,
+)
 MODELS = {model.__name__: model for model in OWN}
 PATHS = {
     "CountTokensRequest": "/v1/messages/count_tokens",
     "MessagesRequest": "/v1/messages",
     "ResponsesRequest": "/v1/responses",
+    "EmbeddingsRequest": "/v1/embeddings",
     "TokenizeRequest": "/tokenize",
     "DetokenizeRequest": "/detokenize",
 }
@@ -20,6 +25,7 @@ BODIES = {
     "CountTokensRequest": {"messages": [{"role": "user", "content": "hi"}]},
     "MessagesRequest": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5},
     "ResponsesRequest": {"input": "hi", "max_output_tokens": 5},
+    "EmbeddingsRequest": {"input": "hi"},
     "TokenizeRequest": {"prompt": "hi"},
     "DetokenizeRequest": {"tokens": [5]},
 }
@@ -36,7 +42,9 @@ def test_the_table_has_exactly_the_fields_of_the_body(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_values_of_the_table_are_accepted_and_others_refused(server, name):
+def test_values_of_the_table_are_accepted_and_others_refused(server, embedding_server, name):
+    if name == "EmbeddingsRequest":
+        server, _ = embedding_server
     for row in ROUTE_TABLES[name]:
         for value in row.values:
             answer = server.post(PATHS[name], json={**BODIES[name], row.name: value})

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kiln.engine.llm import LLM
+    from kiln.engine.requests.pooling import EmbeddingRequestOutput, PoolingParams
     from kiln.engine.requests.request import RequestOutput
     from kiln.engine.requests.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "EmbeddingRequestOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "kiln.engine.llm",
+    "EmbeddingRequestOutput": "kiln.engine.requests.pooling",
+    "PoolingParams": "kiln.engine.requests.pooling",
     "RequestOutput": "kiln.engine.requests.request",
     "SamplingParams": "kiln.engine.requests.sampling_params",
 }
