@@ -60,6 +60,7 @@ FORMS: dict[str, dict[str, Any] | None] = {
     "regex": {"regex": r"(\d{4}-\d{2}-\d{2} ){500}"},
 }
 _PROMPT = 32  # tokens
+_SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def main() -> None:
@@ -151,13 +152,15 @@ def _folder(model: str, parent: Path) -> Path:
     if model == "demo":
         return ROOT / "engine" / "demo"
     folder, chance = write_shape(model, parent), random.Random(1)
-    vocabulary = {char: index for index, char in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    texts = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {text: index for index, text in enumerate(texts)}
     while len(vocabulary) < SHAPES[model]["vocab_size"]:
         letters = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 8)))
         vocabulary.setdefault(chance.choice(["", "Ġ"]) + letters, len(vocabulary))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(_SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
