@@ -17,6 +17,8 @@ from kiln.engine.text.outputs import CompletionDelta
 from kiln.engine.text.replies.deltas import ReplyDelta
 from kiln.engine.text.replies.deltas import ToolCallDelta as CallPart
 
+_CONTENT, _REASONING = ("content",), ("reasoning_content", "reasoning")
+
 
 class ChatForm(ChunkForm):
     """Formats the response to one chat request."""
@@ -34,6 +36,18 @@ class ChatForm(ChunkForm):
     def part(self, index: int, delta: CompletionDelta) -> Delta:
         """Return what a delta adds to the message."""
         return _delta(self._generation.reply(index, delta))
+
+    def text(self, part: Delta) -> tuple[str, tuple[str, ...]]:
+        """Return the text of content, or of reasoning."""
+        if "tool_calls" in part or ("content" in part) == ("reasoning" in part):
+            return "", ()
+        if "content" in part:
+            return part["content"], _CONTENT
+        return part["reasoning"], _REASONING
+
+    def with_text(self, text: str, fields: tuple[str, ...]) -> Delta:
+        """Return content, or reasoning."""
+        return _delta(ReplyDelta(text) if fields == _CONTENT else ReplyDelta(reasoning=text))
 
     def choice(self, one: CompletionOutput) -> ChatChoice:
         """Return a complete output."""

@@ -11,7 +11,8 @@ from kiln.engine.requests.request import CompletionOutput
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.logprobs import LogprobWriter
-from kiln.engine.server.sse import DONE, event
+from kiln.engine.server.responses import encode_json
+from kiln.engine.server.sse import DONE, event, json_line
 from kiln.engine.text.outputs import CompletionDelta
 
 
@@ -39,6 +40,11 @@ class ChunkForm:
         count = generation.params.logprobs
         tokenizer = generation.serving.tokenizer
         self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
+        self._frames: dict[tuple[int, tuple[str, ...]], list[bytes]] = {}  # see ``_framed``
+        # Whether most chunks of an output differ in nothing but their text.
+        self._has_frames = not (
+            self._wants_ids or count is not None or self._streaming.continuous_usage_stats
+        )
         self._held: dict[int, list[int]] = {}  # ids of an output since its last chunk
         self._begun: set[int] = set()  # outputs whose prompt was sent
 
@@ -48,6 +54,14 @@ class ChunkForm:
 
     def part(self, index: int, delta: CompletionDelta) -> object:
         """Return what a delta adds to output ``index``; an empty value if nothing."""
+        raise NotImplementedError
+
+    def text(self, part: Any) -> tuple[str, tuple[str, ...]]:
+        """Return the text of a part, and the fields that hold it; ("", ()) if it has more."""
+        raise NotImplementedError
+
+    def with_text(self, text: str, fields: tuple[str, ...]) -> object:
+        """Return the part of which ``text`` returns the same."""
         raise NotImplementedError
 
     def choice(self, one: CompletionOutput) -> Mapping[str, object]:
@@ -74,12 +88,28 @@ class ChunkForm:
         part = self.part(index, delta)
         if not (part or delta.logprobs or delta.finish_reason):
             return b""
+        if self._has_frames and delta.finish_reason is None:
+            text, fields = self.text(part)
+            if text:
+                return self._framed(index, text, fields)
         choice = self._new_choice(index, part, self.positions(delta))
         if delta.finish_reason is not None:
             choice["finish_reason"] = self._generation.finish_reason(index)
             choice["stop_reason"] = delta.stop_reason
             choice["seed"] = self._generation.completions[index].seed
         return self._chunk(choice)
+
+    def _framed(self, index: int, text: str, fields: tuple[str, ...]) -> bytes:
+        """Return the event of a chunk with nothing but text, which is all that is encoded for it.
+
+        What surrounds the text is encoded once, with a text in its place that is nowhere else.
+        """
+        frame = self._frames.get((index, fields))
+        if frame is None:
+            mark = self._generation.request_id
+            chunk = self._chunk(self._new_choice(index, self.with_text(mark, fields)))
+            frame = self._frames[index, fields] = chunk.split(encode_json(mark))
+        return json_line(text).join(frame)
 
     def closing(self) -> bytes:
         """Return the last events of a stream that is complete."""

@@ -24,6 +24,14 @@ class CompletionForm(ChunkForm):
         """Return the new text."""
         return delta.text
 
+    def text(self, part: str) -> tuple[str, tuple[str, ...]]:
+        """Return the text."""
+        return part, ()
+
+    def with_text(self, text: str, fields: tuple[str, ...]) -> str:
+        """Return the text."""
+        return text
+
     def choice(self, one: CompletionOutput) -> CompletionChoice:
         """Return a complete output."""
         body, text, logprobs = self._generation.body, one.text, self.positions(one)

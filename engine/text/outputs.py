@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kiln.engine.grammar.grammar import Grammar, grammar_of
 from kiln.engine.requests.request import (
@@ -22,8 +23,7 @@ from kiln.engine.text.prompts import Prompt
 from kiln.engine.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionDelta:
+class CompletionDelta(NamedTuple):
     """The part of an output that one ``TokenOutput`` adds.
 
     ``text`` may differ from the text of ``token_ids``: an incomplete character and a possible stop

@@ -110,7 +110,7 @@ def test_the_general_path_agrees_with_the_decode(tokenizers, kind, text):
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode(text, add_special_tokens=False)
     window = WindowStream(tokenizer, [])
-    whole = "".join(window.push(token) for token in ids) + window.finish()
+    whole = "".join(window.push([token]) for token in ids) + window.finish()
     assert whole == tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -118,7 +118,7 @@ def test_the_general_path_lets_broken_text_out_after_a_while(tokenizers):
     tokenizer = tokenizers["byte-level"]
     broken = tokenizer.backend.token_to_id("Ã")  # the byte 0xC3, which begins a character
     window = WindowStream(tokenizer, [])
-    emitted = [window.push(broken) for _ in range(100)]
+    emitted = [window.push([broken]) for _ in range(100)]
     assert max(map(len, emitted)) < 20
     assert "".join(emitted) + window.finish() == REPLACEMENT * 100
 
