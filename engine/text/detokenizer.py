@@ -40,10 +40,11 @@ class ByteStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that the tokens complete, or ""."""
-        pieces = [self._begun]
+        bytes_of, pieces = self._tokenizer.token_bytes, [self._begun]
         for token_id in token_ids:
-            pieces.append(self._tokenizer.token_bytes(token_id, self._first) or b"")
-            self._first = self._first and not self._tokenizer.token_bytes(token_id)
+            pieces.append(bytes_of(token_id, self._first) or b"")
+            if self._first:
+                self._first = not bytes_of(token_id)
         data = b"".join(pieces)
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._begun = data[used:]
@@ -142,6 +143,7 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self.num_tokens = 0  # consumed, without those after a stop string
         self._with_offsets = with_offsets
+        self._is_plain = not stop and not with_offsets  # tokens then need not be told apart
         self.offsets: list[int] = []
 
     @property
@@ -156,7 +158,7 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that can be emitted now."""
-        if not self._stops.stops and not self._with_offsets:
+        if self._is_plain:
             self.num_tokens += len(token_ids)
             return self._stream.push([one for one in token_ids if one not in self._skipped])
         shown = []

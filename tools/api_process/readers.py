@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 _EVENT, _DONE = b"data: ", b"data: [DONE]"
+_SMALL = 4096  # bytes that the kernel keeps for a client that does not read
+_SETTLE = 0.5  # seconds for the requests to begin
 
 
 @dataclass(slots=True, order=True)
 class Read:
-    """What one reader got: the number of its events, and the times of its first and last bytes."""
+    """What one reader got: the number of its events, and the times at which bytes arrived."""
 
     events: int = 0
-    first: float = 0.0
-    last: float = 0.0
+    times: list[float] = field(default_factory=list)
     status: bytes = b""
     is_complete: bool = False
 
@@ -35,9 +39,9 @@ class _Reader(asyncio.Protocol):
         self._transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
-        self.read.last = time.perf_counter()
+        self.read.times.append(time.perf_counter())
         if not self.read.status:
-            self.read.status, self.read.first = data[:15], self.read.last
+            self.read.status = data[:15]
         known = self._end + data
         self.read.events += known.count(_EVENT) - self._end.count(_EVENT)
         self._end = known[-len(_DONE) - 8 :]
@@ -55,15 +59,34 @@ async def read_streams(
 ) -> list[Read]:
     """Send all bodies at once, each on a connection of its own, and read to the end."""
     loop = asyncio.get_running_loop()
-    readers = []
-    for body in bodies:
-        data = json.dumps(body).encode()
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n\r\n"
-        )
-        reader = _Reader(head.encode() + data, loop.create_future())
-        readers.append(reader)
-        await loop.create_connection(lambda reader=reader: reader, *address)
+    readers = [_Reader(_request(path, body), loop.create_future()) for body in bodies]
+    for reader in readers:
+        await loop.create_connection(lambda reader=reader: reader, *address)  # type: ignore[misc]
     await asyncio.gather(*(reader.done for reader in readers))
     return [reader.read for reader in readers]
+
+
+def _request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+@asynccontextmanager
+async def hostile_clients(
+    address: tuple[str, int], silent: int, path: str, bodies: list[dict[str, Any]]
+) -> AsyncIterator[None]:
+    """Keep open sockets that send nothing, and streams of ``bodies`` that nobody reads."""
+    with ExitStack() as stack:
+        for _ in range(silent):
+            stack.enter_context(socket.create_connection(address))
+        for body in bodies:
+            stalled = stack.enter_context(socket.socket())
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL)
+            stalled.connect(address)
+            stalled.sendall(_request(path, body))
+        await asyncio.sleep(_SETTLE)
+        yield

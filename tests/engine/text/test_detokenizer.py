@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from depth import at_depth
 from hypothesis import HealthCheck, assume, given, settings
@@ -101,6 +103,23 @@ def test_after_a_prompt_the_text_is_what_follows_it_in_the_whole(tokenizers, kin
     assume(before)  # a prompt of special tokens alone is no context
     _, whole = stream(Detokenizer(tokenizer, context=prompt), answer)
     assert before + whole == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PROPERTY
+@given(text=TEXTS, sizes=st.lists(st.integers(1, 7), min_size=1))
+def test_tokens_may_come_in_batches_of_any_size(tokenizers, kind, text, sizes):
+    ids = tokenizers[kind].encode(text, add_special_tokens=False)
+    one_by_one, batches = (Detokenizer(tokenizers[kind]) for _ in range(2))
+    emitted, _ = stream(one_by_one, ids)
+    start = 0
+    for size in itertools.cycle(sizes):
+        end = start + size
+        assert batches.push(ids[start:end]) == "".join(emitted[start:end])
+        assert batches.num_tokens == len(ids[:end])
+        start = end
+        if start >= len(ids):
+            break
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "llama", "wordpiece"])
