@@ -67,9 +67,9 @@ class TokenStream:
     async def feed(self, take: Take) -> bool:
         """Call ``take`` with each output, inside the call of ``wake`` that brings it.
 
-        So no task is woken for a token, of which there are thousands in a step of many streams.
-        Returns true as soon as ``take`` does, and false at the end of the stream. Raises what
-        ``take`` raises; and EngineDeadError, RequestError or SlowReaderError if the stream failed.
+        So no task is woken for a token: a step brings one to each of many streams. Returns true as
+        soon as ``take`` does, and false at the end of the stream. Raises what ``take`` raises; and
+        EngineDeadError, RequestError or SlowReaderError if the stream failed.
         """
         self._take, self._fed = take, asyncio.get_running_loop().create_future()
         try:

@@ -1,8 +1,8 @@
 """Write the body of a stream, past the layers that each of its many events would pass otherwise.
 
-Middleware changes only the start of a response here, and the framing of a body is one line, so a
-connection may offer its requests a writer of its own. Behind any other server, and for HTTP/1.0,
-the body goes through ASGI's ``send``.
+Kiln's middleware changes only the start of a response, and to frame a part of the body takes one
+line. So a connection offers each request a writer of its own. Behind any other server, and for
+HTTP/1.0, the body goes through ASGI's ``send``.
 """
 
 from __future__ import annotations

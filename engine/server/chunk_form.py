@@ -100,9 +100,9 @@ class ChunkForm:
         return self._chunk(choice)
 
     def _framed(self, index: int, text: str, fields: tuple[str, ...]) -> bytes:
-        """Return the event of a chunk with nothing but text, which is all that is encoded for it.
+        """Return the event of a chunk that differs from others of its output in its text alone.
 
-        What surrounds the text is encoded once, with a text in its place that is nowhere else.
+        The rest is encoded once, with a text in that place that stands nowhere else.
         """
         frame = self._frames.get((index, fields))
         if frame is None:
