@@ -160,6 +160,8 @@ class Detokenizer:
         """Add tokens and return the text that can be emitted now."""
         if self._is_plain:
             self.num_tokens += len(token_ids)
+            if self._skipped.isdisjoint(token_ids):
+                return self._stream.push(token_ids)
             return self._stream.push([one for one in token_ids if one not in self._skipped])
         shown = []
         for token_id in token_ids:
