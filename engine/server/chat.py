@@ -17,8 +17,6 @@ from kiln.engine.text.outputs import CompletionDelta
 from kiln.engine.text.replies.deltas import ReplyDelta
 from kiln.engine.text.replies.deltas import ToolCallDelta as CallPart
 
-_CONTENT, _REASONING = ("content",), ("reasoning_content", "reasoning")
-
 
 class ChatForm(ChunkForm):
     """Formats the response to one chat request."""
@@ -33,21 +31,24 @@ class ChatForm(ChunkForm):
         """Return the role."""
         return {"role": "assistant", "content": ""}
 
-    def part(self, index: int, delta: CompletionDelta) -> Delta:
+    def part(self, index: int, delta: CompletionDelta) -> ReplyDelta:
         """Return what a delta adds to the message."""
-        return _delta(self._generation.reply(index, delta))
+        return self._generation.reply(index, delta)
 
-    def text(self, part: Delta) -> tuple[str, tuple[str, ...]]:
-        """Return the text of content, or of reasoning."""
-        if "tool_calls" in part or ("content" in part) == ("reasoning" in part):
-            return "", ()
-        if "content" in part:
-            return part["content"], _CONTENT
-        return part["reasoning"], _REASONING
+    def written(self, part: ReplyDelta) -> Delta:
+        """Return what a chunk adds to the message."""
+        return _delta(part)
 
-    def with_text(self, text: str, fields: tuple[str, ...]) -> Delta:
+    def text(self, part: ReplyDelta) -> tuple[str, str]:
         """Return content, or reasoning."""
-        return _delta(ReplyDelta(text) if fields == _CONTENT else ReplyDelta(reasoning=text))
+        content, reasoning, calls = part
+        if calls or (content and reasoning):
+            return "", ""
+        return (content, "content") if content else (reasoning, "reasoning")
+
+    def with_text(self, text: str, field: str) -> ReplyDelta:
+        """Return content, or reasoning."""
+        return ReplyDelta(text) if field == "content" else ReplyDelta(reasoning=text)
 
     def choice(self, one: CompletionOutput) -> ChatChoice:
         """Return a complete output."""

@@ -40,7 +40,7 @@ class ChunkForm:
         count = generation.params.logprobs
         tokenizer = generation.serving.tokenizer
         self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
-        self._frames: dict[tuple[int, tuple[str, ...]], list[bytes]] = {}  # see ``_framed``
+        self._frames: dict[tuple[int, str], list[bytes]] = {}  # see ``_framed``
         # Whether most chunks of an output differ in nothing but their text.
         self._has_frames = not (
             self._wants_ids or count is not None or self._streaming.continuous_usage_stats
@@ -56,12 +56,16 @@ class ChunkForm:
         """Return what a delta adds to output ``index``; an empty value if nothing."""
         raise NotImplementedError
 
-    def text(self, part: Any) -> tuple[str, tuple[str, ...]]:
-        """Return the text of a part, and the fields that hold it; ("", ()) if it has more."""
+    def written(self, part: Any) -> object:
+        """Return a part as it stands in a chunk."""
         raise NotImplementedError
 
-    def with_text(self, text: str, fields: tuple[str, ...]) -> object:
-        """Return the part of which ``text`` returns the same."""
+    def text(self, part: Any) -> tuple[str, str]:
+        """Return the text of a part and what it is; ("", "") if the part has more than one text."""
+        raise NotImplementedError
+
+    def with_text(self, text: str, field: str) -> object:
+        """Return the part of which ``text`` returns these."""
         raise NotImplementedError
 
     def choice(self, one: CompletionOutput) -> Mapping[str, object]:
@@ -89,26 +93,27 @@ class ChunkForm:
         if not (part or delta.logprobs or delta.finish_reason):
             return b""
         if self._has_frames and delta.finish_reason is None:
-            text, fields = self.text(part)
+            text, field = self.text(part)
             if text:
-                return self._framed(index, text, fields)
-        choice = self._new_choice(index, part, self.positions(delta))
+                return self._framed(index, text, field)
+        choice = self._new_choice(index, self.written(part), self.positions(delta))
         if delta.finish_reason is not None:
             choice["finish_reason"] = self._generation.finish_reason(index)
             choice["stop_reason"] = delta.stop_reason
             choice["seed"] = self._generation.completions[index].seed
         return self._chunk(choice)
 
-    def _framed(self, index: int, text: str, fields: tuple[str, ...]) -> bytes:
+    def _framed(self, index: int, text: str, field: str) -> bytes:
         """Return the event of a chunk that differs from others of its output in its text alone.
 
         The rest is encoded once, with a text in that place that stands nowhere else.
         """
-        frame = self._frames.get((index, fields))
+        frame = self._frames.get((index, field))
         if frame is None:
             mark = self._generation.request_id
-            chunk = self._chunk(self._new_choice(index, self.with_text(mark, fields)))
-            frame = self._frames[index, fields] = chunk.split(encode_json(mark))
+            part = self.written(self.with_text(mark, field))
+            chunk = self._chunk(self._new_choice(index, part))
+            frame = self._frames[index, field] = chunk.split(encode_json(mark))
         return json_line(text).join(frame)
 
     def closing(self) -> bytes:

@@ -24,11 +24,15 @@ class CompletionForm(ChunkForm):
         """Return the new text."""
         return delta.text
 
-    def text(self, part: str) -> tuple[str, tuple[str, ...]]:
-        """Return the text."""
-        return part, ()
+    def written(self, part: str) -> str:
+        """Return the new text."""
+        return part
 
-    def with_text(self, text: str, fields: tuple[str, ...]) -> str:
+    def text(self, part: str) -> tuple[str, str]:
+        """Return the new text."""
+        return part, "text"
+
+    def with_text(self, text: str, field: str) -> str:
         """Return the text."""
         return text
 
