@@ -30,6 +30,7 @@ from kiln.engine.requests.request import NewRequest, TokenOutput
 STOPPED_LIMIT = 12.0  # seconds for which a stopped (SIGSTOP) engine is tolerated
 _WATCH_EVERY = 0.2  # seconds between checks of the process
 _LAST_MESSAGE = 2.0  # seconds to wait for the message of a process that ended by itself
+_MOST_JOINED = 64  # messages that are read before the readers of streams run
 _STOP_GRACE = 2.0  # seconds for the current step to finish at shutdown
 
 _REFUSALS = {
@@ -56,6 +57,7 @@ class EngineClient:
         self._stopped_limit = stopped_limit
         self._context = zmq.asyncio.Context(io_threads=1)
         self._streams: dict[str, TokenStream] = {}
+        self._reached: dict[TokenStream, None] = {}  # by messages, and not woken yet
         self.adapters = AdapterCalls(self._send)
         self._encode = msgspec.msgpack.Encoder().encode
         self._info: wire.ModelInfo | None = None
@@ -182,32 +184,43 @@ class EngineClient:
                 self._send(wire.Abort(request_id))
 
     async def _listen(self) -> None:
+        """Read messages. Those that have queued up are joined, so that readers catch up at once."""
         decode = msgspec.msgpack.Decoder(wire.ToClient).decode
+        queued: zmq.Socket[bytes] = zmq.Socket.shadow(self._outputs.underlying)
         while True:
-            message = decode(await self._outputs.recv())
-            self._last_message = time.monotonic()
-            match message:
-                case wire.Outputs(outputs):
-                    for output in outputs:
-                        self._give(output.request_id, output, output.finish_reason is not None)
-                    await asyncio.sleep(0)  # recv of a queued message does not yield to readers
-                case wire.Refused(request_id, kind, text, param):
-                    refusal = _REFUSALS.get(kind, RequestError)(text, param)
-                    self._give(request_id, refusal, last=True)
-                case wire.Adapters(infos):
-                    self.adapters.adapters = {info.name: info for info in infos}
-                case wire.JobDone():
-                    self.adapters.end(message)
-                case wire.Stats(values):
-                    self._stats = values
-                case wire.Progress(stage, done, total):
-                    if self._on_progress is not None:
-                        self._on_progress(stage, done, total)
-                case wire.Ready(info):
-                    self._info = info
-                    self._changed.set()
-                case wire.Failed():
-                    self.fail(_failure(message, loading=self._info is None))
+            self._take(decode(await self._outputs.recv()))
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_MOST_JOINED):
+                    self._take(decode(queued.recv(zmq.NOBLOCK)))
+            reached, self._reached = self._reached, {}
+            for stream in reached:
+                stream.wake()
+            await asyncio.sleep(0)  # recv of a queued message does not yield
+
+    def _take(self, message: wire.ToClient) -> None:
+        """Act on a message of the engine."""
+        self._last_message = time.monotonic()
+        match message:
+            case wire.Outputs(outputs):
+                for output in outputs:
+                    self._give(output.request_id, output, output.finish_reason is not None)
+            case wire.Refused(request_id, kind, text, param):
+                refusal = _REFUSALS.get(kind, RequestError)(text, param)
+                self._give(request_id, refusal, last=True)
+            case wire.Adapters(infos):
+                self.adapters.adapters = {info.name: info for info in infos}
+            case wire.JobDone():
+                self.adapters.end(message)
+            case wire.Stats(values):
+                self._stats = values
+            case wire.Progress(stage, done, total):
+                if self._on_progress is not None:
+                    self._on_progress(stage, done, total)
+            case wire.Ready(info):
+                self._info = info
+                self._changed.set()
+            case wire.Failed():
+                self.fail(_failure(message, loading=self._info is None))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """End the streams if a task failed: they would wait forever."""
@@ -219,7 +232,8 @@ class EngineClient:
         streams = self._streams
         stream = streams.pop(request_id, None) if last else streams.get(request_id)
         if stream is not None:
-            stream.put(item)
+            stream.queue(item)
+            self._reached[stream] = None
 
     async def _watch(self) -> None:
         """Detect that the process exited or stopped, after reading its last messages."""

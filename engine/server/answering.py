@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kiln.engine.errors import KilnError
+from kiln.engine.requests.request import TokenOutput
+from kiln.engine.server.body_writer import BodyWriter
 from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError, from_engine
 from kiln.engine.server.generation import Generation, GenerationError
@@ -23,8 +24,6 @@ from kiln.engine.text.outputs import CompletionDelta
 _ENTRY_BYTES = 16  # least size of a response's JSON per token and per log-probability
 
 logger = logging.getLogger(__name__)
-
-Deltas = AsyncGenerator[tuple[int, CompletionDelta], None]
 
 
 class EventForm(Protocol):
@@ -58,11 +57,21 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
             data = await unless_gone(request.receive, _whole(generation, form))
             _log(request, generation)
             return Response(data, media_type="application/json")
-        deltas = generation.deltas()
-        first = await unless_gone(request.receive, anext(deltas))
+        first = await _first(request, generation, form)
     except KilnError as error:
         raise _told(request, generation, error) from error
-    return EventStream(_events(request, generation, form, (first, deltas)))
+    return EventStream(_Events(request, generation, form, first))
+
+
+async def _first(request: Request, generation: Generation, form: EventForm) -> bytes:
+    """Start a generation and return the events of its first output."""
+    tokens = generation.start()
+    try:
+        delta = generation.read(await unless_gone(request.receive, anext(tokens)))
+        return form.opening() + form.chunk(*delta)
+    except BaseException:
+        await tokens.aclose()
+        raise
 
 
 async def _whole(generation: Generation, form: EventForm) -> bytes:
@@ -77,28 +86,49 @@ async def _whole(generation: Generation, form: EventForm) -> bytes:
     return write() if size < LARGE else await generation.serving.threads.run(write, size)
 
 
-async def _events(
-    request: Request,
-    generation: Generation,
-    form: EventForm,
-    begun: tuple[tuple[int, CompletionDelta], Deltas],
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream; an error becomes its last one."""
-    first, deltas = begun
-    async with contextlib.aclosing(deltas):
-        yield form.opening()
+class _Events:
+    """The events of a generation whose first ones are made; an error becomes the last of them."""
+
+    def __init__(
+        self, request: Request, generation: Generation, form: EventForm, first: bytes
+    ) -> None:
+        self._request = request
+        self._generation = generation
+        self._form = form
+        self._made = [first]  # and not written yet
+
+    async def write_to(self, body: BodyWriter) -> None:
+        """Write the events; those of outputs that have arrived together are one write."""
+        form, generation, made = self._form, self._generation, self._made
+        tokens = generation.tokens
+
+        def take(output: TokenOutput) -> bool:
+            made.append(form.chunk(*generation.read(output)))
+            return not tokens.has_waiting and self._write(body)
+
         try:
-            if events := form.chunk(*first):
-                yield events
-            async for index, delta in deltas:
-                if events := form.chunk(index, delta):
-                    yield events
-            yield form.closing()
-            _log(request, generation)
+            if self._write(body):
+                await body.drain()
+            while await tokens.feed(take):
+                await body.drain()
+            made.append(form.closing())
+            _log(self._request, generation)
         except KilnError as error:
-            told = _told(request, generation, error)
-            note_error(request, told)
-            yield form.failure(told)
+            told = _told(self._request, generation, error)
+            note_error(self._request, told)
+            made.append(form.failure(told))
+        if self._write(body):
+            await body.drain()
+
+    def _write(self, body: BodyWriter) -> bool:
+        """Write what was made; return whether to await ``drain``."""
+        data = b"".join(self._made)
+        self._made.clear()
+        return bool(data) and body.write(data)
+
+    async def aclose(self) -> None:
+        """Abort the unfinished requests in the engine."""
+        await self._generation.tokens.aclose()
 
 
 def _told(request: Request, generation: Generation, error: KilnError) -> ApiError:

@@ -31,9 +31,24 @@ class ChatForm(ChunkForm):
         """Return the role."""
         return {"role": "assistant", "content": ""}
 
-    def part(self, index: int, delta: CompletionDelta) -> Delta:
+    def part(self, index: int, delta: CompletionDelta) -> ReplyDelta:
         """Return what a delta adds to the message."""
-        return _delta(self._generation.reply(index, delta))
+        return self._generation.reply(index, delta)
+
+    def written(self, part: ReplyDelta) -> Delta:
+        """Return what a chunk adds to the message."""
+        return _delta(part)
+
+    def text(self, part: ReplyDelta) -> tuple[str, str]:
+        """Return content, or reasoning."""
+        content, reasoning, calls = part
+        if calls or (content and reasoning):
+            return "", ""
+        return (content, "content") if content else (reasoning, "reasoning")
+
+    def with_text(self, text: str, field: str) -> ReplyDelta:
+        """Return content, or reasoning."""
+        return ReplyDelta(text) if field == "content" else ReplyDelta(reasoning=text)
 
     def choice(self, one: CompletionOutput) -> ChatChoice:
         """Return a complete output."""

@@ -11,7 +11,8 @@ from kiln.engine.requests.request import CompletionOutput
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.generation import Generation
 from kiln.engine.server.logprobs import LogprobWriter
-from kiln.engine.server.sse import DONE, event
+from kiln.engine.server.responses import encode_json
+from kiln.engine.server.sse import DONE, event, json_line
 from kiln.engine.text.outputs import CompletionDelta
 
 
@@ -39,6 +40,11 @@ class ChunkForm:
         count = generation.params.logprobs
         tokenizer = generation.serving.tokenizer
         self._logprobs = None if count is None else LogprobWriter(tokenizer, count)
+        self._frames: dict[tuple[int, str], list[bytes]] = {}  # see ``_framed``
+        # Whether most chunks of an output differ in nothing but their text.
+        self._has_frames = not (
+            self._wants_ids or count is not None or self._streaming.continuous_usage_stats
+        )
         self._held: dict[int, list[int]] = {}  # ids of an output since its last chunk
         self._begun: set[int] = set()  # outputs whose prompt was sent
 
@@ -48,6 +54,18 @@ class ChunkForm:
 
     def part(self, index: int, delta: CompletionDelta) -> object:
         """Return what a delta adds to output ``index``; an empty value if nothing."""
+        raise NotImplementedError
+
+    def written(self, part: Any) -> object:
+        """Return a part as it stands in a chunk."""
+        raise NotImplementedError
+
+    def text(self, part: Any) -> tuple[str, str]:
+        """Return the text of a part and what it is; ("", "") if the part has more than one text."""
+        raise NotImplementedError
+
+    def with_text(self, text: str, field: str) -> object:
+        """Return the part of which ``text`` returns these."""
         raise NotImplementedError
 
     def choice(self, one: CompletionOutput) -> Mapping[str, object]:
@@ -74,12 +92,29 @@ class ChunkForm:
         part = self.part(index, delta)
         if not (part or delta.logprobs or delta.finish_reason):
             return b""
-        choice = self._new_choice(index, part, self.positions(delta))
+        if self._has_frames and delta.finish_reason is None:
+            text, field = self.text(part)
+            if text:
+                return self._framed(index, text, field)
+        choice = self._new_choice(index, self.written(part), self.positions(delta))
         if delta.finish_reason is not None:
             choice["finish_reason"] = self._generation.finish_reason(index)
             choice["stop_reason"] = delta.stop_reason
             choice["seed"] = self._generation.completions[index].seed
         return self._chunk(choice)
+
+    def _framed(self, index: int, text: str, field: str) -> bytes:
+        """Return the event of a chunk that differs from others of its output in its text alone.
+
+        The rest is encoded once, with a text in that place that stands nowhere else.
+        """
+        frame = self._frames.get((index, field))
+        if frame is None:
+            mark = self._generation.request_id
+            part = self.written(self.with_text(mark, field))
+            chunk = self._chunk(self._new_choice(index, part))
+            frame = self._frames[index, field] = chunk.split(encode_json(mark))
+        return json_line(text).join(frame)
 
     def closing(self) -> bytes:
         """Return the last events of a stream that is complete."""

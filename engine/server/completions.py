@@ -24,6 +24,18 @@ class CompletionForm(ChunkForm):
         """Return the new text."""
         return delta.text
 
+    def written(self, part: str) -> str:
+        """Return the new text."""
+        return part
+
+    def text(self, part: str) -> tuple[str, str]:
+        """Return the new text."""
+        return part, "text"
+
+    def with_text(self, text: str, field: str) -> str:
+        """Return the text."""
+        return text
+
     def choice(self, one: CompletionOutput) -> CompletionChoice:
         """Return a complete output."""
         body, text, logprobs = self._generation.body, one.text, self.positions(one)

@@ -9,6 +9,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from kiln.engine.server.body_writer import ConnectionWriter, offer_writer
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.middleware import BODY_SECONDS, ErrorResponse
 
@@ -55,6 +56,14 @@ class Connection(H11Protocol):
         """Parse bytes, and restart the timeout if the client's state changed."""
         super().data_received(data)
         self._wait_for_client()
+
+    def handle_events(self) -> None:
+        """Handle what was parsed; offer a new request a writer if its response will be chunked."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and self.scope["http_version"] == "1.1":
+            scope: Any = self.scope  # Starlette's type, and uvicorn's, of the same
+            offer_writer(scope, ConnectionWriter(self.transport, self.flow))
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of an unread body."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from kiln.engine.errors import KilnError, field_error
+from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import CompletionOutput, Logprob, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.requests.structured_outputs import FIELD
@@ -30,7 +30,11 @@ class GenerationError(KilnError):
 
 @dataclass(slots=True)
 class Generation:
-    """The outputs of one HTTP request. Iterate over ``deltas`` once, then read ``completions``."""
+    """The outputs of one HTTP request.
+
+    ``read`` each output of ``tokens`` after ``start``, or ``collect`` them; ``completions`` are
+    complete then.
+    """
 
     serving: Serving
     served: ServedModel
@@ -40,6 +44,7 @@ class Generation:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     started: float = field(default_factory=time.monotonic)
     cached_tokens: int = 0
+    tokens: TokenStream = field(init=False)  # set by ``start``
     _answers: dict[str, Answer] = field(default_factory=dict)
     _readers: dict[int, ReplyReader] = field(default_factory=dict)
     _last_token: dict[str, float] = field(default_factory=dict)  # arrival of the newest token
@@ -65,7 +70,7 @@ class Generation:
 
     @property
     def completions(self) -> list[CompletionOutput]:
-        """The outputs in the order of their indices; complete after ``deltas`` ends."""
+        """The outputs in the order of their indices."""
         return [answer.stream.completion for answer in self._answers.values()]
 
     def prompt(self, index: int) -> Prompt:
@@ -100,29 +105,29 @@ class Generation:
             raise field_error(FIELD, "the model is loaded without a tokenizer, which it needs")
         await self.serving.grammars.check(grammar)
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, CompletionDelta], None]:
-        """Yield (output index, delta) until every output has finished.
+    def start(self) -> TokenStream:
+        """Send the requests to the engine and return ``tokens``, the stream of their outputs.
 
-        Closing it early aborts the unfinished requests in the engine. Raises RequestError,
-        EngineDeadError, or GenerationError.
+        Closing it early aborts the unfinished requests in the engine. Raises EngineDeadError.
         """
-        answers = self._answers
-        stream = self.serving.client.stream(*(a.new for a in answers.values()))
-        async with aclosing(stream) as tokens:
-            async for output in tokens:
-                answer = answers[output.request_id]
-                delta = answer.stream.push(output)
-                if answer.stream.stopped_early:
-                    tokens.drop(output.request_id)
-                if delta.finish_reason == "error":
-                    raise GenerationError(delta.message or "the engine failed")
-                self._measure(answer, output, delta)
-                yield answer.stream.completion.index, delta
+        self.tokens = self.serving.client.stream(*(one.new for one in self._answers.values()))
+        return self.tokens
+
+    def read(self, output: TokenOutput) -> tuple[int, CompletionDelta]:
+        """Return the index of an output, and what it adds. Raises GenerationError."""
+        answer = self._answers[output.request_id]
+        delta = answer.stream.push(output)
+        if answer.stream.stopped_early:
+            self.tokens.drop(output.request_id)
+        if delta.finish_reason == "error":
+            raise GenerationError(delta.message or "the engine failed")
+        self._measure(answer, output, delta)
+        return answer.stream.completion.index, delta
 
     def reply(self, index: int, delta: CompletionDelta) -> ReplyDelta:
         """Return what a delta adds to the message of output ``index`` of a chat.
 
-        To be called for each delta of ``deltas``, in their order.
+        To be called for each delta of ``read``, in their order.
         """
         return self._readers[index].push(delta.text, last=delta.finish_reason is not None)
 
@@ -140,16 +145,28 @@ class Generation:
         return "tool_calls" if called else reason
 
     async def collect(self) -> list[CompletionOutput]:
-        """Wait for all outputs and return them."""
-        async for _ in self.deltas():
-            pass
+        """Wait for all outputs and return them.
+
+        Raises EngineDeadError, RequestError, SlowReaderError or GenerationError.
+        """
+
+        def take(output: TokenOutput) -> bool:
+            self.read(output)
+            return False
+
+        async with aclosing(self.start()) as tokens:
+            await tokens.feed(take)
         return self.completions
 
     def _measure(self, answer: Answer, output: TokenOutput, delta: CompletionDelta) -> None:
         metrics: Metrics = self.serving.metrics
         now = time.monotonic()
         last = self._last_token.get(output.request_id)
-        if last is None:
+        self._last_token[output.request_id] = now
+        if last is not None:
+            metrics.tokens.next(len(delta.token_ids), now - last)
+        else:
+            metrics.tokens.first(len(delta.token_ids))
             metrics.time_to_first_token.observe(now - self.started)
             if output.queue_seconds is not None:
                 metrics.queue_time.observe(output.queue_seconds)
@@ -157,10 +174,6 @@ class Generation:
                 self.cached_tokens += output.num_cached_tokens
                 metrics.prompt_tokens.inc(len(answer.new.prompt_token_ids))
                 metrics.prompt_length.observe(len(answer.new.prompt_token_ids))
-        else:
-            metrics.inter_token_latency.observe(now - last)
-        self._last_token[output.request_id] = now
-        metrics.generation_tokens.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
             metrics.request_success.labels(delta.finish_reason).inc()
             metrics.e2e_request_latency.observe(now - self.started)

@@ -16,8 +16,8 @@ from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector
 
 from kiln.engine.server.engine_counts import EngineCounts
+from kiln.engine.server.token_metrics import TokenMetrics
 
-_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_BUCKETS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
 _SHARED = (
@@ -49,7 +49,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(NamedMetrics(self._own, model_name))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.tokens = TokenMetrics()
+        self._own.register(self.tokens)
         self.request_success = self._counter(
             "request_success", "Completed outputs.", "finished_reason"
         )
@@ -72,9 +73,6 @@ class Metrics:
         )
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", _WAIT_BUCKETS
-        )
-        self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of an output.", _STEP_BUCKETS
         )
         self.e2e_request_latency = self._histogram(
             "e2e_request_latency_seconds", "From the request to its last token.", _WAIT_BUCKETS

@@ -23,7 +23,7 @@ class ByteStream:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = b""  # an incomplete character
         self._first = not context
         self.position = 0
 
@@ -32,23 +32,29 @@ class ByteStream:
 
         A character that is split over several tokens has one position, which all of them share.
         """
-        begun, _ = self._decoder.getstate()
+        begun = self._begun
         piece = self._tokenizer.token_bytes(token_id, self._first)
         if not begun or not piece or _continues(begun, piece):
             return self.position
         return self.position + len(begun.decode(errors="replace"))
 
-    def push(self, token_id: int) -> str:
-        """Return the text that the token completes, or ""."""
-        piece = self._tokenizer.token_bytes(token_id, self._first) or b""
-        self._first = self._first and not self._tokenizer.token_bytes(token_id)
-        text = self._decoder.decode(piece)
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text that the tokens complete, or ""."""
+        bytes_of, pieces = self._tokenizer.token_bytes, [self._begun]
+        for token_id in token_ids:
+            pieces.append(bytes_of(token_id, self._first) or b"")
+            if self._first:
+                self._first = not bytes_of(token_id)
+        data = b"".join(pieces)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[used:]
         self.position += len(text)
         return text
 
     def finish(self) -> str:
         """Return the text of an incomplete character at the end."""
-        return self._decoder.decode(b"", final=True)
+        begun, self._begun = self._begun, b""
+        return begun.decode(errors="replace")
 
 
 def _continues(begun: bytes, piece: bytes) -> bool:
@@ -76,8 +82,11 @@ class WindowStream:
         """Return the position of the character in which the next token begins."""
         return self.position
 
-    def push(self, token_id: int) -> str:
-        """Return the text that the token completes, or ""."""
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text that the tokens complete, or ""."""
+        return "".join(map(self._push_one, token_ids))
+
+    def _push_one(self, token_id: int) -> str:
         self._pending.append(token_id)
         text = self._pending_text()
         if text.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING_TOKENS:
@@ -134,6 +143,7 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self.num_tokens = 0  # consumed, without those after a stop string
         self._with_offsets = with_offsets
+        self._is_plain = not stop and not with_offsets  # tokens then need not be told apart
         self.offsets: list[int] = []
 
     @property
@@ -148,6 +158,11 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens and return the text that can be emitted now."""
+        if self._is_plain:
+            self.num_tokens += len(token_ids)
+            if self._skipped.isdisjoint(token_ids):
+                return self._stream.push(token_ids)
+            return self._stream.push([one for one in token_ids if one not in self._skipped])
         shown = []
         for token_id in token_ids:
             if self.stopped_by is not None:
@@ -159,7 +174,7 @@ class Detokenizer:
                 self.offsets.append(stream.place(token_id) if shows else stream.position)
             if shows:
                 armed = self.num_tokens > self._min_tokens
-                shown.append(self._stops.feed(self._stream.push(token_id), armed))
+                shown.append(self._stops.feed(self._stream.push((token_id,)), armed))
         return "".join(shown)
 
     def finish(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kiln.engine.grammar.grammar import Grammar, grammar_of
 from kiln.engine.requests.request import (
@@ -22,8 +23,7 @@ from kiln.engine.text.prompts import Prompt
 from kiln.engine.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionDelta:
+class CompletionDelta(NamedTuple):
     """The part of an output that one ``TokenOutput`` adds.
 
     ``text`` may differ from the text of ``token_ids``: an incomplete character and a possible stop
@@ -85,6 +85,13 @@ class CompletionStream:
                 with_offsets=reports,
                 shown=shown,
             )
+        # Whether an output between the first and the last brings tokens and their text alone.
+        self._is_plain = not (
+            tokenizer is None
+            or reports
+            or params.stop_strings
+            or params.prompt_logprobs is not None
+        )
 
     def hold(self, output: TokenOutput) -> None:
         """Keep an output for the next push. It must not end the request, nor may its text."""
@@ -100,6 +107,8 @@ class CompletionStream:
         """Add the output of a step and return the delta; ``completion.text`` is set at the end."""
         if self._held is not None:
             output, self._held = merged((self._held, output)), None
+        if self._is_plain and output.finish_reason is None and output.seed is None:
+            return self._push_plain(output.token_ids)
         text, stopped_by, used = self._decode(output)
         token_ids, logprobs = output.token_ids[:used], output.logprobs
         reason, stop_reason = output.finish_reason, output.stop_reason
@@ -122,6 +131,14 @@ class CompletionStream:
         )
         self._append(delta)
         return delta
+
+    def _push_plain(self, token_ids: list[int]) -> CompletionDelta:
+        """Add tokens that bring text and nothing else, as most do."""
+        assert self._detokenizer is not None
+        text = self._detokenizer.push(token_ids)
+        self._text.append(text)
+        self.completion.token_ids += token_ids
+        return CompletionDelta(text, token_ids)
 
     def _decode(self, output: TokenOutput) -> tuple[str, str | None, int]:
         """Return the new text, the stop string that ended it, and how many tokens were used.

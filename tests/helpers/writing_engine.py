@@ -37,11 +37,19 @@ class _OneByOne(TokenStream):
         super().__init__([request_id], lambda names: None)
         self._items = iter(items)
 
-    async def __anext__(self):
-        item = next(self._items, None)
-        if item is not None:
-            self.put(item)
-        return await super().__anext__()
+    async def feed(self, take):
+        def take_one(output):
+            pauses = take(output)
+            self._queue_next()
+            return pauses
+
+        if not self.has_waiting:
+            self._queue_next()
+        return await super().feed(take_one)
+
+    def _queue_next(self):
+        if (item := next(self._items, None)) is not None:
+            self.queue(item)
 
 
 class Scribe(Writer):

@@ -61,7 +61,8 @@ class ReplyFormats:
 
         new_id = form.new_id if form else random_call_id
         message = MessageBuilder(may_call=bool(offered), parallel=parallel, new_id=new_id)
-        return ReplyReader(read, message)
+        reads = thought is not None or bool(offered) or (form is not None and form.reasons)
+        return ReplyReader(read if reads else None, message)
 
 
 @cache

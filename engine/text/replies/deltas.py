@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +21,7 @@ class ToolCallDelta:
     call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyDelta:
+class ReplyDelta(NamedTuple):
     """What some text adds to a message. False if it adds nothing."""
 
     content: str = ""

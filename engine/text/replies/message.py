@@ -72,6 +72,8 @@ class MessageBuilder:
 
     def take(self) -> ReplyDelta:
         """Return what is new."""
+        if not self._changed:
+            return ReplyDelta(self._content.take(), self._reasoning.take())
         calls = tuple(self._calls[index].take(index) for index in self._changed)
         self._changed = {}
         return ReplyDelta(self._content.take(), self._reasoning.take(), calls)
@@ -113,10 +115,13 @@ class _Text:
 
     def write_space(self) -> None:
         """Write the white space that was held back."""
-        self.pieces += filter(None, self._space)
-        self._space = []
+        if self._space:
+            self.pieces += filter(None, self._space)
+            self._space = []
 
     def take(self) -> str:
         """Return what is new."""
+        if self.taken == len(self.pieces):
+            return ""
         new, self.taken = "".join(self.pieces[self.taken :]), len(self.pieces)
         return new

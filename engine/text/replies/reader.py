@@ -15,13 +15,16 @@ class ReplyReader:
     """Splits one output's text into reasoning, content and tool calls, as it is generated.
 
     ``ReplyFormats.reader`` makes one for each output. The concatenated deltas do not depend on how
-    the text was split: a whole answer is pushed at once. ``read`` reads a source to its end.
+    the text was split: a whole answer is pushed at once. ``read`` reads a source to its end; None:
+    all text is content.
     """
 
-    def __init__(self, read: Read, message: MessageBuilder) -> None:
+    def __init__(self, read: Read | None, message: MessageBuilder) -> None:
         self._source = TextSource()
         self._message = message
-        self._steps: Generator[None, None, None] = read(self._source, message)
+        self._steps: Generator[None, None, None] | None = None
+        if read is not None:
+            self._steps = read(self._source, message)
 
     @property
     def has_calls(self) -> bool:
@@ -30,6 +33,8 @@ class ReplyReader:
 
     def push(self, text: str, *, last: bool = False) -> ReplyDelta:
         """Add text and return what can be told of it now; all of it if it is the ``last``."""
+        if self._steps is None:
+            return ReplyDelta(text)
         if text:
             self._source.add(text)
             next(self._steps, None)
@@ -37,6 +42,8 @@ class ReplyReader:
 
     def finish(self) -> ReplyDelta:
         """Return what was held back, because no more text follows. To be called once."""
+        if self._steps is None:
+            return ReplyDelta()
         self._source.end()
         for _ in self._steps:
             raise AssertionError("a reply's format waits for more text after the end")

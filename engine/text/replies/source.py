@@ -140,10 +140,12 @@ class TextSource:
 
         The text before it goes to ``emit``, as soon as it can be no part of a mark.
         """
-        pattern, longest = _finder(marks)
+        pattern, begins, longest = _finder(marks)
         while True:
             found = pattern.search(self._text, self._at)
-            possible = len(self._text) if self._ended else self._possible_mark(marks, longest)
+            possible = (
+                len(self._text) if self._ended else self._possible_mark(marks, begins, longest)
+            )
             end = min(found.start(), possible) if found else possible
             if end > self._at:
                 emit(self.read(end - self._at))
@@ -153,11 +155,14 @@ class TextSource:
                 return ""
             yield
 
-    def _possible_mark(self, marks: tuple[str, ...], longest: int) -> int:
+    def _possible_mark(self, marks: tuple[str, ...], begins: re.Pattern[str], longest: int) -> int:
         """Return where the last characters begin that may become a mark."""
-        for start in range(max(self._at, len(self._text) - longest + 1), len(self._text)):
+        start = max(self._at, len(self._text) - longest + 1)
+        while (found := begins.search(self._text, start)) is not None:
+            start = found.start()
             if any(self._may_become(mark, start) for mark in marks):
                 return start
+            start += 1
         return len(self._text)
 
     def _may_become(self, mark: str, start: int) -> bool:
@@ -167,6 +172,8 @@ class TextSource:
 
 
 @cache
-def _finder(marks: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+def _finder(marks: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Return what finds a mark, what finds its first character, and the longest mark's length."""
     ordered = sorted(marks, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))), len(ordered[0])
+    firsts = "|".join({re.escape(mark[0]) for mark in marks})
+    return re.compile("|".join(map(re.escape, ordered))), re.compile(firsts), len(ordered[0])

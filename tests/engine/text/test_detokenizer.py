@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from depth import at_depth
 from hypothesis import HealthCheck, assume, given, settings
@@ -103,6 +105,23 @@ def test_after_a_prompt_the_text_is_what_follows_it_in_the_whole(tokenizers, kin
     assert before + whole == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@PROPERTY
+@given(text=TEXTS, sizes=st.lists(st.integers(1, 7), min_size=1))
+def test_tokens_may_come_in_batches_of_any_size(tokenizers, kind, text, sizes):
+    ids = tokenizers[kind].encode(text, add_special_tokens=False)
+    one_by_one, batches = (Detokenizer(tokenizers[kind]) for _ in range(2))
+    emitted, _ = stream(one_by_one, ids)
+    start = 0
+    for size in itertools.cycle(sizes):
+        end = start + size
+        assert batches.push(ids[start:end]) == "".join(emitted[start:end])
+        assert batches.num_tokens == len(ids[:end])
+        start = end
+        if start >= len(ids):
+            break
+
+
 @pytest.mark.parametrize("kind", ["byte-level", "llama", "wordpiece"])
 @PROPERTY
 @given(text=TEXTS)
@@ -110,7 +129,7 @@ def test_the_general_path_agrees_with_the_decode(tokenizers, kind, text):
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode(text, add_special_tokens=False)
     window = WindowStream(tokenizer, [])
-    whole = "".join(window.push(token) for token in ids) + window.finish()
+    whole = "".join(window.push([token]) for token in ids) + window.finish()
     assert whole == tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -118,7 +137,7 @@ def test_the_general_path_lets_broken_text_out_after_a_while(tokenizers):
     tokenizer = tokenizers["byte-level"]
     broken = tokenizer.backend.token_to_id("Ã")  # the byte 0xC3, which begins a character
     window = WindowStream(tokenizer, [])
-    emitted = [window.push(broken) for _ in range(100)]
+    emitted = [window.push([broken]) for _ in range(100)]
     assert max(map(len, emitted)) < 20
     assert "".join(emitted) + window.finish() == REPLACEMENT * 100
 
