@@ -21,6 +21,8 @@ MAX_DEPTH = 100  # of objects and lists in a schema; llguidance reads 128
 # Bounded, because a model could go on with white space for ever: spaces, or an indented line.
 WHITESPACE = r"(\x20{1,2}|\r?\n[\x20\t]{0,32})"
 
+_ASCII = "dw"  # \d and \w of a regular expression, as in JSON Schema and in vLLM
+
 Schema = Mapping[str, Any] | bool
 
 
@@ -119,7 +121,7 @@ def _of_regex(pattern: str) -> Grammar:
     _check_size(pattern, MAX_REGEX, f"{FIELD}.regex")
     from llguidance import regex_to_lark  # imported where it is used: most requests do without
 
-    return Grammar.of_lark(f"start: /{regex_to_lark(pattern)}/")
+    return Grammar.of_lark(f"start: /{regex_to_lark(pattern, _ASCII)}/")
 
 
 def _of_choice(texts: Sequence[str]) -> Grammar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,11 +32,34 @@ def read_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: Iterable[int
     from llguidance import LLTokenizer
 
     try:
+        tokenizer = _unspellable(tokenizer)
         return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None)
     except ValueError as error:
         raise RequestError(
             f"{FIELD}: not with this model's tokenizer: {str(error)[:_SHOWN]}", FIELD
         ) from error
+
+
+def _unspellable(tokenizer: str) -> str:
+    """Return a tokenizer.json in which no text can become a special token.
+
+    llguidance tokenizes text that a grammar forces, such as the only value of an enum. If this gave
+    a special token, which is no text to it, the mask would allow a token that the grammar refuses.
+    """
+    content = json.loads(tokenizer)
+    model = content["model"]
+    vocab = model.get("vocab", {})
+    for token in content.get("added_tokens") or ():
+        if not token["special"]:
+            continue
+        text, token["content"] = token["content"], f"\U0010fffd{token['id']}\U0010fffd"
+        if model.get("unk_token") == text:
+            model["unk_token"] = token["content"]
+        if isinstance(vocab, dict) and text in vocab:
+            vocab[token["content"]] = vocab.pop(text)
+        elif isinstance(vocab, list) and token["id"] < len(vocab):  # of texts with scores
+            vocab[token["id"]][0] = token["content"]
+    return json.dumps(content)
 
 
 def compiled(vocabulary: Any, text: str) -> Any:
