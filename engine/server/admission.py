@@ -10,6 +10,7 @@ from kiln.engine.errors import RequestError, too_long
 from kiln.engine.requests.check import ONLY_EMBEDDINGS
 from kiln.engine.requests.sampling_params import SamplingParams
 from kiln.engine.server.body import Body, read_body
+from kiln.engine.server.disconnect import unless_gone
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.fields import MAX_PROMPTS
 from kiln.engine.server.generation import Generation
@@ -29,8 +30,8 @@ async def read_request(serving: Serving, request: Request, model: type[Body]) ->
 async def admit(serving: Serving, request: Request, body: GenerationRequest) -> Generation:
     """Check a body and tokenize its prompts.
 
-    Raises ApiError or RequestError for an invalid body, the name of a model that is not served, or
-    a prompt that is too long; and ClientDisconnect.
+    Raises ApiError or RequestError for an invalid body, the name of a model that is not served, a
+    prompt that is too long, or a grammar that cannot be used; and ClientDisconnect.
     """
     info = serving.require_ready()
     served, context = serving.require_model(body.model), info.max_model_len
@@ -48,7 +49,9 @@ async def admit(serving: Serving, request: Request, body: GenerationRequest) -> 
         except RequestError as error:  # of a grammar, or of bad words
             raise body.with_own_name(error) from error
 
-    return await serving.threads.run_for(request, begin)
+    generation = await serving.threads.run_for(request, begin)
+    await unless_gone(request.receive, generation.check_grammar())
+    return generation
 
 
 def _check(

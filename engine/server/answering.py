@@ -52,7 +52,6 @@ async def respond(request: Request, generation: Generation, form: EventForm) -> 
     Raises ApiError for the engine's errors, and ClientDisconnect.
     """
     try:
-        await unless_gone(request.receive, generation.check_grammar())
         if not generation.body.stream:
             data = await unless_gone(request.receive, _whole(generation, form))
             _log(request, generation)

@@ -7,7 +7,8 @@ import uuid
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from kiln.engine.errors import KilnError, field_error
+from kiln.engine.errors import KilnError, RequestError, field_error
+from kiln.engine.grammar.grammar import Grammar, grammar_of
 from kiln.engine.process.token_stream import TokenStream
 from kiln.engine.requests.request import CompletionOutput, Logprob, TokenOutput
 from kiln.engine.requests.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ from kiln.engine.text.prompts import Prompt
 from kiln.engine.text.replies.choice import ReplyFormats
 from kiln.engine.text.replies.deltas import ReplyDelta
 from kiln.engine.text.replies.reader import ReplyReader
+from kiln.engine.text.replies.reply_grammar import Demands
 from kiln.engine.text.tokenizer import Tokenizer
 
 
@@ -59,14 +61,26 @@ class Generation:
         params, adapter, priority = self.params, self.served.adapter, self.body.priority or 0
         for number, prompt in enumerate(self.prompts):
             first, salted = number * params.n, replace(prompt, cache_salt=self.body.cache_salt)
+            form = self._grammar(prompt)
             for answer in begin_answers(
-                self.request_id, salted, params, tokenizer, first, adapter, shown, priority
+                self.request_id, salted, params, tokenizer, first, adapter, shown, priority, form
             ):
                 self._answers[answer.new.request_id] = answer
                 if tools is not None:
                     self._readers[answer.stream.completion.index] = formats.reader(
                         tools, prompt=prompt.text or "", parallel=self.body.keeps_all_calls
                     )
+
+    def _grammar(self, prompt: Prompt) -> Grammar | None:
+        """Return the grammar of a chat's reply; None if it may be anything, or there is no chat."""
+        tools, tokenizer = self.body.reply_tools, self.serving.tokenizer
+        if tools is None or tokenizer is None:
+            return None
+        form = self.params.structured_outputs
+        content = None if form is None else grammar_of(form)
+        demands = Demands(tools, self.body.chosen_tools, self.body.keeps_all_calls, content)
+        formats = self.serving.settings.replies
+        return formats.grammar(demands, prompt.text or "", tokenizer.special_id)
 
     @property
     def completions(self) -> list[CompletionOutput]:
@@ -101,9 +115,12 @@ class Generation:
         grammar = next((answer.new.grammar for answer in self._answers.values()), None)
         if grammar is None:
             return
-        if self.serving.tokenizer is None:
-            raise field_error(FIELD, "the model is loaded without a tokenizer, which it needs")
-        await self.serving.grammars.check(grammar)
+        try:
+            if self.serving.tokenizer is None:
+                raise field_error(FIELD, "the model is loaded without a tokenizer, which it needs")
+            await self.serving.grammars.check(grammar)
+        except RequestError as error:
+            raise self.body.with_own_name(error) from error
 
     def start(self) -> TokenStream:
         """Send the requests to the engine and return ``tokens``, the stream of their outputs.
@@ -141,7 +158,8 @@ class Generation:
             finish_reason(self.completions[index].finish_reason),
             self._readers.get(index),
         )
-        called = reason == "stop" and reader is not None and reader.has_calls
+        forced = self.body.chosen_tools.forced  # OpenAI's reason is then "stop"
+        called = reason == "stop" and reader is not None and reader.has_calls and not forced
         return "tool_calls" if called else reason
 
     async def collect(self) -> list[CompletionOutput]:

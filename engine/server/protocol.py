@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kiln.engine.errors import RequestError
 from kiln.engine.requests.sampling_params import SamplingParams
+from kiln.engine.requests.structured_outputs import FIELD
 from kiln.engine.server.chat_fields import Message, Tool, ToolChoiceField, read_tool_choice
 from kiln.engine.server.errors import ApiError
 from kiln.engine.server.field_table import CHAT, COMPLETION, model_of
@@ -271,6 +272,8 @@ class ChatCompletionRequest(_ChatRows, GenerationRequest):
     def own_names(self) -> dict[str, str]:
         """SamplingParams fields that have another name in this body."""
         names = {"logprobs": "top_logprobs"}
+        if not self.form_names and self.structured_outputs is None:
+            names[FIELD] = "tools"  # the grammar is that of their calls
         if self.max_tokens is None:
             names["max_tokens"] = "max_completion_tokens"
         return names

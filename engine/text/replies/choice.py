@@ -11,11 +11,14 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from kiln.engine.errors import ConfigError
+from kiln.engine.grammar.grammar import Grammar
 from kiln.engine.text.replies import formats
 from kiln.engine.text.replies.format import ToolFormat, Tools
+from kiln.engine.text.replies.lark import Special
 from kiln.engine.text.replies.message import MessageBuilder, random_call_id
 from kiln.engine.text.replies.reader import ReplyReader
 from kiln.engine.text.replies.reasoning import REASONING_FORMATS, ReasoningFormat, read_reasoning
+from kiln.engine.text.replies.reply_grammar import Demands, reply_grammar
 from kiln.engine.text.replies.source import Steps, TextSource
 
 NONE = "none"  # the value of both flags that switches a parser off
@@ -63,6 +66,14 @@ class ReplyFormats:
         message = MessageBuilder(may_call=bool(offered), parallel=parallel, new_id=new_id)
         reads = thought is not None or bool(offered) or (form is not None and form.reasons)
         return ReplyReader(read if reads else None, message)
+
+    def grammar(self, demands: Demands, prompt: str, special: Special) -> Grammar | None:
+        """Return the grammar of a reply to a rendered prompt; None if it may be anything.
+
+        ``special`` returns the id of the special token with a text. Raises RequestError for what
+        the model's format of calls cannot write.
+        """
+        return reply_grammar(self.tools, self.reasoning, demands, prompt, special)
 
 
 @cache

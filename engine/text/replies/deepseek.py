@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kiln.engine.grammar.grammar import literal
+from kiln.engine.text.replies.calls import Calls, Function, Offer, either, marked, repeated
 from kiln.engine.text.replies.json_calls import read_arguments
+from kiln.engine.text.replies.lark import Lark
 from kiln.engine.text.replies.message import MessageBuilder
 from kiln.engine.text.replies.source import Steps, TextSource
 
 LIST, LIST_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+NAME = "{name}"
 MARKS = (LIST, LIST_END, CALL, CALL_END, SEPARATOR)
 
 
@@ -55,3 +59,21 @@ def _read_call(
     if closing == CALL_END or (yield from source.read_end(closing, out.content)):
         yield from source.read_end(CALL_END, out.content)
     return True
+
+
+def write_calls(lark: Lark, offer: Offer, before: str, behind: str) -> Calls:
+    """Return the syntax of calls.
+
+    ``before`` is the text before the arguments, with NAME for the function's name, and ``behind``
+    is what follows them.
+    """
+
+    def call(function: Function) -> str:
+        head, separator, tail = before.replace(NAME, function.name).partition(SEPARATOR)
+        begin = lark.sequence(CALL, head, separator, tail)
+        return f"{begin} {lark.schema(function.json_schema)} {lark.sequence(behind, CALL_END)}"
+
+    one = lark.rule(either(*map(call, offer.functions)))
+    calls = repeated(one, literal("\n"), offer.parallel)
+    rest = f"{calls} {lark.mark(LIST_END)}"
+    return marked(lark, LIST, rest, offer.parallel, CALL)

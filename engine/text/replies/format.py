@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kiln.engine.text.replies.calls import Calls, Offer
+from kiln.engine.text.replies.lark import Lark
 from kiln.engine.text.replies.message import MessageBuilder, random_call_id
 from kiln.engine.text.replies.source import Steps, TextSource
 
@@ -32,21 +34,24 @@ class Tools:
 
 
 Parse = Callable[[TextSource, MessageBuilder, Tools], Steps[None]]
+Write = Callable[[Lark, Offer], Calls]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How some models write tool calls.
 
-    ``names`` are values of ``--tool-call-parser``. ``parse`` reads a reply to its end. A chat
-    template shows the format if it has a text of each group in ``shown_by`` and none of
-    ``unless``. ``marks`` must be visible in the text, though a tokenizer may have them as special
-    tokens; ``stops`` are special tokens that end a reply. With ``reasons`` the format also
-    separates reasoning, so that it reads every chat, with tools or without.
+    ``names`` are values of ``--tool-call-parser``. ``parse`` reads a reply to its end, and
+    ``write`` gives the grammar of the calls that it reads. A chat template shows the format if it
+    has a text of each group in ``shown_by`` and none of ``unless``. ``marks`` must be visible in
+    the text, though a tokenizer may have them as special tokens; ``stops`` are special tokens that
+    end a reply. With ``reasons`` the format also separates reasoning, so that it reads every chat,
+    with tools or without.
     """
 
     names: tuple[str, ...]
     parse: Parse
+    write: Write
     shown_by: tuple[tuple[str, ...], ...]
     unless: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()

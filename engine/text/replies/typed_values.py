@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -55,15 +56,15 @@ def _types(root: Mapping[str, Any], schema: Any, depth: int) -> Iterator[str]:
     if given is None:
         for value in schema.get("enum") or ([schema["const"]] if "const" in schema else ()):
             yield _TYPES.get(type(value), "")
-    yield from _types(root, _referred(root, schema.get("$ref")), depth - 1)
+    yield from _types(root, referred(root, schema.get("$ref")), depth - 1)
 
 
 def _strings(given: object) -> list[str]:
     return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
 
 
-def _referred(root: Mapping[str, Any], reference: object) -> Any:
-    """Return what a reference inside the schema points to, else None."""
+def referred(root: Mapping[str, Any], reference: object) -> Any:
+    """Return what a reference inside a schema points to, else None."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -96,7 +97,14 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-_read_json: Callable[[str], Any] = json.JSONDecoder(parse_constant=_refuse).decode
+def finite(value: float) -> float:
+    """Return a number, or the largest one in place of an infinite one: JSON has none."""
+    return max(-sys.float_info.max, min(sys.float_info.max, value))
+
+
+_read_json: Callable[[str], Any] = json.JSONDecoder(
+    parse_constant=_refuse, parse_float=lambda text: finite(float(text))
+).decode
 
 
 def _read_python(text: str) -> Any:

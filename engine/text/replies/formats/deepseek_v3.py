@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from kiln.engine.text.replies.deepseek import CALL_END, MARKS, SEPARATOR, read_calls
+from kiln.engine.text.replies.deepseek import (
+    CALL_END,
+    MARKS,
+    NAME,
+    SEPARATOR,
+    read_calls,
+    write_calls,
+)
 from kiln.engine.text.replies.format import ToolFormat
 from kiln.engine.text.replies.source import Steps, TextSource
 
 _FENCE, _CLOSING = "```json", "```"
+_BEFORE = f"function{SEPARATOR}{NAME}\n{_FENCE}\n"
 
 
 def _read_name(source: TextSource) -> Steps[str]:
@@ -23,6 +31,7 @@ def _read_name(source: TextSource) -> Steps[str]:
 FORMAT = ToolFormat(
     names=("deepseek_v3",),
     parse=lambda source, out, tools: read_calls(source, out, _read_name, closing=_CLOSING),
+    write=lambda lark, offer: write_calls(lark, offer, _BEFORE, f"\n{_CLOSING}"),
     shown_by=((SEPARATOR,), ("```json",)),
     marks=MARKS,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.engine.text.replies.deepseek import MARKS, SEPARATOR, read_calls
+from kiln.engine.text.replies.deepseek import MARKS, NAME, SEPARATOR, read_calls, write_calls
 from kiln.engine.text.replies.format import ToolFormat
 from kiln.engine.text.replies.source import Steps, TextSource
 
@@ -15,6 +15,7 @@ def _read_name(source: TextSource) -> Steps[str]:
 FORMAT = ToolFormat(
     names=("deepseek_v31",),
     parse=lambda source, out, tools: read_calls(source, out, _read_name),
+    write=lambda lark, offer: write_calls(lark, offer, NAME + SEPARATOR, ""),
     shown_by=((SEPARATOR,),),
     unless=("```json",),
     marks=MARKS,

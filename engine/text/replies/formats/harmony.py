@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import re
 
+from kiln.engine.grammar.grammar import literal
+from kiln.engine.text.replies.calls import Calls, Function, Offer, either
 from kiln.engine.text.replies.format import ToolFormat, Tools
 from kiln.engine.text.replies.json_calls import read_arguments
+from kiln.engine.text.replies.lark import CONTENT, Lark
 from kiln.engine.text.replies.message import MessageBuilder
 from kiln.engine.text.replies.source import Steps, TextSource
 
@@ -88,9 +91,46 @@ def _read_call(source: TextSource, out: MessageBuilder, name: str) -> Steps[None
         yield from read_arguments(source, out)
 
 
+def _write(lark: Lark, offer: Offer) -> Calls:
+    """Write messages up to one that ends the reply: a call, or the answer in ``final``."""
+    next_one = f'{lark.mark(_START)} "assistant"'
+    channel, message = lark.mark(_CHANNEL), lark.mark(_MESSAGE)
+
+    def said(name: str) -> str:
+        text = lark.until(_END, *_OPENINGS, _CALL, _RETURN)
+        return f'{channel} "{name}" {message} {text} {next_one}'
+
+    calls = [_write_call(lark, one) for one in offer.functions]
+    call = lark.rule(either(*calls)) if calls else ""
+    final = f'{channel} "final" {message}'
+    last = offer.prompt.rpartition(_START)[2]
+    is_open = _MESSAGE in last and _END not in last  # the reply goes on inside a message
+    text = lark.text(*_OPENINGS, *_ENDS)
+    answer, before = ("", "") if is_open else (final, f"({said('analysis')})*")
+    free = either(f"({said('commentary')})? {call}", f"{answer} {text} {_ended(lark, _RETURN)}")
+    content = f"{answer} @{CONTENT} {_ended(lark, _RETURN)}"
+    return Calls(call, free, content, before)
+
+
+def _write_call(lark: Lark, function: Function) -> str:
+    """Return a message to a function, with the recipient in one of its two places."""
+    to, channel = f" to={_FUNCTIONS}{function.name}", lark.mark(_CHANNEL)
+    heads = either(
+        f"{channel} {literal(f'commentary{to} ')}", f'{literal(to)} {channel} "commentary "'
+    )
+    body = f'{lark.mark(_CONSTRAIN)} "json" {lark.mark(_MESSAGE)}'
+    return f"{heads} {body} {lark.schema(function.json_schema)} {_ended(lark, _CALL)}"
+
+
+def _ended(lark: Lark, mark: str) -> str:
+    """Return the token that ends a message, which the engine may take for the end of the reply."""
+    return f"{lark.mark(mark)}?"
+
+
 FORMAT = ToolFormat(
     names=("openai",),
     parse=_parse,
+    write=_write,
     shown_by=((_CHANNEL,), (_MESSAGE,)),
     marks=(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS),
     stops=(_CALL, _RETURN),

@@ -10,8 +10,19 @@ import re
 import secrets
 import string
 
+from kiln.engine.grammar.grammar import literal
+from kiln.engine.text.replies.calls import (
+    Calls,
+    Function,
+    Offer,
+    either,
+    json_calls,
+    marked,
+    repeated,
+)
 from kiln.engine.text.replies.format import ToolFormat, Tools
 from kiln.engine.text.replies.json_calls import JsonCall, read_arguments
+from kiln.engine.text.replies.lark import Lark
 from kiln.engine.text.replies.message import MessageBuilder
 from kiln.engine.text.replies.source import Steps, TextSource
 
@@ -66,9 +77,24 @@ def _read_named(source: TextSource, out: MessageBuilder) -> Steps[None]:
     yield from read_arguments(source, out)
 
 
+def _write(lark: Lark, offer: Offer) -> Calls:
+    """Write both forms: the model's own version knows one of them."""
+    listed = f'"[" {repeated(json_calls(lark, offer), literal(", "), offer.parallel)} "]"'
+    named = lark.rule(either(*(_named(lark, one) for one in offer.functions)))
+    rest = either(listed, repeated(named, lark.mark(_MARK), offer.parallel))
+    return marked(lark, _MARK, rest, offer.parallel)
+
+
+def _named(lark: Lark, function: Function) -> str:
+    name, arguments = literal(function.name), lark.schema(function.json_schema)
+    call_id = f"({lark.mark(_ID)} /[a-zA-Z0-9]{{9}}/)?"
+    return f"{name} {call_id} {lark.mark(_ARGUMENTS)} {arguments}"
+
+
 FORMAT = ToolFormat(
     names=("mistral",),
     parse=_parse,
+    write=_write,
     shown_by=((_MARK,),),
     marks=(_MARK, _ID, _ARGUMENTS),
     new_id=_new_id,

@@ -7,13 +7,18 @@ The list is the beginning of the reply, or stands between ``<|python_start|>`` a
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from typing import Any
 
+from kiln.engine.grammar.grammar import literal
+from kiln.engine.text.replies.calls import Calls, Function, Offer, either
 from kiln.engine.text.replies.format import ToolFormat, Tools
+from kiln.engine.text.replies.lark import ANY, Lark
 from kiln.engine.text.replies.message import MessageBuilder
+from kiln.engine.text.replies.parameters import parameters_of
 from kiln.engine.text.replies.source import Steps, TextSource
-from kiln.engine.text.replies.typed_values import parse_expression, to_json
+from kiln.engine.text.replies.typed_values import finite, parse_expression, to_json
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
@@ -22,6 +27,7 @@ _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _WORDS = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
 _MAX_DEPTH = 64
+_KEYWORDS = f"/{'|'.join(keyword.kwlist)}/"
 
 
 class _NoCallError(ValueError):
@@ -119,12 +125,14 @@ def _key(part: ast.keyword) -> str:
 def _value(node: ast.expr) -> Any:
     """Return the value of a literal. Raises ValueError for anything else."""
     match node:
-        case ast.Constant(value=str() | int() | float() | None as value):
+        case ast.Constant(value=float() as value):
+            return finite(value)
+        case ast.Constant(value=str() | int() | None as value):
             return value
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+            return -(finite(value) if isinstance(value, float) else value)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
@@ -138,9 +146,47 @@ def _string(key: ast.expr | None) -> str:
     return key.value
 
 
+def _write(lark: Lark, offer: Offer) -> Calls:
+    """Write a list; in a free reply, one that begins like a list of calls is one."""
+    calls = [(one.name, _write_arguments(lark, one)) for one in offer.functions]
+    call = lark.rule(either(*(f"{literal(f'{name}(')} {rest}" for name, rest in calls)))
+    further = f'(", " {call})* "]"' if offer.parallel else '"]"'
+    first = lark.rule(either(*(f"{literal(f'[{name}(')} {rest}" for name, rest in calls)))
+    whole = f"{first} {further}"
+    marks = {_BEGIN: lark.mark(_BEGIN), _END: lark.mark(_END)}
+    if marks[_BEGIN] != literal(_BEGIN):  # special tokens, which the model may have learned
+        whole = either(whole, f"{marks[_BEGIN]} {whole} {marks[_END]}")
+    banned = f"~({ANY} {literal(_BEGIN)} {ANY})"
+    text = lark.terminal(rf"{ANY} & ~/\s*\[\s*[\w.-]+\((?s:.*)/ & {banned}")
+    return Calls(whole, either(text, f"{whole} {lark.text(_BEGIN)}"))
+
+
+def _write_arguments(lark: Lark, function: Function) -> str:
+    """Return keyword arguments with the closing bracket, in the order of the schema."""
+    parameters = parameters_of(function)
+    if parameters is None:
+        name = lark.terminal(f"/[a-zA-Z_][a-zA-Z0-9_]*/ & ~{_KEYWORDS}")
+        one = f'{name} "=" {lark.schema(True)}'
+        return f'({one} (", " {one})*)? ")"'
+    first, later = '")"', '")"'  # what follows no argument, and what follows one
+    for parameter in reversed(parameters):
+        name = parameter.name
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise function.refused(f"has the parameter {name[:80]!r}")
+        value = f"{literal(f'{name}=')} {lark.schema(parameter.alone(parameter.schema))}"
+        begun, other = f"{value} {later}", f'", " {value}'
+        if parameter.required:
+            first, later = begun, f"{other} {later}"
+        else:
+            first, later = either(begun, first), f"({other})? {later}"
+        first, later = lark.rule(first), lark.rule(later)
+    return first
+
+
 FORMAT = ToolFormat(
     names=("pythonic", "llama4_pythonic"),
     parse=_parse,
+    write=_write,
     shown_by=(("[func_name1(", "[func1(", "<|python_start|>"),),
     marks=(_BEGIN, _END),
 )
