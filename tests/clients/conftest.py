@@ -36,9 +36,11 @@ def api_key():
 
 
 @pytest.fixture(scope="session")
-def locked_url():
-    """The demo model, for clients that have the API key."""
-    with _serving(["--api-key", KEY]) as url:
+def locked_url(tmp_path_factory):
+    """The demo model, for clients that have the API key. Its template can also show tools."""
+    template = tmp_path_factory.mktemp("templates") / "tools.jinja"
+    template.write_text(agent_model.TEMPLATE)
+    with _serving(["--api-key", KEY, "--chat-template", str(template)]) as url:
         yield url
 
 

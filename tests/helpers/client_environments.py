@@ -27,9 +27,14 @@ PYTHON = {
     "litellm": ("litellm==1.110.2",),
     "langchain": ("langchain==1.5.2", "langchain-openai==1.7.4"),
     "llama_index": ("llama-index-llms-openai-like==0.8.1",),
+    "instructor": ("instructor==1.17.0", "openai==3.3.0"),
+    "pydantic_ai": ("pydantic-ai-slim[openai]==2.38.0", "openai==3.3.0"),
     "schemathesis": ("schemathesis==4.32.5",),
 }
-NODE = {"openai_node": {"openai": "7.57.0"}}
+NODE = {
+    "openai_node": {"openai": "7.57.0"},
+    "ai_sdk": {"ai": "6.0.326", "@ai-sdk/openai-compatible": "2.0.92", "zod": "4.6.7"},
+}
 _INSTALL_SECONDS = 540.0
 
 

@@ -2,13 +2,16 @@
 
 import json
 import sys
+from typing import Literal
 
 import openai
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, ConfigDict
 
 MODE, URL, KEY = sys.argv[1:]
+CLOSING_BRACE = 95  # the token of the demo model
 
 
 def model(name, **more):
@@ -51,8 +54,37 @@ def tools(question):
     return {"whole": run(False, **more), "streamed": run(True, **more)}
 
 
+class Weather(BaseModel):
+    """The weather in a city."""
+
+    model_config = ConfigDict(extra="forbid")
+    city: Literal["Oslo", "Rome"]
+    warm: bool
+    season: Literal["summer", "winter"] | None
+
+
+def structured():
+    """Return what each of the three ways to a structured answer gives."""
+    llm, question = model("demo", max_tokens=600, temperature=0), "How is the weather in Oslo?"
+    answers = {
+        method: llm.with_structured_output(Weather, method=method).invoke(question).model_dump()
+        for method in ("json_schema", "function_calling")
+    }
+    strict = llm.with_structured_output(Weather, method="function_calling", strict=True)
+    # A tiny model would not come to an end in an object of any form.
+    closing = model("demo", max_tokens=600, temperature=0, logit_bias={CLOSING_BRACE: 100})
+    free = closing.with_structured_output({"type": "object", "title": "any"}, method="json_mode")
+    return {
+        **answers,
+        "strict": strict.invoke(question).model_dump(),
+        "json_mode": free.invoke(f"Answer in JSON. {question}"),
+    }
+
+
 def main():
     try:
+        if MODE == "structured":
+            return structured()
         return chat() if MODE == "chat" else tools(sys.stdin.read())
     except openai.APIStatusError as error:
         return {"error": type(error).__name__, "says": str(error)}
