@@ -21,6 +21,20 @@ def tool_schema(rng: Any) -> dict[str, Any]:
     return {**object_schema(rng, 2), "$defs": shared}
 
 
+def bounded(schema: Any) -> Any:
+    """Return a schema with a bound on every text and without unknown properties."""
+    if isinstance(schema, list):
+        return [bounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: bounded(value) for key, value in schema.items()}
+    if made.get("type") == "object":
+        made["additionalProperties"] = False
+    elif made.get("type") == "string" and "enum" not in made:
+        made.setdefault("maxLength", 12)
+    return made
+
+
 def object_schema(rng: Any, depth: int) -> dict[str, Any]:
     """Return the schema of an object."""
     names = rng.sample(_NAMES, rng.randrange(4))

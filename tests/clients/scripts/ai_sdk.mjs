@@ -1,9 +1,11 @@
 // The AI SDK's generateObject and tools: MODE URL KEY; prints the answers, as JSON.
 
-import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateObject, generateText, streamObject, tool } from "ai";
-import { z } from "zod";
+import { createRequire } from "node:module";
 
+const require = createRequire(`${process.cwd()}/`);
+const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
+const { generateObject, generateText, streamObject, tool } = require("ai");
+const { z } = require("zod");
 const [mode, url, key] = process.argv.slice(2);
 const provider = (supportsStructuredOutputs) =>
   createOpenAICompatible({
