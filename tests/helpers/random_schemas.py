@@ -22,7 +22,7 @@ def tool_schema(rng: Any) -> dict[str, Any]:
 
 
 def bounded(schema: Any) -> Any:
-    """Return a schema with a bound on every text and without unknown properties."""
+    """Return a schema with a bound on every text and number, and without unknown properties."""
     if isinstance(schema, list):
         return [bounded(one) for one in schema]
     if not isinstance(schema, dict):
@@ -30,6 +30,8 @@ def bounded(schema: Any) -> Any:
     made = {key: bounded(value) for key, value in schema.items()}
     if made.get("type") == "object":
         made["additionalProperties"] = False
+    elif made.get("type") == "number":  # its digits have no bound
+        made = {"enum": [-0.5, 0, 2.25]}
     elif made.get("type") == "string" and "enum" not in made:
         made.setdefault("maxLength", 12)
     return made

@@ -10,6 +10,7 @@ _PARAMETERS = {
     "required": ["city"],
 }
 _TOOL = {"name": "get_weather", "description": "The weather.", "parameters": _PARAMETERS}
+_NAMED_SCHEMA = {"name": "weather", "strict": True, "schema": _PARAMETERS}
 _CALL = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
 _HISTORY = [
     {"role": "system", "content": "Be brief."},
@@ -80,11 +81,26 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "max_tokens": 60,
             **_STREAM,
         },
+        {
+            "messages": _HELLO,
+            "tools": [{"type": "function", "function": {**_TOOL, "strict": True}}],
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+            "response_format": {"type": "json_schema", "json_schema": _NAMED_SCHEMA},
+            "max_tokens": 20,
+        },
     ],
     "/v1/completions": [
         {"prompt": "Once upon", "max_tokens": 4},
         {"prompt": ["a", "b"], **_SAMPLING, "logprobs": 2},
         {"prompt": [5, 6, 7], "max_tokens": 4, "echo": True},
+        {
+            "prompt": "x",
+            "max_tokens": 9,
+            "structured_outputs": {"json": _PARAMETERS, "whitespace_pattern": " ?"},
+        },
+        {"prompt": "x", "max_tokens": 9, "guided_regex": "(a|b[0-9]{1,3})+"},
+        {"prompt": "x", "max_tokens": 9, "structured_outputs": {"choice": ["a", "b"]}},
+        {"prompt": "x", "max_tokens": 9, "ebnf": 'root ::= "a" [0-9]+ | "b" root'},
         {"prompt": [[5, 6], [7]], "max_tokens": 4, **_STREAM},
     ],
     "/v1/embeddings": [
@@ -108,6 +124,14 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "stop_sequences": ["\n\n"],
             "metadata": {"user_id": "ann"},
         },
+        {
+            "model": "tiny",
+            "messages": _HELLO,
+            "max_tokens": 20,
+            "tools": [{**_CLAUDE_TOOL, "strict": True}],
+            "tool_choice": {"type": "tool", "name": "get_weather"},
+            "output_config": {"format": {"type": "json_schema", "schema": _PARAMETERS}},
+        },
     ],
     "/v1/messages/count_tokens": [
         {"model": "tiny", "messages": _HELLO},
@@ -126,6 +150,18 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "store": False,
             "temperature": 0.7,
             "metadata": {"a": "b"},
+        },
+        {
+            "model": "tiny",
+            "input": "Hello",
+            "max_output_tokens": 20,
+            "tools": [{"type": "function", **_TOOL, "strict": True}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "get_weather"}],
+            },
+            "text": {"format": {"type": "json_schema", **_NAMED_SCHEMA}},
         },
     ],
     "/tokenize": [

@@ -82,6 +82,23 @@ def test_tools_and_their_choice():
 
 
 @pytest.mark.parametrize(
+    ("choice", "meaning"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_calls_can_be_demanded(choice, meaning):
+    tool = {"name": "f", "input_schema": {"type": "object"}, "strict": True}
+    choice = {**choice, "disable_parallel_tool_use": True}
+    chat = chat_of(USER, tools=[tool], tool_choice=choice)
+    assert chat["tool_choice"] == meaning
+    assert chat["parallel_tool_calls"] is False
+    assert chat["tools"][0]["function"]["strict"] is True
+
+
+@pytest.mark.parametrize(
     ("thinking", "variables"),
     [
         (None, None),

@@ -24,6 +24,7 @@ from kiln.engine.process.child import EngineProcess
 from kiln.engine.process.client import EngineClient
 from kiln.engine.server.app import create_app
 from kiln.engine.server.serving import ServerSettings
+from kiln.engine.text.replies.choice import choose_formats
 from kiln.engine.text.tokenizer import Tokenizer
 
 NUM_BODIES = at_depth(60, 10_000)  # for each route
@@ -51,7 +52,9 @@ async def _with_app(folder, use, task="generate"):
     process = EngineProcess.spawn(config, agent_engine.engine_command(MOST_TOKENS))
     async with EngineClient(process) as client:
         await client.wait_ready()
-        app = create_app(client, Tokenizer.load(folder), ServerSettings(("tiny",)))
+        replies = choose_formats([agent_model.TEMPLATE])
+        settings = ServerSettings(("tiny",), replies=replies)
+        app = create_app(client, Tokenizer.load(folder), settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
             await use(http, app)

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from kiln.engine.server.protocol import ChatCompletionRequest
 from kiln.engine.server.responses_api.body import ResponsesRequest
 from kiln.engine.server.responses_api.translation import chat_request
+from kiln.engine.text.replies.tool_choice import ToolChoice
 
 
 def text(said):
@@ -105,6 +107,31 @@ def test_tools_and_sampling():
         **{"stream": True, "user": "me", "tool_choice": "none", "parallel_tool_calls": False},
         **{"tools": [{"type": "function", "function": function}], "reasoning_effort": "low"},
     }
+
+
+NAMED = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "meaning"),
+    [
+        ("required", ToolChoice("required")),
+        (NAMED, ToolChoice("required", frozenset("f"), forced=True)),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [NAMED]},
+            ToolChoice("required", frozenset("f")),
+        ),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [NAMED, {**NAMED, "name": "g"}]},
+            ToolChoice("auto", frozenset("fg")),
+        ),
+    ],
+)
+def test_calls_can_be_demanded(choice, meaning):
+    tools = [{"type": "function", "name": name, "strict": True} for name in "fgh"]
+    chat = ChatCompletionRequest.model_validate(chat_of("hi", tools=tools, tool_choice=choice))
+    assert chat.chosen_tools == meaning
+    assert [tool.function.strict for tool in chat.tools] == [True] * 3
 
 
 @pytest.mark.parametrize("empty", [None, [], [{"type": "summary_text", "text": ""}]])

@@ -8,13 +8,12 @@ import random
 
 import openai
 import pytest
-from depth import at_depth
 from jsonschema import Draft202012Validator
 from random_schemas import bounded, tool_schema
 
 from kiln.engine.text.replies.choice import tool_formats
 
-NUM_CASES = at_depth(5, 28)  # of each format, streamed and whole: 504 of all nine
+NUM_CASES = 56  # of each format: 504 of all nine, streamed and whole
 NAMES = ["get_weather", "now", "f-1.x"]
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
@@ -51,8 +50,10 @@ def body_of(case):
         for name, schema in schemas.items()
     ]
     more = {"parallel_tool_calls": False} if case % 3 == 0 else {}
-    settings = {"temperature": case % 3, "seed": case, "max_tokens": 1500}
-    return {"tools": tools, "tool_choice": CHOICES[case % 4], **settings, **more}, schemas
+    choice = CHOICES[case % 4]
+    most = 60 if choice == "auto" else 1500
+    settings = {"temperature": case % 3, "seed": case, "max_tokens": most}
+    return {"tools": tools, "tool_choice": choice, **settings, **more}, schemas
 
 
 async def answer(client, body, *, stream):
@@ -88,7 +89,7 @@ def answers(url, bodies, *, stream):
     return asyncio.run(all_of_them())
 
 
-@pytest.mark.quick(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("url", [form.names[0] for form in tool_formats()], indirect=True)
 def test_every_call_is_valid(url):
     made = [body_of(case) for case in range(NUM_CASES)]
@@ -96,17 +97,18 @@ def test_every_call_is_valid(url):
         alone = answers(url, FREE, stream=stream)
         found = answers(url, [*FREE, *(body for body, _ in made)], stream=stream)
         assert found[:3] == alone, "others change nothing"
-        done = [one is not None for one in found[3:]]
-        assert sum(done) >= NUM_CASES * 0.7
+        ended = [one is not None and one[2] != "length" for one in found[3:]]
+        assert sum(ended) >= NUM_CASES / 2, "texts and reasoning have no bound, all else has"
         for (body, schemas), one in zip(made, found[3:], strict=True):
             if one is not None:
                 check(body, schemas, *one)
 
 
 def check(body, schemas, content, calls, reason):
-    for name, arguments in calls:
+    whole = calls if reason != "length" else calls[:-1]  # the last one may be cut off
+    for name, arguments in whole:
         Draft202012Validator(schemas[name]).validate(json.loads(arguments))
-    if body["tool_choice"] == "auto":
+    if body["tool_choice"] == "auto" or reason == "length":
         return
     assert reason == ("stop" if body["tool_choice"] == NAMED else "tool_calls"), calls
     assert calls
