@@ -42,11 +42,11 @@ def parameters_of(function: Function) -> list[Parameter] | None:
 
     Raises RequestError for a schema that says more than which parameters there are.
     """
+    if not function.strict:
+        return None
     root = function.schema
     schema = resolved(root, root)
     unknown = sorted(schema.keys() - _OF_OBJECTS)
-    if not function.strict:
-        return None
     if unknown:
         raise function.refused(f"has {unknown[0][:80]!r} beside its properties")
     properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
@@ -61,27 +61,40 @@ def parameters_of(function: Function) -> list[Parameter] | None:
 
 
 def resolved(root: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-    """Return a schema with what it refers to in its place; other keywords stay beside it."""
+    """Return a schema with what it refers to in its place; other keywords stay beside it.
+
+    A reference stays if it leads to no schema here, or to one that says something else by the same
+    keyword.
+    """
     found = dict(schema) if isinstance(schema, Mapping) else {}
     for _ in range(_MAX_REFERENCES):
         parts = found.get("allOf")
-        if "$ref" in found:
-            target = referred(root, found.pop("$ref"))
-        elif isinstance(parts, list) and len(parts) == 1:
-            target = found.pop("allOf")[0]
-        else:
+        key = "allOf" if isinstance(parts, list) and len(parts) == 1 else "$ref"
+        target = parts[0] if key == "allOf" and parts else referred(root, found.get("$ref"))
+        rest = {name: value for name, value in found.items() if name != key}
+        if not isinstance(target, Mapping):
             break
-        found = {**(target if isinstance(target, Mapping) else {}), **found}
+        both = target.keys() & rest.keys() - ANNOTATIONS
+        if any(target[name] != rest[name] for name in both):
+            break
+        found = {**target, **rest}
     return found
 
 
-def alternatives(root: Mapping[str, Any], schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schemas that a schema allows one of, without a union at their top."""
-    one = resolved(root, schema)
+def alternatives(
+    root: Mapping[str, Any], schema: Any, seen: set[int] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the schemas that a schema allows one of, without a union at their top.
+
+    Unions in ``seen``, by their identity, were looked at: a schema may refer to itself.
+    """
+    one, seen = resolved(root, schema), set() if seen is None else seen
     for union in ("anyOf", "oneOf"):
         if union in one and not one.keys() - ANNOTATIONS - {union}:
-            for part in one[union]:
-                yield from alternatives(root, part)
+            if id(one[union]) not in seen:
+                seen.add(id(one[union]))
+                for part in one[union]:
+                    yield from alternatives(root, part, seen)
             return
     kinds = one.get("type")
     if isinstance(kinds, list):

@@ -36,12 +36,13 @@ _OF_OTHERS = frozenset(
 class RawValues:
     """Writes the parameters of a function as expressions of Lark.
 
-    ``ends`` are the texts behind a value, and ``banned`` tags that no string may contain.
+    ``ends`` are the texts behind a value, and ``banned`` tags that no string may contain. What ends
+    a string is a part of its terminal, as far as it is text: a lexeme of any text would read on.
     """
 
     def __init__(self, lark: Lark, ends: tuple[str, ...], banned: tuple[str, ...]) -> None:
         self._lark = lark
-        self._end, self._rest = lark.split(*ends)  # the text is one terminal with that before it
+        self._end, self._rest = lark.split(*ends)
         self._banned = f"({ANY} ({' | '.join(map(literal, banned))}) {ANY})"
 
     def arguments(self, function: Function, tag: Callable[[str], str], any_tag: str) -> str:

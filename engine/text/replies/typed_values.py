@@ -19,7 +19,6 @@ _TYPES: dict[type, str] = {
     list: "array",
     dict: "object",
 }
-_MAX_REFERENCES = 8  # a schema may refer to itself
 # A backslash: with what it escapes, or alone before what it does not.
 _BACKSLASH = re.compile(r"""(\\[\\\n\r'"abfnrtvxuUN0-7])|\\(?=.)""", re.DOTALL)
 _RAW_STRING = re.compile(r"[rR][bB]?['\"]")
@@ -42,21 +41,23 @@ def types_of(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """Return the JSON types that a parameter may have; empty if the schema does not say."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
-    return frozenset(_types(schema, found, _MAX_REFERENCES))
+    return frozenset(_types(schema, found, set()))
 
 
-def _types(root: Mapping[str, Any], schema: Any, depth: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or not depth:
+def _types(root: Mapping[str, Any], schema: Any, seen: set[int]) -> Iterator[str]:
+    """Yield the types of a schema; those in ``seen``, by their identity, were looked at."""
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return
+    seen.add(id(schema))
     given = schema.get("type")
     yield from [given] if isinstance(given, str) else _strings(given)
     for choice in ("anyOf", "oneOf", "allOf"):
         for part in schema.get(choice) or ():
-            yield from _types(root, part, depth - 1)
+            yield from _types(root, part, seen)
     if given is None:
         for value in schema.get("enum") or ([schema["const"]] if "const" in schema else ()):
             yield _TYPES.get(type(value), "")
-    yield from _types(root, referred(root, schema.get("$ref")), depth - 1)
+    yield from _types(root, referred(root, schema.get("$ref")), seen)
 
 
 def _strings(given: object) -> list[str]:

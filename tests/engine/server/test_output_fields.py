@@ -6,7 +6,7 @@ import json
 
 import pytest
 from scripted_engine import Writer
-from writing_engine import post
+from writing_engine import post, tokenizer_with_tools
 
 from kiln.engine.requests.structured_outputs import StructuredOutputsParams
 from kiln.engine.server.anthropic.body import MessagesRequest
@@ -20,6 +20,11 @@ NAMED = {"name": "x", "schema": SCHEMA}
 USER = [{"role": "user", "content": "hi"}]
 JSON = {"json": SCHEMA}
 DEEP = json.loads('{"items":' * 101 + "{}" + "}" * 101)
+
+
+@pytest.fixture(scope="module")
+def tools_tokenizer(tokenizer_folders):
+    return tokenizer_with_tools(tokenizer_folders["byte-level"])
 
 
 def schema_format(**changes):
@@ -145,6 +150,37 @@ def test_anthropics_form_is_a_schema(place):
     chat = chat_of_messages(MessagesRequest.model_validate(body))
     chat = ChatCompletionRequest.model_validate(chat)
     assert chat.output_form == StructuredOutputsParams(json=SCHEMA)
+
+
+UNKNOWN = {"type": "object", "properties": {"a": {"not": {}}}}
+TOOL = {"name": "f", "parameters": UNKNOWN, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", "guided_json": UNKNOWN}, "guided_json"),
+        ("/v1/chat/completions", {"response_format": schema_format(schema=UNKNOWN)}, None),
+        ("/v1/chat/completions", {"tools": [{"type": "function", "function": TOOL}]}, "tools"),
+        ("/v1/responses", {"tools": [{"type": "function", **TOOL}], "input": "x"}, "tools"),
+        (
+            "/v1/messages",
+            {"output_format": {"type": "json_schema", "schema": UNKNOWN}, "max_tokens": 5},
+            "output_config.format",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_the_name_that_was_sent(
+    tools_tokenizer, path, body, param
+):
+    body = body if path in ("/v1/responses", "/v1/completions") else {"messages": USER, **body}
+    writer = Writer(tools_tokenizer, "x")
+    answer = post(writer, tools_tokenizer, path, body, parser="hermes", reasoning="none")
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(f"{param or 'response_format'}: Unimplemented keys")
+    assert error.get("param", param) in (param, "response_format")
+    assert not writer.requests
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,33 @@ def test_only_the_first_call_is_kept_where_the_request_says_so(tokenizer):
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
     _, (output,) = streamed(writer, tokenizer, "hermes", body)
     assert [call["name"] for call in output["calls"]] == ["get_weather"]
+
+
+NAMED = {"type": "function", "function": {"name": WEATHER[0]}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
+)
+def test_a_call_that_is_demanded_is_in_the_grammar(tokenizer, choice, reason):
+    """OpenAI ends an answer that had to be one call of one function with "stop"."""
+    form = FORMATS[0]
+    writer = Writer(tokenizer, form.write([WEATHER]))
+    body = {**BODY, "tool_choice": choice}
+    (answer,) = whole(writer, tokenizer, form.parser, body)["choices"]
+    assert answer["finish_reason"] == reason
+    _, (output,) = streamed(Writer(tokenizer, form.write([WEATHER])), tokenizer, form.parser, body)
+    assert output["reason"] == reason
+    grammar = writer.requests[0].grammar
+    assert (grammar is None) == (choice == "auto")
+    if choice != "auto":
+        names = [tool["function"]["name"] for tool in TOOLS]
+        offered = [name for name in names if name in grammar]
+        assert offered == (names if choice == "required" else [WEATHER[0]])
+
+
+def test_calls_cannot_be_demanded_of_a_model_without_a_format(tokenizer):
+    answer = post(Writer(tokenizer, "x"), tokenizer, "none", {**BODY, "tool_choice": "required"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tool_choice"
+    assert "see --tool-call-parser" in answer.json()["error"]["message"]

@@ -27,6 +27,7 @@ _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 _WORDS = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
 _MAX_DEPTH = 64
+_PLAIN_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # Python changes some other letters
 _KEYWORDS = f"/{'|'.join(keyword.kwlist)}/"
 
 
@@ -165,13 +166,13 @@ def _write_arguments(lark: Lark, function: Function) -> str:
     """Return keyword arguments with the closing bracket, in the order of the schema."""
     parameters = parameters_of(function)
     if parameters is None:
-        name = lark.terminal(f"/[a-zA-Z_][a-zA-Z0-9_]*/ & ~{_KEYWORDS}")
+        name = lark.terminal(f"/{_PLAIN_NAME.pattern}/ & ~{_KEYWORDS}")
         one = f'{name} "=" {lark.schema(True)}'
         return f'({one} (", " {one})*)? ")"'
     first, later = '")"', '")"'  # what follows no argument, and what follows one
     for parameter in reversed(parameters):
         name = parameter.name
-        if not name.isidentifier() or keyword.iskeyword(name):
+        if not _PLAIN_NAME.fullmatch(name) or keyword.iskeyword(name):
             raise function.refused(f"has the parameter {name[:80]!r}")
         value = f"{literal(f'{name}=')} {lark.schema(parameter.alone(parameter.schema))}"
         begun, other = f"{value} {later}", f'", " {value}'

@@ -238,6 +238,9 @@ def test_some_tools_are_allowed_though_all_are_shown(walkers):
         walkers[0].walk(grammar, random.Random(0), '<tool_call>\n{"name": "f"')
 
 
+SHORT = {"type": "string", "maxLength": 2}
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "says"),
     [
@@ -251,6 +254,14 @@ def test_some_tools_are_allowed_though_all_are_shown(walkers):
         ("glm45", {"properties": {"a": {"type": "string", "pattern": "^a|b$"}}}, "an anchor"),
         ("glm45", {"properties": {"a": {"enum": ["1", 2]}}}, "has the enum ['1'] in 'a'"),
         ("qwen3_coder", {"required": ["a"], "additionalProperties": {}}, "requires 'a'"),
+        ("pythonic", {"properties": {"ﬁ": {}}}, "has the parameter 'ﬁ'"),
+        ("glm45", {"properties": {"a": {"$ref": "http://x/y"}}}, "has '$ref' in 'a'"),
+        ("glm45", {"$ref": "#/$defs/none"}, "has '$ref' beside its properties"),
+        (
+            "glm45",
+            {"properties": {"a": {"$ref": "#/$defs/b", "maxLength": 3}}, "$defs": {"b": SHORT}},
+            "has '$ref' in 'a'",
+        ),
     ],
 )
 def test_a_schema_without_a_syntax_is_refused_by_its_name(name, parameters, says):
@@ -258,6 +269,16 @@ def test_a_schema_without_a_syntax_is_refused_by_its_name(name, parameters, says
     with pytest.raises(RequestError, match=re.escape(says)) as caught:
         ReplyFormats(FORMS[name]).grammar(Demands(tools, ToolChoice("required")), "", special)
     assert caught.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_schema_that_refers_to_itself_is_written_once(name, walkers):
+    union = [{"$ref": "#/properties/a"}] * 50 + [{"enum": ["x"]}]
+    tools = [tool("f", {"properties": {"a": {"anyOf": union}}, "required": ["a"]})]
+    demands, prompt = Demands(tools, ToolChoice("required")), START if name == "openai" else CLOSED
+    formats = ReplyFormats(FORMS[name], None if name == "openai" else THINK)
+    grammar = grammar_or_none(formats, demands, prompt, walkers[0])
+    assert len(grammar.lark["start"]) < 5000
 
 
 def test_calls_cannot_be_demanded_of_a_model_without_a_format():
