@@ -50,7 +50,8 @@ async def admit(serving: Serving, request: Request, body: GenerationRequest) -> 
             raise body.with_own_name(error) from error
 
     generation = await serving.threads.run_for(request, begin)
-    await unless_gone(request.receive, generation.check_grammar())
+    if generation.grammar is not None:
+        await unless_gone(request.receive, generation.check_grammar(generation.grammar))
     return generation
 
 

@@ -110,11 +110,13 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    async def check_grammar(self) -> None:
+    @property
+    def grammar(self) -> str | None:
+        """The grammar of the outputs, if they have one."""
+        return next((answer.new.grammar for answer in self._answers.values()), None)
+
+    async def check_grammar(self, grammar: str) -> None:
         """Raise RequestError if the engine could not use the grammar of the outputs."""
-        grammar = next((answer.new.grammar for answer in self._answers.values()), None)
-        if grammar is None:
-            return
         try:
             if self.serving.tokenizer is None:
                 raise field_error(FIELD, "the model is loaded without a tokenizer, which it needs")
