@@ -230,6 +230,25 @@ def test_functions_that_are_not_strict_take_any_object(walkers):
         walkers[0].walk(grammar, random.Random(0), '<tool_call>\n{"name": "h"')
 
 
+def test_marks_may_straddle_tokens():
+    """The end of the reasoning and the opener begin inside of tokens, and end inside of others."""
+    loaded = Tokenizer.load(DEMO)
+    pieces = ["So.</th", "ink>\n\nWell, <tool", '_call>\n{"name": "f", "arg', 'uments": {"a": t']
+    wrong = '_call>\n{"name": "h", "arg'
+    loaded.backend.add_tokens([*pieces, wrong])
+    walker = Walker(Tokenizer(loaded.backend, eos_ids=loaded.eos_token_ids))
+    assert len(loaded.backend.encode("".join(pieces), add_special_tokens=False).ids) == len(pieces)
+    schema = {"properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    tools = [tool("f", {**schema, "additionalProperties": False}, strict=True)]
+    grammar = HERMES.grammar(Demands(tools), "<think>", special)
+    text = walker.walk(grammar, random.Random(0), "".join(pieces))
+    reply = HERMES.reader(tools, prompt="<think>").push(text, last=True)
+    assert (reply.reasoning, reply.content[:5]) == ("So.", "Well,")
+    assert json.loads(reply.tool_calls[0].arguments) == {"a": True}
+    with pytest.raises(AssertionError, match="satisfy the grammar"):
+        walker.walk(grammar, random.Random(0), "".join((*pieces[:2], wrong)))
+
+
 def test_some_tools_are_allowed_though_all_are_shown(walkers):
     tools = [tool("f", {"type": "object"}), tool("g", {"type": "object"})]
     grammar = HERMES.grammar(Demands(tools, ToolChoice("auto", frozenset("g"))), CLOSED, special)
