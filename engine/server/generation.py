@@ -139,9 +139,16 @@ class Generation:
         if answer.stream.stopped_early:
             self.tokens.drop(output.request_id)
         if delta.finish_reason == "error":
-            raise GenerationError(delta.message or "the engine failed")
+            raise self._failure(delta.message or "the engine failed")
         self._measure(answer, output, delta)
         return answer.stream.completion.index, delta
+
+    def _failure(self, message: str) -> KilnError:
+        """Return the error of an output: of its grammar, which is the client's, or another."""
+        where = message.find(f"{FIELD}: ")
+        if self.grammar is None or where < 0:
+            return GenerationError(message)
+        return self.body.with_own_name(RequestError(message[where:], FIELD))
 
     def reply(self, index: int, delta: CompletionDelta) -> ReplyDelta:
         """Return what a delta adds to the message of output ``index`` of a chat.

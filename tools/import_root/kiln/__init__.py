@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kiln.engine.requests.pooling import EmbeddingRequestOutput, PoolingParams
     from kiln.engine.requests.request import RequestOutput
     from kiln.engine.requests.sampling_params import SamplingParams
+    from kiln.engine.requests.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -30,6 +32,7 @@ _HOMES = {
     "PoolingParams": "kiln.engine.requests.pooling",
     "RequestOutput": "kiln.engine.requests.request",
     "SamplingParams": "kiln.engine.requests.sampling_params",
+    "StructuredOutputsParams": "kiln.engine.requests.structured_outputs",
 }
 
 # In a checkout the four folders are at the repository's root; the links beside this file are only
