@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 from depth import at_depth
@@ -216,3 +217,37 @@ def test_settings_that_leave_no_token_end_the_request_by_name(llm, settings, say
     (failed,) = completions(llm, [params])
     assert failed.finish_reason == "error"
     assert says in failed.error
+
+
+def test_adapters_and_grammars_in_one_batch():
+    demo = Path(__file__).resolve().parents[3] / "engine" / "demo"
+    adapters = {path.name: str(path) for path in sorted((demo / "adapters").iterdir())}
+    form, judge = random_form(random.Random(7), "json")
+    names = [None, *adapters, None, *adapters]
+    params = [
+        SamplingParams(
+            temperature=0.7,
+            seed=index,
+            max_tokens=900,
+            structured_outputs=form if index < 3 else None,
+        )
+        for index in range(len(names))
+    ]
+    with LLM(str(demo), device="cpu", dtype="float32", lora_modules=adapters) as llm:
+        found = llm.generate(["What is 17 + 25?"] * len(names), params, lora=names)
+        free = llm.generate(["What is 17 + 25?"] * 3, params[3:], lora=names[3:])
+    texts = [one.outputs[0].text for one in found]
+    assert all(map(judge, texts[:3]))
+    assert texts[3:] == [one.outputs[0].text for one in free]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["json", "regex"])
+def test_ranks_give_the_same_tokens(folder, llm, kind):
+    made = [params for _, params, _, _ in cases(kind)][:12]
+    wanted = [one.token_ids for one in completions(llm, made)]
+    with LLM(
+        str(folder), device="cpu", dtype="float32", load_format="dummy", num_kv_blocks=200,
+        tensor_parallel_size=2,
+    ) as two:  # fmt: skip
+        assert [one.token_ids for one in completions(two, made)] == wanted
