@@ -202,7 +202,7 @@ class EngineCore:
         self.scheduler.kv.collect()
         runs = self._launch(self.scheduler.schedule())
         if not runs and not self._in_flight:
-            # Perhaps all requests wait: for adapters, masks, or blocks that are being copied.
+            # All requests may be waiting for an adapter, a mask, or blocks that are being copied.
             self.scheduler.adapters.collect(wait=True)
             self.scheduler.kv.collect(wait=True)
             self._masks.wait()

@@ -18,7 +18,8 @@ MAX_SCHEMA = 2**20  # characters of a JSON Schema
 MAX_REGEX = 2**15
 MAX_GRAMMAR = 2**17  # of Lark or GBNF, and of all choices together
 MAX_DEPTH = 100  # of objects and lists in a schema; llguidance reads 128
-# Bounded, because a model could go on with white space for ever: spaces, or an indented line.
+# Between two parts of JSON: up to two spaces, or a line break and its indentation. It is bounded,
+# because some models never stop writing white space where they may.
 WHITESPACE = r"(\x20{1,2}|\r?\n[\x20\t]{0,32})"
 
 _ASCII = "dw"  # \d and \w of a regular expression, as in JSON Schema and in vLLM

@@ -180,7 +180,7 @@ class GrammarMasks:
         if known is None:
             if self._vocabulary is None:
                 self._vocabulary = self._pool.submit(self._read)
-            # The vocabulary comes before it in the same queue, so no thread waits for ever.
+            # The pool runs jobs in order, so the vocabulary is read or being read before this job.
             known = self._pool.submit(_compiled_behind, self._vocabulary, text)
             self._compiled[text] = known
             if len(self._compiled) > _MAX_KEPT:

@@ -106,7 +106,8 @@ class ChunkForm:
     def _framed(self, index: int, text: str, field: str) -> bytes:
         """Return the event of a chunk that differs from others of its output in its text alone.
 
-        The rest is encoded once, with a text in that place that stands nowhere else.
+        The rest is encoded once, with the request id in the place of the text. As a JSON string of
+        its own the id occurs nowhere else in a chunk, so splitting there gives what surrounds it.
         """
         frame = self._frames.get((index, field))
         if frame is None:

@@ -35,8 +35,8 @@ from kiln.engine.server.threads import LARGE
 from kiln.engine.text.embeddings import EmbeddingJob, read_texts, require_embedder
 
 MAX_INPUTS = 2048  # OpenAI's limit
-# So many requests of one call are in the engine at a time, so that its queue has room for others.
-# Two groups take turns: while the last ones of one are computed, the other goes on.
+# A call sends its inputs in groups, and at most two groups are in the engine at a time. So the
+# engine's queue keeps room for other calls, and the next group is queued before the last one ends.
 _GROUP, _GROUPS = 64, 2
 _NUMBER_BYTES = 20  # of a number in JSON
 

@@ -6,7 +6,7 @@
 //
 // Memory: reads ids of whole and partly filled blocks only, each row twice; no shared memory.
 //
-// Callers: launch it once a step, before attention_plan.
+// The caller launches this kernel once a step, before attention_plan.
 #include "kiln/attention/split.cuh"
 #include "kiln/ptx/launch.cuh"
 #include "kiln/ptx/warp.cuh"

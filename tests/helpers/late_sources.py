@@ -9,7 +9,7 @@ import time
 class LateSource:
     """``bits`` returns the mask behind some tokens.
 
-    With ``seed`` masks are sometimes not ready, and then requests may not run for a moment.
+    With ``seed`` some masks are not ready in time, and their requests may not run for a few steps.
     ``answers`` are the whole tokens of requests, proposed as forced tokens, of which one is wrong
     with the probability ``wrong``.
     """

@@ -1,6 +1,6 @@
 """Random forms of outputs, each with a judge of texts: schemas, expressions, choices, grammars.
 
-All are bounded, so that a model which draws at random comes to an end.
+The length of every output is bounded, so that a model with random weights finishes.
 """
 
 from __future__ import annotations
