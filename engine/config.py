@@ -39,6 +39,7 @@ class ModelConfig:
     dtype: DType = "auto"
     device: str = "auto"
     load_format: LoadFormat = "auto"
+    quantization: str | None = None  # "fp8" quantises weights of floats when they are loaded
     max_model_len: int | None = None  # tokens, prompt and output; None: the model's own
     seed: int | None = None  # of requests without one; None: drawn from the system
     task: Task = "auto"  # auto: what the folder is made for

@@ -32,6 +32,7 @@ class Settings(TypedDict, total=False):
     device: str
     dtype: DType
     load_format: LoadFormat
+    quantization: str | None
     max_model_len: int | None
     seed: int | None
     task: Task

@@ -110,11 +110,11 @@ def _let_it_repeat(llm: LLM) -> None:
     assert isinstance(model, Decoder)
     for block in model.blocks:
         assert isinstance(block.mlp, GatedMLP)
-        block.attention.output.weight.zero_()
-        block.mlp.down.weight.zero_()
+        block.attention.output.weight.values.zero_()
+        block.mlp.down.weight.values.zero_()
     model.norm.weight.fill_(1)
-    model.head.weight.zero_()
-    model.head.weight[:_PERIOD] = model.embedding.weight[:_PERIOD].roll(1, 0)
+    model.head.weight.values.zero_()
+    model.head.weight.values[:_PERIOD] = model.embedding.weight[:_PERIOD].roll(1, 0)
 
 
 def _case(llm: LLM, args: argparse.Namespace, text: str, rows: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Report, Row
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError
-from kiln.engine.models.costs import parameters_read
+from kiln.engine.models.costs import bytes_read
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
@@ -29,7 +29,7 @@ class Subject:
     def __init__(self, name: str, config: EngineConfig) -> None:
         self.name = name
         self.config = config
-        self.model: HFConfig = read_model(Path(config.model.model))[1]
+        self.model: HFConfig = read_model(Path(config.model.model), config.model.quantization)[1]
         self.device = resolve_device(config.model.device)
         self.dtype = resolve_dtype(config.model.dtype, self.model.dtype, self.device)
         self.kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, self.dtype)
@@ -86,7 +86,7 @@ def decode_bytes(
     These are the weights once, and the keys and values of ``context`` tokens per request. A layer
     with a window reads only the keys and values inside it.
     """
-    weights = parameters_read(config, num_requests) * dtype.itemsize
+    weights = bytes_read(config, dtype, num_requests)
     keys = sum(min(context, window or context) for window in config.windows)
     token_bytes = 2 * config.attention.kv_size * kv_dtype.itemsize  # in one layer
     return weights + num_requests * keys * token_bytes

@@ -22,6 +22,13 @@ MODEL = group(
     Flag("--device", "auto, cpu, cuda or cuda:N", "model.device"),
     Flag("--load-format", "dummy: random weights of the right shapes", "model.load_format"),
     Flag(
+        "--quantization -q",
+        "fp8: quantise weights of floats when they are loaded; a checkpoint that is quantised "
+        "needs no flag",
+        "model.quantization",
+        metavar="METHOD",
+    ),
+    Flag(
         "--max-model-len",
         "context; default: the model's",
         "model.max_model_len",

@@ -10,7 +10,7 @@ import torch
 from kiln.engine.config import EngineConfig, KVConfig, ModelConfig
 from kiln.engine.graphs.counts import GraphCounts
 from kiln.engine.kv.pool import KVShape
-from kiln.engine.models.costs import count_parameters
+from kiln.engine.models.costs import stored_bytes
 from kiln.engine.models.loader import Progress
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
@@ -66,7 +66,7 @@ def plan_memory(folder: Path, kv: KVConfig | None = None) -> MemoryPlan:
     _, config = read_model(folder)
     device = resolve_device("auto")
     dtype = resolve_dtype("auto", config.dtype, device)
-    weights = count_parameters(config) * dtype.itemsize
+    weights = stored_bytes(config, dtype)
     memory = kv.pool_memory(device.type)
     if device.type == "cpu":
         pool = int(memory * _GIB)

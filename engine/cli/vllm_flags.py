@@ -25,7 +25,6 @@ _REASONS = {
     "--download-dir": "the Hugging Face tools' own variables say where files are kept",
     "--safetensors-load-strategy": "weights are always mapped and read once",
     "--model-loader-extra-config": "weights are safetensors files and are read directly",
-    "--quantization -q": "quantised checkpoints are not supported yet",
     "--prefix-caching-hash-algo": "prefixes are compared as a whole, not by a hash",
     "--enable-chunked-prefill": "prompts are always chunked to the token budget",
     "--swap-space": "a preempted request is computed again, not swapped; leave it out",

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+
+from kiln.engine.layers.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """x [..., in] -> [..., out]. ``weight`` is [out, in], ``bias`` [out] or None."""
+    """x [num_rows, in] -> [num_rows, out], whatever its weights. ``bias``: [out] or None."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias."""
-        return F.linear(x, self.weight, self.bias)
+        return self.weight.linear(x, self.bias)

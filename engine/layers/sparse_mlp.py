@@ -9,29 +9,34 @@ import torch
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP
 from kiln.engine.layers.opaque import opaque_operator
-from kiln.jit_kernels.ops.moe.functions import moe_experts, route_tokens
+from kiln.engine.layers.weight import Tensors, Weight, weight_of
+from kiln.jit_kernels.ops.moe.functions import route_tokens, sum_of_experts
 
 
 def _moe(
     x: torch.Tensor,
     logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Tensors,
+    gate_up_form: str,
+    down: Tensors,
+    down_form: str,
     top_k: int,
     renormalise: bool,
 ) -> torch.Tensor:
     """Return the weighted sum of each token's experts, [num_tokens, hidden].
 
-    x: [num_tokens, hidden]; logits: [num_tokens, num_experts], from the router. The work of each
-    expert depends on the data, so this is one opaque operator for ``torch.compile``.
+    x: [num_tokens, hidden]; logits: [num_tokens, num_experts], from the router; tensors and forms
+    are Weights'. The work of each expert depends on the data, so this is one opaque operator for
+    ``torch.compile``.
     """
     weights, ids = route_tokens(logits, top_k, renormalise=renormalise)
-    return moe_experts(x, gate_up, down, weights, ids)
+    first, second = weight_of(gate_up_form, gate_up), weight_of(down_form, down)
+    return sum_of_experts(x, first.grouped, second.grouped, logits.shape[1], weights, ids)
 
 
 opaque_operator(
-    "moe(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int top_k, bool renormalise)"
-    " -> Tensor",
+    "moe(Tensor x, Tensor logits, Tensor?[] gate_up, str gate_up_form, Tensor?[] down,"
+    " str down_form, int top_k, bool renormalise) -> Tensor",
     _moe,
     fake=lambda x, *others: torch.empty_like(x),
 )
@@ -58,8 +63,8 @@ class SparseMLP:
     """
 
     router: Linear
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Weight
+    down: Weight
     top_k: int
     renormalise: bool
     shared: SharedExpert | None
@@ -67,6 +72,13 @@ class SparseMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""
         y: torch.Tensor = torch.ops.kiln.moe.default(
-            x, self.router(x), self.gate_up, self.down, self.top_k, self.renormalise
+            x,
+            self.router(x),
+            self.gate_up.tensors,
+            self.gate_up.form,
+            self.down.tensors,
+            self.down.form,
+            self.top_k,
+            self.renormalise,
         )
         return y if self.shared is None else y + self.shared(x)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kiln.engine.layers.weight import Weight
 from kiln.engine.lora.sites import Kind, Part, Site
 
 Places = Callable[[Site, Part], tuple[slice, slice]]  # outputs and inputs
@@ -30,13 +31,10 @@ class BaseWeights:
 
     def __init__(self, sites: Sequence[Site], places: Places = whole) -> None:
         self._places = places
-        self._own: dict[int, torch.Tensor] = {}  # by the row of a part: [rows, columns]
+        self._own: dict[int, tuple[Weight, int]] = {}  # by the row of a part: and its first row
         for site in sites:
             for part in site.parts:
-                begin, size = part.output_start, part.output_size
-                weight = site.weight
-                is_table = site.kind is Kind.EMBEDDING
-                self._own[part.row] = weight if is_table else weight[begin : begin + size]
+                self._own[part.row] = (site.weight, part.output_start)
 
     @torch.inference_mode()
     def first_difference(self, site: Site, part: Part, stored: Any) -> int | None:
@@ -50,11 +48,13 @@ class BaseWeights:
         rows, columns = (inputs, outputs) if site.kind is Kind.EMBEDDING else (outputs, inputs)
         num_rows, num_columns = stored.get_shape()
         begin, end, _ = rows.indices(num_rows)
+        weight, start = self._own[part.row]
         step = max(1, _CHUNK // num_columns)
         for first in range(begin, end, step):
             copy = stored[first : min(first + step, end)][:, columns]
             # The rank's layer may have zeros behind its share.
-            own = self._own[part.row][first - begin :][: len(copy), : copy.shape[1]].to("cpu")
+            place = slice(start + first - begin, start + first - begin + len(copy))
+            own = weight.dequantized(place, weight.dtype)[:, : copy.shape[1]].to("cpu")
             same = (copy.to(own.dtype) == own) | (own.to(copy.dtype) == copy)
             if not bool(same.all()):
                 return first + int((~same).any(dim=1).nonzero()[0])

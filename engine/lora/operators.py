@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from kiln.engine.layers.opaque import opaque_operator
+from kiln.engine.layers.weight import Tensors, weight_of
 
 
 class LoRAStep(Protocol):
@@ -48,18 +49,19 @@ def lora_step(step: LoRAStep) -> Iterator[None]:
 
 def run_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    tensors: Tensors,
     bias: torch.Tensor | None,
+    form: str,
     rows: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Write to out [num_tokens, out_size]; x: [num_tokens, in_size]; weight, bias: as in Linear."""
+    """Write to out [num_tokens, out_size]; x: [num_tokens, in_size]; the rest: as in Linear.
+
+    ``tensors`` and ``form`` are those of its Weight.
+    """
 
     def base() -> None:
-        if bias is None:
-            torch.mm(x, weight.T, out=out)
-        else:
-            torch.addmm(bias, x, weight.T, out=out)
+        weight_of(form, tensors).product(x, out, bias)
 
     step = _current.get()
     if step is None:
@@ -76,7 +78,8 @@ def add_embedding(token_ids: torch.Tensor, out: torch.Tensor, rows: torch.Tensor
 
 
 lora_linear = opaque_operator(
-    "lora_linear(Tensor x, Tensor weight, Tensor? bias, Tensor rows, Tensor(a!) out) -> ()",
+    "lora_linear(Tensor x, Tensor?[] tensors, Tensor? bias, str form, Tensor rows, Tensor(a!) out)"
+    " -> ()",
     run_linear,
 )
 lora_embedding = opaque_operator(

@@ -13,6 +13,7 @@ import torch
 
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.weight import DenseWeight, Weight
 from kiln.engine.lora.operators import lora_embedding, lora_linear
 from kiln.engine.models.parameters import Projection
 
@@ -58,14 +59,14 @@ class Site:
 
     For an embedding ``input_size`` is the vocabulary. ``rows``: [num_parts] int32 on the model's
     device, the rows of the parts in the tables of the adapter pool; its address tells the site.
-    ``weight``: the layer's own.
+    ``weight``: the layer's own, an embedding's as [vocabulary, hidden_size].
     """
 
     kind: Kind
     input_size: int
     parts: tuple[Part, ...]
     rows: torch.Tensor
-    weight: torch.Tensor
+    weight: Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,9 @@ class LoRALinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, in] to [num_tokens, out]."""
-        out = x.new_empty(len(x), len(self.weight))
-        lora_linear(x, self.weight, self.bias, self.rows, out)
+        weight = self.weight
+        out = x.new_empty(len(x), weight.out_features)
+        lora_linear(x, weight.tensors, self.bias, weight.form, self.rows, out)
         return out
 
 
@@ -123,12 +125,11 @@ class Sites:
     def embedding(self, name: str, layer: Embedding) -> Embedding:
         """Return an embedding that adds the adapters' parts; ``name`` is the checkpoint's."""
         vocab_size, hidden_size = layer.weight.shape
-        site = self._add(Kind.EMBEDDING, vocab_size, {name: hidden_size}, layer.weight)
+        weight = DenseWeight(layer.weight)
+        site = self._add(Kind.EMBEDDING, vocab_size, {name: hidden_size}, weight)
         return LoRAEmbedding(layer.weight, rows=site.rows)
 
-    def _add(
-        self, kind: Kind, input_size: int, sizes: Mapping[str, int], weight: torch.Tensor
-    ) -> Site:
+    def _add(self, kind: Kind, input_size: int, sizes: Mapping[str, int], weight: Weight) -> Site:
         made, start = [], 0
         for name, size in sizes.items():
             made.append(Part(self._num_parts, name, input_size, start, size))

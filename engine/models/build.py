@@ -47,7 +47,7 @@ class Builder:
         self._config = config
         self._split = split
         self._dtype, self._device = dtype, device
-        self._parameters = Parameters(weights, dtype, device, wrapper)
+        self._parameters = Parameters(weights, config.quantization, dtype, device, wrapper)
         self._shape = rank_attention(config.attention, split)
         self._hidden = all_of(config.hidden_size)
         rope = config.rope

@@ -30,6 +30,24 @@ def parameters_read(config: HFConfig, num_tokens: int) -> int:
     return _count(config, read, 1)
 
 
+def stored_bytes(config: HFConfig, dtype: torch.dtype) -> int:
+    """Return roughly the bytes of all weights in memory, of a model that computes in ``dtype``."""
+    tables = 1 if config.tie_word_embeddings else 2
+    return _bytes(config, dtype, count_parameters(config), tables)
+
+
+def bytes_read(config: HFConfig, dtype: torch.dtype, num_tokens: int) -> int:
+    """Return roughly the bytes of the weights that a step of ``num_tokens`` tokens must read."""
+    return _bytes(config, dtype, parameters_read(config, num_tokens), 1)
+
+
+def _bytes(config: HFConfig, dtype: torch.dtype, num_weights: int, tables: int) -> int:
+    """Count ``tables`` of the vocabulary in ``dtype``, because they are seldom quantised."""
+    floats = tables * config.vocab_size * config.hidden_size
+    bits = config.quantization.bits or 8 * dtype.itemsize
+    return int(floats * dtype.itemsize + (num_weights - floats) * bits / 8)
+
+
 def _count(config: HFConfig, num_experts: float, tables: int) -> int:
     """Count with ``num_experts`` experts per sparse layer, and 1 or 2 tables of the vocabulary."""
     heads = config.num_heads + 2 * config.num_kv_heads

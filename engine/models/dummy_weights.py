@@ -18,6 +18,8 @@ class DummyWeights(Weights):
     ``dtype`` is the reported dtype; the random values depend on the dtype of ``out``.
     """
 
+    random = True
+
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
         self._seed = seed
         self._dtype = dtype
@@ -29,6 +31,10 @@ class DummyWeights(Weights):
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype, the same for all tensors."""
         return self._dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raise KeyError: a tensor has any shape."""
+        raise KeyError(name)
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Generate the whole tensor and copy the part, so that a part equals that of the whole."""

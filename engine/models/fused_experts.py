@@ -26,6 +26,7 @@ class FusedExperts(Weights):
     def __init__(self, source: Weights, experts: Experts) -> None:
         names = experts.names
         self._source = source
+        self.random = source.random
         self._count = experts.num_experts
         self._names = names
         matrices = "|".join(map(re.escape, (names.gate, names.up, names.down)))
@@ -39,6 +40,10 @@ class FusedExperts(Weights):
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the source. Raises ModelError."""
         return self._source.dtype(self._find(name)[0])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the source: of all experts. Raises ModelError."""
+        return self._source.shape(self._find(name)[0])
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Write a tensor, or the part at ``index``, into ``out``. Raises ModelError."""

@@ -20,6 +20,7 @@ class HeadlessWeights(Weights):
 
     def __init__(self, source: Weights) -> None:
         self._source = source
+        self.random = source.random
         source.ignore(_HEAD)
 
     def has(self, name: str) -> bool:
@@ -29,6 +30,10 @@ class HeadlessWeights(Weights):
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the source. Raises ModelError."""
         return self._source.dtype(self._stored(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the source. Raises ModelError."""
+        return self._source.shape(self._stored(name))
 
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Write a tensor, or the part at ``index``, into ``out``. Raises ModelError."""

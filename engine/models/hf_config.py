@@ -10,6 +10,7 @@ from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.mlp import GATES
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
+from kiln.engine.models.quantization import UNQUANTIZED, Quantization
 from kiln.engine.models.rope_config import RopeConfig, read_rope
 from kiln.engine.models.windows import check_layer_types
 
@@ -49,6 +50,7 @@ class HFConfig:
     tie_word_embeddings: bool
     dtype: torch.dtype  # of the checkpoint
     traits: Traits
+    quantization: Quantization = UNQUANTIZED
 
     @property
     def max_positions(self) -> int:
@@ -66,10 +68,8 @@ class HFConfig:
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.windows)
 
 
-def read_config(fields: Fields, traits: Traits) -> HFConfig:
+def read_config(fields: Fields, traits: Traits, quantization: Quantization) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
-    if "quantization_config" in fields:
-        raise fields.error("quantization_config", "Kiln supports only unquantized checkpoints")
     if not fields.flag("is_causal", True):
         raise fields.error("is_causal", "in Kiln tokens see only those before them")
     num_heads = fields.count("num_attention_heads")
@@ -98,6 +98,7 @@ def read_config(fields: Fields, traits: Traits) -> HFConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_read_dtype(fields),
         traits=traits,
+        quantization=quantization,
     )
 
 

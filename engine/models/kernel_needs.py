@@ -14,13 +14,15 @@ from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.moe import functions as moe
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
 from kiln.jit_kernels.ops.norm.spec import FUSED_ADD_RMS_NORM
+from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 
 
 def layer_kernels(config: HFConfig) -> list[KernelSpec]:
     """Return the operators that a model's layers call, besides those of attention."""
     experts = () if config.traits.experts is None else moe.CALLED
-    return [FUSED_ADD_RMS_NORM, GATES[config.activation], *experts]
+    rounding = (QUANTIZE,) if config.quantization.rounds_activations else ()
+    return [FUSED_ADD_RMS_NORM, GATES[config.activation], *experts, *rounding]
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:

@@ -1,13 +1,14 @@
 """Creates every Linear and every other parameter of a model.
 
-Code for all projections belongs here: the rank's share of each (an index for ``Weights.fill``), the
-layout of quantized weights (by their dtype in the checkpoint), and wrappers of Linear (by name).
+Code for all projections belongs here: which weight scheme reads each, and wrappers of Linear (by
+name).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -15,11 +16,13 @@ import torch
 from kiln.engine.errors import ModelError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.weight import DenseWeight, Weight, join
+from kiln.engine.models.quantization import Quantization
+from kiln.engine.models.scheme import DENSE, FLOATS, AtLoad, Part, Scheme, fill_shares
 from kiln.engine.models.split import Share, all_of
 from kiln.engine.models.weights import Weights
 
 _COMPARED_ROWS = 1024
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class Projection:
     parts: tuple[tuple[str, Share], ...]
     inputs: Share
     bias: bool = False
+
+    @property
+    def role(self) -> str:
+        """Its name without that of its layer, such as "qkv_proj"."""
+        return self.name.rpartition(".")[2]
 
     @property
     def output_size(self) -> int:
@@ -60,11 +68,13 @@ class Parameters:
     def __init__(
         self,
         weights: Weights,
+        quantization: Quantization,
         dtype: torch.dtype,
         device: torch.device,
         wrapper: Wrapper | None = None,
     ) -> None:
         self._weights = weights
+        self._quantization = quantization
         self._dtype = dtype
         self._device = device
         self._wrapper = wrapper
@@ -72,12 +82,13 @@ class Parameters:
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return one tensor of a known shape. Raises ModelError."""
         out = self._empty(*shape)
-        self._fill(name, out, name, [all_of(size) for size in shape])
+        fill_shares(self._weights, name, out, name, [all_of(size) for size in shape])
         return out
 
     def linear(self, projection: Projection) -> Linear:
         """Return a projection. Raises ModelError."""
-        weight = self._stacked(projection, "weight", projection.inputs)
+        runs = groupby(self._parts(projection), lambda part: self._scheme(part.name, projection))
+        weight = join([scheme.linear(list(parts)) for scheme, parts in runs])
         bias = self._bias(projection) if projection.bias else None
         return self._wrapped(projection, Linear(weight, bias))
 
@@ -87,13 +98,22 @@ class Parameters:
         """Return the embedding of a name without ".weight". Raises ModelError.
 
         Behind a share of the vocabulary there is a row of zeros. ``twin`` names a layer with the
-        same weight, whose tensor is used if it is the only one of the two.
+        same weight, whose tensor is used if it is the only one of the two. A quantised embedding
+        is dequantised.
         """
         rows = vocabulary.room + (vocabulary.size < vocabulary.whole)
-        weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
-        if twin is not None and not self._weights.has(stored):
-            stored = f"{twin}.weight" if self._weights.has(f"{twin}.weight") else stored
-        self._fill(stored, weight, name, (vocabulary, all_of(hidden_size)))
+        projection = Projection(name, ((name, vocabulary),), all_of(hidden_size))
+        scheme = self._scheme(name, projection)
+        if scheme != DENSE:
+            (part,) = self._parts(projection)
+            quantised = scheme.read(part).padded(rows)
+            weight = quantised.dequantized(slice(None), self._dtype)
+        else:
+            weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
+            if twin is not None and not self._weights.has(stored):
+                stored = f"{twin}.weight" if self._weights.has(f"{twin}.weight") else stored
+            shares = (vocabulary, projection.inputs)
+            fill_shares(self._weights, stored, weight, name, shares)
         layer = Embedding(weight)
         return layer if self._wrapper is None else self._wrapper.embedding(name, layer)
 
@@ -104,10 +124,16 @@ class Parameters:
         """
         ((part, rows),) = projection.parts
         name = f"{part}.weight"
-        if self._weights.has(name) and not self._equals(name, weight, rows):
-            return self.linear(projection)
+        if self._weights.has(name):
+            if self._weights.dtype(name) not in FLOATS:
+                raise ModelError(
+                    f"{part}: it is tied to the embedding (tie_word_embeddings in config.json), "
+                    f"but tensor {name} is {self._weights.dtype(name)}: want floats"
+                )
+            if not self._equals(name, weight, rows):
+                return self.linear(projection)
         self._weights.ignore(name)
-        return self._wrapped(projection, Linear(weight))
+        return self._wrapped(projection, Linear(DenseWeight(weight)))
 
     def _equals(self, name: str, weight: torch.Tensor, rows: Share) -> bool:
         """Whether the rank's rows of a tensor equal ``weight``; reads few at a time, for memory."""
@@ -122,49 +148,47 @@ class Parameters:
                 return False
         return True
 
-    def experts(self, projection: Projection, num_experts: int) -> torch.Tensor:
+    def experts(self, projection: Projection, num_experts: int) -> Weight:
         """Return a projection of every expert, [num_experts, output, input]. Raises ModelError.
 
         ``parts`` lists those of the first expert, then those of the second, and so on.
         """
-        weight = self._stacked(projection, "weight", projection.inputs)
-        return weight.view(num_experts, -1, projection.inputs.room)
+        parts = list(self._parts(projection))
+        first, *others = (self._scheme(part.name, projection) for part in parts)
+        for part, scheme in zip(parts[1:], others, strict=True):
+            if scheme != first:
+                raise ModelError(
+                    f"{projection.name}: quantization_config quantises {part.name} otherwise than "
+                    f"{parts[0].name}: Kiln wants the same for all experts of a layer"
+                )
+        try:
+            return first.experts(parts, num_experts)
+        except ValueError as error:
+            raise ModelError(f"{projection.name}: {error}") from error
+
+    def _parts(self, projection: Projection) -> Iterable[Part]:
+        for name, share in projection.parts:
+            place = (self._weights, projection.name, name, share, projection.inputs)
+            yield Part(*place, self._dtype, self._device)
+
+    def _scheme(self, name: str, projection: Projection) -> Scheme:
+        scheme = self._quantization.scheme(name, projection.role, self._weights)
+        return AtLoad(scheme) if self._weights.random and scheme != DENSE else scheme
 
     def _wrapped(self, projection: Projection, layer: Linear) -> Linear:
         return layer if self._wrapper is None else self._wrapper.linear(projection, layer)
 
     def _bias(self, projection: Projection) -> torch.Tensor:
         """Return the bias; of partial sums, zeros on all ranks but the first, which adds it."""
-        if projection.inputs.start == 0:
-            return self._stacked(projection, "bias")
-        for part, _ in projection.parts:
-            self._weights.ignore(f"{part}.bias")
-        return self._empty(projection.output_size).zero_()
-
-    def _stacked(self, projection: Projection, kind: str, *rest: Share) -> torch.Tensor:
-        out = self._empty(projection.output_size, *(share.room for share in rest))
-        rows = out.split([share.room for _, share in projection.parts])
+        bias = self._empty(projection.output_size)
+        rows = bias.split([share.room for _, share in projection.parts])
         for (part, share), own in zip(projection.parts, rows, strict=True):
-            self._fill(f"{part}.{kind}", own, projection.name, (share, *rest))
-        return out
-
-    def _fill(self, name: str, out: torch.Tensor, layer: str, shares: Sequence[Share]) -> None:
-        """Write the rank's share of a tensor to the first elements of ``out``, and zeros behind."""
-        dtype = self._weights.dtype(name)
-        if dtype not in _FLOATS:
-            raise ModelError(
-                f"{layer}: tensor {name} is {dtype}, Kiln supports only unquantized checkpoints: "
-                f"want one of {', '.join(map(str, _FLOATS))}"
-            )
-        shape = [share.whole for share in shares]
-        sizes = [share.size for share in shares]
-        if list(out.shape) != sizes:
-            out.zero_()
-        if 0 in sizes and 0 not in shape:  # the last ranks may have no token of a small vocabulary
-            self._weights.ignore(name)
-            return
-        index = () if sizes == shape else tuple(share.place for share in shares)
-        self._weights.fill(name, out[tuple(slice(size) for size in sizes)], shape, index)
+            if projection.inputs.start == 0:
+                fill_shares(self._weights, f"{part}.bias", own, projection.name, (share,))
+            else:
+                self._weights.ignore(f"{part}.bias")
+                own.zero_()
+        return bias
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

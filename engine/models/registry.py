@@ -15,6 +15,7 @@ from kiln.engine.models.family import Family, with_head
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
 from kiln.engine.models.model_folder import read_json
+from kiln.engine.models.quantization import read_quantization
 from kiln.engine.models.safetensors_weights import stored_dtype
 
 
@@ -28,11 +29,12 @@ def known_families() -> MappingProxyType[str, Family]:
     return MappingProxyType(known)
 
 
-def read_model(folder: Path) -> tuple[Family, HFConfig]:
+def read_model(folder: Path, quantization: str | None = None) -> tuple[Family, HFConfig]:
     """Read a model folder's config.json.
 
-    Raises ModelError if it is missing or malformed, or if it has an unsupported architecture or
-    key.
+    ``quantization``: what the user asked for. Raises ModelError if the file is missing or
+    malformed, or has an unsupported architecture or key; ConfigError if the weights are quantised
+    otherwise than asked for.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -45,7 +47,8 @@ def read_model(folder: Path) -> tuple[Family, HFConfig]:
         content = {**content, "dtype": stored_dtype(folder)}
     fields = Fields({**family.keys, **content}, path)
     refuse_unknown_keys(fields, family.keys, architecture)
-    return family, read_config(fields, family.traits(fields))
+    traits = family.traits(fields)
+    return family, read_config(fields, traits, read_quantization(fields, folder, quantization))
 
 
 def _architecture(fields: Fields) -> str:

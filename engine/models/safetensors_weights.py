@@ -66,6 +66,10 @@ class SafetensorsWeights(Weights):
             )
         return _DTYPES[part.get_dtype()]
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in its file. Raises ModelError."""
+        return tuple(self._find_tensor(name)[1].get_shape())
+
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
         """Copy a tensor, or only the part at ``index``, from its file."""
         check_part(name, out, shape, index)

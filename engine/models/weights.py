@@ -11,7 +11,12 @@ Index = tuple[slice, ...]  # slices of step 1, one per leading dimension
 
 
 class Weights(ABC):
-    """A source of tensors, addressed by their checkpoint names."""
+    """A source of tensors, addressed by their checkpoint names.
+
+    ``random``: it makes up float tensors of any name and shape, and has no others.
+    """
+
+    random = False
 
     @abstractmethod
     def has(self, name: str) -> bool:
@@ -20,6 +25,10 @@ class Weights(ABC):
     @abstractmethod
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor in the source. Raises ModelError."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the source. Raises ModelError."""
 
     @abstractmethod
     def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:

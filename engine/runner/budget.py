@@ -15,7 +15,7 @@ from kiln.engine.config import LEAST_BUDGET, EngineConfig, SchedulerConfig
 from kiln.engine.distributed.group import Group
 from kiln.engine.graphs.buckets import token_buckets
 from kiln.engine.kv.pool import KVShape
-from kiln.engine.models.costs import count_parameters, step_bytes, step_flops
+from kiln.engine.models.costs import step_bytes, step_flops, stored_bytes
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.runner.capture import MOST_PREFILL_TOKENS
 
@@ -122,7 +122,7 @@ def limits_of(
         return limits, "the default on a CPU"
     card, blocks = card_of(group.device), config.kv.num_blocks
     pool = max_model_len if blocks is None else blocks * config.kv.block_size
-    weights = count_parameters(hf) * dtype.itemsize // group.size
+    weights = stored_bytes(hf, dtype) // group.size
     adapters = (config.lora.memory_gib or 0) * 2**30
     room = int(share * card.memory - weights - adapters - pool * kv.bytes_per_token)
     tokens, reason = default_budget(hf, dtype, card, group.size, room)

@@ -102,7 +102,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         sites = Sites() if config.lora.enabled else None  # None: layers without adapters
         place = (dtype, device)
         model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
-        num_bytes, adapters = weight_bytes(hf, *place, split.world), None
+        num_bytes, adapters = weight_bytes(model, device), None
         if sites is not None:
             make_backend, kernels[LORA] = choose_backend(decisions, tokens)
             shard = None if split.world == 1 else AdapterShard(family, hf, split)
@@ -145,7 +145,7 @@ def _read(
     A model for embeddings gets no head of its own, so that none is loaded. Its steps report hidden
     states, which runs in no graph.
     """
-    family, hf = read_model(folder)
+    family, hf = read_model(folder, config.model.quantization)
     embedder = read_embedder(folder, config.model.task, hf.hidden_size)
     if embedder is not None:
         hf = replace(hf, tie_word_embeddings=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.models.costs import count_parameters
-from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.compile.parameters import named_tensors
+from kiln.engine.models.family import Model
 
 
 @dataclass(slots=True)
@@ -25,14 +25,12 @@ class MemoryUse:
     pool: int = 0
 
 
-def weight_bytes(config: HFConfig, dtype: torch.dtype, device: torch.device, world: int = 1) -> int:
-    """Return the bytes of a model that was just loaded: measured on a GPU, computed on a CPU.
-
-    Of ``world`` ranks, those of one.
-    """
+def weight_bytes(model: Model, device: torch.device) -> int:
+    """Return the bytes of a model that was just loaded: measured on a GPU, counted on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    return count_parameters(config) * dtype.itemsize // world
+    tensors = {tensor.data_ptr(): tensor for tensor in named_tensors(model).values()}
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def free_unused(device_type: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,12 @@ from kiln.jit_kernels.torch_ops import call
 
 MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 32, 32
 CALLED = (ROUTE_TOKENS, ALIGN_TOKENS, BY_ACTIVATION["silu"])  # by route_tokens and moe_experts
+
+
+GroupedProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(rows [num_rows, in], ends [num_experts], experts [num_rows]) -> [num_rows, out]: each row times
+the weights of its expert. The rows are sorted by expert, and ``ends`` says where each expert's end;
+those behind the last may give anything."""
 
 
 class Aligned(NamedTuple):
@@ -150,19 +157,37 @@ def moe_experts(
     them. A pair whose id is out of range adds nothing. The products are torch's grouped_mm; the
     sum is float32, in the order of top_k. Raises ValueError on a wrong shape.
     """
-    (tokens, hidden), experts, top_k = x.shape, w1.shape[0], ids.shape[1]
-    check_shape("moe_experts", "w2", w2, (experts, hidden, w1.shape[1] // 2))
+    experts = w1.shape[0]
+    check_shape("moe_experts", "w2", w2, (experts, x.shape[1], w1.shape[1] // 2))
+
+    def grouped(w: torch.Tensor) -> GroupedProduct:
+        return lambda rows, ends, of: F.grouped_mm(rows, w.transpose(1, 2), offs=ends)
+
+    return sum_of_experts(x, grouped(w1), grouped(w2), experts, weights, ids)
+
+
+def sum_of_experts(
+    x: torch.Tensor,
+    gate_up: GroupedProduct,
+    down: GroupedProduct,
+    num_experts: int,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+) -> torch.Tensor:
+    """Do the same with any two products; see moe_experts."""
+    (tokens, hidden), top_k = x.shape, ids.shape[1]
     check_shape("moe_experts", "weights", weights, ids.shape)
     check_shape("moe_experts", "ids", ids, (tokens, top_k))
     if not ids.numel():
         return torch.zeros_like(x)
-    aligned = align_tokens(ids, experts, 1)
+    aligned = align_tokens(ids, num_experts, 1)
     places = aligned.sorted_token_ids.long()  # after the last end: ids.numel(), which is padding
     inside = places < ids.numel()
-    rows = x[places.clamp(max=ids.numel() - 1) // top_k]
-    ends = aligned.expert_ends
-    middle = silu_and_mul(F.grouped_mm(rows, w1.transpose(1, 2), offs=ends))
-    parts = F.grouped_mm(middle, w2.transpose(1, 2), offs=ends)
+    pairs = places.clamp(max=ids.numel() - 1)
+    rows, ends = x[pairs // top_k], aligned.expert_ends
+    of = ids.flatten()[pairs].clamp(0, num_experts - 1)  # padding may have any expert
+    middle = silu_and_mul(gate_up(rows, ends, of))
+    parts = down(middle, ends, of)
     # Rows outside all groups are undefined, maybe NaN: multiplying by 0 would not clear them.
     parts = torch.where(inside.unsqueeze(1), parts, 0.0).float()
     back = parts.new_zeros(ids.numel() + 1, hidden).index_copy_(0, places, parts)

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 from depth import at_depth
-from projections import whole_projection
+from projections import dense, whole_projection
 
 from kiln.engine.layers.embedding import Embedding
-from kiln.engine.layers.linear import Linear
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.loader import load_model, open_weights
 from kiln.engine.models.registry import read_model
@@ -221,6 +220,6 @@ def model_sites():
     sites = Sites()
     sites.embedding("embed", Embedding(torch.zeros(11, 24)))
     qkv = whole_projection("layers.0.qkv_proj", {"q": 17, "k": 8, "v": 8}, 24)
-    sites.linear(qkv, Linear(torch.zeros(33, 24)))
-    sites.linear(whole_projection("lm_head", {"lm_head": 16}, 24), Linear(torch.zeros(16, 24)))
+    sites.linear(qkv, dense(torch.zeros(33, 24)))
+    sites.linear(whole_projection("lm_head", {"lm_head": 16}, 24), dense(torch.zeros(16, 24)))
     return sites

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from adapter_pools import pool_of, write
-from projections import whole_projection
+from projections import dense, whole_projection
 
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.batch_info import make_batch_info
@@ -20,13 +20,12 @@ CPU = torch.device("cpu")
 def model_sites():
     """The sites of an embedding and a qkv projection whose sizes are not multiples of 16 bytes."""
     from kiln.engine.layers.embedding import Embedding
-    from kiln.engine.layers.linear import Linear
 
     sites = Sites()
     sites.embedding("embed", Embedding(torch.zeros(11, 5)))
     qkv = whole_projection("layers.0.qkv_proj", {"q": 7, "k": 3, "v": 3}, 5)
-    sites.linear(qkv, Linear(torch.zeros(13, 5)))
-    sites.linear(whole_projection("layers.0.router", {"gate": 4}, 5), Linear(torch.zeros(4, 5)))
+    sites.linear(qkv, dense(torch.zeros(13, 5)))
+    sites.linear(whole_projection("layers.0.router", {"gate": 4}, 5), dense(torch.zeros(4, 5)))
     return sites
 
 

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from projections import whole_projection
+from projections import dense, whole_projection
 
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.embedding import Embedding
-from kiln.engine.layers.linear import Linear
 from kiln.engine.lora import base_weights
 from kiln.engine.lora.adapter import Adapter, LoRAPair
 from kiln.engine.lora.base_weights import BaseWeights
@@ -45,7 +44,7 @@ def model_sites():
     ):
         own = sum(width for _, width in parts)
         projection = whole_projection(f"model.{name}", dict(parts), size)
-        sites.linear(projection, Linear(torch.zeros(own, size)))
+        sites.linear(projection, dense(torch.zeros(own, size)))
     return sites
 
 
@@ -98,7 +97,7 @@ def test_a_changed_base_weight_is_found_by_the_ranks_that_have_it(world, monkeyp
                 continue
             name = next(name for name, parts in LAYERS.items() if site.parts[0].name in parts)
             sizes = {part.name: len(each) for part, each in zip(site.parts, cut, strict=True)}
-            own.linear(whole_projection(name, sizes, cut[0].shape[1]), Linear(padded))
+            own.linear(whole_projection(name, sizes, cut[0].shape[1]), dense(padded))
         ranks.append(BaseWeights(own.all, shard.places))
     for site in whole.all:
         for part in site.parts:

@@ -72,14 +72,14 @@ def test_one_maker_makes_every_projection_under_its_own_name(built, made, archit
 def test_the_parts_of_a_projection_lie_in_their_order(built, made):
     model = built("LlamaForCausalLM", attention_bias=True)
     qkv, dummies = model.blocks[1].attention.qkv, DummyWeights(0, torch.float32)
-    rows = qkv.weight.split([32, 16, 16])
+    rows = qkv.weight.values.split([32, 16, 16])
     for name, own in zip("qkv", rows, strict=True):
         wanted = torch.empty(own.shape, dtype=torch.bfloat16)
         name = f"model.layers.1.self_attn.{name}_proj.weight"
         dummies.fill(name, wanted, wanted.shape)
         assert torch.equal(own, wanted)
     assert qkv.bias.shape == (64,)
-    assert qkv.weight.dtype == torch.bfloat16
+    assert qkv.weight.values.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("world", "heads", "kv_heads"), [(2, 2, 1), (4, 1, 1)])
@@ -88,15 +88,17 @@ def test_ranks_have_heads_of_their_own_until_there_are_too_few(
 ):
     whole = built("LlamaForCausalLM", attention_bias=True).blocks[1].attention
     config = read_model(tmp_path)[1]
-    query, key, value = whole.qkv.weight.split([32, 16, 16])
+    query, key, value = whole.qkv.weight.values.split([32, 16, 16])
     for rank in range(world):
         weights, split = DummyWeights(0, torch.bfloat16), Split(rank, world)
         builder = Builder(config, weights, 64, torch.bfloat16, CPU, None, split)
         attention = builder.block(1).attention
         own = rank * 2 // world  # KV heads of 8 elements
         wanted = [query.chunk(world)[rank], key[own * 8 :][:8], value[own * 8 :][:8]]
-        assert torch.equal(attention.qkv.weight, torch.cat(wanted))
-        assert torch.equal(attention.output.weight, whole.output.weight.chunk(world, 1)[rank])
+        assert torch.equal(attention.qkv.weight.values, torch.cat(wanted))
+        assert torch.equal(
+            attention.output.weight.values, whole.output.weight.values.chunk(world, 1)[rank]
+        )
         shape = attention.attention.shape
         assert (shape.num_heads, shape.num_kv_heads) == (heads, kv_heads)
 

@@ -7,12 +7,13 @@ import torch
 
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.parameters import Parameters
+from kiln.engine.models.quantization import UNQUANTIZED
 
 CPU = torch.device("cpu")
 
 
 def draw(name, *shape, seed=0, dtype=torch.float32):
-    return Parameters(DummyWeights(seed, dtype), dtype, CPU).tensor(name, *shape)
+    return Parameters(DummyWeights(seed, dtype), UNQUANTIZED, dtype, CPU).tensor(name, *shape)
 
 
 def test_weights_are_small_norms_one_and_biases_zero():
@@ -25,7 +26,7 @@ def test_weights_are_small_norms_one_and_biases_zero():
 
 
 def test_a_tensor_depends_on_name_and_seed_alone():
-    weights = Parameters(DummyWeights(5, torch.float32), torch.float32, CPU)
+    weights = Parameters(DummyWeights(5, torch.float32), UNQUANTIZED, torch.float32, CPU)
     first, second = weights.tensor("a.weight", 4, 4), weights.tensor("b.weight", 4, 4)
     assert not torch.equal(first, second)
     assert torch.equal(draw("b.weight", 4, 4, seed=5), second)

@@ -331,7 +331,7 @@ def test_experts_that_cannot_be_served_are_named(read, architecture, fields, mes
         ({"tie_word_embeddings": "yes"}, "want true or false"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu', Kiln supports silu"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method is missing"),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             r"rope_scaling\.rope_type is 'longrope', Kiln supports default, linear, llama3, yarn",

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from kiln.engine.errors import ModelError
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.parameters import Parameters
+from kiln.engine.models.quantization import UNQUANTIZED
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 
 CPU = torch.device("cpu")
@@ -44,16 +45,16 @@ def load(folder):
 
 
 def tensor(weights, name, *shape):
-    return Parameters(weights, torch.float32, CPU).tensor(name, *shape)
+    return Parameters(weights, UNQUANTIZED, torch.float32, CPU).tensor(name, *shape)
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
 def test_one_file_and_shards_give_the_same(layout, request):
     weights = load(request.getfixturevalue(layout))
-    linear = Parameters(weights, torch.float32, CPU).linear(
+    linear = Parameters(weights, UNQUANTIZED, torch.float32, CPU).linear(
         whole_projection("ab", {"a": 2, "b": 4}, 3)
     )
-    assert torch.equal(linear.weight, torch.cat([TENSORS["a.weight"], TENSORS["b.weight"]]))
+    assert torch.equal(linear.weight.values, torch.cat([TENSORS["a.weight"], TENSORS["b.weight"]]))
     assert linear.bias is None
     norm = tensor(weights, "norm", 5)
     assert norm.dtype == torch.float32
@@ -86,8 +87,8 @@ def test_a_quantised_tensor_is_refused_by_the_layer_that_wants_it(tmp_path, dtyp
     save_file({"a.weight": torch.ones(4, 2).to(dtype)}, tmp_path / "model.safetensors")
     weights = load(tmp_path)
     assert weights.dtype("a.weight") == dtype
-    with pytest.raises(ModelError, match=rf"layers\.0\.o_proj: tensor a\.weight is {dtype}, Kiln"):
-        Parameters(weights, torch.float32, CPU).linear(
+    with pytest.raises(ModelError, match=rf"layers\.0\.o_proj: tensor a\.weight is {dtype}, but"):
+        Parameters(weights, UNQUANTIZED, torch.float32, CPU).linear(
             whole_projection("layers.0.o_proj", {"a": 4}, 2)
         )
 

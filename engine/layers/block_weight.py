@@ -1,0 +1,133 @@
+"""8-bit floats with one scale for each block of 128 outputs and 128 inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+
+from kiln.engine.layers.scaled_products import multiply_blocks
+from kiln.engine.layers.weight import Weight, join_rows
+from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
+
+BLOCK = 128  # outputs, and inputs
+_ALIGNED = 4  # scales of a row, as torch's product wants them
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeight(Weight):
+    """``codes``: [..., out, in] float8_e4m3fn; in is a multiple of 128, with zeros behind.
+
+    ``scales`` float32: [..., out / 128, in / 128], with both rounded up, the second to a multiple
+    of 4. Where parts do not begin at a block it has a row for each output: [..., out, in / 128].
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, codes: torch.Tensor, scales: torch.Tensor, first: int = 0) -> Self:
+        """Return the weights of codes [out, in] and scales [out / 128, in / 128], rounded up.
+
+        ``first``: which output of its block the first one is.
+        """
+        outputs, inputs = codes.shape
+        columns = -(-inputs // BLOCK)
+        padded = codes
+        if inputs % BLOCK:
+            padded = torch.zeros(outputs, columns * BLOCK, dtype=codes.dtype, device=codes.device)
+            padded[:, :inputs].copy_(codes)
+        scales = F.pad(scales, (0, -columns % _ALIGNED))
+        if first:
+            scales = scales.repeat_interleave(BLOCK, 0)[first : first + outputs]
+        return cls(padded, scales)
+
+    @property
+    def out_features(self) -> int:
+        """The number of outputs."""
+        return self.codes.shape[-2]
+
+    @property
+    def is_by_block(self) -> bool:
+        """Whether ``scales`` has a row for each 128 outputs."""
+        return self.scales.shape[-2] == -(-self.out_features // BLOCK)
+
+    def dequantized(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights of some outputs."""
+        codes = self.codes[..., outputs, :].float()
+        scales = self._of_outputs(outputs)[..., : codes.shape[-1] // BLOCK, None]
+        blocks = codes.view(*codes.shape[:-1], -1, BLOCK)
+        return (blocks * scales).flatten(-2).to(dtype)
+
+    def describe(self) -> str:
+        """Say which codes there are."""
+        return "fp8, one scale per block of 128 x 128, dequantised for each product"
+
+    def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x with zeros behind, as many inputs as there are codes."""
+        more = self.codes.shape[-1] - x.shape[1]
+        return F.pad(x, (0, more)) if more else x
+
+    def joins(self, other: Weight) -> bool:
+        """Whether the outputs of both can be kept together."""
+        return isinstance(other, type(self)) and self.codes.shape[1:] == other.codes.shape[1:]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the outputs of all parts behind each other."""
+        if len(parts) == 1:
+            return parts[0]
+        in_blocks = all(part.is_by_block for part in parts) and not any(
+            part.out_features % BLOCK for part in parts[:-1]
+        )
+        every = slice(None)
+        scales = [part.scales if in_blocks else part._of_outputs(every) for part in parts]
+        return cls(join_rows([part.codes for part in parts]), join_rows(scales))
+
+    def padded(self, num_outputs: int) -> Self:
+        """Return the same with zeros behind, for ``num_outputs`` outputs in total."""
+        more = num_outputs - self.out_features
+        if not more:
+            return self
+        codes, scales = (
+            torch.zeros(more, one.shape[1], dtype=one.dtype, device=one.device)
+            for one in (self.codes, self.scales)
+        )
+        rows = join_rows([self._of_outputs(slice(None)), scales])
+        return type(self)(join_rows([self.codes, codes]), rows)
+
+    def _of_outputs(self, outputs: slice) -> torch.Tensor:
+        """Return the scales with a row for each of some outputs."""
+        if not self.is_by_block:
+            return self.scales[..., outputs, :]
+        start, stop, _ = outputs.indices(self.out_features)
+        first = start // BLOCK
+        blocks = self.scales[..., first : -(-stop // BLOCK), :]
+        begin = start - first * BLOCK
+        return blocks.repeat_interleave(BLOCK, -2)[..., begin : begin + stop - start, :]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroupWeight(BlockWeight):
+    """The same; activations are rounded with a scale for each 128 inputs of a token."""
+
+    def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x rounded to codes, in its own dtype."""
+        codes, scales = quantize_per_group(BlockWeight.activations(self, x))
+        values = codes.float().view(len(codes), -1, BLOCK) * scales.unsqueeze(2)
+        return values.flatten(1).to(x.dtype)
+
+    def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        whole = BlockWeight.activations(self, x)
+        if not (self.is_by_block and multiply_blocks(whole, self.codes, self.scales, out)):
+            Weight.product(self, x, out, None)
+        if bias is not None:
+            out += bias
+
+    def describe(self) -> str:
+        """Say what is rounded."""
+        return "fp8, one scale per block of 128 x 128, activations per 128 of a token"

@@ -1,0 +1,99 @@
+"""8-bit weights with one scale for each output: w = code * scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kiln.engine.layers.scaled_products import multiply_rows
+from kiln.engine.layers.weight import Weight
+from kiln.jit_kernels.ops.quantization.codes import encode
+from kiln.jit_kernels.ops.quantization.functions import quantize_per_tensor, quantize_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelWeight(Weight):
+    """``codes``: [..., out, in] float8_e4m3fn or int8; ``scales``: [..., out, 1] float32."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def out_features(self) -> int:
+        """The number of outputs."""
+        return self.codes.shape[-2]
+
+    def dequantized(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights of some outputs."""
+        codes = self.codes[..., outputs, :].float()
+        return (codes * self.scales[..., outputs, :]).to(dtype)
+
+    def describe(self) -> str:
+        """Say which codes there are."""
+        return f"{self._codes_name}, one scale per output, dequantised for each product"
+
+    @property
+    def _codes_name(self) -> str:
+        return "int8" if self.codes.dtype == torch.int8 else "fp8"
+
+
+class RoundedProduct(ChannelWeight):
+    """The product of weights whose activations are rounded to the dtype of the codes too."""
+
+    __slots__ = ()
+
+    def rounded(
+        self, x: torch.Tensor, experts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the codes of x [num_rows, in], and their scales [num_rows, 1] float32."""
+        raise NotImplementedError
+
+    def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x rounded to codes, in its own dtype."""
+        codes, scales = self.rounded(x, experts)
+        return (codes.float() * scales).to(x.dtype)
+
+    def product(self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Write x @ weight.T + bias to out."""
+        if not multiply_rows(*self.rounded(x, None), self.codes, self.scales, out):
+            ChannelWeight.product(self, x, out, None)
+        if bias is not None:
+            out += bias
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWeight(RoundedProduct):
+    """The same; activations are rounded with a scale for each token."""
+
+    def rounded(
+        self, x: torch.Tensor, experts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the codes of x, and their scales."""
+        return quantize_per_token(x, self.codes.dtype)
+
+    def describe(self) -> str:
+        """Say what is rounded."""
+        return f"{self._codes_name}, one scale per output, activations per token"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticWeight(RoundedProduct):
+    """The same; activations are rounded with one scale. ``input_scale``: [..., 1] float32."""
+
+    input_scale: torch.Tensor
+    shared = frozenset(("input_scale",))
+
+    def rounded(
+        self, x: torch.Tensor, experts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the codes of x, and their scales."""
+        if experts is None:
+            codes, scale = quantize_per_tensor(x, self.input_scale, self.codes.dtype)
+            return codes, scale.expand(len(x), 1).contiguous()
+        scales = self.input_scale[experts]
+        return encode(x, scales, self.codes.dtype), scales
+
+    def describe(self) -> str:
+        """Say what is rounded."""
+        return f"{self._codes_name}, one scale per output, activations with one scale"

@@ -1,0 +1,86 @@
+"""Products of 8-bit codes with scales, by torch's functions where they are exact and fast.
+
+Elsewhere the functions return False, and the caller multiplies what it dequantises. What torch
+takes, by its sources and by trial on a CPU and an H100:
+
+    tensor                  conditions
+    fp8, a scale per row    compute capability 8.9 or higher; in % 16 = 0, out % 16 = 0
+    int8                    CUDA; in % 8 = 0, out % 8 = 0, more than 16 rows
+    fp8, blocks of 128      compute capability 9.0 and CUDA 12.9; in % 128 = 0, out % 16 = 0
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
+
+_LEAST_INT8_ROWS = 17
+_BLOCK = 128
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a GPU, (0, 0) for other devices."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def multiply_rows(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    out: torch.Tensor,
+) -> bool:
+    """Write (codes * scales) @ (weight * weight_scales).T to out [num_rows, out], or return False.
+
+    codes: [num_rows, in], scales: [num_rows, 1]; weight: [out, in], weight_scales: [out, 1].
+    """
+    outputs, inputs = weight.shape
+    capability = _capability(codes.device)
+    if codes.dtype == torch.int8:
+        if capability < (7, 5) or inputs % 8 or outputs % 8:
+            return False
+        rows = len(codes)
+        if rows < _LEAST_INT8_ROWS:
+            codes = F.pad(codes, (0, 0, 0, _LEAST_INT8_ROWS - rows))
+        sums = torch._int_mm(codes, weight.T)[:rows]
+        out.copy_(sums.float() * scales * weight_scales.T)
+        return True
+    if capability < (8, 9) or inputs % 16 or outputs % 16 or not out.is_contiguous():
+        return False
+    torch._scaled_mm(codes, weight.T, scales, weight_scales.T, out_dtype=out.dtype, out=out)
+    return True
+
+
+def multiply_blocks(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, out: torch.Tensor
+) -> bool:
+    """Write x @ weight.T to out [num_rows, out] with both in 8-bit floats, or return False.
+
+    x [num_rows, in] is rounded with a scale for each 128 inputs. weight: [out, in]; scales: [out /
+    128, in / 128], with both rounded up, the second to a multiple of 4. Wrong numbers come back,
+    without an error, if it is not.
+    """
+    outputs, inputs = weight.shape
+    if not _multiplies_blocks(x.device) or inputs % _BLOCK or outputs % 16 or x.itemsize > 2:
+        return False
+    by_row, by_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
+    rows = len(x)
+    if rows % 4:
+        x = F.pad(x, (0, 0, 0, -rows % 4))
+    codes, row_scales = quantize_per_group(x, column_major_scales=True)
+    product = F.scaled_mm(
+        codes, weight.T, row_scales, by_row, scales.T, by_block, output_dtype=out.dtype
+    )
+    out.copy_(product[:rows])
+    return True
+
+
+@cache
+def _multiplies_blocks(device: torch.device) -> bool:
+    version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
+    return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(F, "scaled_mm")

@@ -1,0 +1,1 @@
+"""One module a format of quantised checkpoints: each declares FORMAT."""

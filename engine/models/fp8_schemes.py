@@ -1,0 +1,148 @@
+"""Schemes of 8-bit weights, which several formats share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kiln.engine.errors import ConfigError
+from kiln.engine.layers.block_weight import BLOCK, BlockGroupWeight, BlockWeight
+from kiln.engine.layers.channel_weight import ChannelWeight, StaticWeight, TokenWeight
+from kiln.engine.layers.weight import Weight
+from kiln.engine.models.scheme import DENSE, Part, Scheme, whole_rows
+from kiln.jit_kernels.ops.quantization.functions import quantize_per_token
+
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFP8(Scheme):
+    """8-bit weights ``weight`` with ``weight_scale`` for each output, or one for all.
+
+    ``strategy``: "channel" or "tensor", of the weights. ``activations``: "token" (rounded with a
+    scale each), "static" (with ``input_scale``) or "none". ``dtype`` of the codes: fp8 or int8.
+    """
+
+    strategy: str
+    activations: str
+    dtype: torch.dtype = FP8
+
+    @property
+    def shares_fields(self) -> bool:  # type: ignore[override]
+        """Whether there is one scale for all activations."""
+        return self.activations == "static"
+
+    def read(self, part: Part) -> Weight:
+        """Return the rank's share of a module."""
+        outputs, inputs = part.outputs, part.inputs
+        place = (outputs.place, inputs.place)
+        codes = part.tensor("weight", (outputs.whole, inputs.whole), (self.dtype,), place)
+        if self.dtype == FP8:
+            part.floats("weight", codes)
+        codes = with_room(codes, inputs.room)
+        if self.strategy == "channel":
+            scales = part.scales("weight_scale", (outputs.whole, 1), (outputs.place,))
+        else:
+            scales = one_scale(part, "weight_scale").expand(outputs.size, 1).contiguous()
+        return self._weight(part, codes, scales)
+
+    def quantized(self, values: torch.Tensor) -> Weight:
+        """Return weights as this scheme would store them."""
+        codes, scales = quantize_per_token(values, self.dtype)
+        one = torch.ones(1, device=values.device)
+        return self._made(codes, scales, one)
+
+    def _weight(self, part: Part, codes: torch.Tensor, scales: torch.Tensor) -> Weight:
+        if self.activations != "static":
+            return self._made(codes, scales, None)
+        own = one_scale(part, "input_scale")
+        if not bool(own > 0):
+            raise part.error("input_scale", f"is {own.item()}: want a number above 0")
+        return self._made(codes, scales, own)
+
+    def _made(self, codes: torch.Tensor, scales: torch.Tensor, own: torch.Tensor | None) -> Weight:
+        if self.activations == "static":
+            assert own is not None
+            return StaticWeight(codes, scales, own)
+        return (TokenWeight if self.activations == "token" else ChannelWeight)(codes, scales)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFP8(Scheme):
+    """``weight`` with a scale for each 128 x 128, in a tensor named ``suffix``.
+
+    ``rounds``: activations are rounded with a scale for each 128 inputs.
+    """
+
+    suffix: str
+    rounds: bool = True
+
+    def read(self, part: Part) -> Weight:
+        """Return the rank's share of a module. Raises ConfigError if it cuts a block of inputs."""
+        outputs, inputs = part.outputs, part.inputs
+        if inputs.start % BLOCK or (
+            (inputs.start + inputs.size) % BLOCK and inputs.start + inputs.size < inputs.whole
+        ):
+            raise ConfigError(
+                f"{part.name}: a rank would have inputs {inputs.start} to "
+                f"{inputs.start + inputs.size} of {inputs.whole}, which cuts a block of {BLOCK} "
+                "that has one scale: use fewer ranks (--tensor-parallel-size)"
+            )
+        place = (outputs.place, inputs.place)
+        codes = part.tensor("weight", (outputs.whole, inputs.whole), (FP8,), place)
+        codes = with_room(part.floats("weight", codes), inputs.room)
+        grid = (-(-outputs.whole // BLOCK), -(-inputs.whole // BLOCK))
+        rows = slice(outputs.start // BLOCK, -(-(outputs.start + outputs.size) // BLOCK))
+        columns = slice(inputs.start // BLOCK, -(-(inputs.start + inputs.size) // BLOCK))
+        scales = part.scales(self.suffix, grid, (rows, columns))
+        kind = BlockGroupWeight if self.rounds else BlockWeight
+        return kind.of(codes, scales, outputs.start % BLOCK)
+
+    def quantized(self, values: torch.Tensor) -> Weight:
+        """Return weights as this scheme would store them."""
+        outputs, inputs = values.shape
+        columns = -(-inputs // BLOCK)
+        padded = values.new_zeros(-(-outputs // BLOCK) * BLOCK, columns * BLOCK)
+        padded[:outputs, :inputs] = values
+        blocks = padded.view(-1, BLOCK, columns, BLOCK).transpose(1, 2).flatten(2)
+        codes, scales = quantize_per_token(blocks, FP8)
+        codes = codes.view(-1, columns, BLOCK, BLOCK).transpose(1, 2).reshape(padded.shape)
+        kind = BlockGroupWeight if self.rounds else BlockWeight
+        return kind.of(codes[:outputs, :inputs], scales.squeeze(2))
+
+
+@dataclass(frozen=True, slots=True)
+class AtLoadFP8(Scheme):
+    """Floats under ``weight`` that are quantised when they are read, with a scale per output.
+
+    The scale is that of all inputs of an output, so that any number of ranks has the same codes.
+    """
+
+    dtype: torch.dtype
+
+    def read(self, part: Part) -> Weight:
+        """Return the rank's share of a module."""
+        whole = DENSE.read(replace(whole_rows(part), dtype=torch.float32))
+        weight = self.quantized(whole.dequantized(slice(part.outputs.size), torch.float32))
+        own = weight.codes[:, part.inputs.place].contiguous()
+        return TokenWeight(with_room(own, part.inputs.room), weight.scales)
+
+    def quantized(self, values: torch.Tensor) -> TokenWeight:
+        """Return weights as this scheme stores them."""
+        return TokenWeight(*quantize_per_token(values, self.dtype))
+
+
+def one_scale(part: Part, suffix: str) -> torch.Tensor:
+    """Return one scale [1] float32 that is stored with one element or none. Raises ModelError."""
+    shape = (1,) if part.source.shape(f"{part.name}.{suffix}") else ()
+    return part.scales(suffix, shape).reshape(1)
+
+
+def with_room(codes: torch.Tensor, room: int) -> torch.Tensor:
+    """Return codes [out, in] with zeros behind the inputs, ``room`` in total."""
+    if codes.shape[1] == room:
+        return codes
+    out = torch.zeros(len(codes), room, dtype=codes.dtype, device=codes.device)
+    out[:, : codes.shape[1]].copy_(codes)
+    return out
