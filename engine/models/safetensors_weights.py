@@ -80,7 +80,7 @@ class SafetensorsWeights(Weights):
                 f"config.json implies {list(shape)}"
             )
         try:
-            out.copy_(part[index or slice(None)])
+            out.copy_(part[index or ...])
         except (SafetensorError, OSError) as error:
             raise _unreadable(path, name, error) from error
         self._used.add(name)
