@@ -22,6 +22,19 @@ def named_tensors(model: object) -> dict[str, torch.Tensor]:
     return {name: leaf for name, leaf in _leaves(model) if isinstance(leaf, torch.Tensor)}
 
 
+def parts_of(model: object, kind: type) -> Iterator[Any]:
+    """Yield the outermost parts of a model that are of a class."""
+    if isinstance(model, kind):
+        yield model
+    elif isinstance(model, list | tuple):
+        yield from (found for one in model for found in parts_of(one, kind))
+    elif dataclasses.is_dataclass(model) and not isinstance(model, type):
+        for field in dataclasses.fields(model):
+            yield from parts_of(getattr(model, field.name), kind)
+    elif type(model).__module__.startswith("kiln.") and hasattr(model, "__dict__"):
+        yield from (found for one in vars(model).values() for found in parts_of(one, kind))
+
+
 def structure_of(model: object) -> list[str]:
     """Return a line for every number, text, operator and tensor in a model.
 

@@ -9,8 +9,8 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 
-from kiln.engine.layers.scaled_products import multiply_blocks
-from kiln.engine.layers.weight import Weight, join_rows
+from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
+from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
 
 BLOCK = 128  # outputs, and inputs
@@ -64,7 +64,7 @@ class BlockWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return "fp8, one scale per block of 128 x 128, dequantised for each product"
+        return f"fp8, one scale per block of 128 x 128, {DEQUANTISED}"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x with zeros behind, as many inputs as there are codes."""
@@ -130,4 +130,6 @@ class BlockGroupWeight(BlockWeight):
 
     def describe(self) -> str:
         """Say what is rounded."""
-        return "fp8, one scale per block of 128 x 128, activations per 128 of a token"
+        fast = self.is_by_block and multiplies_blocks(self.codes)
+        product = "torch's scaled_mm" if fast else DEQUANTISED
+        return f"fp8, one scale per block of 128 x 128, activations per 128 of a token, {product}"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.layers.scaled_products import multiply_rows
-from kiln.engine.layers.weight import Weight
+from kiln.engine.layers.scaled_products import multiplies_rows, multiply_rows
+from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.jit_kernels.ops.quantization.codes import encode
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_tensor, quantize_per_token
 
@@ -31,7 +31,7 @@ class ChannelWeight(Weight):
 
     def describe(self) -> str:
         """Say which codes there are."""
-        return f"{self._codes_name}, one scale per output, dequantised for each product"
+        return f"{self._codes_name}, one scale per output, {DEQUANTISED}"
 
     @property
     def _codes_name(self) -> str:
@@ -48,6 +48,12 @@ class RoundedProduct(ChannelWeight):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the codes of x [num_rows, in], and their scales [num_rows, 1] float32."""
         raise NotImplementedError
+
+    @property
+    def _product_name(self) -> str:
+        if not multiplies_rows(self.codes):
+            return DEQUANTISED
+        return "torch._int_mm" if self.codes.dtype == torch.int8 else "torch._scaled_mm"
 
     def activations(self, x: torch.Tensor, experts: torch.Tensor | None = None) -> torch.Tensor:
         """Return x rounded to codes, in its own dtype."""
@@ -74,7 +80,8 @@ class TokenWeight(RoundedProduct):
 
     def describe(self) -> str:
         """Say what is rounded."""
-        return f"{self._codes_name}, one scale per output, activations per token"
+        product = self._product_name
+        return f"{self._codes_name}, one scale per output, activations per token, {product}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +103,5 @@ class StaticWeight(RoundedProduct):
 
     def describe(self) -> str:
         """Say what is rounded."""
-        return f"{self._codes_name}, one scale per output, activations with one scale"
+        product = self._product_name
+        return f"{self._codes_name}, one scale per output, activations with one scale, {product}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kiln.engine.layers.weight import Weight
+from kiln.engine.layers.weight import DEQUANTISED, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Group8Weight(Weight):
         order = "" if self.group_of is None else " in any order"
         groups = self.scales.shape[-1]
         size = self._inputs // groups
-        return f"int{self.bits}, groups of {size} inputs{order}, dequantised for each product"
+        return f"int{self.bits}, groups of {size} inputs{order}, {DEQUANTISED}"
 
     @property
     def _inputs(self) -> int:

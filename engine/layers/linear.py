@@ -1,4 +1,4 @@
-"""Linear projections."""
+"""Linear projections, and torch.ops.kiln.linear for weights that are no plain tensor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.layers.weight import Weight
+from kiln.engine.layers.opaque import opaque_operator
+from kiln.engine.layers.weight import Tensors, Weight
+from kiln.engine.layers.weight_parts import weight_of
+
+
+def _linear(
+    x: torch.Tensor, tensors: Tensors, bias: torch.Tensor | None, form: str, out: torch.Tensor
+) -> None:
+    """Write to out [num_rows, out]; x: [num_rows, in]; tensors and form are a Weight's."""
+    weight_of(form, tensors).product(x, out, bias)
+
+
+opaque_operator(
+    "linear(Tensor x, Tensor?[] tensors, Tensor? bias, str form, Tensor(a!) out) -> ()", _linear
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,13 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
+def multiplies_rows(weight: torch.Tensor) -> bool:
+    """Whether ``multiply_rows`` takes codes [out, in] of a projection."""
+    least, multiple = ((7, 5), 8) if weight.dtype == torch.int8 else ((8, 9), 16)
+    fits = not any(size % multiple for size in weight.shape)
+    return weight.dim() == 2 and fits and _capability(weight.device) >= least
+
+
 def multiply_rows(
     codes: torch.Tensor,
     scales: torch.Tensor,
@@ -39,21 +46,24 @@ def multiply_rows(
 
     codes: [num_rows, in], scales: [num_rows, 1]; weight: [out, in], weight_scales: [out, 1].
     """
-    outputs, inputs = weight.shape
-    capability = _capability(codes.device)
+    if not multiplies_rows(weight) or not out.is_contiguous():
+        return False
     if codes.dtype == torch.int8:
-        if capability < (7, 5) or inputs % 8 or outputs % 8:
-            return False
         rows = len(codes)
         if rows < _LEAST_INT8_ROWS:
             codes = F.pad(codes, (0, 0, 0, _LEAST_INT8_ROWS - rows))
         sums = torch._int_mm(codes, weight.T)[:rows]
         out.copy_(sums.float() * scales * weight_scales.T)
         return True
-    if capability < (8, 9) or inputs % 16 or outputs % 16 or not out.is_contiguous():
-        return False
     torch._scaled_mm(codes, weight.T, scales, weight_scales.T, out_dtype=out.dtype, out=out)
     return True
+
+
+def multiplies_blocks(weight: torch.Tensor) -> bool:
+    """Whether ``multiply_blocks`` takes codes [out, in] of a projection."""
+    if weight.dim() != 2 or weight.shape[0] % 16 or weight.shape[1] % _BLOCK:
+        return False
+    return _has_blocks(weight.device)
 
 
 def multiply_blocks(
@@ -65,8 +75,7 @@ def multiply_blocks(
     128, in / 128], with both rounded up, the second to a multiple of 4. Wrong numbers come back,
     without an error, if it is not.
     """
-    outputs, inputs = weight.shape
-    if not _multiplies_blocks(x.device) or inputs % _BLOCK or outputs % 16 or x.itemsize > 2:
+    if not multiplies_blocks(weight) or x.itemsize > 2:
         return False
     by_row, by_block = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
     rows = len(x)
@@ -81,6 +90,6 @@ def multiply_blocks(
 
 
 @cache
-def _multiplies_blocks(device: torch.device) -> bool:
+def _has_blocks(device: torch.device) -> bool:
     version = tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2]))
     return _capability(device) == (9, 0) and version >= (12, 9) and hasattr(F, "scaled_mm")

@@ -9,7 +9,8 @@ import torch
 from kiln.engine.layers.linear import Linear
 from kiln.engine.layers.mlp import GatedMLP
 from kiln.engine.layers.opaque import opaque_operator
-from kiln.engine.layers.weight import Tensors, Weight, weight_of
+from kiln.engine.layers.weight import Tensors, Weight
+from kiln.engine.layers.weight_parts import weight_of
 from kiln.jit_kernels.ops.moe.functions import route_tokens, sum_of_experts
 
 

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import torch
 
 from kiln.engine.layers.opaque import opaque_operator
-from kiln.engine.layers.weight import Tensors, weight_of
+from kiln.engine.layers.weight import Tensors
+from kiln.engine.layers.weight_parts import weight_of
 
 
 class LoRAStep(Protocol):

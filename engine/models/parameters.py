@@ -16,7 +16,8 @@ import torch
 from kiln.engine.errors import ModelError
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.weight import DenseWeight, Weight, join
+from kiln.engine.layers.weight import DenseWeight, Weight
+from kiln.engine.layers.weight_parts import join
 from kiln.engine.models.quantization import Quantization
 from kiln.engine.models.scheme import DENSE, FLOATS, AtLoad, Part, Scheme, fill_shares
 from kiln.engine.models.split import Share, all_of

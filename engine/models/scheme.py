@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kiln.engine.errors import ModelError
-from kiln.engine.layers.weight import DenseWeight, MixedWeight, Weight, join, stack
+from kiln.engine.layers.weight import DenseWeight, Weight
+from kiln.engine.layers.weight_parts import MixedWeight, join, stack
 from kiln.engine.models.split import Share, all_of
 from kiln.engine.models.weights import Index, Weights
 

@@ -40,7 +40,7 @@ from kiln.engine.runner.embedder import longest_text, read_embedder
 from kiln.engine.runner.inputs import StepInputs
 from kiln.engine.runner.kernels import called_kernels
 from kiln.engine.runner.lora_backend import choose_backend
-from kiln.engine.runner.memory import weight_bytes
+from kiln.engine.runner.memory import weight_bytes, weights_used
 from kiln.engine.runner.sampler import HostCopies
 from kiln.engine.runner.sums import sum_by_kernels
 from kiln.jit_kernels.declare.settings import settings
@@ -103,6 +103,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         place = (dtype, device)
         model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
         num_bytes, adapters = weight_bytes(model, device), None
+        kernels |= weights_used(model, dtype)
         if sites is not None:
             make_backend, kernels[LORA] = choose_backend(decisions, tokens)
             shard = None if split.world == 1 else AdapterShard(family, hf, split)

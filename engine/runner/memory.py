@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
-from kiln.engine.compile.parameters import named_tensors
+from kiln.engine.compile.parameters import named_tensors, parts_of
+from kiln.engine.layers.weight import DEQUANTISED, Weight
 from kiln.engine.models.family import Model
 
 
@@ -31,6 +33,17 @@ def weight_bytes(model: Model, device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     tensors = {tensor.data_ptr(): tensor for tensor in named_tensors(model).values()}
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def weights_used(model: Model, dtype: torch.dtype) -> dict[str, str]:
+    """Say under "linear" how quantised weights are kept and multiplied; empty if all are floats."""
+    kinds = Counter(weight.describe() for weight in parts_of(model, Weight) if weight.is_quantised)
+    if not kinds:
+        return {}
+    text = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+    if DEQUANTISED in text:
+        text += f": slower than {str(dtype).removeprefix('torch.')}, in less memory"
+    return {"linear": f"torch: {text}"}
 
 
 def free_unused(device_type: str) -> None:
