@@ -103,7 +103,6 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         place = (dtype, device)
         model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
         num_bytes, adapters = weight_bytes(model, device), None
-        kernels |= weights_used(model, dtype)
         if sites is not None:
             make_backend, kernels[LORA] = choose_backend(decisions, tokens)
             shard = None if split.world == 1 else AdapterShard(family, hf, split)
@@ -118,7 +117,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             dtype=dtype,
             kv=kv,
             group=group,
-            kernels=kernels,
+            kernels=kernels | weights_used(model, dtype),
             weight_bytes=num_bytes,
             adapters=adapters,
             attention=_make_attention(attend, kv, most, dtype, device),
