@@ -52,6 +52,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 64,
     },
 }
+_FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+# What published checkpoints of a model say of their weights.
+_QUANTISED: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**_FP8, "strategy": "channel", "dynamic": False},
+                "input_activations": {**_FP8, "strategy": "token", "dynamic": True},
+            }
+        },
+    },
+    "fp8-block": {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    },
+    "awq": {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "version": "gemm",
+    },
+}
+SHAPES |= {
+    f"llama3-8b-{form}": {**_LLAMA3, "quantization_config": config}
+    for form, config in _QUANTISED.items()
+}
 
 
 def write_shape(name: str, parent: Path) -> Path:

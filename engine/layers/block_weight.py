@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from kiln.engine.layers.scaled_products import multiplies_blocks, multiply_blocks
 from kiln.engine.layers.weight import DEQUANTISED, Weight, join_rows
+from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_group
 
 BLOCK = 128  # outputs, and inputs
@@ -57,10 +58,8 @@ class BlockWeight(Weight):
 
     def dequantized(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of some outputs."""
-        codes = self.codes[..., outputs, :].float()
-        scales = self._of_outputs(outputs)[..., : codes.shape[-1] // BLOCK, None]
-        blocks = codes.view(*codes.shape[:-1], -1, BLOCK)
-        return (blocks * scales).flatten(-2).to(dtype)
+        inputs = self.codes.shape[-1]
+        return dequantize(self.codes, self.scales, outputs, dtype, inputs, groups=BLOCK)
 
     def describe(self) -> str:
         """Say which codes there are."""

@@ -8,6 +8,7 @@ import torch
 
 from kiln.engine.layers.scaled_products import multiplies_rows, multiply_rows
 from kiln.engine.layers.weight import DEQUANTISED, Weight
+from kiln.jit_kernels.ops.dequantize.functions import dequantize
 from kiln.jit_kernels.ops.quantization.codes import encode
 from kiln.jit_kernels.ops.quantization.functions import quantize_per_tensor, quantize_per_token
 
@@ -26,8 +27,7 @@ class ChannelWeight(Weight):
 
     def dequantized(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of some outputs."""
-        codes = self.codes[..., outputs, :].float()
-        return (codes * self.scales[..., outputs, :]).to(dtype)
+        return dequantize(self.codes, self.scales, outputs, dtype, self.codes.shape[-1])
 
     def describe(self) -> str:
         """Say which codes there are."""

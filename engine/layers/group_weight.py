@@ -5,13 +5,12 @@ w = (code - zero) * scale
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from kiln.engine.layers.weight import DEQUANTISED, Weight
+from kiln.jit_kernels.ops.dequantize.functions import dequantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +35,11 @@ class Group8Weight(Weight):
         return self.codes.shape[-2]
 
     def dequantized(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights of some outputs.
-
-        The difference of two codes is exact in 16 bits, so that only the product is rounded.
-        """
-        codes = self._unpacked(self.codes[..., outputs, :])
-        zeros = self.zeros
-        if zeros is None:
-            difference = codes.to(dtype) - 2 ** (self.bits - 1)
-        else:
-            difference = self._by_group(codes.to(dtype), zeros[..., outputs, :], torch.sub)
-        return self._by_group(difference, self.scales[..., outputs, :], torch.mul)
+        """Return the weights of some outputs."""
+        zeros = 2 ** (self.bits - 1) if self.zeros is None else self.zeros
+        inputs = self._inputs
+        groups = inputs // self.scales.shape[-1] if self.group_of is None else self.group_of
+        return dequantize(self.codes, self.scales, outputs, dtype, inputs, zeros, groups)
 
     def describe(self) -> str:
         """Say which codes there are."""
@@ -59,23 +52,6 @@ class Group8Weight(Weight):
     def _inputs(self) -> int:
         return self.codes.shape[-1]
 
-    def _unpacked(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return codes [..., in] of one byte each."""
-        return codes
-
-    def _by_group(
-        self, values: torch.Tensor, of_groups: torch.Tensor, operation: Callable[..., Any]
-    ) -> torch.Tensor:
-        """Apply an operation to values [..., in] and what belongs to their groups, in float32."""
-        out = torch.empty_like(values)
-        if self.group_of is None:
-            shape = (*of_groups.shape, -1)
-            operation(values.view(shape), of_groups.unsqueeze(-1), out=out.view(shape))
-            return out
-        index = self.group_of.long().unsqueeze(-2)
-        operation(values, of_groups.take_along_dim(index, -1), out=out)
-        return out
-
 
 @dataclass(frozen=True, slots=True)
 class Group4Weight(Group8Weight):
@@ -86,7 +62,3 @@ class Group4Weight(Group8Weight):
     @property
     def _inputs(self) -> int:
         return 2 * self.codes.shape[-1]
-
-    def _unpacked(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return codes [..., in] of one byte each."""
-        return torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)

@@ -9,8 +9,10 @@ import torch
 
 from kiln.engine.layers.mlp import GATES
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.quantization import UNQUANTIZED
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.ops.attention.variants import head_tile
+from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
 from kiln.jit_kernels.ops.moe import functions as moe
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
 from kiln.jit_kernels.ops.norm.spec import FUSED_ADD_RMS_NORM
@@ -21,8 +23,10 @@ from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 def layer_kernels(config: HFConfig) -> list[KernelSpec]:
     """Return the operators that a model's layers call, besides those of attention."""
     experts = () if config.traits.experts is None else moe.CALLED
-    rounding = (QUANTIZE,) if config.quantization.rounds_activations else ()
-    return [FUSED_ADD_RMS_NORM, GATES[config.activation], *experts, *rounding]
+    quantised = [] if config.quantization == UNQUANTIZED else [DEQUANTIZE]
+    if config.quantization.rounds_activations:
+        quantised.append(QUANTIZE)
+    return [FUSED_ADD_RMS_NORM, GATES[config.activation], *experts, *quantised]
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:

@@ -1,0 +1,1 @@
+"""Weights of few bits, back to floats."""
