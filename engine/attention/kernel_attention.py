@@ -104,8 +104,8 @@ class KernelAttention:
             scale=layer.scale,
             window=layer.window or 0,  # 0: every key
             soft_cap=0.0,
-            k_scale=1.0,
-            v_scale=1.0,
+            k_scale=layer.k_scale,
+            v_scale=layer.v_scale,
         )
         return KernelAttend(vars(empty), self._decode, self._prefill)
 

@@ -17,7 +17,8 @@ class AttentionLayer:
     """Grouped-query attention. ``index`` counts the model's attention layers from 0.
 
     With ``query_norm`` and ``key_norm`` [head_dim], queries and keys are normalised before they are
-    rotated; a layer has both or neither.
+    rotated; a layer has both or neither. A KV pool of 8-bit floats holds keys / ``k_scale`` and
+    values / ``v_scale``; beside a pool of other floats both are 1.0.
     """
 
     index: int
@@ -25,6 +26,8 @@ class AttentionLayer:
     rotary: Rotary
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     @property
     def window(self) -> int | None:

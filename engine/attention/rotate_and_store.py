@@ -31,9 +31,15 @@ positions, slots: [num_tokens] int64; query: [num_tokens, num_heads, head_dim]; 
 def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> RotateAndStore:
     """Return the fused kernel if it supports the layer's sizes, else separate operations.
 
-    Both give the same results. Raises ValueError and TypeError if the kernel cannot write the pool.
+    Both give the same results. Raises ValueError and TypeError if the kernel cannot write the pool,
+    ValueError if the layer has scales that the pool does not take.
     """
     keys, values = pool.views(layer.index)
+    if keys.dtype != torch.float8_e4m3fn and (layer.k_scale, layer.v_scale) != (1.0, 1.0):
+        raise ValueError(
+            f"attention layer {layer.index}: k_scale is {layer.k_scale} and v_scale "
+            f"{layer.v_scale}, but a KV pool of {keys.dtype} takes no scales: want 1.0"
+        )
     heads, table = layer.shape, layer.rotary.table
     if not is_one_launch(keys, dtype, table.shape[1]):
         return SeparateOperations(layer, pool)
@@ -56,8 +62,8 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
         query_weight=None if norms[0] is None else norms[0].weight,
         key_weight=None if norms[1] is None else norms[1].weight,
         eps=0.0 if norms[0] is None else norms[0].eps,
-        k_scale=1.0,
-        v_scale=1.0,
+        k_scale=layer.k_scale,
+        v_scale=layer.v_scale,
     )
     check_rope_store(empty)  # everything but the step's tensors
     return OneLaunch(empty._asdict())
@@ -135,5 +141,5 @@ class SeparateOperations:
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
         layer.rotary(positions, query, key)
-        self.pool.store(layer.index, slots, key, value)
+        self.pool.store(layer.index, slots, key, value, layer.k_scale, layer.v_scale)
         return query

@@ -66,7 +66,8 @@ class TorchAttention:
 
     def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> TorchAttend:
         """Return a layer's attention. Raises IndexError if the pool is laid out by head."""
-        return TorchAttend(*pool.layer(layer.index), layer.scale, layer.window, self._workspace)
+        scales = (layer.scale * layer.k_scale, layer.v_scale)
+        return TorchAttend(*pool.layer(layer.index), *scales, layer.window, self._workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +76,18 @@ class TorchAttend:
 
     keys: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
     values: torch.Tensor
-    scale: float
+    scale: float  # of the logits, query times key in the pool
+    v_scale: float  # of the output
     window: int | None
     workspace: Workspace
 
     def __call__(self, plans: WindowPlans, query: torch.Tensor, out: torch.Tensor) -> None:
         """Write every token's causal attention to out; both [num_tokens, num_heads, head_dim]."""
-        plan = plans[self.window]
+        self._attend(plans[self.window], query, out)
+        if self.v_scale != 1.0:
+            out.mul_(self.v_scale)
+
+    def _attend(self, plan: AttentionPlan, query: torch.Tensor, out: torch.Tensor) -> None:
         if plan.is_one_group:
             group = plan.groups[0]
             out.copy_(_decode(group, query, *self._gather(group.slots), self.scale))

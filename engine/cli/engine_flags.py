@@ -61,7 +61,8 @@ KV = group(
     ),
     Flag(
         "--kv-cache-dtype",
-        "8-bit floats store twice the tokens; default: the model's dtype",
+        "8-bit floats store twice the tokens, with the checkpoint's scales if it has any; default: "
+        "the model's dtype",
         "kv.kv_cache_dtype",
     ),
     Flag(

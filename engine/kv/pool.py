@@ -86,15 +86,23 @@ class KVPool:
         return self._layers[index]
 
     def store(
-        self, index: int, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        self,
+        index: int,
+        slot_mapping: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         """Write key and value [num_tokens, num_kv_heads, head_dim] to slots [num_tokens] int64.
 
-        8-bit floats are rounded to nearest and saturate at ±448.
+        A pool of 8-bit floats gets key / k_scale and value / v_scale, rounded to nearest; they
+        saturate at ±448.
         """
         keys, values = self._views[index] if self.by_head else self.layer(index)
         if keys.dtype == torch.float8_e4m3fn:  # torch cannot index-copy these floats, only bytes
-            key, value = narrowed(key).view(torch.uint8), narrowed(value).view(torch.uint8)
+            key = narrowed(key, k_scale).view(torch.uint8)
+            value = narrowed(value, v_scale).view(torch.uint8)
             keys, values = keys.view(torch.uint8), values.view(torch.uint8)
         if not self.by_head:
             keys.index_copy_(0, slot_mapping, key)

@@ -17,6 +17,7 @@ from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
 from kiln.engine.models.block import DecoderBlock, SelfAttention
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.kv_scales import read_kv_scales
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
 from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
@@ -29,8 +30,8 @@ _VECTOR = 16  # bytes: grouped products need rows at multiples of it
 class Builder:
     """Builds layers; each method raises ModelError if a tensor is missing or has a wrong shape.
 
-    ``split``: which part of the layers this rank builds. Raises ConfigError if a size of the model
-    cannot be divided so.
+    ``split``: which part of the layers this rank builds. ``kv_dtype``: of the KV pool, None for
+    the model's. Raises ConfigError if a size of the model cannot be divided so.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class Builder:
         device: torch.device,
         wrapper: Wrapper | None = None,
         split: Split = WHOLE,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.num_layers = config.num_layers
         self._config = config
         self._split = split
+        self._weights, self._kv_dtype = weights, kv_dtype
         self._dtype, self._device = dtype, device
         self._parameters = Parameters(weights, config.quantization, dtype, device, wrapper)
         self._shape = rank_attention(config.attention, split)
@@ -115,15 +118,15 @@ class Builder:
             "k_proj": split.kv_heads(*kv_heads, f"{prefix}k_proj"),
             "v_proj": split.kv_heads(*kv_heads, f"{prefix}v_proj"),
         }
-        norms = [
-            self.norm(prefix + name, whole.head_dim)
+        query_norm, key_norm = (
+            self.norm(prefix + name, whole.head_dim) if traits.qk_norm else None
             for name in ("q_norm", "k_norm")
-            if traits.qk_norm
-        ]
+        )
         output = {"o_proj": self._hidden}
+        scales = read_kv_scales(self._weights, prefix, self._kv_dtype)
         return SelfAttention(
             self._linear(f"layers.{layer}.qkv_proj", prefix, qkv, self._hidden, traits.qkv_bias),
-            AttentionLayer(layer, self._shape, self._rotary, *norms),
+            AttentionLayer(layer, self._shape, self._rotary, query_norm, key_norm, *scales),
             self._linear(f"layers.{layer}.o_proj", prefix, output, query, traits.output_bias),
         )
 

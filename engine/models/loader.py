@@ -30,10 +30,12 @@ def load_model(  # noqa: PLR0913 (see Builder)
     progress: Progress = lambda stage, done, total: None,
     wrapper: Wrapper | None = None,
     split: Split = WHOLE,
+    kv_dtype: torch.dtype | None = None,
 ) -> Model:
     """Build a model that computes in ``dtype``; ``progress`` reports each layer as "weights".
 
     ``wrapper`` may replace its layers; see Parameters. ``split``: the part of this rank.
+    ``kv_dtype``: of the KV pool, whose scales are read if it holds 8-bit floats; None: no such.
 
     Raises ModelError if the weights are missing, corrupt or do not match the config.
     """
@@ -41,7 +43,7 @@ def load_model(  # noqa: PLR0913 (see Builder)
     progress("weights", 0, total)
     if config.traits.experts is not None:
         weights = FusedExperts(weights, config.traits.experts)
-    builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split)
+    builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split, kv_dtype)
     model = family.build(builder, lambda done: progress("weights", done, total))
     weights.finish()
     return model

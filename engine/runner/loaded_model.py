@@ -86,11 +86,11 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     folder = resolve_model_folder(wanted.model)
     config, family, hf, embedder = _read(config, folder)
     check_split(hf, split.world)
-    max_model_len = _max_model_len(wanted.max_model_len, hf, None if embedder is None else folder)
+    length = _max_model_len(wanted.max_model_len, hf, None if embedder is None else folder)
     dtype = resolve_dtype(wanted.dtype, hf.dtype, device)
     kv_dtype = resolve_kv_dtype(config.kv.kv_cache_dtype, dtype)
     kv = KVShape(rank_attention(hf.attention, split), kv_dtype)
-    limits, reason = limits_of(config, hf, dtype, kv, max_model_len, group)
+    limits, reason = limits_of(config, hf, dtype, kv, length, group)
     rows, tokens = limits.num_rows, limits.budget
     drafts = config.speculative.num_speculative_tokens
     longest = most_prefill_in_graphs(hf, device, split.world)
@@ -101,19 +101,19 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
         weights = _open_weights(config, folder, dtype, embedder)
         sites = Sites() if config.lora.enabled else None  # None: layers without adapters
         place = (dtype, device)
-        model = load_model(family, hf, weights, max_model_len, *place, report, sites, split)
+        model = load_model(family, hf, weights, length, *place, report, sites, split, kv_dtype)
         num_bytes, adapters = weight_bytes(model, device), None
         if sites is not None:
             make_backend, kernels[LORA] = choose_backend(decisions, tokens)
             shard = None if split.world == 1 else AdapterShard(family, hf, split)
             adapters = load_adapters(config.lora, sites, *place, report, make_backend, shard)
-        most = Limits(rows, tokens, max_model_len)
+        most = Limits(rows, tokens, length)
         return LoadedModel(
             model=compiled(model, device, settings(), report),
             hf=hf,
             limits=limits,
             budget_reason=reason,
-            max_model_len=max_model_len,
+            max_model_len=length,
             dtype=dtype,
             kv=kv,
             group=group,
@@ -124,7 +124,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
             inputs=StepInputs(
                 max_requests=rows,
                 max_tokens=tokens,
-                max_model_len=max_model_len,
+                max_model_len=length,
                 block_size=config.kv.block_size,
                 vocab_size=hf.vocab_size,
                 device=device,
