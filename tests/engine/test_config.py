@@ -135,6 +135,7 @@ KEYWORDS = {
     "device": ("cpu", "model.device"),
     "dtype": ("float16", "model.dtype"),
     "load_format": ("dummy", "model.load_format"),
+    "quantization": ("fp8", "model.quantization"),
     "task": ("embed", "model.task"),
     "max_model_len": (11, "model.max_model_len"),
     "seed": (12, "model.seed"),

@@ -12,9 +12,11 @@ from kiln.engine.attention.paged_layer import bind_layers
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
 from kiln.engine.kv.shape import AttentionShape
-from kiln.engine.layers import sparse_mlp  # noqa: F401 (registers kiln::moe)
+from kiln.engine.layers import linear, sparse_mlp  # noqa: F401 (register operators)
+from kiln.engine.layers.channel_weight import ChannelWeight
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
+from kiln.engine.layers.weight import DenseWeight
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, windows=(None, 3))
@@ -50,9 +52,18 @@ def test_it_mutates_what_it_declares_and_traces(norms, index):
 
 
 def test_so_does_that_of_experts():
-    weights = torch.randn(5, 16, 8), torch.randn(5, 8, 8)
+    gate_up, down = DenseWeight(torch.randn(5, 16, 8)), DenseWeight(torch.randn(5, 8, 8))
+    weights = (gate_up.tensors, gate_up.form, down.tensors, down.form)
     arguments = (torch.randn(7, 8), torch.randn(7, 5), *weights, 2, True)
     torch.library.opcheck(torch.ops.kiln.moe.default, arguments)
+
+
+def test_so_does_that_of_projections():
+    codes = torch.randint(-99, 99, (16, 8), dtype=torch.int8)
+    weight = ChannelWeight(codes, torch.rand(16, 1))
+    for bias in (None, torch.randn(16)):
+        arguments = (torch.randn(7, 8), weight.tensors, bias, weight.form, torch.empty(7, 16))
+        torch.library.opcheck(torch.ops.kiln.linear.default, arguments)
 
 
 def test_the_layer_stores_normalises_rotates_and_attends():
