@@ -79,7 +79,7 @@ class PackedInts(Scheme):
                 raise part.error(name, f"holds {int(wrong[0])}: want {-half} to {half - 1}")
             return signed.add_(half)
         words = part.tensor(name, (self._num_words(rows), groups), (torch.int32,))
-        return unpacked(words.T.contiguous(), self.bits).T[place].short().contiguous()
+        return unpacked(words.T, self.bits).T[place].short().contiguous()
 
     def _order(self, part: Part, groups: int) -> torch.Tensor:
         """Return the group of each input, [in] int32."""
@@ -93,7 +93,8 @@ class PackedInts(Scheme):
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the codes in int32 words [rows, words] as uint8 [rows, 32 / bits * words]."""
-    codes = words.view(torch.uint8)  # the lowest byte of a word is the first
+    rows, count = words.shape
+    codes = words.flatten().view(torch.uint8).view(rows, 4 * count)  # the lowest byte is the first
     if bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
     return codes

@@ -70,9 +70,9 @@ def pack_every_block(
 def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Return rows of codes as int32 words, the first code in the lowest bits, zeros behind."""
     each = 32 // bits
-    words = torch.zeros(len(codes), -(-codes.shape[1] // each), dtype=torch.int64)
-    for column in range(codes.shape[1]):
-        words[:, column // each] |= codes[:, column].long() << bits * (column % each)
+    padded = torch.nn.functional.pad(codes.long(), (0, -codes.shape[1] % each))
+    places = bits * torch.arange(each)
+    words = (padded.view(len(codes), -1, each) << places).sum(2)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
