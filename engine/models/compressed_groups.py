@@ -6,7 +6,6 @@ Source: compressed-tensors' quantization/quant_scheme.py and its compressors
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from kiln.engine.models.fields import Fields
 from kiln.engine.models.fp8_schemes import FP8, BlockFP8, ChannelFP8
 from kiln.engine.models.packed_scheme import PackedInts
 from kiln.engine.models.quantization import refuse_others
-from kiln.engine.models.scheme import Scheme
 
 _FIELDS = ("targets", "weights", "input_activations", "output_activations", "format")
 _KINDS = {
@@ -29,14 +27,7 @@ _PACKED = "pack-quantized"
 FORMATS = (*_KINDS, _PACKED)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAs:
-    """A weight scheme, and the suffixes of a module's tensors. See Quantization for the others."""
-
-    scheme: Scheme
-    suffixes: frozenset[str]
-    bits: float
-    rounds_activations: bool
+Stored = ChannelFP8 | BlockFP8 | PackedInts
 
 
 def _codes(strategy: str, kind: str, bits: int = 8, **more: Any) -> dict[str, Any]:
@@ -68,7 +59,7 @@ PRESETS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def read_stored_as(group: Fields, format_: str) -> StoredAs:
+def read_scheme(group: Fields, format_: str) -> Stored:
     """Read one of config_groups, whose tensors are in a format. Raises ModelError by name."""
     refuse_others(group, _FIELDS)
     weights = group.group("weights")
@@ -88,17 +79,11 @@ def read_stored_as(group: Fields, format_: str) -> StoredAs:
     if not args.symmetric:
         raise weights.error("symmetric", f"with the format {format_!r} Kiln supports only true")
     activations = _activations(group, args)
-    suffixes = frozenset(("weight", "weight_scale"))
     if args.strategy == "block" and args.kind == "float":
-        rounds = activations != "none"
-        return StoredAs(BlockFP8("weight_scale", rounds), suffixes, 8.0, rounds)
+        return BlockFP8("weight_scale", activations != "none")
     if args.strategy not in ("tensor", "channel"):
         raise weights.error("strategy", f"Kiln does not support it with the format {format_!r}")
-    if activations == "static":
-        suffixes |= {"input_scale"}
-    dtype = FP8 if args.kind == "float" else torch.int8
-    scheme = ChannelFP8(args.strategy, activations, dtype)
-    return StoredAs(scheme, suffixes, 8.0, activations != "none")
+    return ChannelFP8(args.strategy, activations, FP8 if args.kind == "float" else torch.int8)
 
 
 def _activations(group: Fields, weights: Args) -> str:
@@ -134,7 +119,7 @@ def _json(flag: bool) -> str:
     return "true" if flag else "false"
 
 
-def _packed(group: Fields, weights: Fields, args: Args) -> StoredAs:
+def _packed(group: Fields, weights: Fields, args: Args) -> PackedInts:
     """Read a group of the format pack-quantized."""
     if group.group("input_activations") is not None:
         raise group.error("input_activations", f"with {_PACKED!r} Kiln supports only null")
@@ -144,10 +129,4 @@ def _packed(group: Fields, weights: Fields, args: Args) -> StoredAs:
         raise weights.error("num_bits", f"with {_PACKED!r} Kiln supports 4 and 8")
     if args.strategy not in ("group", "channel"):
         raise weights.error("strategy", f"with {_PACKED!r} Kiln supports 'group' and 'channel'")
-    suffixes = {"weight_packed", "weight_scale", "weight_shape"}
-    suffixes |= set() if args.symmetric else {"weight_zero_point"}
-    suffixes |= {"weight_g_idx"} if args.in_any_order else set()
-    scheme = PackedInts(args.bits, args.group_size, args.symmetric, args.in_any_order)
-    overhead = 32 if args.symmetric else 48  # bits for each group: a scale and a zero point
-    bits = args.bits + (overhead / args.group_size if args.group_size else 0)
-    return StoredAs(scheme, frozenset(suffixes), bits, rounds_activations=False)
+    return PackedInts(args.bits, args.group_size, args.symmetric, args.in_any_order)

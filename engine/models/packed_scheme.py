@@ -25,6 +25,20 @@ class PackedInts(Scheme):
     group_size: int
     symmetric: bool
     in_any_order: bool = False
+    rounds = False  # activations
+
+    @property
+    def suffixes(self) -> frozenset[str]:
+        """The suffixes of a module's tensors."""
+        zeros = () if self.symmetric else ("weight_zero_point",)
+        order = ("weight_g_idx",) if self.in_any_order else ()
+        return frozenset(("weight_packed", "weight_shape", "weight_scale", *zeros, *order))
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The bits of a code, and its part of those of its group."""
+        of_group = 32 if self.symmetric else 48
+        return self.bits + (of_group / self.group_size if self.group_size else 0)
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]

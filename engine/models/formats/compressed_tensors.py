@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models.compressed_args import check_kv_cache
-from kiln.engine.models.compressed_groups import FORMATS, PRESETS, StoredAs, read_stored_as
+from kiln.engine.models.compressed_groups import FORMATS, PRESETS, Stored, read_scheme
 from kiln.engine.models.expressions import settle
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.module_lists import ModuleList, check_module
@@ -39,7 +39,7 @@ class Group:
 
     name: str = field(compare=False)
     targets: ModuleList
-    stored_as: StoredAs
+    scheme: Stored
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class CompressedTensors(Quantization):
             return DENSE
         group, target = found
         reason = f"config_groups.{group.name} quantises it by its target {target[:80]!r}"
-        check_module(source, name, group.stored_as.suffixes, reason)
-        return group.stored_as.scheme
+        check_module(source, name, group.scheme.suffixes, reason)
+        return group.scheme
 
     def _targeting(self, module: str, kind: str) -> tuple[Group, str] | None:
         """Return the group that targets a module by name, else by class, and the target."""
@@ -110,13 +110,13 @@ def read(fields: Fields) -> CompressedTensors:
     listed = fields.group("config_groups")
     names = [] if listed is None else listed.switched_on()
     groups = [] if listed is None else [_read_group(fields, listed, name) for name in names]
-    stored = [group.stored_as for group in groups]
+    schemes = [group.scheme for group in groups]
     return CompressedTensors(
         groups=tuple(groups),
         ignored=ModuleList.read(fields, "ignore"),
         place=fields.place,
-        bits=max((one.bits for one in stored), default=0.0),
-        rounds_activations=any(one.rounds_activations for one in stored),
+        bits=max((one.bits_per_weight for one in schemes), default=0.0),
+        rounds_activations=any(one.rounds for one in schemes),
     )
 
 
@@ -135,7 +135,7 @@ def _read_group(fields: Fields, listed: Fields, name: str) -> Group:
     modules = ModuleList.read(group, "targets")
     if not modules.entries:
         raise group.error("targets", "want a list of modules")
-    return Group(name, modules, read_stored_as(group, _format(fields, group)))
+    return Group(name, modules, read_scheme(group, _format(fields, group)))
 
 
 def _format(fields: Fields, group: Fields) -> str:

@@ -106,7 +106,7 @@ def two_groups(first: list[str], second: list[str]) -> dict[str, Any]:
 
 def test_a_name_comes_before_a_class_and_ignore_before_both(tmp_path):
     for groups in (two_groups(["Linear"], ["re:.*down_proj"]), two_groups([DOWN], ["Linear"])):
-        fp8, int4 = (one.stored_as.scheme for one in quantization(tmp_path, groups).groups)
+        fp8, int4 = (one.scheme for one in quantization(tmp_path, groups).groups)
         read = quantization(tmp_path, groups)
         first = groups["config_groups"]["first"]["targets"] == ["Linear"]
         assert read.scheme(DOWN, "down_proj", RANDOM) == (int4 if first else fp8)
