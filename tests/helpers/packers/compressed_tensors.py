@@ -32,6 +32,14 @@ def every_fp8_code() -> torch.Tensor:
     return codes[codes & 0x7F != 0x7F].view(FP8)
 
 
+def spread_all(codes: torch.Tensor, every: torch.Tensor) -> torch.Tensor:
+    """Return the codes with each of ``every`` somewhere, far from each other."""
+    out = codes.clone()
+    step = out.numel() // len(every)
+    out.view(-1)[: step * len(every) : step] = every
+    return out
+
+
 def pack_8_bits(
     weight: torch.Tensor,
     generator: torch.Generator,
@@ -40,27 +48,26 @@ def pack_8_bits(
     dtype: torch.dtype,
     static: bool = False,
 ) -> Packed:
-    """Pack with a scale for each output, or one; the first output has every code."""
+    """Pack with a scale for each output, or one; every code occurs."""
     own = weight.abs().amax(1, keepdim=True)
     scale = (own if strategy == "channel" else own.max().reshape(1)) / LARGEST[kind]
     scale = scale.to(dtype)
     codes = (fp8_codes if kind == "float" else int8_codes)(weight / scale.double())
     every = every_fp8_code() if kind == "float" else torch.arange(-128, 128).to(torch.int8)
-    codes[0, : len(every)] = every[: weight.shape[1]]
+    codes = spread_all(codes, every)
     tensors = {"weight": codes, "weight_scale": scale}
     if static:
-        tensors["input_scale"] = torch.tensor([0.011], dtype=dtype)
+        tensors["input_scale"] = torch.tensor([4.9 / LARGEST[kind]], dtype=dtype)
     return Packed(tensors, codes.double() * scale.double())
 
 
 def pack_every_block(
     weight: torch.Tensor, generator: torch.Generator, dtype: torch.dtype
 ) -> Packed:
-    """Pack with a scale for each block; the first output has every code."""
+    """Pack with a scale for each block; every code occurs."""
     first = pack_blocks(weight, generator, "weight_scale", dtype)
-    codes, scales = first.tensors["weight"].clone(), first.tensors["weight_scale"]
-    every = every_fp8_code()
-    codes[0, : len(every)] = every[: weight.shape[1]]
+    codes, scales = first.tensors["weight"], first.tensors["weight_scale"]
+    codes = spread_all(codes, every_fp8_code())
     return Packed(
         {"weight": codes, "weight_scale": scales},
         codes.double() * spread(scales, *weight.shape),
@@ -105,8 +112,7 @@ def pack_ints(
     scales = (largest / (half - 1)).to(dtype)
     each_zero, each_scale = zeros[:, of_input], scales.double()[:, of_input]
     codes = (weight / each_scale + each_zero).round().clamp(-half, half - 1).long()
-    every = torch.arange(-half, half)
-    codes[0, : len(every)] = every[:inputs]
+    codes = spread_all(codes, torch.arange(-half, half))
     tensors = {
         "weight_packed": pack_words(codes + half, bits),
         "weight_shape": torch.tensor([outputs, inputs]),
