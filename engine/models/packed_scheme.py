@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,13 +19,15 @@ class PackedInts(Scheme):
     ``weight_shape`` holds the numbers of outputs and inputs. ``weight_scale`` has a scale for each
     ``group_size`` inputs of an output, with 0 for all of its inputs. ``weight_zero_point``, unless
     ``symmetric``, has zero points in words along the outputs; in old files they are int8. With
-    ``in_any_order``, ``weight_g_idx`` has the group of each input.
+    ``in_any_order``, ``weight_g_idx`` has the group of each input. ``keeps_order``: groups in their
+    order are kept as if in another, so that all experts of a layer have the same form.
     """
 
     bits: int
     group_size: int
     symmetric: bool
     in_any_order: bool = False
+    keeps_order: bool = False
     rounds = False  # activations
 
     @property
@@ -60,7 +63,16 @@ class PackedInts(Scheme):
 
     def quantized(self, values: torch.Tensor) -> Weight:
         """Return weights as this scheme would store them, in groups of neighbours."""
-        return quantized_by_group(values, self.bits, self.group_size, not self.symmetric)
+        weight = quantized_by_group(values, self.bits, self.group_size, not self.symmetric)
+        if not self.in_any_order:
+            return weight
+        inputs = values.shape[1]
+        places = torch.arange(inputs, device=values.device, dtype=torch.int32)
+        return replace(weight, group_of=places // (inputs // weight.scales.shape[1]))
+
+    def experts(self, parts: Sequence[Part], count: int) -> Weight:
+        """Return ``count`` experts of equally many parts. Raises ValueError if experts differ."""
+        return Scheme.experts(replace(self, keeps_order=True), parts, count)
 
     def _check_shape(self, part: Part) -> None:
         stored = part.tensor("weight_shape", (2,), (torch.int64, torch.int32)).tolist()
@@ -95,14 +107,19 @@ class PackedInts(Scheme):
         words = part.tensor(name, (self._num_words(rows), groups), (torch.int32,))
         return unpacked(words.T, self.bits).T[place].short().contiguous()
 
-    def _order(self, part: Part, groups: int) -> torch.Tensor:
-        """Return the group of each input, [in] int32."""
-        name = "weight_g_idx"
-        order = part.tensor(name, (part.inputs.whole,), (torch.int32, torch.int64))
+    def _order(self, part: Part, groups: int) -> torch.Tensor | None:
+        """Return the group of each input, [in] int32; None if they are in their order."""
+        name, inputs = "weight_g_idx", part.inputs.whole
+        order = part.tensor(name, (inputs,), (torch.int32, torch.int64)).int()
         wrong = order[(order < 0) | (order >= groups)]
         if len(wrong):
             raise part.error(name, f"holds {int(wrong[0])}: want 0 to {groups - 1}")
-        return order.int()
+        size = inputs // groups
+        for group, count in enumerate(torch.bincount(order, minlength=groups).tolist()):
+            if count != size:
+                raise part.error(name, f"has {count} inputs of group {group}: want {size}")
+        neighbours = torch.arange(inputs, device=order.device, dtype=torch.int32) // size
+        return None if torch.equal(order, neighbours) and not self.keeps_order else order
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -423,6 +423,10 @@ DAMAGED = [
     (ORDERED, packed_ints(any_order=True), "weight_g_idx", 2, r"weight_g_idx holds 2: want 0 to 1"),
     (ORDERED, packed_ints(any_order=True), "weight_g_idx", -1, r"weight_g_idx holds -1"),
     (
+        *(ORDERED, packed_ints(any_order=True), "weight_g_idx", torch.arange(64).int() // 40),
+        r"weight_g_idx has 40 inputs of group 0: want 32",
+    ),
+    (
         changed(PACKED, f"{WEIGHTS}/group_size", 48),
         *(packed_ints(), "", None, r"weight_packed has 64 inputs, not a multiple of group_size 48"),
     ),

@@ -34,7 +34,7 @@ def every_fp8_code() -> torch.Tensor:
 
 def spread_all(codes: torch.Tensor, every: torch.Tensor) -> torch.Tensor:
     """Return the codes with each of ``every`` somewhere, far from each other."""
-    out = codes.clone()
+    out, every = codes.clone(), every[: codes.numel()]
     step = out.numel() // len(every)
     out.view(-1)[: step * len(every) : step] = every
     return out
@@ -147,7 +147,7 @@ def config(format_: str, weights: dict[str, Any], inputs: dict[str, Any] | None)
         "format": format_,
         "quantization_status": "compressed",
         "config_groups": {"group_0": {**group, "output_activations": None}},
-        "ignore": ["lm_head", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate$"],
+        "ignore": ["re:.*lm_head", r"re:.*\.(gate|router)$"],
         "kv_cache_scheme": None,
     }
 

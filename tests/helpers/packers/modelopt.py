@@ -33,10 +33,7 @@ def pack_blocks(weight: torch.Tensor, generator: torch.Generator, dtype: torch.d
     return Packed({**made.tensors, "weight_scale": scale}, made.weight)
 
 
-_IGNORED = {
-    "quant_method": "modelopt",
-    "ignore": ["lm_head", "*.mlp.gate", "*.block_sparse_moe.gate"],
-}
+_IGNORED = {"quant_method": "modelopt", "ignore": ["lm_head", "*.gate", "*.router"]}
 _BLOCKS = {**_IGNORED, "group_size": 128}
 PACKERS = [
     Packer(
