@@ -30,19 +30,6 @@ class Fields:
         """
         return [name for name, value in self._values.items() if value and name[:1] != "_"]
 
-    @property
-    def place(self) -> str:
-        """The file, and the object in it, for errors."""
-        return f"{self._path}: {self._prefix}".rstrip(".: ")
-
-    def value(self, name: str) -> Any:
-        """Return a field of any type as it is, None if absent."""
-        return self._values.get(name)
-
-    def standing_for(self, name: str, values: Mapping[str, Any]) -> Fields:
-        """Return other values in the place of a field, such as what a name of them means."""
-        return Fields(values, self._path, f"{self._prefix}{name}.")
-
     def error(self, name: str, problem: str) -> ModelError:
         """Return a ModelError about one field."""
         value = repr(self._values.get(name))[:80]
@@ -96,6 +83,19 @@ class Fields:
         """Return the fields of a nested object, or None if absent or empty."""
         value = self._typed(name, dict, "want an object", {})
         return self.standing_for(name, value) if value else None
+
+    @property
+    def place(self) -> str:
+        """The file, and the object in it, for errors."""
+        return f"{self._path}: {self._prefix}".rstrip(".: ")
+
+    def value(self, name: str) -> Any:
+        """Return a field of any type as it is, None if absent."""
+        return self._values.get(name)
+
+    def standing_for(self, name: str, values: Mapping[str, Any]) -> Fields:
+        """Return other values in the place of a field, such as what a name of them means."""
+        return Fields(values, self._path, f"{self._prefix}{name}.")
 
     def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
         value = self._values.get(name)
