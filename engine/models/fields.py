@@ -82,7 +82,20 @@ class Fields:
     def group(self, name: str) -> Fields | None:
         """Return the fields of a nested object, or None if absent or empty."""
         value = self._typed(name, dict, "want an object", {})
-        return Fields(value, self._path, f"{self._prefix}{name}.") if value else None
+        return self.standing_for(name, value) if value else None
+
+    @property
+    def place(self) -> str:
+        """The file, and the object in it, for errors."""
+        return f"{self._path}: {self._prefix}".rstrip(".: ")
+
+    def value(self, name: str) -> Any:
+        """Return a field of any type as it is, None if absent."""
+        return self._values.get(name)
+
+    def standing_for(self, name: str, values: Mapping[str, Any]) -> Fields:
+        """Return other values in the place of a field, such as what a name of them means."""
+        return Fields(values, self._path, f"{self._prefix}{name}.")
 
     def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
         value = self._values.get(name)

@@ -27,6 +27,18 @@ class ChannelFP8(Scheme):
     strategy: str
     activations: str
     dtype: torch.dtype = FP8
+    bits_per_weight = 8.0
+
+    @property
+    def suffixes(self) -> frozenset[str]:
+        """The suffixes of a module's tensors."""
+        more = ("input_scale",) if self.activations == "static" else ()
+        return frozenset(("weight", "weight_scale", *more))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are rounded."""
+        return self.activations != "none"
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]
@@ -42,7 +54,7 @@ class ChannelFP8(Scheme):
             part.floats("weight", codes)
         codes = with_room(codes, inputs.room)
         if self.strategy == "channel":
-            scales = part.scales("weight_scale", (outputs.whole, 1), (outputs.place,))
+            scales = output_scales(part, "weight_scale")
         else:
             scales = one_scale(part, "weight_scale").expand(outputs.size, 1).contiguous()
         return self._weight(part, codes, scales)
@@ -77,6 +89,12 @@ class BlockFP8(Scheme):
 
     suffix: str
     rounds: bool = True
+    bits_per_weight = 8.0
+
+    @property
+    def suffixes(self) -> frozenset[str]:
+        """The suffixes of a module's tensors."""
+        return frozenset(("weight", self.suffix))
 
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module. Raises ConfigError if it cuts a block of inputs."""
@@ -92,10 +110,7 @@ class BlockFP8(Scheme):
         place = (outputs.place, inputs.place)
         codes = part.tensor("weight", (outputs.whole, inputs.whole), (FP8,), place)
         codes = with_room(part.floats("weight", codes), inputs.room)
-        grid = (-(-outputs.whole // BLOCK), -(-inputs.whole // BLOCK))
-        rows = slice(outputs.start // BLOCK, -(-(outputs.start + outputs.size) // BLOCK))
-        columns = slice(inputs.start // BLOCK, -(-(inputs.start + inputs.size) // BLOCK))
-        scales = part.scales(self.suffix, grid, (rows, columns))
+        scales = block_scales(part, self.suffix)
         kind = BlockGroupWeight if self.rounds else BlockWeight
         return kind.of(codes, scales, outputs.start % BLOCK)
 
@@ -137,6 +152,30 @@ def one_scale(part: Part, suffix: str) -> torch.Tensor:
     """Return one scale [1] float32 that is stored with one element or none. Raises ModelError."""
     shape = (1,) if part.source.shape(f"{part.name}.{suffix}") else ()
     return part.scales(suffix, shape).reshape(1)
+
+
+def output_scales(part: Part, suffix: str) -> torch.Tensor:
+    """Return the scales of the rank's outputs, [out, 1], stored as [out, 1] or [out]."""
+    whole = part.outputs.whole
+    dims = len(part.source.shape(f"{part.name}.{suffix}"))
+    shape = (whole,) if dims == 1 else (whole, 1)
+    return part.scales(suffix, shape, (part.outputs.place,)).view(-1, 1)
+
+
+def block_scales(part: Part, suffix: str) -> torch.Tensor:
+    """Return the scales of the blocks that have the rank's weights, [out / 128, in / 128].
+
+    Both are rounded up. ModelOpt stores them as [out / 128, 1, in / 128, 1].
+    """
+    shares = (part.outputs, part.inputs)
+    grid = [-(-share.whole // BLOCK) for share in shares]
+    rows, columns = (
+        slice(share.start // BLOCK, -(-(share.start + share.size) // BLOCK)) for share in shares
+    )
+    if len(part.source.shape(f"{part.name}.{suffix}")) != 4:
+        return part.scales(suffix, grid, (rows, columns))
+    spread = (rows, slice(None), columns)
+    return part.scales(suffix, (grid[0], 1, grid[1], 1), spread).flatten(2).flatten(0, 1)
 
 
 def with_room(codes: torch.Tensor, room: int) -> torch.Tensor:

@@ -62,7 +62,10 @@ class Part:
         index = (*place, *(slice(None) for _ in shape[len(place) :]))
         sizes = [len(range(*one.indices(size))) for one, size in zip(index, shape, strict=True)]
         out = torch.empty(sizes, dtype=stored, device=self.device)
-        self.source.fill(name, out, shape, place)
+        if out.numel():
+            self.source.fill(name, out, shape, place)
+        else:  # the last ranks may have no token of a small vocabulary
+            self.source.ignore(name)
         return out
 
     def scales(self, suffix: str, shape: Sequence[int], place: Index = ()) -> torch.Tensor:
