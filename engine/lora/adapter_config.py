@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kiln.engine.errors import ModelError
-from kiln.engine.lora.expressions import Expression, settle
 from kiln.engine.lora.target_modules import TargetModules
+from kiln.engine.models.expressions import Expression, settle
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.model_folder import read_json
 

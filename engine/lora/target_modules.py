@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kiln.engine.lora.expressions import Expression
+from kiln.engine.models.expressions import Expression
 from kiln.engine.models.fields import Fields
 
 ALL_LINEAR = "all-linear"

@@ -10,7 +10,7 @@ transformers 5 writes them with ``save_original_format=False``. The names are th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -32,6 +32,15 @@ class FusedExperts(Weights):
         matrices = "|".join(map(re.escape, (names.gate, names.up, names.down)))
         self._layer = re.compile(rf"(model\.layers\.\d+\.){re.escape(names.layer)}(.+)")
         self._expert = re.compile(rf"experts\.(\d+)\.({matrices})\.weight")
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of all tensors as they are stored."""
+        return self._source.names
+
+    def module(self, name: str) -> str:
+        """Return the stored name of a module; a single expert keeps its own."""
+        return self._source.module(name)
 
     def has(self, name: str) -> bool:
         """Whether the source has a tensor, as such or as a part of another."""

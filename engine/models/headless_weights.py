@@ -6,7 +6,7 @@ transformers' ``AutoModel`` writes ``layers.0.mlp.up_proj.weight`` where a model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -22,6 +22,17 @@ class HeadlessWeights(Weights):
         self._source = source
         self.random = source.random
         source.ignore(_HEAD)
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of all tensors as they are stored."""
+        return self._source.names
+
+    def module(self, name: str) -> str:
+        """Return the stored name of a module."""
+        short = name.removeprefix(_PREFIX)
+        weights = (f"{short}.weight", f"{short}.weight_packed")
+        return self._source.module(short if any(map(self._source.has, weights)) else name)
 
     def has(self, name: str) -> bool:
         """Whether the source has a tensor; never the head."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from kiln.engine.models.family import Family, Model
 from kiln.engine.models.fused_experts import FusedExperts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
+from kiln.engine.models.quantization import UNQUANTIZED
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.weights import Weights
@@ -58,6 +60,10 @@ def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) 
 
 
 def build_without_weights(family: Family, config: HFConfig, wrapper: Wrapper) -> None:
-    """Build a model on the meta device, so that ``wrapper`` gets its layers. Raises ModelError."""
+    """Build a model on the meta device, so that ``wrapper`` gets its layers. Raises ModelError.
+
+    The layers have the sizes of the model's, but floats as weights.
+    """
     place, weights = torch.device("meta"), DummyWeights(0, config.dtype)
+    config = replace(config, quantization=UNQUANTIZED)
     load_model(family, config, weights, 1, config.dtype, place, wrapper=wrapper)

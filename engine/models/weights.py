@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -17,6 +17,15 @@ class Weights(ABC):
     """
 
     random = False
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of all tensors as they are stored; none if the source makes them up."""
+        return frozenset()
+
+    def module(self, name: str) -> str:
+        """Return the stored name of a module, which is another where a source renames tensors."""
+        return name
 
     @abstractmethod
     def has(self, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""Regular expressions of an adapter's config, matched within a time limit.
+"""Regular expressions of a config that comes with weights, matched within a time limit.
 
 Python's ``re`` takes exponential time for some expressions, and cannot be interrupted meanwhile.
 So an expression that repeats or chooses is matched in a process of its own, which can be killed.
-One without, such as the name of a module, is matched here.
+The name of a module, with or without ".*" before it, is matched here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Iterable, Sequence
 from kiln.engine.errors import ModelError
 
 MAX_LENGTH = 4096  # characters of one expression
-SECONDS = 5.0  # for all expressions of an adapter
-# Names, an escaped dot or \d: each character can match in one way only.
-_PLAIN = re.compile(r"(?:[\w.-]|\\[.d])*")
+SECONDS = 5.0  # for all expressions of a config
+# ".*", then names, an escaped dot or \d, then "$": each character behind the first two can match in
+# one way only.
+_PLAIN = re.compile(r"(?:\.\*)?(?:[\w.-]|\\[.d])*\$?")
 _PROGRAM = """
 import json, re, sys
 sys.setrecursionlimit(10_000)
@@ -27,8 +28,8 @@ found = []
 for text, full in expressions:
     compiled = re.compile(text)
     match = compiled.fullmatch if full else compiled.match
-    matches = [match(name) for name in names]
-    found.append([m and [m[1] if compiled.groups else None] for m in matches])
+    matches = ((index, match(name)) for index, name in enumerate(names))
+    found.append([[i, m[1] if compiled.groups else None] for i, m in matches if m])
 json.dump(found, sys.stdout)
 """
 
@@ -55,7 +56,7 @@ class Expression:
         self.whole = f"{prefix}{text}{suffix}"
         self.full = full
         self._groups: dict[str, str | None] = {}  # by the names that match
-        self._names: frozenset[str] = frozenset()  # for which the matches are known
+        self._names: set[str] = set()  # for which the matches are known
         try:
             self._compiled = re.compile(self.whole)
         except (re.error, OverflowError, RecursionError) as error:
@@ -71,8 +72,9 @@ class Expression:
         return name in self._find(name)
 
     def settle(self, groups: dict[str, str | None], names: Sequence[str]) -> None:
-        """Take the matches with names that were found elsewhere."""
-        self._groups, self._names = groups, frozenset(names)
+        """Take the matches with names that were found elsewhere, beside those known already."""
+        self._groups.update(groups)
+        self._names.update(names)
 
     def _find(self, name: str) -> dict[str, str | None]:
         if not self.is_plain:
@@ -110,5 +112,4 @@ def settle(expressions: Iterable[Expression], names: Sequence[str], what: str) -
         reason = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
         raise ModelError(f"{what}: its expressions cannot be matched: {reason[0][:200]}")
     for expression, found in zip(slow, json.loads(run.stdout), strict=True):
-        pairs = zip(names, found, strict=True)
-        expression.settle({name: match[0] for name, match in pairs if match is not None}, names)
+        expression.settle({names[index]: group for index, group in found}, names)
