@@ -53,7 +53,7 @@ class GPTQScheme(Scheme):
         scales = part.scales("scales", (groups, outputs), place, signed=self.signed)
         zeros = self._zeros(part, groups)
         group_of = self._group_of(part, size)
-        _ignore_zero_bias(part)
+        _check_no_bias(part)
         codes = unpacked(words.T, self.bits)
         return group_weight(part, self.bits, codes, scales.T, zeros, group_of, size)
 
@@ -124,12 +124,10 @@ def _word_of(zero: int, bits: int) -> int:
     return word - 2**32 if word >= 2**31 else word
 
 
-def _ignore_zero_bias(part: Part) -> None:
-    """Accept a bias of zeros, which old files hold for layers without one.
-
-    Another is left over, and so refused, unless the model reads it.
-    """
-    if part.has("bias"):
-        bias = part.tensor("bias", (part.outputs.whole,), FLOATS)
-        if not bool(bias.any()):
-            part.source.ignore(f"{part.name}.bias")
+def _check_no_bias(part: Part) -> None:
+    """Accept a bias of zeros for a layer without one, as old files have it. Raises ModelError."""
+    if part.bias or not part.has("bias"):
+        return
+    bias = part.tensor("bias", (part.outputs.whole,), FLOATS)
+    if bool(bias.any()):
+        raise part.error("bias", "is not of zeros, but the layer has no bias by config.json")

@@ -27,7 +27,8 @@ class Part:
     """A linear layer of the checkpoint, and the share of it that this rank keeps.
 
     ``name`` is the checkpoint's, without the suffix of a tensor; ``layer`` is Kiln's name of the
-    projection that it is a part of, for errors. The model computes in ``dtype`` on ``device``.
+    projection that it is a part of, for errors. The model computes in ``dtype`` on ``device``;
+    ``bias``: whether the model has a bias here, which is no scheme's to read.
     """
 
     source: Weights
@@ -37,6 +38,7 @@ class Part:
     inputs: Share
     dtype: torch.dtype
     device: torch.device
+    bias: bool = False
 
     def has(self, suffix: str) -> bool:
         """Whether the checkpoint has a tensor of this name and suffix."""
