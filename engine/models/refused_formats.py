@@ -12,7 +12,7 @@ _CODEBOOKS = f"its weights are entries of trained tables, for which Kiln has no 
 _OWN_PACKING = "its tensors are packed in a way of its own"
 _NVFP4 = f"its 4-bit floats have scales of 8-bit floats, for which Kiln has no product: {_BASE}"
 # By quant_method or quant_algo in lower case, with "-" for "_".
-_REASONS = MappingProxyType(
+REASONS = MappingProxyType(
     {
         "bitsandbytes": "its blocks run along the flattened weights, so that no rank can have a "
         f"share of them: {_BASE}",
@@ -45,11 +45,11 @@ def refuse_formats(fields: Fields) -> None:
     if "quant_method" not in fields:  # bitsandbytes wrote none at first
         for name in ("load_in_4bit", "load_in_8bit"):
             if name in fields and fields.flag(name):
-                raise fields.error(name, f"which is bitsandbytes: {_REASONS['bitsandbytes']}")
+                raise fields.error(name, f"which is bitsandbytes: {REASONS['bitsandbytes']}")
     for name in ("quant_method", "quant_algo"):
         if name in fields:
             own = fields.text(name).lower().replace("_", "-")
-            reason = _REASONS.get(_ALIASES.get(own, own))
+            reason = REASONS.get(_ALIASES.get(own, own))
             if reason is not None:
                 raise fields.error(name, f"which Kiln does not read: {reason}")
 
@@ -57,4 +57,4 @@ def refuse_formats(fields: Fields) -> None:
 def gguf_advice(folder: Path) -> str:
     """Return what to do about a folder with a GGUF file; empty if it has none."""
     first = min((path.name for path in folder.glob("*.gguf")), default="")
-    return f"{first} is of GGUF, but {_REASONS['gguf']}" if first else ""
+    return f"{first} is of GGUF, but {REASONS['gguf']}" if first else ""
