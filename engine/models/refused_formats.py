@@ -31,6 +31,7 @@ REASONS = MappingProxyType(
         "fp-quant": f"its weights are rotated, and so must be what they multiply: {_BASE}",
         "bitnet": f"its weights have three values, for which Kiln has no product: {_BASE}",
         "quark": f"its names and fields are its own: {_BASE}, or one of compressed-tensors",
+        "intel/auto-round": f"it is of an early AutoRound, with a packing of its own: {_BASE}",
         "fbgemm-fp8": "it bounds activations by a number that the file holds: "
         f"{_BASE}, with --quantization fp8",
     }

@@ -5,8 +5,7 @@ Source: AutoRound's export to the formats auto_round:auto_gptq and auto_round:au
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from kiln.engine.models.calibration_fields import NEUTRAL
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.formats.awq import AWQ, read_awq
 from kiln.engine.models.formats.gptq import GPTQ, read_gptq
@@ -16,19 +15,13 @@ _READ = (
     *("quant_method", "packing_format", "backend", "bits", "group_size", "sym", "data_type"),
     *("act_bits", "act_data_type", "extra_config", "desc_act", "zero_point", "version"),
 )
-_NEUTRAL = (  # how it was calibrated
-    *("autoround_version", "block_name_to_quantize", "to_quant_block_names", "scale_dtype"),
-    *("enable_quanted_input", "enable_minmax_tuning", "enable_norm_bias_tuning", "seqlen"),
-    *("batch_size", "gradient_accumulate_steps", "iters", "nsamples", "lr", "minmax_lr", "amp"),
-    *("low_gpu_mem_usage", "low_cpu_mem_usage", "dataset", "damp_percent", "true_sequential"),
-    *("act_group_size", "act_sym", "act_dynamic"),  # of activations that stay floats
-)
+_OF_FLOATS = ("act_group_size", "act_sym", "act_dynamic")  # of activations that stay floats
 _LEAST_FLOAT_BITS = 16
 
 
 def read(fields: Fields) -> GPTQ | AWQ:
     """Read quantization_config. Raises ModelError."""
-    refuse_others(fields, (*_READ, *_NEUTRAL))
+    refuse_others(fields, (*_READ, *_OF_FLOATS, *NEUTRAL))
     name = "packing_format" if "packing_format" in fields else "backend"
     packing = fields.text(name, "")
     if fields.text("data_type", "int") != "int":
@@ -37,11 +30,9 @@ def read(fields: Fields) -> GPTQ | AWQ:
         raise fields.error("act_bits", "Kiln supports AutoRound only with activations of floats")
     _check_extra(fields)
     if "auto_gptq" in packing:
-        gptq = read_gptq(fields)
-        return replace(gptq, stored=replace(gptq.stored, signed=True))
+        return read_gptq(fields)
     if "auto_awq" in packing:
-        awq = read_awq(fields)
-        return replace(awq, stored=replace(awq.stored, signed=True))
+        return read_awq(fields)
     raise fields.error(
         name,
         "of AutoRound Kiln reads only the packings auto_round:auto_gptq and auto_round:auto_awq: "

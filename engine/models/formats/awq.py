@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.layers.weight import Weight
+from kiln.engine.models.calibration_fields import NEUTRAL, has_signed_scales
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.group_schemes import group_weight, quantized_by_group, stored_bits
 from kiln.engine.models.packed_modules import GATES, is_packed, unpacked, words_of_outputs
@@ -21,11 +22,9 @@ from kiln.engine.models.quantization import Format, Quantization, refuse_others
 from kiln.engine.models.scheme import DENSE, Part, Scheme
 from kiln.engine.models.weights import Weights
 
-_FIELDS = (
+_READ = (
     *("quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version"),
-    *("modules_to_not_convert", "backend"),
-    *("format", "checkpoint_format", "pack_dtype", "meta"),  # of GPTQModel
-    *("do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config"),  # of transformers
+    *("modules_to_not_convert", "format", "checkpoint_format", "pack_dtype"),
 )
 _BITS, _PER_WORD = 4, 8
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the outputs of a word in it
@@ -95,12 +94,11 @@ class AWQ(Quantization):
 
 def read(fields: Fields) -> AWQ:
     """Read quantization_config, or quant_config.json. Raises ModelError."""
-    refuse_others(fields, _FIELDS)
+    refuse_others(fields, (*_READ, *NEUTRAL))
     if fields.text("quant_method", "awq") != "awq":
         raise fields.error("quant_method", "want 'awq'")
     name = "modules_to_not_convert"
-    ignored = tuple(fields.texts(name)) if name in fields else None
-    return read_awq(fields, ignored)
+    return read_awq(fields, tuple(fields.texts(name)) or None)
 
 
 def read_awq(fields: Fields, ignored: tuple[str, ...] | None = None) -> AWQ:
@@ -120,7 +118,7 @@ def read_awq(fields: Fields, ignored: tuple[str, ...] | None = None) -> AWQ:
     size = _either(fields, "group_size", "q_group_size", 128)
     if size == 0:
         raise fields.error("group_size", "want a number of inputs, or -1 for all of them")
-    return AWQ(AWQScheme(max(size, 0)), ignored)
+    return AWQ(AWQScheme(max(size, 0), has_signed_scales(fields)), ignored)
 
 
 def _either(fields: Fields, name: str, older: str, default: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kiln.engine.models.calibration_fields import NEUTRAL, has_signed_scales
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.gptq_scheme import GPTQScheme
 from kiln.engine.models.group_schemes import stored_bits
@@ -24,13 +25,6 @@ from kiln.engine.models.weights import Weights
 _READ = (
     *("quant_method", "method", "bits", "group_size", "desc_act", "sym", "checkpoint_format"),
     *("format", "lm_head", "dynamic", "modules_in_block_to_quantize", "pack_dtype"),
-)
-_NEUTRAL = (  # how it was calibrated, or which kernels another engine should use
-    *("static_groups", "true_sequential", "damp_percent", "damp_auto_increment", "meta"),
-    *("act_group_aware", "mse", "model_name_or_path", "model_file_base_name", "dataset"),
-    *("tokenizer", "model_seqlen", "block_name_to_quantize", "batch_size", "pad_token_id"),
-    *("module_name_preceding_first_block", "cache_block_outputs", "use_cuda_fp16", "backend"),
-    *("use_exllama", "disable_exllama", "exllama_config", "max_input_length"),
 )
 _OF_A_RULE = ("bits", "group_size", "desc_act", "sym", "damp_percent", "mse", "static_groups")
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to stored zero points
@@ -71,20 +65,20 @@ class GPTQ(Quantization):
 
 def read(fields: Fields) -> GPTQ:
     """Read quantization_config, or quantize_config.json. Raises ModelError."""
-    refuse_others(fields, (*_READ, *_NEUTRAL))
+    refuse_others(fields, (*_READ, *NEUTRAL))
     for name in ("quant_method", "method"):
         if fields.text(name, "gptq").lower() != "gptq":
             raise fields.error(name, "want 'gptq'")
     if fields.text("pack_dtype", "int32") != "int32":
         raise fields.error("pack_dtype", "Kiln supports only 'int32'")
     name = "modules_in_block_to_quantize"
-    listed = tuple(fields.nested_texts(name)) if name in fields else None
-    return read_gptq(fields, listed)
+    return read_gptq(fields, tuple(fields.nested_texts(name)) or None)
 
 
 def read_gptq(fields: Fields, listed: tuple[str, ...] | None = None) -> GPTQ:
     """Read the fields that say what the tensors mean. Raises ModelError."""
-    default = GPTQScheme(4, 128, True, False, _offset(fields))
+    signed = has_signed_scales(fields)
+    default = GPTQScheme(4, 128, True, False, _offset(fields), signed)
     stored = _scheme(fields, default, fields.count("bits"))
     return GPTQ(stored, _rules(fields, stored), listed, fields.flag("lm_head", False))
 

@@ -188,6 +188,15 @@ def test_another_order_without_desc_act_is_refused(tmp_path):
         module(tmp_path, packed(desc_act=True).tensors).read()
 
 
+def test_scales_below_0_are_those_of_autoround(tmp_path):
+    made = packed(sym=False)
+    tensors = {**made.tensors, "scales": -made.tensors["scales"]}
+    with pytest.raises(ModelError, match=rf"{NAME}\.scales has the scale -.* 0 or more"):
+        module(tmp_path, tensors, sym=False).read()
+    own = module(tmp_path, tensors, sym=False, autoround_version="0.5.1")
+    assert same(own.values(), -made.weight)
+
+
 def test_parts_and_experts_keep_orders_of_their_own(tmp_path):
     fields = {"desc_act": True, "sym": False}
     names = [f"model.layers.0.mlp.experts.{e}.{p}_proj" for e in (0, 1) for p in ("gate", "up")]

@@ -16,7 +16,16 @@ from kiln.engine.models.safetensors_weights import SafetensorsWeights
 
 METHODS = (
     *("bitsandbytes", "nvfp4", "gguf", "aqlm", "hqq", "quanto", "torchao", "eetq", "higgs", "vptq"),
-    *("spqr", "fp_quant", "bitnet", "quark", "fbgemm_fp8", "NVFP4", "modelopt_fp4"),
+    *(
+        "spqr",
+        "fp_quant",
+        "bitnet",
+        "quark",
+        "fbgemm_fp8",
+        "NVFP4",
+        "intel/auto-round",
+        "modelopt_fp4",
+    ),
 )
 ROUND = {
     "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int",
@@ -74,6 +83,8 @@ def test_autoround_is_read_where_it_packs_as_others_do(tmp_path):
     assert (awq.method, awq.stored.group_size, awq.stored.signed) == ("awq", 128, True)
     older = {name: one for name, one in ROUND.items() if name != "packing_format"}
     assert read(tmp_path, {**older, "backend": "auto_round:auto_gptq"}) == gptq
+    named = {**older, "quant_method": "gptq", "data_type": None}
+    assert read(tmp_path, named) == gptq
     kept = {"extra_config": {"model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}}}
     assert read(tmp_path, {**ROUND, **kept}) == gptq
 
