@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import is_fake
 
 DEQUANTISED = "dequantised for each product"  # in what ``describe`` says
 TILE_BYTES = 2**26  # of dequantised weights at once
@@ -135,7 +136,7 @@ class Weight(ABC):
                 if mine is not theirs:
                     return False
             elif name in self.shared:
-                if mine.shape != theirs.shape or not torch.equal(mine, theirs):
+                if mine.shape != theirs.shape or not _equal(mine, theirs):
                     return False
             elif mine.dtype != theirs.dtype or mine.shape[1:] != theirs.shape[1:]:
                 return False
@@ -173,6 +174,11 @@ def join_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for place, one in zip(out.split(list(map(len, tensors))), tensors, strict=True):
         place.copy_(one)
     return out
+
+
+def _equal(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors are equal; those without values count as such."""
+    return mine.is_meta or is_fake(mine) or torch.equal(mine, theirs)
 
 
 def _zero_rows(like: torch.Tensor, count: int) -> torch.Tensor:

@@ -30,6 +30,10 @@ class Fields:
         """
         return [name for name, value in self._values.items() if value and name[:1] != "_"]
 
+    def names(self) -> list[str]:
+        """Return the names of the fields that are not null, in their order."""
+        return [name for name, value in self._values.items() if value is not None]
+
     def error(self, name: str, problem: str) -> ModelError:
         """Return a ModelError about one field."""
         value = repr(self._values.get(name))[:80]
@@ -71,6 +75,14 @@ class Fields:
         if not all(isinstance(item, str) for item in value):
             raise self.error(name, "want a list of strings")
         return value  # type: ignore[no-any-return]
+
+    def nested_texts(self, name: str) -> list[str]:
+        """Return all strings of a list of strings or of lists of them. Raises ModelError."""
+        value = self._typed(name, list, "want a list of strings", [])
+        found = [item for own in value for item in (own if isinstance(own, list) else [own])]
+        if not all(isinstance(item, str) for item in found):
+            raise self.error(name, "want a list of strings, or of lists of strings")
+        return found
 
     def counts(self, name: str) -> list[int]:
         """Return a list of integers of 0 or more, empty if absent. Raises ModelError."""

@@ -18,21 +18,24 @@ def group_weight(
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
     group_of: torch.Tensor | None = None,
+    group_size: int | None = None,
 ) -> Group8Weight:
     """Return the rank's inputs of codes that were unpacked; the outputs are already the rank's.
 
     codes: [out, in] uint8, of all inputs; scales: [out, groups] float32; zeros: [out, groups]
-    int16 or None; group_of: [in] int32 or None, if the groups are of neighbours. A rank that has a
-    part of a group gets smaller groups with the same scales, so that every share can be cut.
+    int16, or None if they are half of the number of codes. ``group_size``: of inputs, of which the
+    last group may have fewer; None: groups of equal size. group_of: [in] int32, the group of each
+    input, or None if the groups are of neighbours. A rank that has a part of a group gets smaller
+    groups with the same scales, so that every share can be cut.
     """
     whole, groups, share = codes.shape[1], scales.shape[1], part.inputs
-    places = torch.arange(whole, device=codes.device)
-    if group_of is not None and torch.equal(group_of, (places // (whole // groups)).int()):
-        group_of = None  # many files list the groups in their order
+    size = group_size or whole // groups
+    if -(-whole // size) != groups:
+        raise ValueError(f"{part.name}: {groups} groups of {size} inputs are not {whole}")
     if group_of is None:
-        size = whole // groups
         own = math.gcd(size, share.start, share.size, share.room)
-        chosen = places[share.place][::own] // size
+        starts = torch.arange(share.start, share.start + share.size, own, device=codes.device)
+        chosen = starts // size
         scales = scales[:, chosen]
         zeros = None if zeros is None else zeros[:, chosen]
         more = (share.room - share.size) // own
@@ -44,7 +47,7 @@ def group_weight(
         scales = F.pad(scales, (0, more))
         zeros = None if zeros is None else F.pad(zeros, (0, more))
     codes = F.pad(codes[:, share.place], (0, share.room - share.size))
-    return packed(bits, codes, scales.contiguous(), zeros, group_of)
+    return packed(bits, codes, scales, zeros, group_of)
 
 
 def packed(
@@ -54,12 +57,24 @@ def packed(
     zeros: torch.Tensor | None,
     group_of: torch.Tensor | None,
 ) -> Group8Weight:
-    """Return the weights of codes [out, in] of one byte each, two of 4 bits in a byte."""
+    """Return the weights of codes [out, in] of one byte each, two of 4 bits in a byte.
+
+    Codes of 4 bits of an odd number of inputs keep a byte each.
+    """
+    scales = scales.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
     if bits == 4 and codes.shape[1] % 2 == 0:
-        return Group4Weight(codes[:, ::2] | codes[:, 1::2] << 4, scales, zeros, group_of)
+        pairs = (codes[:, ::2] | codes[:, 1::2] << 4).contiguous()
+        return Group4Weight(pairs, scales, zeros, group_of)
     if bits == 4 and zeros is None:
         zeros = torch.full_like(scales, 8, dtype=torch.int16)
     return Group8Weight(codes.contiguous(), scales, zeros, group_of)
+
+
+def in_order(group_of: torch.Tensor, group_size: int) -> bool:
+    """Whether the groups of inputs [in] are of neighbours, as many files list them."""
+    places = torch.arange(len(group_of), device=group_of.device)
+    return torch.equal(group_of.long(), places // group_size)
 
 
 def quantized_by_group(
@@ -83,3 +98,11 @@ def quantized_by_group(
     codes = (groups / scales.unsqueeze(2) + zeros.unsqueeze(2)).round().clamp(0, most)
     codes = codes.to(torch.uint8).view(outputs, inputs)
     return packed(bits, codes, scales, zeros.to(torch.int16) if asymmetric else None, None)
+
+
+def stored_bits(bits: int, group_size: int, *, asymmetric: bool) -> float:
+    """Return the bits of a weight with its share of a scale and a zero point.
+
+    ``group_size`` 0: of all inputs, which are so many that their share is nothing.
+    """
+    return bits + (32 + 16 * asymmetric) / group_size if group_size else bits

@@ -170,7 +170,7 @@ class Parameters:
     def _parts(self, projection: Projection) -> Iterable[Part]:
         for name, share in projection.parts:
             place = (self._weights, projection.name, name, share, projection.inputs)
-            yield Part(*place, self._dtype, self._device)
+            yield Part(*place, self._dtype, self._device, projection.bias)
 
     def _scheme(self, name: str, projection: Projection) -> Scheme:
         scheme = self._quantization.scheme(name, projection.role, self._weights)

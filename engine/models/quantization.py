@@ -15,6 +15,7 @@ from kiln.engine.errors import ConfigError
 from kiln.engine.models import formats
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.model_folder import read_json
+from kiln.engine.models.refused_formats import refuse_formats
 from kiln.engine.models.scheme import DENSE, Scheme
 from kiln.engine.models.weights import Weights
 
@@ -110,23 +111,21 @@ def read_quantization(fields: Fields, folder: Path, wanted: str | None = None) -
 
 def _stored(fields: Fields, folder: Path) -> Quantization:
     """Return what the files of a folder say; those that say something must agree."""
-    beside: Quantization | None = None
-    for format_ in known_formats().values():
+    known, found = known_formats(), []
+    own = fields.group(_KEY)
+    if own is not None:
+        refuse_formats(own)
+        method = own.text("quant_method")
+        if method not in known:
+            raise own.error("quant_method", f"Kiln supports {', '.join(sorted(known))}")
+        found.append(known[method].read(own))
+    for format_ in known.values():
         path = folder / format_.file
         if format_.file and path.is_file() and format_.read_file is not None:
-            beside = format_.read_file(Fields(read_json(path), path))
-            break
-    own = fields.group(_KEY)
-    if own is None:
-        return UNQUANTIZED if beside is None else beside
-    method = own.text("quant_method")
-    known = known_formats()
-    if method not in known:
-        raise own.error("quant_method", f"Kiln supports {', '.join(sorted(known))}")
-    stored = known[method].read(own)
-    if beside is not None and beside != stored:
-        raise fields.error(_KEY, f"but {path.name} says something else: remove the wrong one")
-    return stored
+            found.append(format_.read_file(Fields(read_json(path), path)))
+            if found[-1] != found[0]:
+                raise fields.error(_KEY, f"but {path} says something else: remove the wrong one")
+    return found[0] if found else UNQUANTIZED
 
 
 def refuse_others(fields: Fields, known: Collection[str]) -> None:

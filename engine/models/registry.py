@@ -16,6 +16,7 @@ from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import HFConfig, read_config
 from kiln.engine.models.model_folder import read_json
 from kiln.engine.models.quantization import read_quantization
+from kiln.engine.models.refused_formats import gguf_advice
 from kiln.engine.models.safetensors_weights import stored_dtype
 
 
@@ -38,7 +39,9 @@ def read_model(folder: Path, quantization: str | None = None) -> tuple[Family, H
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{path} is missing: {folder} is not a model in Hugging Face format")
+        advice = gguf_advice(folder)
+        problem = advice or f"{folder} is not a model in Hugging Face format"
+        raise ModelError(f"{path} is missing: {problem}")
     content = read_json(path)
     fields = Fields(content, path)
     architecture = _architecture(fields)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from kiln.engine.errors import ModelError
 from kiln.engine.models.hub import INDEX, SINGLE
 from kiln.engine.models.model_folder import read_json
+from kiln.engine.models.refused_formats import gguf_advice
 from kiln.engine.models.weights import Index, Weights, check_part
 
 _DTYPES = MappingProxyType(
@@ -178,7 +179,8 @@ def _missing(path: Path) -> str:
     if path.name != SINGLE:
         return f"{path}: this shard is missing: the download is incomplete"
     if not others:
-        return f"{path.parent}: no weights found, want {SINGLE} or {INDEX} with its shards"
+        wanted = f"want {SINGLE} or {INDEX} with its shards"
+        return f"{path.parent}: no weights found, {gguf_advice(path.parent) or wanted}"
     return (
         f"{path.parent}: neither {SINGLE} nor {INDEX} found, only {', '.join(others[:3])}: "
         f"download the safetensors files of the model"

@@ -27,7 +27,8 @@ class Part:
     """A linear layer of the checkpoint, and the share of it that this rank keeps.
 
     ``name`` is the checkpoint's, without the suffix of a tensor; ``layer`` is Kiln's name of the
-    projection that it is a part of, for errors. The model computes in ``dtype`` on ``device``.
+    projection that it is a part of, for errors. The model computes in ``dtype`` on ``device``;
+    ``bias``: whether the model has a bias here, which is no scheme's to read.
     """
 
     source: Weights
@@ -37,6 +38,7 @@ class Part:
     inputs: Share
     dtype: torch.dtype
     device: torch.device
+    bias: bool = False
 
     def has(self, suffix: str) -> bool:
         """Whether the checkpoint has a tensor of this name and suffix."""
@@ -68,13 +70,20 @@ class Part:
             self.source.ignore(name)
         return out
 
-    def scales(self, suffix: str, shape: Sequence[int], place: Index = ()) -> torch.Tensor:
-        """Return scales of any float dtype as float32. Raises ModelError unless they are >= 0."""
+    def scales(
+        self, suffix: str, shape: Sequence[int], place: Index = (), *, signed: bool = False
+    ) -> torch.Tensor:
+        """Return scales of any float dtype as float32.
+
+        Raises ModelError unless they are finite and, if they are not ``signed``, at least 0.
+        """
         stored = self.tensor(suffix, shape, FLOATS, place)
         scales = stored.float()
-        if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
-            bad = scales[~(torch.isfinite(scales) & (scales >= 0))][0].item()
-            raise self.error(suffix, f"has the scale {bad}: want finite ones of 0 or more")
+        fine = torch.isfinite(scales)
+        fine = fine if signed else fine & (scales >= 0)
+        if not bool(fine.all()):
+            wanted = "finite ones" if signed else "finite ones of 0 or more"
+            raise self.error(suffix, f"has the scale {scales[~fine][0].item()}: want {wanted}")
         return scales
 
     def floats(self, suffix: str, codes: torch.Tensor) -> torch.Tensor:
@@ -163,6 +172,11 @@ class AtLoad(Scheme):
     """Float weights that a scheme quantises when they are read, such as random ones."""
 
     scheme: Scheme
+
+    @property
+    def shares_fields(self) -> bool:  # type: ignore[override]
+        """Whether a Weight of it has fields that belong to all outputs."""
+        return self.scheme.shares_fields
 
     def read(self, part: Part) -> Weight:
         """Return the rank's share of a module."""

@@ -28,17 +28,38 @@ Rounded = Callable[[torch.Tensor, Packed], torch.Tensor]
 """(x [rows, in] float64, module) -> x as the checkpoint's rule rounds it, float64."""
 
 
+Stored = Callable[[Mapping[str, Packed]], dict[str, torch.Tensor]]
+"""(modules by name) -> the tensors of the checkpoint."""
+
+
+def own_tensors(modules: Mapping[str, Packed]) -> dict[str, torch.Tensor]:
+    """Return each tensor under the name of its module and its suffix."""
+    return {
+        f"{name}.{suffix}": tensor.contiguous().clone()
+        for name, module in modules.items()
+        for suffix, tensor in module.tensors.items()
+    }
+
+
+def everything(name: str) -> bool:
+    """Pack every module."""
+    return True
+
+
 @dataclass(frozen=True)
 class Packer:
     """One kind of checkpoint. ``config``: its quantization_config. ``rounded`` None: weights only.
 
-    It packs every projection of the layers, experts included, but no router, embedding or head.
+    It packs the projections of the layers, experts included, whose names ``packs`` takes, but no
+    router, embedding or head. ``stored``: how a checkpoint holds modules.
     """
 
     name: str
     config: Mapping[str, Any]
     pack: Pack
     rounded: Rounded | None = None
+    stored: Stored = own_tensors
+    packs: Callable[[str], bool] = everything
 
 
 def all_packers() -> dict[str, Packer]:
