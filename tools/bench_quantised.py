@@ -9,12 +9,14 @@ GPU; --model demo --forms bf16 tries the program on a CPU.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "import_root")]
@@ -22,10 +24,15 @@ sys.path[:0] = [str(ROOT / "tools" / "import_root")]
 from kiln.engine.bench import latency, prefill  # noqa: E402 - after the path, as all below
 from kiln.engine.bench.choice import kiln_and  # noqa: E402
 from kiln.engine.bench.engine import BenchEngine  # noqa: E402
+from kiln.engine.bench.machine import versions  # noqa: E402
+from kiln.engine.bench.plots import KILN_COLOUR, OTHER_COLOUR, draw_groups  # noqa: E402
 from kiln.engine.bench.report import Report, Row, command_line, table  # noqa: E402
 from kiln.engine.bench.shapes import write_shape  # noqa: E402
 from kiln.engine.bench.side_by_side import Subject  # noqa: E402
 from kiln.engine.config import EngineConfig, ModelConfig, SchedulerConfig  # noqa: E402
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHAPE = "llama3-8b"
 # By form: the suffix of the shape, and what --quantization says.
@@ -38,41 +45,101 @@ FORMS = {
 }
 _ROWS, _PROMPT, _TOKENS = (1, 16, 64, 256), 128, 128
 _PREFILL = ((32, 2048),)
+_EXPLAINED = (
+    "Milliseconds of a decode step by the number of requests in it, each of "
+    f"{_PROMPT} random tokens, greedy: the difference between runs of "
+    f"{latency.SHORT_RUN + _TOKENS} and {latency.SHORT_RUN} new tokens, over {_TOKENS}. Prompts: "
+    f"{_PREFILL[0][0]} of {_PREFILL[0][1]:,} tokens that arrive at once. Floor: the bytes of "
+    "weights, keys and values that a step must read, at the rate that copies reach on this GPU. "
+    "Start: the seconds until the engine takes requests, in this process or its own."
+)
 _COLUMNS = {
     "weights": "{form}",
     "engine": "{engine}",
-    **{f"ms, {rows} rows": f"{{ms_{rows}:.2f}}" for rows in _ROWS},
+    **{f"ms at {rows}": f"{{ms_{rows}:.2f}}" for rows in _ROWS},
     "prompt tokens/s": "{tokens_s:,.0f}",
     "start, s": "{load_seconds:.0f}",
-    **{f"floor, {rows} rows": f"{{floor_{rows}:.2f}}" for rows in (1, 256)},
+    **{f"floor at {rows}": f"{{floor_{rows}:.2f}}" for rows in (1, 256)},
 }
 
 
 def main() -> None:
-    """Measure; write JSON and a table after each form."""
+    """Measure; write JSON, a table and a plot after each form."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["demo", SHAPE], default=SHAPE)
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    parser.add_argument(
+        "--join", nargs="+", type=Path, metavar="JSON", help="write reports of several runs as one"
+    )
     args = parser.parse_args()
+    if args.join:
+        write(joined(args.join), args.output)
+        return
     rows: list[Row] = []
-    about: dict[str, Any] = {}
-    name = f"quantised-{args.model}"
+    packages: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as parent:
         for form in args.forms:
-            rows += measure_form(args, form, Path(parent), about)
-            shown = table(_COLUMNS, rows)
-            print(shown, flush=True)
-            command = command_line("tools/bench_quantised.py")
-            report = Report(name, command, rows, {"rows": _ROWS, "prefill": _PREFILL}, about)
-            report.write(args.output, name, report.markdown(f"Weight formats, {args.model}", shown))
+            rows += measure_form(args, form, Path(parent), packages)
+            report = Report(
+                f"quantised-{args.model}",
+                command_line("tools/bench_quantised.py"),
+                rows,
+                {"rows": _ROWS, "prefill": _PREFILL},
+                versions=versions() | packages,
+            )
+            print(write(report, args.output), flush=True)
+
+
+def joined(paths: Sequence[Path]) -> Report:
+    """Return the rows of several runs on one machine as one report."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    rows = [row for run in runs for row in run["rows"]]
+    order = list(FORMS)
+    return Report(
+        runs[0]["benchmark"],
+        "; then ".join(run["command"] for run in runs),
+        sorted(rows, key=lambda row: (order.index(row["form"]), row["engine"])),
+        runs[0]["load"],
+        hardware=runs[0]["hardware"],
+        versions={name: text for run in runs for name, text in run["versions"].items()},
+        date=runs[-1]["date"],
+    )
+
+
+def write(report: Report, folder: Path) -> str:
+    """Write JSON, page and plot; return the table."""
+    shown = table(_COLUMNS, report.rows)
+    title = report.benchmark.replace("quantised-", "Weight formats, ")
+    plots = {f"{report.benchmark}.png": partial(draw, report)}
+    report.write(folder, report.benchmark, report.markdown(title, _EXPLAINED, shown), plots)
+    return shown
+
+
+def draw(report: Report, figure: Figure) -> None:
+    """Draw the time of a step with one row and with many, and the prompt tokens per second."""
+    rows = [row | {"label": row["engine"]} for row in report.rows]
+    colours = {"kiln": KILN_COLOUR, "vllm": OTHER_COLOUR}
+    figure.set_size_inches(15, 4.6)
+    panels = [("ms_1", "ms a step, 1 row"), ("ms_64", "ms a step, 64 rows")]
+    panels.append(("tokens_s", "prompt tokens per second"))
+    for axes, (value, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        form = "{:,.0f}" if value == "tokens_s" else "{:.2f}"
+        own = [row for row in rows if row.get(value) is not None]
+        draw_groups(
+            axes, own, "form", value, lambda row, v=value, f=form: f.format(row[v]), colours
+        )
+        axes.set_title(title, fontsize=10)
+        axes.tick_params(axis="x", labelsize=8, rotation=12)
+    figure.suptitle(f"{report.benchmark} on {report.hardware['gpu']}", fontsize=10)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
 
 
 def measure_form(
-    args: argparse.Namespace, form: str, parent: Path, about: dict[str, Any]
+    args: argparse.Namespace, form: str, parent: Path, packages: dict[str, str]
 ) -> Iterator[Row]:
-    """Yield a row for each engine; ``about`` gets the versions, and what Kiln multiplies by."""
+    """Yield a row for each engine; ``packages`` gets the versions of the baseline's."""
     suffix, quantization = FORMS[form]
     tiny = args.model == "demo"
     folder = ROOT / "engine" / "demo" if tiny else write_shape(SHAPE + suffix, parent)
@@ -97,7 +164,7 @@ def measure_form(
         try:
             with closing(make()) as engine:
                 row = _measure(engine, load, work, subject.model.vocab_size)
-                about |= {"versions": {**about.get("versions", {}), **engine.versions}}
+                packages |= engine.versions
         except Exception as error:  # a baseline may lack a form, and raise anything
             if name == "kiln":
                 raise
