@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from packers import modelopt
 from packers.compressed_tensors import (
+    EVERY,
     config,
     every_fp8_code,
     pack_8_bits,
     pack_ints,
     pack_words,
 )
-from packers.packer import all_packers
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
@@ -565,17 +566,26 @@ def test_ranks_have_their_tokens_of_a_quantised_head_and_embedding(tmp_path, wor
 
 
 def test_random_weights_need_no_checkpoint(tmp_path):
-    for packer in ("ct-int4-any-order-asymmetric", "ct-blocks", "ct-int-quantized-int-tensor-none"):
-        read = quantization(tmp_path, dict(all_packers()[packer].config))
+    for packer in EVERY:
+        read = quantization(tmp_path, dict(packer.config))
         layer = Parameters(RANDOM, read, torch.float32, CPU).linear(QKV)
         assert layer.weight.out_features == 160
         assert layer(torch.randn(3, 64)).std() > 0
 
 
+@pytest.mark.parametrize("packer", [*EVERY, *modelopt.EVERY], ids=lambda packer: packer.name)
+def test_every_kind_of_checkpoint_is_the_formula(tmp_path, packer):
+    weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0)).double()
+    packed = packer.pack(weight, torch.Generator().manual_seed(1))
+    projection = Projection("layers.0.o_proj", (("a", all_of(96)),), all_of(256))
+    layer = made(tmp_path, dict(packer.config), under("a", packed.tensors), projection)
+    got = layer.weight.dequantized(slice(None), torch.float32)
+    torch.testing.assert_close(got, packed.weight.float(), rtol=2**-23, atol=0)
+
+
 def test_packers_write_every_code_and_every_zero_point():
-    for name, packer in all_packers().items():
-        if not name.startswith("ct-"):
-            continue
+    for packer in EVERY:
+        name = packer.name
         generator = torch.Generator().manual_seed(0)
         packed = packer.pack(torch.randn(256, 256, dtype=torch.float64), generator).tensors
         if "weight" in packed:

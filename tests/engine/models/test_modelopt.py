@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from packers.packer import all_packers
+from packers.modelopt import EVERY
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
@@ -133,7 +133,8 @@ def write(folder, tensors: dict[str, torch.Tensor], module: str = "a") -> Safete
 
 def packed(name: str) -> dict[str, torch.Tensor]:
     weight = torch.randn(64, 256, dtype=torch.float64)
-    return dict(all_packers()[name].pack(weight, torch.Generator()).tensors)
+    (packer,) = (one for one in EVERY if one.name == name)
+    return dict(packer.pack(weight, torch.Generator()).tensors)
 
 
 FP4 = {

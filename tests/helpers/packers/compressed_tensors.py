@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from depth import at_depth
 
 from packers.fp8 import (
     fp8_codes,
@@ -199,11 +200,11 @@ _8_BITS = (
     *(("float-quantized", "float", strategy) for strategy in ("tensor", "channel")),
     *(("int-quantized", "int", strategy) for strategy in ("tensor", "channel")),
 )
-PACKERS = [
+EVERY = [
     *(
         of_8_bits(name, kind, strategy, activations, turn)
         for name, kind, strategy in _8_BITS
-        for turn, activations in enumerate(("none", "token", "static"))
+        for turn, activations in enumerate(("token", "static", "none"))
     ),
     of_8_bits("naive-quantized", "float", "channel", "none", 1),
     of_8_bits("naive-quantized", "int", "tensor", "none", 2),
@@ -221,3 +222,10 @@ PACKERS = [
     of_ints("int8-group-64-asymmetric", 8, 64, 1, symmetric=False),
     of_ints("int8-group-32-old", 8, 32, 2, symmetric=False, unpacked_zeros=True),
 ]
+# Whole models take the others with --deep alone.
+_USUAL = (
+    *("ct-float-quantized-float-channel-token", "ct-float-quantized-float-channel-static"),
+    *("ct-int-quantized-int-channel-token", "ct-blocks-text", "ct-int4-group-32-asymmetric"),
+    *("ct-int4-any-order-asymmetric", "ct-int8-group-32-old"),
+)
+PACKERS = at_depth([packer for packer in EVERY if packer.name in _USUAL], EVERY)

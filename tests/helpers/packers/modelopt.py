@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from depth import at_depth
 
 from packers.compressed_tensors import pack_8_bits, pack_every_block
 from packers.fp8 import round_groups, round_rows, round_static
@@ -35,7 +36,7 @@ def pack_blocks(weight: torch.Tensor, generator: torch.Generator, dtype: torch.d
 
 _IGNORED = {"quant_method": "modelopt", "ignore": ["lm_head", "*.gate", "*.router"]}
 _BLOCKS = {**_IGNORED, "group_size": 128}
-PACKERS = [
+EVERY = [
     Packer(
         "modelopt-fp8",
         {**_IGNORED, "quant_algo": "fp8", "kv_cache_scheme": None},
@@ -63,3 +64,4 @@ PACKERS = [
         round_groups,
     ),
 ]
+PACKERS = at_depth(EVERY[:1], EVERY)  # whole models take the others with --deep alone
