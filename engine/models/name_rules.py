@@ -35,7 +35,7 @@ class NameRules(Generic[Value]):
         Raises ModelError if that takes too long.
         """
         if name not in self._settled:
-            names = {name, *_others(name, source)}
+            names = {name, *names_beside(name, source)}
             settle(self._expressions, sorted(names), self._what)
             self._settled |= names
         for expression, (_, value) in zip(self._expressions, self._rules, strict=True):
@@ -50,7 +50,7 @@ class NameRules(Generic[Value]):
         return hash(self._rules)
 
 
-def _others(name: str, source: Weights) -> set[str]:
+def names_beside(name: str, source: Weights) -> set[str]:
     """Return names that may be asked for next; of a source that makes up tensors, one's likes."""
     if not source.random:
         return {one.rpartition(".")[0] for one in source.names}

@@ -40,7 +40,9 @@ def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
 
     ``bits`` is 4 or 8.
     """
-    octets = words.contiguous().view(torch.uint8)  # the lowest first, on every machine of torch's
+    shape = (*words.shape[:-1], 4 * words.shape[-1])
+    octets = words.flatten().view(torch.uint8)  # the lowest first, on every machine of torch's
+    octets = octets.view(shape)  # a single word of a row may have any stride, so not at once
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from kiln.engine.layers.weight import Weight
-from kiln.engine.models.group_schemes import group_weight, quantized_by_group
+from kiln.engine.models.group_schemes import (
+    group_weight,
+    in_order,
+    quantized_by_group,
+    stored_bits,
+)
+from kiln.engine.models.packed_modules import unpacked
 from kiln.engine.models.scheme import Part, Scheme
 
 
@@ -40,8 +46,7 @@ class PackedInts(Scheme):
     @property
     def bits_per_weight(self) -> float:
         """The bits of a code, and its part of those of its group."""
-        of_group = 32 if self.symmetric else 48
-        return self.bits + (of_group / self.group_size if self.group_size else 0)
+        return stored_bits(self.bits, self.group_size, asymmetric=not self.symmetric)
 
     @property
     def shares_fields(self) -> bool:  # type: ignore[override]
@@ -118,14 +123,4 @@ class PackedInts(Scheme):
         for group, count in enumerate(torch.bincount(order, minlength=groups).tolist()):
             if count != size:
                 raise part.error(name, f"has {count} inputs of group {group}: want {size}")
-        neighbours = torch.arange(inputs, device=order.device, dtype=torch.int32) // size
-        return None if torch.equal(order, neighbours) and not self.keeps_order else order
-
-
-def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the codes in int32 words [rows, words] as uint8 [rows, 32 / bits * words]."""
-    rows, count = words.shape
-    codes = words.flatten().view(torch.uint8).view(rows, 4 * count)  # the lowest byte is the first
-    if bits == 4:
-        codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    return codes
+        return None if in_order(order, size) and not self.keeps_order else order

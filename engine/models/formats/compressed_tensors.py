@@ -21,6 +21,7 @@ from kiln.engine.models.compressed_groups import FORMATS, PRESETS, Stored, read_
 from kiln.engine.models.expressions import settle
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.module_lists import ModuleList, check_module
+from kiln.engine.models.name_rules import names_beside
 from kiln.engine.models.quantization import Format, Quantization, refuse_others
 from kiln.engine.models.scheme import DENSE, Scheme
 from kiln.engine.models.weights import Weights
@@ -95,7 +96,7 @@ class CompressedTensors(Quantization):
         """Match all expressions with all modules of the source, unless that is done."""
         if module in self._settled:
             return
-        new = {module, *(tensor.rpartition(".")[0] for tensor in source.names)} - self._settled
+        new = {module, *names_beside(module, source)} - self._settled
         lists = (self.ignored, *(group.targets for group in self.groups))
         settle([one for each in lists for _, one in each.expressions], sorted(new), self.place)
         self._settled.update(new)
@@ -108,7 +109,7 @@ def read(fields: Fields) -> CompressedTensors:
         raise fields.error("quantization_status", f"want one of {', '.join(_STATUS)}")
     check_kv_cache(fields)
     listed = fields.group("config_groups")
-    names = [] if listed is None else listed.switched_on()
+    names = [] if listed is None else listed.names()
     groups = [] if listed is None else [_read_group(fields, listed, name) for name in names]
     schemes = [group.scheme for group in groups]
     return CompressedTensors(
@@ -130,7 +131,8 @@ def _read_group(fields: Fields, listed: Fields, name: str) -> Group:
         group = listed.standing_for(name, {**preset, "targets": targets})
     else:
         found = listed.group(name)
-        assert found is not None  # it is switched on
+        if found is None:
+            raise listed.error(name, "want an object")
         group = found
     modules = ModuleList.read(group, "targets")
     if not modules.entries:

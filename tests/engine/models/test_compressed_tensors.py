@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,6 +183,7 @@ REFUSED = [
     (FLOAT, "config_groups/group_0/wheels", 4, r"config_groups\.group_0\.wheels is 4"),
     (FLOAT, f"{WEIGHTS}/wheels", 4, r"group_0\.weights\.wheels is 4"),
     (FLOAT, "config_groups/NVFP4", ["Linear"], r"config_groups\.NVFP4 is .*by name: FP8,"),
+    (FLOAT, "config_groups/group_1", {}, r"config_groups\.group_1 is \{\}, want an object"),
     (FLOAT, "config_groups/group_0/targets", [], r"group_0\.targets is \[\], want a list of mod"),
     (
         FLOAT,
@@ -519,14 +521,19 @@ def test_parts_of_different_groups_keep_their_own_schemes(tmp_path):
 
 
 @pytest.mark.parametrize("same", [False, True])
-def test_experts_keep_the_order_of_inputs_of_each_part(tmp_path, same):
-    """gate and up of an expert may have their groups in different orders."""
+@pytest.mark.parametrize("ordered", [None, 1])
+def test_experts_keep_the_order_of_inputs_of_each_part(tmp_path, same, ordered):
+    """gate and up may have their groups in different orders, an expert in the usual one."""
     tensors, wanted, parts = {}, [], []
     for expert in range(3):
         for number, name in enumerate(("gate_proj", "up_proj")):
             generator = torch.Generator().manual_seed(expert if same else 2 * expert + number)
             weight = torch.randn(16, 64, generator=generator, dtype=torch.float64)
             packed = pack_ints(weight, generator, 4, 32, torch.float32, any_order=True)
+            if expert == ordered:
+                usual = pack_ints(weight, generator, 4, 32, torch.float32)
+                order = {"weight_g_idx": torch.arange(64).int() // 32}
+                packed = replace(usual, tensors={**usual.tensors, **order})
             module = f"experts.{expert}.{name}"
             tensors |= under(module, packed.tensors)
             wanted.append(packed.weight.float())
