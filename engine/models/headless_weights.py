@@ -31,7 +31,7 @@ class HeadlessWeights(Weights):
     def module(self, name: str) -> str:
         """Return the stored name of a module."""
         short = name.removeprefix(_PREFIX)
-        weights = (f"{short}.weight", f"{short}.weight_packed")
+        weights = (f"{short}.weight", f"{short}.weight_packed", f"{short}.qweight")
         return self._source.module(short if any(map(self._source.has, weights)) else name)
 
     def has(self, name: str) -> bool:

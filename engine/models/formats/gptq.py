@@ -52,7 +52,7 @@ class GPTQ(Quantization):
 
     def scheme(self, name: str, role: str, source: Weights) -> Scheme:
         """Return the scheme of a module. Raises ModelError if its tensors are of another."""
-        (scheme,) = self.rules.first(name, source) or (self.stored,)
+        (scheme,) = self.rules.first(source.module(name), source) or (self.stored,)
         wanted: bool | None = None
         if role == "embed_tokens" or scheme is None:
             wanted = False

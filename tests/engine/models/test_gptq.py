@@ -18,6 +18,7 @@ from kiln.engine.errors import ModelError
 from kiln.engine.layers.weight_parts import MixedWeight
 from kiln.engine.models import expressions
 from kiln.engine.models.dummy_weights import DummyWeights
+from kiln.engine.models.headless_weights import HeadlessWeights
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.scheme import DENSE, Part
 from kiln.engine.models.split import Share, all_of
@@ -245,6 +246,15 @@ def test_rules_are_tried_in_their_order_from_the_start_of_a_name(tmp_path):
     assert read(tmp_path, {**CONFIG, "dynamic": rules}) == quantization
     reordered = dict(reversed(rules.items()))
     assert read(tmp_path, {**CONFIG, "dynamic": reordered}) != quantization
+
+
+def test_rules_match_the_names_of_a_checkpoint_without_a_head(tmp_path):
+    short = NAME.removeprefix("model.")
+    save(tmp_path, short, packed().tensors)
+    source = HeadlessWeights(SafetensorsWeights(tmp_path))
+    for text, bits in ((r"layers\.0\.", 8), (r"model\.layers\.0\.", 4)):
+        quantization = read(tmp_path, {**CONFIG, "dynamic": {text: {"bits": 8}}})
+        assert quantization.scheme(NAME, "gate_up_proj", source).bits == bits
 
 
 def test_rules_that_take_too_long_are_refused(tmp_path, monkeypatch):
