@@ -8,7 +8,6 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
 
 ROW_BLOCK = 128  # rows that share a scale, if not each has its own
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def dequantize_reference(a: Arguments) -> Results:
@@ -31,8 +30,17 @@ def codes_of(codes: torch.Tensor, scale_dtype: torch.dtype, d: int) -> torch.Ten
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
     if scale_dtype != torch.uint8:
         return codes.float()
-    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=codes.device)
-    return table[codes.int()]
+    return _e2m1(codes.int())
+
+
+def _e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """Return floats of 1 bit of sign, 2 of exponent and 1 of fraction, 0 to 6.
+
+    A table would have to be copied to the device, which a graph cannot capture.
+    """
+    exponent, fraction = codes >> 1 & 3, codes & 1
+    twice = torch.where(exponent > 0, (2 + fraction) << (exponent - 1).clamp(min=0), fraction)
+    return torch.where(codes & 8 > 0, -0.5, 0.5) * twice
 
 
 def scale_values(scales: torch.Tensor) -> torch.Tensor:
