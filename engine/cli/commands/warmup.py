@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln.engine.cli import exit_codes
 from kiln.engine.cli.targets import add_arch_argument, declared_jobs, wanted_archs
-from kiln.engine.config import KV_CACHE_DTYPES, KVCacheDType
+from kiln.engine.config import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from kiln.jit_kernels.compile.warmup import Job
@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=KV_CACHE_DTYPES,
         default="auto",
         help="with --model: dtype of the KV cache that it will be served with",
+    )
+    parser.add_argument(
+        "--quantization",
+        "-q",
+        metavar="METHOD",
+        help="with --model: what it will be served with, if the checkpoint is of floats",
     )
     parser.add_argument(
         "--jobs", type=int, help="parallel compiles; default: KILN_JIT_JOBS, else the cores"
@@ -71,11 +77,13 @@ def run(args: argparse.Namespace) -> int:
         raise KernelError("--tp needs --tune-comm or --model: without a model all are built")
     if args.kv_cache_dtype != "auto" and args.model is None:
         raise KernelError("--kv-cache-dtype needs --model: without one all kernels are built")
+    if args.quantization is not None and args.model is None:
+        raise KernelError("--quantization needs --model: without one all kernels are built")
     if args.model is None:
         jobs = declared_jobs(args.arch)
     else:
         archs, ranks = wanted_archs(args.arch), args.tensor_parallel_size or 1
-        jobs = _jobs_of(args.model, args.kv_cache_dtype, ranks, archs)
+        jobs = _jobs_of(args, ranks, archs)
     if args.dry_run:
         names = [job.name for job in jobs]
         print(
@@ -98,12 +106,10 @@ def _tune_sums(args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def _jobs_of(
-    model: str, kv_cache_dtype: KVCacheDType, world: int, archs: Sequence[str]
-) -> list[Job]:
+def _jobs_of(args: argparse.Namespace, world: int, archs: Sequence[str]) -> list[Job]:
     """Return the programs that a model on some ranks can call, with LoRA adapters or without.
 
-    Raises ModelError.
+    Raises ModelError and ConfigError.
     """
     import torch
 
@@ -115,10 +121,10 @@ def _jobs_of(
     from kiln.engine.runner.kernels import called_kernels
     from kiln.jit_kernels.compile.warmup import jobs_for
 
-    _, config = read_model(resolve_model_folder(model))
+    _, config = read_model(resolve_model_folder(args.model), args.quantization)
     device = torch.device("cuda")
     dtype = resolve_dtype("auto", config.dtype, device)
-    needs = kernel_needs(config, dtype, resolve_kv_dtype(kv_cache_dtype, dtype))
+    needs = kernel_needs(config, dtype, resolve_kv_dtype(args.kv_cache_dtype, dtype))
     sums, sizes = sum_kernels(world, device)
     jobs = jobs_for(called_kernels(None, config, device, needs), archs, needs)
     return jobs + jobs_for(sums, archs, {**needs, **sizes})
@@ -169,7 +175,7 @@ def _build_pieces(args: argparse.Namespace) -> dict[str, Any]:
     from kiln.engine.models.split import Split
     from kiln.engine.runner.device import resolve_device, resolve_dtype
 
-    family, config = read_model(resolve_model_folder(args.model))
+    family, config = read_model(resolve_model_folder(args.model), args.quantization)
     device = resolve_device("auto")
     dtype = resolve_dtype("auto", config.dtype, device)
     start, world = time.perf_counter(), args.tensor_parallel_size or 1

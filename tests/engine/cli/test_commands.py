@@ -206,7 +206,7 @@ def test_serve_says_what_where_and_one_line_to_try(served):
     assert "Traceback" not in loading
 
 
-def test_an_fp8_pool_has_kernels_of_its_own_to_warm_up(kiln):
+def test_an_fp8_pool_and_weights_quantised_at_load_have_kernels_of_their_own_to_warm_up(kiln):
     asked = ("warmup", "--arch", "sm_90a", "--dry-run")
     plain = set(kiln(*asked, "--model", DEMO).stdout.splitlines())
     fp8 = set(kiln(*asked, "--model", DEMO, "--kv-cache-dtype", "fp8").stdout.splitlines())
@@ -215,3 +215,7 @@ def test_an_fp8_pool_has_kernels_of_its_own_to_warm_up(kiln):
     assert all("e4m3" in name for name in fp8 - plain)
     refused = kiln(*asked, "--kv-cache-dtype", "fp8")
     assert (refused.returncode, "--kv-cache-dtype needs --model" in refused.stderr) == (1, True)
+    at_load = {*kiln(*asked, "--model", DEMO, "-q", "fp8").stdout.splitlines()}
+    assert {name.partition("[")[0] for name in at_load - plain} == {"dequantize", "quantize"}
+    refused = kiln(*asked, "--quantization", "fp8")
+    assert (refused.returncode, "--quantization needs --model" in refused.stderr) == (1, True)
