@@ -52,7 +52,7 @@ def test_in_chunks(answered, chunk):
 
 
 def test_each_alone_and_a_token_a_step(answered):
-    answered(draw_prompts((3, 6)), max_num_seqs=1, max_num_batched_tokens=1)
+    answered(draw_prompts((1, 3, 6, 2)), max_num_seqs=1, max_num_batched_tokens=1)
 
 
 def test_in_a_batch_with_many_others(answered):
@@ -69,11 +69,12 @@ def test_preempted(answered):
 def test_with_a_beginning_that_was_computed_before(quantised, packer, family):
     made = quantised(packer, family)
     llm = serve(made.folder, block_size=BLOCK)
-    (prompt,) = draw_prompts((18,))
-    for prompts in ([prompt], [[*prompt, 7, 8, 9], prompt[:16], prompt]):
-        answers = ask(llm, prompts)
-        assert_agrees(Emulated(made), answers)
-    assert [output.num_cached_tokens for _, output in answers] == [15, 15, 15]
+    first = draw_prompts((18, 11, 6, 16, 7, 12))
+    assert_agrees(Emulated(made), ask(llm, first))
+    answers = ask(llm, [[*prompt, 7, 8, 9] for prompt in first] + first)
+    assert_agrees(Emulated(made), answers)
+    found = [output.num_cached_tokens for _, output in answers]
+    assert found == 2 * [(len(prompt) - 1) // BLOCK * BLOCK for prompt in first]
 
 
 def test_with_drafts_by_ngram(answered):
@@ -100,7 +101,7 @@ def test_in_pieces_of_torch_compile(answered, monkeypatch, mode):
 
 def test_on_the_kernels_own_source_run_on_the_cpu(answered, environment):
     environment(KILN_CPU_KERNELS="host")
-    answered(draw_prompts((1, 6, 11)))
+    answered(draw_prompts((1, 3, 6, 11)))
 
 
 def test_random_weights_are_quantised_as_the_checkpoint_says(quantised, packer, family):

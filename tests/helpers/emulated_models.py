@@ -63,14 +63,17 @@ class Emulated:
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         module = (self.modules or self.made.modules)[name]
-        y = self._rounded(x, name, module) @ module.weight.T
+        seen = self._rounded(x, name, module)
+        y = seen @ module.weight.T
         bias = self.made.tensors.get(f"{name}.bias")
         if bias is not None:
             y = y + bias
-        if name in self.adapter:
-            first, second = self.adapter[name]
-            y = y + x @ first.T @ second.T
-        return y
+        return y + self._added(x, seen, name) if name in self.adapter else y
+
+    def _added(self, x: torch.Tensor, seen: torch.Tensor, name: str) -> torch.Tensor:
+        """Return what the adapter adds. ``seen``: x as the weights see it."""
+        first, second = self.adapter[name]
+        return x @ first.T @ second.T
 
     def _rounded(self, x: torch.Tensor, name: str, module: Packed) -> torch.Tensor:
         rule = self.made.packer.rounded

@@ -9,12 +9,12 @@ what its token is behind the best one.
 
 Where activations are rounded, an input that is nearly halfway between two codes may get the other
 one in float32 than in float64. That code changes its products by up to 1/16, and so the next
-layers' codes, and later tokens attend to this one. Some 5 to 20 % of the positions have such a
-code. FLIPPED is more than inputs do that are noisy by 1e-4, a thousand times the error of float32;
-``test_quantised_models`` shows that, and that no position is EXACT with a wrong scale. Where two
-experts are nearly equally likely, such a code may choose another one: positions whose logits of the
-router differ by less than SURE may be off by more. The last layer alone has experts, so that no
-other position sees them.
+layers' codes, and later tokens attend to this one. It happens behind one token of a hundred, so
+that answers to several prompts are compared together. FLIPPED is more than inputs do that are noisy
+by 1e-4, a thousand times the error of float32; ``test_quantised_models`` shows that, and that no
+position is EXACT with a wrong scale. Where two experts are nearly equally likely, such a code may
+choose another one: positions whose logits of the router differ by less than SURE may be off by
+more. The last layer alone has experts, so that no other position sees them.
 """
 
 from __future__ import annotations
@@ -64,10 +64,18 @@ def tokens(answers: Sequence[tuple[list[int], Any]]) -> list[list[int]]:
 
 
 def differences(
-    model: Emulated, answers: Sequence[tuple[list[int], Any]]
+    models: Emulated | Sequence[Emulated], answers: Sequence[tuple[list[int], Any]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the difference of each position that was reported, and if its experts are sure."""
-    found = [one for answer in answers for one in _of_answer(model, *answer)]
+    """Return the difference of each position that was reported, and if its experts are sure.
+
+    ``models``: one for all answers, or the one of each.
+    """
+    of_each = [models] * len(answers) if isinstance(models, Emulated) else models
+    found = [
+        one
+        for model, answer in zip(of_each, answers, strict=True)
+        for one in _of_answer(model, *answer)
+    ]
     values, gaps = torch.tensor(found, dtype=torch.float64).unbind(1)
     return values, gaps > SURE
 
@@ -77,20 +85,25 @@ def _of_answer(model: Emulated, prompt: list[int], output: Any) -> Iterator[tupl
     chosen = list(own.token_ids)
     assert len(chosen) == NUM_TOKENS == len(own.logprobs), output
     logits, gaps = model.run(prompt + chosen)
-    wanted = logits.log_softmax(-1)
     reported = [*(output.prompt_logprobs or [None] * len(prompt))[1:], *own.logprobs]
-    for row, gap, entries in zip(wanted, gaps, reported, strict=False):
-        if entries is not None:
-            yield max(abs(one.logprob - float(row[at])) for at, one in entries.items()), float(gap)
-    for place, token in enumerate(chosen, len(prompt) - 1):
-        row = wanted[place]
-        yield float(row.max() - row[token]) / 2, float(gaps[place])
+    behind = [*[None] * (len(prompt) - 1), *chosen]
+    for row, gap, entries, token in zip(
+        logits.log_softmax(-1), gaps, reported, behind, strict=False
+    ):
+        if entries is None:
+            continue
+        apart = max(abs(one.logprob - float(row[at])) for at, one in entries.items())
+        worse = 0.0 if token is None else float(row.max() - row[token]) / 2
+        yield max(apart, worse), float(gap)
 
 
-def assert_agrees(model: Emulated, answers: Sequence[tuple[list[int], Any]]) -> None:
-    """Fail if the answers are not what the checkpoint means."""
-    found, sure = differences(model, answers)
-    if model.made.packer.rounded is None:
+def assert_agrees(
+    models: Emulated | Sequence[Emulated], answers: Sequence[tuple[list[int], Any]]
+) -> None:
+    """Fail if the answers are not what the checkpoint means; ``models`` as for differences."""
+    found, sure = differences(models, answers)
+    one = models if isinstance(models, Emulated) else models[0]
+    if one.made.packer.rounded is None:
         assert float(found.max()) <= EXACT
     else:
         assert float(found.quantile(SHARE)) <= EXACT

@@ -13,6 +13,7 @@ import torch
 from depth import at_depth
 from emulated_models import Emulated
 from packers.packer import all_packers
+from quantised_adapters import write_adapter
 from quantised_answers import EXACT, SHARE, ask, assert_agrees, draw_prompts
 
 from kiln.engine.errors import ConfigError
@@ -69,6 +70,23 @@ def test_shares_that_cut_a_block_of_inputs_are_right_or_refused_with_numbers(
         return
     llm = llm_of(made.folder, world)
     assert_agrees(Emulated(made, ranks=world), ask(llm, draw_prompts()))
+
+
+@pytest.mark.parametrize(("name", "family", "world"), at_depth(FEW[:1], ALL))
+def test_adapters_are_divided_beside_quantised_weights(
+    made_for, llm_of, tmp_path, name, family, world
+):
+    made = made_for(name, family, world)
+    adapters = {
+        "attention": write_adapter(tmp_path / "attention", made, 4, ("q_proj", "v_proj", "o_proj")),
+        "one": write_adapter(tmp_path / "one", made, 9, ("k_proj",)),
+    }
+    folders = {form: str(tmp_path / form) for form in adapters}
+    llm = llm_of(made.folder, world, lora_modules=folders, max_loras=2)
+    forms = ["attention", None, "one", "attention"]
+    answers = ask(llm, draw_prompts((6, 9, 1, 11)), lora=forms)
+    models = [Emulated(made, ranks=world, adapter=adapters.get(form, {})) for form in forms]
+    assert_agrees(models, answers)
 
 
 def test_a_scale_of_a_ranks_inputs_is_one_more_rounding(made_for):
