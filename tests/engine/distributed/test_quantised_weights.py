@@ -15,6 +15,8 @@ from emulated_models import Emulated
 from packers.packer import all_packers
 from quantised_adapters import write_adapter
 from quantised_answers import EXACT, SHARE, ask, assert_agrees, draw_prompts
+from quantised_at_load import FLOATS
+from quantised_folders import write
 
 from kiln.engine.errors import ConfigError
 
@@ -119,3 +121,11 @@ def test_random_weights_of_ranks_are_nearly_those_of_one(made_for, llm_of, name)
     ]
     assert len(apart) > 1000
     assert float(torch.tensor(apart).quantile(0.9)) < 0.1
+
+
+@pytest.mark.parametrize("world", at_depth([2], [2, 4]))
+def test_floats_that_are_quantised_at_load(llm_of, tmp_path, world):
+    """A rank of a row-parallel layer has the scales of all inputs, as a checkpoint has."""
+    made = write(tmp_path, FLOATS, "qwen3-moe")
+    answers = ask(llm_of(made.folder, world, quantization="fp8"), draw_prompts())
+    assert_agrees(Emulated(made, ranks=world), answers)
