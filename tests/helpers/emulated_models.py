@@ -62,9 +62,10 @@ class Emulated:
         return F.rms_norm(x, x.shape[-1:], self.made.tensors[f"{name}.weight"], eps)
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        module = (self.modules or self.made.modules)[name]
-        seen = self._rounded(x, name, module)
-        y = seen @ module.weight.T
+        module = (self.modules or self.made.modules).get(name)
+        weight = self.made.tensors[f"{name}.weight"] if module is None else module.weight
+        seen = x if module is None else self._rounded(x, name, module)
+        y = seen @ weight.T
         bias = self.made.tensors.get(f"{name}.bias")
         if bias is not None:
             y = y + bias

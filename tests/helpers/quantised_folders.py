@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from packers.packer import Packed, Packer
+from depth import at_depth
+from packers.packer import Packed, Packer, all_packers
 from safetensors.torch import save_file
 
 # q, k and v have 256, 64 and 64 outputs: the third starts inside a block of 128. So do the shares
@@ -127,19 +128,35 @@ def write(
     for name, outputs, inputs in layers_of(fields):
         gain = 1.5 * _GAINS.get(name.rpartition(".")[2], 1.0) / inputs**0.5
         weight = gain * torch.randn(outputs, inputs, generator=draw, dtype=torch.float64)
-        modules[name] = packer.pack(weight, draw)
+        if packer.packs(name):
+            modules[name] = packer.pack(weight, draw)
+        else:
+            plain[f"{name}.weight"] = weight.float().double()
     stored = {name: one.float() for name, one in plain.items()}
-    packed = {
-        f"{name}.{suffix}": tensor.contiguous().clone()
-        for name, module in modules.items()
-        for suffix, tensor in module.tensors.items()
-    }
     weights = {f"{name}.weight": module.weight for name, module in modules.items()}
     made = Made(packer, fields, root / "packed", root / "twin", plain | weights, modules)
     own = {"quantization_config": dict(packer.config)} if packer.config else {}
-    write_folder(made.folder, fields | own, stored | packed)
+    write_folder(made.folder, fields | own, stored | packer.stored(modules))
     write_folder(made.twin, fields, stored | {name: one.float() for name, one in weights.items()})
     return made
+
+
+def families_of(packer: Packer) -> list[str]:
+    """Return the families of which a packer packs any layer."""
+    return [
+        family
+        for family, own in FAMILIES.items()
+        if any(packer.packs(name) for name, _, _ in layers_of({**COMMON, **own}))
+    ]
+
+
+def cases(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return packers with a family that they pack, taken in turn; at depth, with each."""
+    found, known = [], all_packers()
+    for index, name in enumerate(names):
+        own = families_of(known[name])
+        found += [(name, family) for family in at_depth([own[index % len(own)]], own)]
+    return found
 
 
 def write_folder(

@@ -16,12 +16,11 @@ from packers.packer import all_packers
 from quantised_adapters import write_adapter
 from quantised_answers import EXACT, SHARE, ask, assert_agrees, draw_prompts
 from quantised_at_load import FLOATS
-from quantised_folders import write
+from quantised_folders import cases, write
 
 from kiln.engine.errors import ConfigError
 
 PACKERS = all_packers()
-FAMILIES = ("llama", "qwen3-moe")
 # Shares of o_proj's and down_proj's inputs are whole blocks of 128, on so many ranks. Two ranks
 # have 32 outputs each of k_proj and v_proj, the second of which start inside a block.
 SIZES = {
@@ -29,7 +28,7 @@ SIZES = {
     4: {"num_attention_heads": 16, "intermediate_size": 1024, "moe_intermediate_size": 512},
 }
 FEW = [("fp8-blocks", "llama", 2), ("fp8-static", "qwen3-moe", 4), ("fp8-tensor", "qwen3-moe", 2)]
-ALL = [(name, family, world) for name in PACKERS for family in FAMILIES for world in SIZES]
+ALL = [(name, family, world) for name, family in cases(PACKERS) for world in SIZES]
 
 pytestmark = pytest.mark.usefixtures("in_threads")
 

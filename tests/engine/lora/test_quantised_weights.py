@@ -16,10 +16,13 @@ from emulated_models import Emulated
 from packers.packer import all_packers
 from quantised_adapters import write_adapter
 from quantised_answers import EXACT, SHARE, ask, assert_agrees, draw_prompts, serve, tokens
+from quantised_folders import cases
 
 PACKERS = all_packers()
 WEIGHTS_ONLY = sorted(name for name, one in PACKERS.items() if one.rounded is None)
 ROUNDED = sorted(name for name, one in PACKERS.items() if one.rounded is not None)
+DENSE = sorted(name for name, one in PACKERS.items() if one.packs("model.layers.0.mlp.up_proj"))
+FEW = ["awq-32", "gptq-act-order", "ct-float-quantized-float-channel-none", "mxfp4"]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 TARGETS = {  # of PEFT, gate_proj means those of all experts too, which take no adapters here
     "llama": ((*ATTENTION, "gate_proj", "up_proj", "down_proj"), ("k_proj", "o_proj", "up_proj")),
@@ -91,8 +94,7 @@ def test_the_emulation_without_rounding_is_peft(adapted, family):
             assert float((found - base.logprobs(prompt)).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("family", TARGETS)
-@pytest.mark.parametrize("name", WEIGHTS_ONLY)
+@pytest.mark.parametrize(("name", "family"), cases(at_depth(FEW, WEIGHTS_ONLY)))
 def test_two_adapters_on_quantised_weights_are_pefts_on_the_twin(adapted, name, family):
     made, folders, models = adapted(name, family)
     llm = serve(made.folder, lora_modules=folders, max_loras=2)
@@ -111,7 +113,7 @@ def test_two_adapters_on_quantised_weights_are_pefts_on_the_twin(adapted, name, 
     ("name", "family"),
     at_depth(
         [("fp8-blocks", "llama"), ("fp8-tensor", "qwen3-moe"), ("fp8-static", "llama")],
-        [(name, family) for name in ROUNDED for family in TARGETS],
+        cases(ROUNDED),
     ),
 )
 def test_two_adapters_add_to_rounded_activations(adapted, name, family):
@@ -145,7 +147,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", at_depth(["fp8-blocks"], sorted(PACKERS)))
+@pytest.mark.parametrize("name", at_depth(["fp8-blocks"], DENSE))
 def test_however_steps_are_cut_up_and_run(adapted, environment, name, way):
     flags, variables = WAYS[way]
     environment(**variables)

@@ -12,11 +12,12 @@ from depth import at_depth
 from emulated_models import Emulated
 from packers.packer import all_packers
 from quantised_answers import ask, assert_agrees, draw_prompts, serve
+from quantised_folders import families_of
 
 from kiln.engine.errors import ConfigError, ModelError
 
 PACKERS = sorted(all_packers())
-TRIALS = at_depth(40, max(300, 20 * len(PACKERS)))
+TRIALS = at_depth(40, 500)
 
 
 def is_right(models, answers):
@@ -34,7 +35,7 @@ def trial(seed, quantised, folder):
     """Serve a damaged checkpoint; return what was wrong with what came of it, and if it served."""
     chance = random.Random(seed)
     name = PACKERS[seed % len(PACKERS)]
-    made = quantised(name, chance.choice(["llama", "qwen3-moe"]))
+    made = quantised(name, chance.choice(families_of(all_packers()[name])))
     done = damage(chance, made, folder)
     case = f"seed {seed}, {name}: {done.what}"
     try:
