@@ -101,16 +101,14 @@ def _change_config(chance: random.Random, made: Made, config: dict[str, Any]) ->
 
 def _change_tensor(chance: random.Random, made: Made, tensors: Tensors) -> Damage:
     """Change a tensor of a quantised module."""
-    module = chance.choice(list(made.modules))
-    suffix = chance.choice(list(made.modules[module].tensors))
-    name = f"{module}.{suffix}"
-    change = chance.choice(_CHANGES)
-    told = change(chance, tensors, name)
+    name = chance.choice(sorted(made.packer.stored(made.modules)))
+    module = name.rpartition(".")[0]
+    told = chance.choice(_CHANGES)(chance, tensors, name)
     modules = dict(made.modules)
-    if told == _ZEROS:
+    if told == _ZEROS and not name.endswith("input_scale"):
         packed = modules[module]
         modules[module] = replace(packed, weight=torch.zeros_like(packed.weight))
-    return Damage(f"{name} {told}", (module, f"{name.rpartition('.')[0]}."), modules)
+    return Damage(f"{name} {told}", (f"{module}.",), modules)
 
 
 _ZEROS = "has scales of zero"
@@ -179,6 +177,9 @@ def _plant(chance: random.Random, tensors: Tensors, name: str) -> str:
     elif one.dtype == torch.float8_e4m3fn:
         value = chance.choice((0x7F, 0xFF))
         flat.view(torch.uint8)[at] = value
+    elif one.dtype == torch.uint8 and name.endswith("scales"):
+        value = 255
+        flat[at] = value
     elif name.endswith(("g_idx", "weight_shape")):
         value = chance.choice((-1, 10**6, 2**31 - 1))
         flat[at] = value
