@@ -11,7 +11,7 @@ from emulated_models import Emulated
 from packers.packer import all_packers
 from quantised_answers import ask, assert_agrees, draw_prompts, serve
 from quantised_at_load import FLOATS, quantised
-from quantised_folders import FAMILIES, write
+from quantised_folders import FAMILIES, write, write_folder
 
 from kiln.engine.errors import ConfigError
 from kiln.engine.models.loader import load_model
@@ -37,6 +37,29 @@ def test_answers_are_those_of_the_codes(floats, family):
     plain = ask(serve(made.folder), draw_prompts(), whole=True)
     with pytest.raises(AssertionError):
         assert_agrees(Emulated(made), plain)
+
+
+@every_family
+def test_answers_are_the_bits_of_a_packed_checkpoint_of_the_same_weights(floats, tmp_path, family):
+    made, packed = floats(family), {}
+    for name, module in made.modules.items():
+        codes, scales = quantised(module.tensors["weight"])
+        packed |= {f"{name}.weight": codes, f"{name}.weight_scale": scales}
+    others = {
+        name: tensor.float()
+        for name, tensor in made.tensors.items()
+        if name.removesuffix(".weight") not in made.modules
+    }
+    config = all_packers()["ct-float-quantized-float-channel-token"].config
+    write_folder(tmp_path, {**made.config, "quantization_config": dict(config)}, packed | others)
+    stored, at_load = (
+        [
+            [(at, one.logprob) for entry in output.outputs[0].logprobs for at, one in entry.items()]
+            for _, output in ask(llm, draw_prompts())
+        ]
+        for llm in (serve(tmp_path), serve(made.folder, quantization="fp8"))
+    )
+    assert stored == at_load
 
 
 def build(folder, split):
@@ -100,6 +123,13 @@ def test_other_names_are_refused_by_name(floats):
     for name in ("int3", "awq", ""):
         with pytest.raises(ConfigError, match=f"quantization='{name}'.* only by 'fp8'"):
             serve(folder, quantization=name)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "mxfp4"])
+def test_a_checkpoint_of_another_method_is_not_quantised_again(tmp_path, name):
+    made = write(tmp_path, all_packers()[name], "qwen3-moe")
+    with pytest.raises(ConfigError, match=f"'fp8'.* quantised already, by '{name}': leave"):
+        serve(made.folder, quantization="fp8")
 
 
 def test_an_fp8_checkpoint_is_what_was_asked_for(tmp_path):
