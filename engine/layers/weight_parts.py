@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from kiln.engine.layers.weight import FORMS, Tensors, Weight
 
@@ -32,9 +33,16 @@ class MixedWeight(Weight):
         return sum(part.out_features for part in self.parts)
 
     def dequantized(self, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights of some outputs."""
-        whole = [part.dequantized(slice(None), dtype) for part in self.parts]
-        return torch.cat(whole, dim=-2)[..., outputs, :]
+        """Return the weights of some outputs, with zeros behind inputs that a part has more of."""
+        start, stop, _ = outputs.indices(self.out_features)
+        found: list[torch.Tensor] = []
+        for part in self.parts:
+            own = slice(max(start, 0), min(stop, part.out_features))
+            if own.start < own.stop:
+                found.append(part.dequantized(own, dtype))
+            start, stop = start - part.out_features, stop - part.out_features
+        inputs = max(one.shape[-1] for one in found)
+        return torch.cat([F.pad(one, (0, inputs - one.shape[-1])) for one in found], dim=-2)
 
     def describe(self) -> str:
         """Say what each part is."""

@@ -92,7 +92,7 @@ def read_quantization(fields: Fields, folder: Path, wanted: str | None = None) -
     another was wanted.
     """
     stored = _stored(fields, folder)
-    if wanted is None or stored.method == wanted:
+    if wanted is None or (wanted and stored.method == wanted):
         return stored
     if stored.method:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from functools import cache
 
 import pytest
 from greedy_models import COMMON
@@ -379,3 +380,18 @@ def random_llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("random-llama")
     model.save_pretrained(folder)
     return model, folder
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory):
+    """Return a function from a packer and a family to a checkpoint; see quantised_folders."""
+
+    from packers.packer import all_packers
+    from quantised_folders import write
+
+    @cache
+    def make(packer, family="llama", seed=0, **more):
+        root = tmp_path_factory.mktemp(f"{packer}-{family}")
+        return write(root, all_packers()[packer], family, seed, more)
+
+    return make
