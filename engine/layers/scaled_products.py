@@ -44,7 +44,9 @@ def multiply_rows(
 ) -> bool:
     """Write (codes * scales) @ (weight * weight_scales).T to out [num_rows, out], or return False.
 
-    codes: [num_rows, in], scales: [num_rows, 1]; weight: [out, in], weight_scales: [out, 1].
+    codes: [num_rows, in], scales: [num_rows, 1]; weight: [out, in], weight_scales: [out, 1]. Tensor
+    cores of a GPU add up 8-bit floats with fewer digits than float32 has, so ``out`` must be of 16
+    bits for them.
     """
     if not multiplies_rows(weight) or not out.is_contiguous():
         return False
@@ -55,6 +57,8 @@ def multiply_rows(
         sums = torch._int_mm(codes, weight.T)[:rows]
         out.copy_(sums.float() * scales * weight_scales.T)
         return True
+    if out.itemsize > 2:
+        return False
     torch._scaled_mm(codes, weight.T, scales, weight_scales.T, out_dtype=out.dtype, out=out)
     return True
 

@@ -19,8 +19,9 @@ SIZES = [(6144, 4096), (28672, 4096), (4096, 14336), (192, 256), (96, 2880), (20
 ROWS = (1, 3, 16, 17, 64, 256, 1000)
 _TIMED_ROWS, _TIMED_OUTPUTS = (1, 64, 1000), 4096
 _CHECKED = 64  # rows that are compared in float64
-# Twice the rounding of what is summed and of the sum, relative to the length of a row.
-BOUNDS = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
+# Four times the rounding of inputs, weights and sums, relative to the length of a row; the worst
+# of thousands of rows is at a half.
+BOUNDS = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
 _INT8 = torch.int8
 FORMS: Mapping[str, Callable[[torch.Tensor], Weight]] = {
     "fp8 channel, token": ChannelFP8("channel", "token").quantized,

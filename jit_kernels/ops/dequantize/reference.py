@@ -36,11 +36,12 @@ def codes_of(codes: torch.Tensor, scale_dtype: torch.dtype, d: int) -> torch.Ten
 def _e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Return floats of 1 bit of sign, 2 of exponent and 1 of fraction, 0 to 6.
 
-    A table would have to be copied to the device, which a graph cannot capture.
+    A table, or a number of Python's in torch.where, would be copied to the device, which a graph
+    cannot capture.
     """
     exponent, fraction = codes >> 1 & 3, codes & 1
     twice = torch.where(exponent > 0, (2 + fraction) << (exponent - 1).clamp(min=0), fraction)
-    return torch.where(codes & 8 > 0, -0.5, 0.5) * twice
+    return twice * (0.5 - (codes >> 3 & 1))
 
 
 def scale_values(scales: torch.Tensor) -> torch.Tensor:
