@@ -21,11 +21,21 @@ from quantised_folders import cases, write
 from kiln.engine.errors import ConfigError
 
 PACKERS = all_packers()
-# Shares of o_proj's and down_proj's inputs are whole blocks of 128, on so many ranks. Two ranks
-# have 32 outputs each of k_proj and v_proj, the second of which start inside a block.
+# Shares of o_proj's and down_proj's inputs are whole blocks of 128, on so many ranks. Each rank has
+# 96 outputs of k_proj and v_proj: the second rank's begin inside a block and end inside the next.
 SIZES = {
-    2: {"intermediate_size": 512, "moe_intermediate_size": 256},
-    4: {"num_attention_heads": 16, "intermediate_size": 1024, "moe_intermediate_size": 512},
+    2: {
+        "num_attention_heads": 24,
+        "num_key_value_heads": 6,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 256,
+    },
+    4: {
+        "num_attention_heads": 48,
+        "num_key_value_heads": 12,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 512,
+    },
 }
 FEW = [("fp8-blocks", "llama", 2), ("fp8-static", "qwen3-moe", 4), ("fp8-tensor", "qwen3-moe", 2)]
 ALL = [(name, family, world) for name, family in cases(PACKERS) for world in SIZES]
