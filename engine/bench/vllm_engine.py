@@ -118,7 +118,7 @@ def llm_keywords(config: EngineConfig) -> dict[str, Any]:
         "load_format": model.load_format,
         "skip_tokenizer_init": True,
         "dtype": str(dtype).removeprefix("torch."),
-        "quantization": model.quantization,
+        **({} if model.quantization is None else {"quantization": model.quantization}),
         "kv_cache_dtype": config.kv.kv_cache_dtype,
         "max_model_len": model.max_model_len,
         "max_num_seqs": limits.max_num_seqs,

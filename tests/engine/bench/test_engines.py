@@ -194,6 +194,8 @@ def test_vllm_gets_the_limits_and_dtypes_of_kiln():
         "enable_prefix_caching": False,
         "seed": 5,
     }
+    at_load = replace(wanted, model=replace(wanted.model, quantization="fp8"))
+    assert llm_keywords(at_load) == {**llm_keywords(wanted), "quantization": "fp8"}
 
 
 def test_vllm_loads_as_many_adapters_as_kiln_and_gets_the_same_for_each_request(python, tmp_path):
