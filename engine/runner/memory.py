@@ -40,7 +40,7 @@ def weights_used(model: Model, dtype: torch.dtype) -> dict[str, str]:
     kinds = Counter(weight.describe() for weight in parts_of(model, Weight) if weight.is_quantised)
     if not kinds:
         return {}
-    text = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+    text = "; ".join(f"{count} projections in {kind}" for kind, count in kinds.most_common())
     if DEQUANTISED in text:
         text += f": slower than {str(dtype).removeprefix('torch.')}, in less memory"
     return {"linear": f"torch: {text}"}

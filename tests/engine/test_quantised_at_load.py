@@ -34,7 +34,12 @@ def test_answers_are_those_of_the_codes(floats, family):
     made = floats(family)
     llm = serve(made.folder, quantization="fp8")
     assert_agrees(Emulated(made), ask(llm, draw_prompts(), whole=True))
-    plain = ask(serve(made.folder), draw_prompts(), whole=True)
+    said = llm.core.runner.loaded.kernels["linear"]
+    assert "projections in fp8, one scale per output, activations per token" in said
+    assert said.endswith("dequantised for each product: slower than float32, in less memory")
+    floats_alone = serve(made.folder)
+    assert "linear" not in floats_alone.core.runner.loaded.kernels
+    plain = ask(floats_alone, draw_prompts(), whole=True)
     with pytest.raises(AssertionError):
         assert_agrees(Emulated(made), plain)
 
