@@ -22,7 +22,7 @@ PACKERS = all_packers()
 WEIGHTS_ONLY = sorted(name for name, one in PACKERS.items() if one.rounded is None)
 ROUNDED = sorted(name for name, one in PACKERS.items() if one.rounded is not None)
 DENSE = sorted(name for name, one in PACKERS.items() if one.packs("model.layers.0.mlp.up_proj"))
-FEW = ["awq-32", "gptq-act-order", "ct-float-quantized-float-channel-none", "mxfp4"]
+FEW = ["awq-32", "gptq-act-order", "ct-int8-group-32-old", "mxfp4"]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 TARGETS = {  # of PEFT, gate_proj means those of all experts too, which take no adapters here
     "llama": ((*ATTENTION, "gate_proj", "up_proj", "down_proj"), ("k_proj", "o_proj", "up_proj")),
