@@ -62,7 +62,8 @@ class ChannelFP8(Scheme):
     def quantized(self, values: torch.Tensor) -> Weight:
         """Return weights as this scheme would store them."""
         codes, scales = quantize_per_token(values, self.dtype)
-        # Of activations behind a norm, 8 is among the largest; 8-bit floats reach further.
+        # After a norm, few activations exceed 8. The scale of int8 lets its largest code stand for
+        # that; 8-bit floats reach 448 with a scale of 1.
         largest = 1.0 if self.dtype == FP8 else 8 / torch.iinfo(self.dtype).max
         own = torch.full((1,), largest, device=values.device)
         return self._made(codes, scales, own)
