@@ -29,6 +29,7 @@ _CLOSE_SECONDS = 5.0  # for all ranks to close their connections
 
 logger = logging.getLogger(__name__)
 _groups: WeakValueDictionary[str, Group] = WeakValueDictionary()
+_naming = threading.Lock()
 
 
 class Group:
@@ -42,7 +43,7 @@ class Group:
         self.rank = rank
         self.size = size
         self.device = device
-        self.name = _free_name(size) if size > 1 else ""
+        self.name = ""
         self._backend = backend
         self._calls: Counter[str] = Counter()
         self._kernels: SumKernels | None = None
@@ -50,7 +51,9 @@ class Group:
         self._frees: list[Callable[[], None]] = []
         self._aborting: threading.Thread | None = None
         if size > 1:
-            _groups[self.name] = self
+            with _naming:  # engines may start in several threads at once
+                self.name = _free_name(size)
+                _groups[self.name] = self
 
     def all_reduce(self, x: torch.Tensor) -> None:
         """Replace x, contiguous, by the sum of all ranks' x: the same bits on every rank.

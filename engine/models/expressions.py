@@ -2,7 +2,8 @@
 
 Python's ``re`` takes exponential time for some expressions, and cannot be interrupted meanwhile.
 So an expression that repeats or chooses is matched in a process of its own, which can be killed.
-The name of a module, with or without ".*" before it, is matched here.
+An expression that is only the name of a module, or ".*" and a name, takes no such time. It is
+matched in this process.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Expression:
     """A compiled expression whose matches with the names of modules are known or cheap.
 
     ``prefix`` and ``suffix`` are put around ``text``. It must match a name from its start, with
-    ``full`` up to its end. A ``trusted`` one is matched here. Raises ValueError for a text that is
-    not an expression.
+    ``full`` up to its end. A ``trusted`` one is matched in this process. Raises ValueError for a
+    text that is not an expression.
     """
 
     def __init__(

@@ -62,8 +62,11 @@ class ChannelFP8(Scheme):
     def quantized(self, values: torch.Tensor) -> Weight:
         """Return weights as this scheme would store them."""
         codes, scales = quantize_per_token(values, self.dtype)
-        one = torch.ones(1, device=values.device)
-        return self._made(codes, scales, one)
+        # After a norm, few activations exceed 8. The scale of int8 lets its largest code stand for
+        # that; 8-bit floats reach 448 with a scale of 1.
+        largest = 1.0 if self.dtype == FP8 else 8 / torch.iinfo(self.dtype).max
+        own = torch.full((1,), largest, device=values.device)
+        return self._made(codes, scales, own)
 
     def _weight(self, part: Part, codes: torch.Tensor, scales: torch.Tensor) -> Weight:
         if self.activations != "static":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kiln.engine.layers.weight import Weight
-from kiln.engine.models.group_schemes import group_weight, in_order, quantized_by_group
+from kiln.engine.models.group_schemes import check_order, group_weight, in_order, quantized_by_group
 from kiln.engine.models.packed_modules import unpacked, words_of_outputs
 from kiln.engine.models.scheme import FLOATS, Part, Scheme
 
@@ -63,12 +63,13 @@ class GPTQScheme(Scheme):
 
     def quantized(self, values: torch.Tensor) -> Weight:
         """Return weights as this scheme would store them."""
-        weight = quantized_by_group(values, self.bits, self.group_size, not self.symmetric)
-        if not self.shares_fields:
-            return weight
-        inputs = values.shape[1]
-        places = torch.arange(inputs, device=values.device, dtype=torch.int32)
-        return replace(weight, group_of=places // (inputs // weight.scales.shape[1]))
+        return quantized_by_group(
+            values,
+            self.bits,
+            self.group_size,
+            asymmetric=not self.symmetric,
+            gives_order=self.shares_fields,
+        )
 
     def _zeros(self, part: Part, groups: int) -> torch.Tensor | None:
         """Return the zero points [outputs, groups]; None if they are half of the codes' number.
@@ -104,17 +105,7 @@ class GPTQScheme(Scheme):
             raise part.error(
                 "g_idx", "has groups in another order, but quantization_config has no desc_act"
             )
-        groups = -(-inputs // size)
-        outside = group_of[(group_of < 0) | (group_of >= groups)]
-        if len(outside):
-            raise part.error("g_idx", f"has group {int(outside[0])}: want 0 to {groups - 1}")
-        counts = torch.bincount(group_of, minlength=groups).tolist()
-        for group, count in enumerate(counts):
-            wanted = min(size, inputs - group * size)
-            if count != wanted:
-                raise part.error(
-                    "g_idx", f"has {count} inputs of group {group}: want {wanted}, by group_size"
-                )
+        check_order(part, "g_idx", group_of, size)
         return group_of
 
 

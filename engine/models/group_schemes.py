@@ -77,12 +77,36 @@ def in_order(group_of: torch.Tensor, group_size: int) -> bool:
     return torch.equal(group_of.long(), places // group_size)
 
 
+def check_order(part: Part, suffix: str, group_of: torch.Tensor, group_size: int) -> None:
+    """Raise ModelError unless each group is that of as many inputs [in] as ``group_size`` says.
+
+    The last group may have fewer. ``suffix``: of the tensor that gives the groups.
+    """
+    inputs = len(group_of)
+    groups = -(-inputs // group_size)
+    outside = group_of[(group_of < 0) | (group_of >= groups)]
+    if len(outside):
+        raise part.error(suffix, f"has group {int(outside[0])}: want 0 to {groups - 1}")
+    for group, count in enumerate(torch.bincount(group_of, minlength=groups).tolist()):
+        wanted = min(group_size, inputs - group * group_size)
+        if count != wanted:
+            raise part.error(
+                suffix, f"has {count} inputs of group {group}: want {wanted}, by group_size"
+            )
+
+
 def quantized_by_group(
-    values: torch.Tensor, bits: int, group_size: int, asymmetric: bool
+    values: torch.Tensor,
+    bits: int,
+    group_size: int,
+    *,
+    asymmetric: bool,
+    gives_order: bool = False,
 ) -> Group8Weight:
     """Return weights [out, in] rounded to integers, for random weights.
 
     ``group_size``: of inputs; where it does not divide them, the largest divisor of both.
+    ``gives_order``: the group of each input is kept, although the groups are of neighbours.
     """
     outputs, inputs = values.shape
     size = math.gcd(group_size or inputs, inputs)
@@ -97,7 +121,9 @@ def quantized_by_group(
         zeros = torch.full_like(scales, half)
     codes = (groups / scales.unsqueeze(2) + zeros.unsqueeze(2)).round().clamp(0, most)
     codes = codes.to(torch.uint8).view(outputs, inputs)
-    return packed(bits, codes, scales, zeros.to(torch.int16) if asymmetric else None, None)
+    order = torch.arange(inputs, device=values.device, dtype=torch.int32) // size
+    kept = zeros.to(torch.int16) if asymmetric else None
+    return packed(bits, codes, scales, kept, order if gives_order else None)
 
 
 def stored_bits(bits: int, group_size: int, *, asymmetric: bool) -> float:

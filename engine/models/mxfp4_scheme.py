@@ -53,7 +53,7 @@ class Place(NamedTuple):
 def place_of(name: str) -> Place:
     """Return where a module such as "model.layers.0.mlp.experts.3.gate_proj" is stored.
 
-    Raises ModelError if it is no expert's.
+    Raises ModelError if the name is not that of an expert's projection.
     """
     found = _EXPERT.fullmatch(name)
     if found is None or found[3] not in _ROWS:

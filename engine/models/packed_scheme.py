@@ -9,6 +9,7 @@ import torch
 
 from kiln.engine.layers.weight import Weight
 from kiln.engine.models.group_schemes import (
+    check_order,
     group_weight,
     in_order,
     quantized_by_group,
@@ -68,12 +69,13 @@ class PackedInts(Scheme):
 
     def quantized(self, values: torch.Tensor) -> Weight:
         """Return weights as this scheme would store them, in groups of neighbours."""
-        weight = quantized_by_group(values, self.bits, self.group_size, not self.symmetric)
-        if not self.in_any_order:
-            return weight
-        inputs = values.shape[1]
-        places = torch.arange(inputs, device=values.device, dtype=torch.int32)
-        return replace(weight, group_of=places // (inputs // weight.scales.shape[1]))
+        return quantized_by_group(
+            values,
+            self.bits,
+            self.group_size,
+            asymmetric=not self.symmetric,
+            gives_order=self.in_any_order,
+        )
 
     def experts(self, parts: Sequence[Part], count: int) -> Weight:
         """Return ``count`` experts of equally many parts. Raises ValueError if experts differ."""
@@ -116,11 +118,6 @@ class PackedInts(Scheme):
         """Return the group of each input, [in] int32; None if they are in their order."""
         name, inputs = "weight_g_idx", part.inputs.whole
         order = part.tensor(name, (inputs,), (torch.int32, torch.int64)).int()
-        wrong = order[(order < 0) | (order >= groups)]
-        if len(wrong):
-            raise part.error(name, f"holds {int(wrong[0])}: want 0 to {groups - 1}")
         size = inputs // groups
-        for group, count in enumerate(torch.bincount(order, minlength=groups).tolist()):
-            if count != size:
-                raise part.error(name, f"has {count} inputs of group {group}: want {size}")
+        check_order(part, name, order, size)
         return None if in_order(order, size) and not self.keeps_order else order

@@ -144,7 +144,8 @@ _FUSED = {  # what a fused layer of other engines is made of
 def is_listed(name: str, entries: Collection[str]) -> bool:
     """Whether one of the entries names a module, a module that it is in, or its last parts.
 
-    An entry may also name the fused layer that the module is a part of.
+    Other engines fuse projections. An entry may name such a fused layer, for example qkv_proj, and
+    then stands for q_proj, k_proj and v_proj.
     """
     place, _, own = name.rpartition(".")
     names = [name, *(f"{place}.{fused}" for fused, parts in _FUSED.items() if own in parts)]

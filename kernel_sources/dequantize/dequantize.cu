@@ -1,10 +1,11 @@
-// out[e, r, i] = (code - zero) * scale        exact in float but for the product, rounded to SCALAR_T
+// out[e, r, i] = (code - zero) * scale, in float32 and then rounded to SCALAR_T
 //
-// codes: [experts, all_rows, d], of which out: [experts, rows, d] takes the rows from `first` on.
-// Row s and input i use the scale and zero point at [e, s >> rows_log2, g], g = group_of[e, i], or
-// i / group without group_of. scales, zeros: [experts, scale_rows, scale_columns]; without zeros
-// every zero point is `zero`. All are dense; 8 divides d; out is 16-byte aligned, codes 8-byte.
-// Work split: one thread for 8 elements of a row. Compile-time parameters
+// codes: [experts, all_rows, d]. out: [experts, rows, d] takes the rows from `first` on. Row s and
+// input i use the scale and the zero point at [e, s >> rows_log2, g]. g is group_of[e, i] if
+// group_of is given, else i / group. scales, zeros: [experts, scale_rows, scale_columns]. If zeros
+// is null, `zero` is the zero point of all. All tensors are dense. d is a multiple of 8. out is
+// aligned to 16 bytes, codes to 8. The difference is exact.
+// Work split: each thread writes 8 elements of a row. Compile-time parameters
 // (jit_kernels/ops/dequantize/spec.py): SCALAR_T, CODE.
 #include "dequantize/codes.cuh"
 #include "kiln/ptx/launch.cuh"
@@ -42,9 +43,9 @@ KILN_FN void store(SCALAR_T* out, const float (&y)[kElements]) {
 
 extern "C" __global__ void __launch_bounds__(128)
 dequantize(SCALAR_T* out, const uint8_t* codes, const kiln::CODE::Scale* scales,
-           const short* zeros, const int32_t* group_of, int64_t pieces, int32_t d, int32_t rows, int32_t all_rows,
-           int32_t first, int32_t rows_log2, int32_t scale_rows, int32_t scale_columns,
-           int32_t group, int32_t zero) {
+           const short* zeros, const int32_t* group_of, int64_t pieces, int32_t d,
+           int32_t rows, int32_t all_rows, int32_t first, int32_t rows_log2, int32_t scale_rows,
+           int32_t scale_columns, int32_t group, int32_t zero) {
   kiln::pdl_wait_then_trigger();
   const uint32_t piece = blockIdx.x * blockDim.x + threadIdx.x;
   if (piece >= pieces) return;

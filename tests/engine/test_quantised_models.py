@@ -1,6 +1,6 @@
 """Whole models with quantised weights: log-probabilities and tokens of what the checkpoint means.
 
-Every packer of tests/helpers/packers, with a dense model and one with experts.
+Each packer of tests/helpers/packers writes a dense model and a model with experts.
 """
 
 from __future__ import annotations

@@ -30,9 +30,11 @@ FORMS: Mapping[str, Callable[[torch.Tensor], Weight]] = {
     "int8 channel, token": ChannelFP8("channel", "token", _INT8).quantized,
     "fp8 block, groups of 128": BlockFP8("").quantized,
     "fp8 block, weights only": BlockFP8("", rounds=False).quantized,
-    "int4, groups of 128": lambda values: quantized_by_group(values, 4, 128, False),
-    "int4, groups of 32, zero points": lambda values: quantized_by_group(values, 4, 32, True),
-    "int8, groups of 128": lambda values: quantized_by_group(values, 8, 128, False),
+    "int4, groups of 128": lambda values: quantized_by_group(values, 4, 128, asymmetric=False),
+    "int4, groups of 32, zero points": lambda values: quantized_by_group(
+        values, 4, 32, asymmetric=True
+    ),
+    "int8, groups of 128": lambda values: quantized_by_group(values, 8, 128, asymmetric=False),
 }
 
 

@@ -23,7 +23,7 @@ from kiln.engine.models.weights import Weights
 
 _FIELDS = (
     *("quant_method", "activation_scheme", "weight_block_size", "modules_to_not_convert"),
-    *("ignored_layers", "fmt", "scale_fmt", "expert_dtype", "dequantize"),
+    *("ignored_layers", "fmt", "scale_fmt", "expert_dtype"),
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from depth import at_depth
 from rank_programs import run_program
 
+from kiln.engine.distributed.group import Group
 from kiln.jit_kernels.ops.all_reduce.layout import ALGORITHMS
 
 PROMPTS = [[1, 9, 3], [4, 5, 6, 7, 8, 9, 10]]
@@ -41,8 +44,30 @@ def test_tokens_are_those_of_transformers_for_each_algorithm(made, results, worl
     assert found["kernels"].startswith("host: access over shared memory is proven")
 
 
+def names_of_groups_made_at_once(count: int) -> list[str]:
+    """Return the names of groups that threads make at the same time."""
+    together, made = threading.Barrier(count), []
+
+    def make() -> None:
+        together.wait()
+        made.append(Group(0, 2, torch.device("cpu")))
+
+    threads = [threading.Thread(target=make) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [group.name for group in made]
+
+
 @pytest.mark.usefixtures("in_threads")
 def test_where_no_kernel_can_sum_the_engine_says_why(made, llm_of):
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # two ranks that share a group wait for each other for ever
+    try:
+        assert all(len(set(names_of_groups_made_at_once(8))) == 8 for _ in range(50))
+    finally:
+        sys.setswitchinterval(before)
     llm = llm_of(made[0], 2)
     assert llm.core.runner.loaded.kernels["all_reduce"] == (
         "torch, by gloo: rank 0, 1: on a CPU it needs KILN_CPU_KERNELS=host"

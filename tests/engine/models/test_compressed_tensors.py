@@ -423,8 +423,14 @@ DAMAGED = [
     ),
     (ASYMMETRIC, packed_ints(**OLD), "weight_zero_point", -9, r"weight_zero_point holds -9"),
     (ORDERED, packed_ints(), "", None, r"a\.weight_g_idx is missing"),
-    (ORDERED, packed_ints(any_order=True), "weight_g_idx", 2, r"weight_g_idx holds 2: want 0 to 1"),
-    (ORDERED, packed_ints(any_order=True), "weight_g_idx", -1, r"weight_g_idx holds -1"),
+    (
+        ORDERED,
+        packed_ints(any_order=True),
+        "weight_g_idx",
+        2,
+        r"weight_g_idx has group 2: want",
+    ),
+    (ORDERED, packed_ints(any_order=True), "weight_g_idx", -1, r"weight_g_idx has group -1"),
     (
         *(ORDERED, packed_ints(any_order=True), "weight_g_idx", torch.arange(64).int() // 40),
         r"weight_g_idx has 40 inputs of group 0: want 32",

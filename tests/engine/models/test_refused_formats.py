@@ -61,9 +61,22 @@ def test_old_bitsandbytes_is_known_by_its_flags(tmp_path):
         read(tmp_path, {"load_in_4bit": False, "bits": 4})
 
 
-def test_a_method_that_kiln_has_never_heard_of_names_those_that_it_reads(tmp_path):
+def test_a_method_or_a_form_of_fp8_that_kiln_does_not_read_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"quant_method is 'squeeze', Kiln supports .*awq.*gptq"):
         read(tmp_path, {"quant_method": "squeeze"})
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    assert read(tmp_path, {**fp8, "dequantize": False}) == read(tmp_path, fp8)
+    for name, value, message in [
+        ("fmt", "e5m2", "Kiln supports only 'e4m3'"),
+        ("scale_fmt", "ue8m0", "Kiln supports only 'float'"),
+        ("expert_dtype", "fp4", "Kiln supports only 'fp8'"),
+        ("weight_block_size", [64, 64], r"Kiln supports only \[128, 128\]"),
+        ("activation_scheme", "static", "with blocks Kiln supports only 'dynamic'"),
+        ("activation_scheme", "none", "want 'dynamic' or 'static'"),
+        ("dequantize", True, "Kiln does not know this field"),  # then activations stay floats
+    ]:
+        with pytest.raises(ModelError, match=rf"{name} is .*, {message}"):
+            read(tmp_path, {**fp8, name: value})
 
 
 def test_a_folder_of_gguf_files_is_told_so(tmp_path, small_config):
