@@ -13,9 +13,9 @@ from kiln.engine.layers.mlp import GATES, GatedMLP
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.parallel import SummingRMSNorm, VocabParallelEmbedding, VocabParallelHead
 from kiln.engine.layers.rotary import Rotary
-from kiln.engine.layers.sparse_mlp import SharedExpert, SparseMLP
+from kiln.engine.layers.sparse_mlp import SparseMLP
 from kiln.engine.models.block import DecoderBlock, SelfAttention
-from kiln.engine.models.experts import Experts
+from kiln.engine.models.build_experts import ExpertBuilder
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kv_scales import read_kv_scales
 from kiln.engine.models.parameters import Parameters, Projection, Wrapper
@@ -23,8 +23,6 @@ from kiln.engine.models.split import WHOLE, Share, Split, all_of
 from kiln.engine.models.splitting import rank_attention
 from kiln.engine.models.weights import Weights
 from kiln.jit_kernels.ops.rotary.table import rotary_table
-
-_VECTOR = 16  # bytes: grouped products need rows at multiples of it
 
 
 class Builder:
@@ -134,36 +132,8 @@ class Builder:
         experts, name = self._config.traits.experts, f"layers.{layer}."
         if experts is None or not experts.layers[layer]:
             return self._mlp(name, prefix + "mlp.", self._config.intermediate_size)
-        return self._experts(name, prefix + experts.names.layer, experts)
-
-    def _experts(self, name: str, prefix: str, experts: Experts) -> SparseMLP:
-        count, names, make = experts.num_experts, experts.names, self._parameters
-        inner = self._split.equal(
-            experts.intermediate_size,
-            f"{prefix}experts",
-            "inner elements",
-            multiple=_VECTOR // self._dtype.itemsize,
-        )
-        places = [f"{prefix}experts.{index}." for index in range(count)]
-        pairs = tuple((place + part, inner) for place in places for part in (names.gate, names.up))
-        gate_up = Projection(name + "experts.gate_up_proj", pairs, self._hidden)
-        downs = tuple((place + names.down, self._hidden) for place in places)
-        down = Projection(name + "experts.down_proj", downs, inner)
-        shared = None
-        if experts.shared_size:
-            gate = {"shared_expert_gate": all_of(1)}
-            shared = SharedExpert(
-                self._mlp(name + "shared_expert.", prefix + "shared_expert.", experts.shared_size),
-                self._linear(name + "shared_expert_gate", prefix, gate, self._hidden),
-            )
-        return SparseMLP(
-            router=self._linear(name + "router", prefix, {"gate": all_of(count)}, self._hidden),
-            gate_up=make.experts(gate_up, count),
-            down=make.experts(down, count),
-            top_k=experts.top_k,
-            renormalise=experts.renormalise,
-            shared=shared,
-        )
+        make = ExpertBuilder(experts, self._hidden, self._parameters, self._split, self._mlp)
+        return make.layer(name, prefix)
 
     def _mlp(self, name: str, prefix: str, size: int) -> GatedMLP:
         bias = self._config.traits.mlp_bias

@@ -76,7 +76,7 @@ class Parameters:
     ) -> None:
         self._weights = weights
         self._quantization = quantization
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._wrapper = wrapper
 
@@ -108,7 +108,7 @@ class Parameters:
         if scheme != DENSE:
             (part,) = self._parts(projection)
             quantised = scheme.read(part).padded(rows)
-            weight = quantised.dequantized(slice(None), self._dtype)
+            weight = quantised.dequantized(slice(None), self.dtype)
         else:
             weight, stored = self._empty(rows, hidden_size), f"{name}.weight"
             if twin is not None and not self._weights.has(stored):
@@ -170,7 +170,7 @@ class Parameters:
     def _parts(self, projection: Projection) -> Iterable[Part]:
         for name, share in projection.parts:
             place = (self._weights, projection.name, name, share, projection.inputs)
-            yield Part(*place, self._dtype, self._device, projection.bias)
+            yield Part(*place, self.dtype, self._device, projection.bias)
 
     def _scheme(self, name: str, projection: Projection) -> Scheme:
         scheme = self._quantization.scheme(name, projection.role, self._weights)
@@ -192,4 +192,4 @@ class Parameters:
         return bias
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self.dtype, device=self._device)
