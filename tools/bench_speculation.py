@@ -29,8 +29,13 @@ import torch  # noqa: E402 - after the path, as all below
 
 from kiln.engine.bench.report import Report, command_line, table  # noqa: E402
 from kiln.engine.bench.shapes import SHAPES, write_shape  # noqa: E402
+from kiln.engine.compile.parameters import parts_of  # noqa: E402
+from kiln.engine.layers.embedding import Embedding  # noqa: E402
+from kiln.engine.layers.linear import Linear  # noqa: E402
 from kiln.engine.layers.mlp import GatedMLP  # noqa: E402
+from kiln.engine.layers.weight import DenseWeight  # noqa: E402
 from kiln.engine.llm import LLM  # noqa: E402
+from kiln.engine.models.block import SelfAttention  # noqa: E402
 from kiln.engine.models.decoder import Decoder  # noqa: E402
 from kiln.engine.requests.sampling_params import SamplingParams  # noqa: E402
 from kiln.engine.runner.memory import free_unused  # noqa: E402
@@ -108,13 +113,17 @@ def _let_it_repeat(llm: LLM) -> None:
     assert isinstance(runner, ModelRunner)
     model = runner.loaded.model
     assert isinstance(model, Decoder)
-    for block in model.blocks:
-        assert isinstance(block.mlp, GatedMLP)
-        block.attention.output.weight.values.zero_()
-        block.mlp.down.weight.values.zero_()
+    for attention in parts_of(model, SelfAttention):
+        attention.output.weight.values.zero_()
+    for mlp in parts_of(model, GatedMLP):
+        mlp.down.weight.values.zero_()
+    assert isinstance(model.head, Linear)
+    assert isinstance(model.embedding, Embedding)
     model.norm.weight.fill_(1)
-    model.head.weight.values.zero_()
-    model.head.weight.values[:_PERIOD] = model.embedding.weight[:_PERIOD].roll(1, 0)
+    head = model.head.weight
+    assert isinstance(head, DenseWeight)
+    head.values.zero_()
+    head.values[:_PERIOD] = model.embedding.weight[:_PERIOD].roll(1, 0)
 
 
 def _case(llm: LLM, args: argparse.Namespace, text: str, rows: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 
 from kiln.engine.layers.linear import Linear
+from kiln.jit_kernels.declare.spec import KernelSpec
 from kiln.jit_kernels.ops.activation.spec import BY_ACTIVATION
 
 GATES = MappingProxyType(
@@ -27,6 +28,11 @@ class GatedMLP:
     gate_up: Linear
     gate: Callable[[torch.Tensor, torch.Tensor], None]  # out [n, d], x [n, 2 * d]
     down: Linear
+
+    @property
+    def kernels(self) -> list[KernelSpec]:
+        """The kernels that the layer calls itself."""
+        return [spec for spec in GATES.values() if spec.operator == self.gate]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""

@@ -4,13 +4,12 @@
     row-parallel         a rank has some inputs         partial sums, a bias on rank 0 alone
     vocabulary-parallel  a rank has some tokens         embedding: partial sums; head: gathered
 
-A Linear is column- or row-parallel by the weights that it gets. Every partial sum ends in a norm
-on the residual stream, which adds up all ranks' first: one operator, so that sum, residual and norm
-can be one kernel.
+A Linear is column- or row-parallel by the weights that it gets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,19 +17,8 @@ import torch
 from kiln.engine.distributed.group import group_named
 from kiln.engine.layers.embedding import Embedding
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.opaque import opaque_operator
-
-
-def _sum_and_add(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
-) -> None:
-    """Sum x over the ranks, add it to the residual, and leave the norm in x, all in place."""
-    ranks = group_named(group)
-    if ranks.all_reduce_add_rms_norm(x, residual, weight, eps):
-        return
-    ranks.all_reduce(x)
-    torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, eps, 0.0)
+from kiln.engine.layers.partial_sum import PartialSum
 
 
 def _gather(x: torch.Tensor, group: str) -> torch.Tensor:
@@ -40,23 +28,19 @@ def _gather(x: torch.Tensor, group: str) -> torch.Tensor:
     return together.transpose(0, 1).reshape(x.shape[0], -1)
 
 
-opaque_operator(
-    "sum_and_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, str group)"
-    " -> ()",
-    _sum_and_add,
-)
 opaque_operator("gather_columns(Tensor x, str group) -> Tensor", _gather, fake=None)
 
 
 @dataclass(frozen=True, slots=True)
-class SummingRMSNorm(RMSNorm):
-    """An RMSNorm on the residual stream that first sums x over the ranks of ``group``."""
+class RowParallel:
+    """A layer that ends in a row-parallel projection, so that it returns a partial sum."""
 
+    layer: Callable[..., torch.Tensor]
     group: str
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> None:
-        """Add the sum of all ranks' x to the residual and leave the norm in x, both in place."""
-        torch.ops.kiln.sum_and_add_rms_norm.default(x, residual, self.weight, self.eps, self.group)
+    def __call__(self, *inputs: torch.Tensor) -> PartialSum:
+        """Return the rank's summand of what the whole layer returns."""
+        return PartialSum(self.layer(*inputs), self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +53,16 @@ class VocabParallelEmbedding:
 
     places: torch.Tensor
     part: Embedding
+    group: str
 
     @property
     def weight(self) -> torch.Tensor:
         """The rows of the rank's tokens, padding included, [room, hidden_size]."""
         return self.part.weight[:-1]
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor) -> PartialSum:
         """Map token_ids [num_tokens] to [num_tokens, hidden_size]."""
-        return self.part(self.places[token_ids])
+        return PartialSum(self.part(self.places[token_ids]), self.group)
 
 
 @dataclass(frozen=True, slots=True)

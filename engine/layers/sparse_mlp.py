@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -11,7 +12,8 @@ from kiln.engine.layers.mlp import GatedMLP
 from kiln.engine.layers.opaque import opaque_operator
 from kiln.engine.layers.weight import Tensors, Weight
 from kiln.engine.layers.weight_parts import weight_of
-from kiln.jit_kernels.ops.moe.functions import route_tokens, sum_of_experts
+from kiln.jit_kernels.declare.spec import KernelSpec
+from kiln.jit_kernels.ops.moe.functions import CALLED, route_tokens, sum_of_experts
 
 
 def _moe(
@@ -69,6 +71,7 @@ class SparseMLP:
     top_k: int
     renormalise: bool
     shared: SharedExpert | None
+    kernels: ClassVar[tuple[KernelSpec, ...]] = CALLED
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] to the same shape."""

@@ -1,16 +1,26 @@
-"""One layer of a decoder, and the self-attention in it."""
+"""What the layers of a decoder have in common, and the self-attention in them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.layers.linear import Linear
-from kiln.engine.layers.mlp import GatedMLP
-from kiln.engine.layers.norm import RMSNorm
-from kiln.engine.layers.sparse_mlp import SparseMLP
+from kiln.engine.layers.partial_sum import Sum
+
+
+class Block(Protocol):
+    """A layer of a decoder, on the residual stream. Each family shows what its own computes."""
+
+    def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
+        """Add x to the residual in place, and return what the next layer is to add.
+
+        positions: [num_tokens]; x, residual: [num_tokens, hidden_size]. So that a norm can add what
+        it reads, each sum waits for the norm behind it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +34,3 @@ class SelfAttention:
     def __call__(self, positions: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Map x [num_tokens, hidden_size] at positions [num_tokens] to the same shape."""
         return self.output(self.attention(positions, self.qkv(x)))
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderBlock:
-    """Attention and MLP, each after a norm, on the residual stream."""
-
-    attention_norm: RMSNorm
-    attention: SelfAttention
-    mlp_norm: RMSNorm
-    mlp: GatedMLP | SparseMLP
-
-    def __call__(
-        self, positions: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
-        """Add x to the residual in place, and return the MLP's output, to be added next.
-
-        positions: [num_tokens]; x, residual: [num_tokens, hidden_size].
-        """
-        self.attention_norm.add(x, residual)
-        x = self.attention(positions, x)
-        self.mlp_norm.add(x, residual)
-        return self.mlp(x)

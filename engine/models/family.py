@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.models.block import Block
 from kiln.engine.models.build import Builder
-from kiln.engine.models.decoder import Decoder
+from kiln.engine.models.build_layer import LayerBuilder
+from kiln.engine.models.decoder import build_decoder
 from kiln.engine.models.fields import Fields
 from kiln.engine.models.hf_config import Traits
 
@@ -41,22 +43,33 @@ def with_head(architecture: str) -> str:
 OnLayer = Callable[[int], None]
 
 
-Build = Callable[[Builder, OnLayer], Model]
-"""Makes a model, or a rank's part of it, of what a builder builds; OnLayer gets the number of
-loaded layers. Raises ModelError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family: its ``architectures`` in config.json, and its differences from others.
 
-    ``keys`` holds the supported keys of config.json that ``config_keys`` does not list, and keys
-    with a default specific to the family. Each maps to transformers' default for an absent key, or
-    to None without one. ``model_type`` in config.json stands for a missing list of architectures.
+    ``traits`` reads what differs, ``block`` builds a layer. ``keys`` holds the supported keys of
+    config.json that ``config_keys`` does not list, and keys with a default specific to the family.
+    Each maps to transformers' default for an absent key, or to None without one. ``ignored`` are
+    keys of published files that transformers does not read. ``names`` says what a key that all
+    families share is called in this one. ``wrappers`` are architectures of texts and images in
+    which the family is the part for texts, under ``text_config``. ``unused`` is a regular
+    expression of tensors that the model leaves out. ``model_type`` in config.json stands for a
+    missing list of architectures.
     """
 
     architectures: tuple[str, ...]
     traits: Callable[[Fields], Traits]
+    block: Callable[[LayerBuilder], Block]
     keys: Mapping[str, Any] = field(default_factory=dict)
-    build: Build = Decoder
+    ignored: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
+    unused: str = ""
     model_type: str = ""
+
+    def build(self, build: Builder, on_layer: OnLayer) -> Model:
+        """Make a model, or a rank's part of it; ``on_layer`` gets the number of loaded layers.
+
+        Raises ModelError.
+        """
+        return build_decoder(build, self.block, on_layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kiln.engine.errors import ModelError
@@ -14,13 +15,21 @@ _REQUIRED = object()
 class Fields:
     """The fields of one JSON object. As in transformers, ``null`` means absent."""
 
-    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        path: Path,
+        prefix: str = "",
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``names``: what a field is called here, where that differs from its usual name."""
         self._values = values
         self._path = path
         self._prefix = prefix
+        self._names = names
 
     def __contains__(self, name: str) -> bool:
-        return self._values.get(name) is not None
+        return self.value(name) is not None
 
     def switched_on(self) -> list[str]:
         """Return the names of the fields that are not null, false, zero or empty.
@@ -36,7 +45,7 @@ class Fields:
 
     def error(self, name: str, problem: str) -> ModelError:
         """Return a ModelError about one field."""
-        value = repr(self._values.get(name))[:80]
+        value, name = repr(self.value(name))[:80], self._names.get(name, name)
         return ModelError(f"{self._path}: {self._prefix}{name} is {value}, {problem}")
 
     def text(self, name: str, default: Any = _REQUIRED) -> str:
@@ -103,16 +112,17 @@ class Fields:
 
     def value(self, name: str) -> Any:
         """Return a field of any type as it is, None if absent."""
-        return self._values.get(name)
+        return self._values.get(self._names.get(name, name))
 
     def standing_for(self, name: str, values: Mapping[str, Any]) -> Fields:
         """Return other values in the place of a field, such as what a name of them means."""
         return Fields(values, self._path, f"{self._prefix}{name}.")
 
     def _typed(self, name: str, kind: Any, wanted: str, default: Any) -> Any:
-        value = self._values.get(name)
+        value = self.value(name)
         if value is None:
             if default is _REQUIRED:
+                name = self._names.get(name, name)
                 raise ModelError(f"{self._path}: {self._prefix}{name} is missing, {wanted}")
             return default
         if not isinstance(value, kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -10,6 +11,7 @@ from kiln.engine.kv.shape import AttentionShape
 from kiln.engine.layers.mlp import GATES
 from kiln.engine.models.experts import Experts
 from kiln.engine.models.fields import Fields
+from kiln.engine.models.norms import NormKind
 from kiln.engine.models.quantization import UNQUANTIZED, Quantization
 from kiln.engine.models.rope_config import RopeConfig, read_rope
 from kiln.engine.models.windows import check_layer_types
@@ -17,19 +19,35 @@ from kiln.engine.models.windows import check_layer_types
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+class QKNorm(Enum):
+    """The norm of queries and keys, before they are rotated."""
+
+    NONE = "none"
+    HEAD = "over each head"
+    PROJECTION = "over all heads together"
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The differences between decoder families.
+    """The differences between decoder families, as far as config.json tells them.
 
     ``windows`` has one entry per layer: how many keys a token attends to, itself included, or None
-    for all. Empty: every layer has full attention.
+    for all; empty: every layer has full attention. ``ropes`` too: how the layer rotates, or None if
+    it does not; empty: as HFConfig.rope says.
     """
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # an RMS norm over each head's query and key, before rotation
+    qk_norm: QKNorm = QKNorm.NONE
     windows: tuple[int | None, ...] = ()
+    rope: RopeConfig | None = None  # None: as the keys say that all families share
+    ropes: tuple[RopeConfig | None, ...] = ()
+    norm: NormKind = NormKind.RMS
+    embedding_scale: float = 1.0  # the factor of the embeddings, of what a layer adds, of logits
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0  # logits become cap * tanh(logit / cap); 0: they stay
     experts: Experts | None = None
 
 
@@ -51,11 +69,17 @@ class HFConfig:
     dtype: torch.dtype  # of the checkpoint
     traits: Traits
     quantization: Quantization = UNQUANTIZED
+    wrapped: bool = False  # inside of a model of texts and images, of which Kiln serves the text
 
     @property
     def max_positions(self) -> int:
         """The longest context of the model, in tokens."""
         return self.rope.max_positions
+
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """How each layer rotates queries and keys; None: not at all."""
+        return self.traits.ropes or (self.rope,) * self.num_layers
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -68,7 +92,17 @@ class HFConfig:
         return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, self.windows)
 
 
-def read_config(fields: Fields, traits: Traits, quantization: Quantization) -> HFConfig:
+def read_head_dim(fields: Fields) -> int:
+    """Return the elements of a head. Raises ModelError."""
+    num_heads, hidden_size = fields.count("num_attention_heads"), fields.count("hidden_size")
+    if "head_dim" not in fields and hidden_size % num_heads:
+        raise fields.error("hidden_size", f"want a multiple of {num_heads} heads, or head_dim")
+    return fields.count("head_dim", hidden_size // num_heads)
+
+
+def read_config(
+    fields: Fields, traits: Traits, quantization: Quantization, *, wrapped: bool = False
+) -> HFConfig:
     """Read the fields that all decoders share. Raises ModelError naming the field."""
     if not fields.flag("is_causal", True):
         raise fields.error("is_causal", "in Kiln tokens see only those before them")
@@ -76,17 +110,14 @@ def read_config(fields: Fields, traits: Traits, quantization: Quantization) -> H
     num_kv_heads = fields.count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.error("num_key_value_heads", f"want a divisor of {num_heads} heads")
-    hidden_size = fields.count("hidden_size")
-    if "head_dim" not in fields and hidden_size % num_heads:
-        raise fields.error("hidden_size", f"want a multiple of {num_heads} heads, or head_dim")
-    head_dim = fields.count("head_dim", hidden_size // num_heads)
+    head_dim = read_head_dim(fields)
     check_layer_types(fields, traits.windows)
     activation = fields.text("hidden_act", "silu")
     if activation not in GATES:
         raise fields.error("hidden_act", f"Kiln supports {', '.join(GATES)}")
     return HFConfig(
         vocab_size=fields.count("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=fields.count("hidden_size"),
         intermediate_size=fields.count("intermediate_size"),
         num_layers=fields.count("num_hidden_layers"),
         num_heads=num_heads,
@@ -94,11 +125,12 @@ def read_config(fields: Fields, traits: Traits, quantization: Quantization) -> H
         head_dim=head_dim,
         activation=activation,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, head_dim),
+        rope=traits.rope or read_rope(fields, head_dim),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=_read_dtype(fields),
         traits=traits,
         quantization=quantization,
+        wrapped=wrapped,
     )
 
 

@@ -5,28 +5,47 @@ Nothing else is compiled or loaded for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+
 import torch
 
-from kiln.engine.layers.mlp import GATES
+from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.models.family import Family
 from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.loader import sample_layers
 from kiln.engine.models.quantization import UNQUANTIZED
 from kiln.jit_kernels.declare.spec import SCALARS, KernelSpec, Needs
 from kiln.jit_kernels.ops.attention.variants import head_tile
 from kiln.jit_kernels.ops.dequantize.spec import DEQUANTIZE
-from kiln.jit_kernels.ops.moe import functions as moe
 from kiln.jit_kernels.ops.moe.spec import ROUTE_TOKENS, expert_capacity
-from kiln.jit_kernels.ops.norm.spec import FUSED_ADD_RMS_NORM
 from kiln.jit_kernels.ops.quantization.spec import QUANTIZE
 from kiln.jit_kernels.ops.sampling.spec import SAMPLE_TOKENS
 
 
-def layer_kernels(config: HFConfig) -> list[KernelSpec]:
-    """Return the operators that a model's layers call, besides those of attention."""
-    experts = () if config.traits.experts is None else moe.CALLED
+def layer_kernels(family: Family, config: HFConfig) -> list[KernelSpec]:
+    """Return the operators that a model's layers call, besides those of attention.
+
+    A layer of each kind is built without weights, and its parts say what they call.
+    """
     quantised = [] if config.quantization == UNQUANTIZED else [DEQUANTIZE]
     if config.quantization.rounds_activations:
         quantised.append(QUANTIZE)
-    return [FUSED_ADD_RMS_NORM, GATES[config.activation], *experts, *quantised]
+    return [*dict.fromkeys(kernels_of(sample_layers(family, config))), *quantised]
+
+
+def kernels_of(part: object) -> Iterator[KernelSpec]:
+    """Yield the kernels that a layer and the layers in it say that they call."""
+    inner: Iterable[object] = ()
+    if isinstance(part, list | tuple):
+        inner = part
+    elif is_dataclass(part) and not isinstance(part, AttentionLayer):
+        inner = [getattr(part, field.name) for field in fields(part)]
+    elif type(part).__module__.startswith("kiln."):
+        inner = getattr(part, "__dict__", {}).values()
+    if not isinstance(part, KernelSpec):
+        yield from getattr(part, "kernels", ())
+        yield from (spec for one in inner for spec in kernels_of(one))
 
 
 def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) -> Needs:

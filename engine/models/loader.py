@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kiln.engine.models.build import Builder
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.family import Family, Model
 from kiln.engine.models.fused_experts import FusedExperts
@@ -57,6 +58,22 @@ def open_weights(folder: Path, load_format: str, seed: int, dtype: torch.dtype) 
     Raises ModelError.
     """
     return DummyWeights(seed, dtype) if load_format == "dummy" else SafetensorsWeights(folder)
+
+
+def sample_layers(family: Family, config: HFConfig) -> list[object]:
+    """Return a layer of each kind that a model has, and its last norm, on the meta device.
+
+    Their weights are floats. Raises ModelError.
+    """
+    config = replace(config, quantization=UNQUANTIZED)
+    place, weights = torch.device("meta"), DummyWeights(0, config.dtype)
+    build = Builder(config, weights, 1, config.dtype, place)
+    experts = config.traits.experts
+    sparse = (False,) * config.num_layers if experts is None else experts.layers
+    kinds = zip(config.windows, config.ropes, sparse, strict=True)
+    firsts = {kind: layer for layer, kind in reversed([*enumerate(kinds)])}
+    blocks = [family.block(LayerBuilder(build, layer)) for layer in sorted(firsts.values())]
+    return [*blocks, build.stream_norm("model.norm")]
 
 
 def build_without_weights(family: Family, config: HFConfig, wrapper: Wrapper) -> None:

@@ -48,8 +48,8 @@ def read_model(folder: Path, quantization: str | None = None) -> tuple[Family, H
     family = known_families()[architecture]
     if content.get("dtype") is None and content.get("torch_dtype") is None:
         content = {**content, "dtype": stored_dtype(folder)}
-    fields = Fields({**family.keys, **content}, path)
-    refuse_unknown_keys(fields, family.keys, architecture)
+    fields = Fields({**family.keys, **content}, path, names=family.names)
+    refuse_unknown_keys(fields, {*family.keys, *family.ignored}, architecture)
     traits = family.traits(fields)
     return family, read_config(fields, traits, read_quantization(fields, folder, quantization))
 

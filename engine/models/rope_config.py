@@ -26,8 +26,9 @@ _OWN: dict[str, tuple[str, ...]] = {  # the keys of each rope type
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """The rotary embedding of a model, which rotates all dimensions of each head."""
+    """A rotary embedding, which rotates the first ``dim`` dimensions of each head."""
 
+    dim: int
     theta: float
     scaling: RopeScaling | None
     max_positions: int  # longest context in tokens, scaling included
@@ -53,7 +54,7 @@ def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
         _refuse_partial(fields, rope or fields, head_dim, scaling)
     if head_dim % 2:
         raise fields.error("head_dim", f"want an even number of dimensions, not {head_dim}")
-    return RopeConfig(theta, scaling, _reach(scaling, max_positions))
+    return RopeConfig(head_dim, theta, scaling, _reach(scaling, max_positions))
 
 
 def _refuse_partial(fields: Fields, rope: Fields, head_dim: int, scaling: RopeScaling) -> None:

@@ -10,7 +10,8 @@ from kiln.engine.attention.toggles import ATTENTION_FAMILIES, kernels_can_attend
 from kiln.engine.config import EngineConfig, KVConfig
 from kiln.engine.lora.chunked_backend import ChunkedLoRA
 from kiln.engine.lora.kernel_backend import KernelLoRA
-from kiln.engine.models.hf_config import HFConfig
+from kiln.engine.models.family import Family
+from kiln.engine.models.hf_config import HFConfig, QKNorm
 from kiln.engine.models.kernel_needs import layer_kernels
 from kiln.engine.runner.lora_backend import lora_kernels
 from kiln.jit_kernels.declare.settings import settings
@@ -29,7 +30,7 @@ _CHOSEN_ELSEWHERE = (LORA, LORA_CHUNKED, "all_reduce")
 
 
 def called_kernels(
-    config: EngineConfig | None, hf: HFConfig, device: torch.device, needs: Needs
+    config: EngineConfig | None, model: tuple[Family, HFConfig], device: torch.device, needs: Needs
 ) -> list[KernelSpec]:
     """Return the specs that a model can call on a device, with those that replace them there.
 
@@ -39,8 +40,9 @@ def called_kernels(
     ConfigError if a toggle asks for attention kernels that do not support the model, EnvError if a
     toggle of LoRA would have no effect.
     """
-    called = [*_STEP, *layer_kernels(hf)]
-    called += store_kernels(hf.head_dim, hf.traits.qk_norm, device, needs)
+    family, hf = model
+    called = [*_STEP, *layer_kernels(family, hf)]
+    called += store_kernels(hf.head_dim, hf.traits.qk_norm is QKNorm.HEAD, device, needs)
     if config is None:
         called += [*_DRAFTS, *KernelLoRA.kernels, *ChunkedLoRA.kernels]
     else:

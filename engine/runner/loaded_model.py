@@ -96,7 +96,7 @@ def load(config: EngineConfig, group: Group, report: Progress) -> LoadedModel:
     longest = most_prefill_in_graphs(hf, device, split.world)
     keys = graph_keys(config.graphs, rows, tokens, settings().graph_prefill, drafts, longest)
     # Kernels that are loaded take memory: they come before the pool is sized.
-    decisions, kernels, attend = _choose_kernels(config, hf, dtype, kv, group, report)
+    decisions, kernels, attend = _choose_kernels(config, (family, hf), dtype, kv, group, report)
     with torch.inference_mode():
         weights = _open_weights(config, folder, dtype, embedder)
         sites = Sites() if config.lora.enabled else None  # None: layers without adapters
@@ -162,7 +162,7 @@ def _open_weights(
 
 def _choose_kernels(
     config: EngineConfig,
-    hf: HFConfig,
+    model: tuple[Family, HFConfig],
     dtype: torch.dtype,
     kv: KVShape,
     group: Group,
@@ -170,10 +170,10 @@ def _choose_kernels(
 ) -> tuple[Decisions, dict[str, str], bool]:
     """Load the kernels; return what was decided, a summary, and whether kernels attend."""
     device = group.device
-    needs = kernel_needs(hf, dtype, kv.dtype)
+    needs = kernel_needs(model[1], dtype, kv.dtype)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    decisions = decide(called_kernels(config, hf, device, needs), device, needs, report)
+    decisions = decide(called_kernels(config, model, device, needs), device, needs, report)
     kernels = dict(decisions.summary())
     if not {*ATTENTION_FAMILIES} <= kernels.keys():
         no_kernel = "torch: there is no kernel for this dtype, head_dim and block_size"

@@ -121,12 +121,12 @@ def _jobs_of(args: argparse.Namespace, world: int, archs: Sequence[str]) -> list
     from kiln.engine.runner.kernels import called_kernels
     from kiln.jit_kernels.compile.warmup import jobs_for
 
-    _, config = read_model(resolve_model_folder(args.model), args.quantization)
-    device = torch.device("cuda")
+    model = read_model(resolve_model_folder(args.model), args.quantization)
+    config, device = model[1], torch.device("cuda")
     dtype = resolve_dtype("auto", config.dtype, device)
     needs = kernel_needs(config, dtype, resolve_kv_dtype(args.kv_cache_dtype, dtype))
     sums, sizes = sum_kernels(world, device)
-    jobs = jobs_for(called_kernels(None, config, device, needs), archs, needs)
+    jobs = jobs_for(called_kernels(None, model, device, needs), archs, needs)
     return jobs + jobs_for(sums, archs, {**needs, **sizes})
 
 

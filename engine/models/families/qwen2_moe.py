@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
+from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.experts import read_experts, sparse_layers
 from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
@@ -26,9 +30,25 @@ def traits(fields: Fields) -> Traits:
     )
 
 
+class Block:
+    """Attention and a feed-forward layer, each behind a norm of the residual stream."""
+
+    def __init__(self, build: LayerBuilder) -> None:
+        self.attention_norm = build.stream_norm("input_layernorm")
+        self.attention = build.attention()
+        self.mlp_norm = build.stream_norm("post_attention_layernorm")
+        self.mlp = build.feed_forward()
+
+    def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
+        """Run the layer; see models/block.py."""
+        x = self.attention(positions, self.attention_norm(x, residual))
+        return self.mlp(self.mlp_norm(x, residual))
+
+
 FAMILY = Family(
     architectures=("Qwen2MoeForCausalLM",),
     traits=traits,
+    block=Block,
     model_type="qwen2_moe",
     keys={
         "max_position_embeddings": 32768,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
+from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
-from kiln.engine.models.hf_config import Traits
+from kiln.engine.models.hf_config import QKNorm, Traits
 from kiln.engine.models.windows import switched_windows
 
 
@@ -12,13 +16,30 @@ def traits(fields: Fields) -> Traits:
     """Read what differs from the plain decoder. Raises ModelError."""
     bias = fields.flag("attention_bias")
     windows = switched_windows(fields, lambda layer, at: layer >= at)
-    return Traits(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows)
+    return Traits(qkv_bias=bias, output_bias=bias, qk_norm=QKNorm.HEAD, windows=windows)
+
+
+class Block:
+    """Attention and a feed-forward layer, each behind a norm of the residual stream."""
+
+    def __init__(self, build: LayerBuilder) -> None:
+        self.attention_norm = build.stream_norm("input_layernorm")
+        self.attention = build.attention()
+        self.mlp_norm = build.stream_norm("post_attention_layernorm")
+        self.mlp = build.mlp()
+
+    def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
+        """Run the layer; see models/block.py."""
+        x = self.attention(positions, self.attention_norm(x, residual))
+        return self.mlp(self.mlp_norm(x, residual))
 
 
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     traits=traits,
+    block=Block,
     model_type="qwen3",
+    ignored=("use_qk_norm",),  # Qwen3 always has the norms
     keys={
         "max_position_embeddings": 32768,
         "attention_bias": False,
@@ -27,6 +48,5 @@ FAMILY = Family(
         "max_window_layers": 28,
         "num_key_value_heads": 32,
         "head_dim": 128,
-        "use_qk_norm": None,  # transformers ignores it: Qwen3 always has the norms
     },
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
+from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.experts import read_experts, sparse_layers
 from kiln.engine.models.family import Family
 from kiln.engine.models.fields import Fields
-from kiln.engine.models.hf_config import Traits
+from kiln.engine.models.hf_config import QKNorm, Traits
 from kiln.engine.models.windows import constant_windows
 
 
@@ -15,7 +19,7 @@ def traits(fields: Fields) -> Traits:
     return Traits(
         qkv_bias=bias,
         output_bias=bias,
-        qk_norm=True,
+        qk_norm=QKNorm.HEAD,
         # transformers reads neither max_window_layers nor layer_types here.
         windows=constant_windows(fields) if fields.flag("use_sliding_window") else (),
         experts=read_experts(
@@ -29,10 +33,27 @@ def traits(fields: Fields) -> Traits:
     )
 
 
+class Block:
+    """Attention and a feed-forward layer, each behind a norm of the residual stream."""
+
+    def __init__(self, build: LayerBuilder) -> None:
+        self.attention_norm = build.stream_norm("input_layernorm")
+        self.attention = build.attention()
+        self.mlp_norm = build.stream_norm("post_attention_layernorm")
+        self.mlp = build.feed_forward()
+
+    def __call__(self, positions: torch.Tensor, x: Sum, residual: torch.Tensor) -> Sum:
+        """Run the layer; see models/block.py."""
+        x = self.attention(positions, self.attention_norm(x, residual))
+        return self.mlp(self.mlp_norm(x, residual))
+
+
 FAMILY = Family(
     architectures=("Qwen3MoeForCausalLM",),
     traits=traits,
+    block=Block,
     model_type="qwen3_moe",
+    ignored=("use_qk_norm",),  # Qwen3 always has the norms
     keys={
         "max_position_embeddings": 32768,
         "attention_bias": False,
@@ -47,6 +68,5 @@ FAMILY = Family(
         "mlp_only_layers": None,
         "norm_topk_prob": False,
         "num_key_value_heads": 4,
-        "use_qk_norm": None,  # transformers ignores it: Qwen3 always has the norms
     },
 )

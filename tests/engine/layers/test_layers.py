@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from projections import dense
 
 from kiln.engine.layers.mlp import GATES, GatedMLP
-from kiln.engine.layers.norm import RMSNorm
+from kiln.engine.layers.norm import RMSNorm, StreamNorm
 
 FORMULAS = {
     "silu": F.silu,
@@ -35,6 +35,6 @@ def test_adding_to_the_residual_is_a_sum_and_its_norm():
     total = x + residual
     wanted = total / (total.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight
     torch.testing.assert_close(norm(total), wanted)
-    norm.add(x, residual)
+    x = StreamNorm(weight, 0.01)(x, residual)
     assert torch.equal(residual, total)
     torch.testing.assert_close(x, wanted)

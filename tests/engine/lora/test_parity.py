@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from kiln import LLM, SamplingParams
+from kiln.engine.compile.parameters import parts_of
 from kiln.engine.errors import AdapterNotFoundError, RequestError
+from kiln.engine.layers.linear import Linear
 from kiln.engine.lora.sites import LoRAEmbedding, LoRALinear
 
 MODELS = ["llama", "qwen3-tied", "qwen2-moe"]
@@ -170,9 +172,8 @@ def test_without_adapters_nothing_of_lora_is_built(made):
     assert runner.loaded.adapters is None
     assert "lora" not in runner.loaded.kernels
     model = runner.loaded.model
-    layers = [model.embedding, model.head]
-    for block in model.blocks:
-        layers += [block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down]
+    layers = [model.embedding, *parts_of(model, Linear)]
+    assert len(layers) == 2 + 4 * len(model.blocks)
     assert not any(isinstance(layer, LoRALinear | LoRAEmbedding) for layer in layers)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
 
 import pytest
 import torch
 
+from kiln.engine.compile.parameters import parts_of
 from kiln.engine.errors import ConfigError
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.build import Builder
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.parameters import Parameters
 from kiln.engine.models.registry import known_families, read_model
@@ -30,14 +31,6 @@ def built(tmp_path, small_config):
         return family.build(builder, lambda done: None)
 
     return build
-
-
-def linears(value):
-    """The Linears that can be reached from a layer."""
-    if isinstance(value, Linear):
-        return [value]
-    parts = [getattr(value, field.name) for field in fields(value)] if is_dataclass(value) else []
-    return [linear for part in parts for linear in linears(part)]
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def test_one_maker_makes_every_projection_under_its_own_name(built, made, archit
     model = built(architecture, tie_word_embeddings=tied)
     names = [projection.name for projection in made]
     stacks = [name for name in names if ".experts." in name]
-    found = [linear for part in (*model.blocks, model.head) for linear in linears(part)]
+    found = [*parts_of([model.blocks, model.head], Linear)]
     assert len(found) == len(names) - len(stacks)
     assert len(set(names)) == len(names)
     assert {"lm_head", "layers.0.qkv_proj", "layers.2.o_proj"} <= set(names)
@@ -87,12 +80,12 @@ def test_ranks_have_heads_of_their_own_until_there_are_too_few(
     tmp_path, built, world, heads, kv_heads
 ):
     whole = built("LlamaForCausalLM", attention_bias=True).blocks[1].attention
-    config = read_model(tmp_path)[1]
+    family, config = read_model(tmp_path)
     query, key, value = whole.qkv.weight.values.split([32, 16, 16])
     for rank in range(world):
         weights, split = DummyWeights(0, torch.bfloat16), Split(rank, world)
         builder = Builder(config, weights, 64, torch.bfloat16, CPU, None, split)
-        attention = builder.block(1).attention
+        attention = family.block(LayerBuilder(builder, 1)).attention.layer
         own = rank * 2 // world  # KV heads of 8 elements
         wanted = [query.chunk(world)[rank], key[own * 8 :][:8], value[own * 8 :][:8]]
         assert torch.equal(attention.qkv.weight.values, torch.cat(wanted))

@@ -15,6 +15,7 @@ from kiln import LLM, SamplingParams
 from kiln.engine.errors import ModelError
 from kiln.engine.layers.linear import Linear
 from kiln.engine.models.build import Builder
+from kiln.engine.models.build_layer import LayerBuilder
 from kiln.engine.models.fused_experts import FusedExperts
 from kiln.engine.models.loader import load_model
 from kiln.engine.models.registry import read_model
@@ -117,7 +118,8 @@ def test_each_rank_has_its_rows_of_another_head(save, tmp_path, differs):
     for rank in range(2):
         config, weights = read_model(tmp_path)[1], SafetensorsWeights(tmp_path)
         builder = Builder(config, weights, 64, torch.float32, CPU, None, Split(rank, 2, "tp2"))
-        part = builder.head(builder.embedding()).part
+        builder.embedding()
+        part = builder.head().part
         assert torch.equal(part.weight.values[:25], head[25 * rank :][:25])
 
 
@@ -141,10 +143,11 @@ def test_a_rank_reads_its_part_of_fused_experts(save, tmp_path, family):
     def ranks() -> list[torch.Tensor]:
         parts = []
         for rank in range(2):
-            config, source = read_model(tmp_path)[1], SafetensorsWeights(tmp_path)
+            (kind, config), source = read_model(tmp_path), SafetensorsWeights(tmp_path)
             weights = FusedExperts(source, config.traits.experts)
             split = Split(rank, 2, "tp2")
-            mlp = Builder(config, weights, 64, torch.float32, CPU, None, split).block(0).mlp
+            builder = Builder(config, weights, 64, torch.float32, CPU, None, split)
+            mlp = kind.block(LayerBuilder(builder, 0)).mlp.layer
             parts += [mlp.gate_up.values, mlp.down.values]
         return parts
 

@@ -387,11 +387,12 @@ def test_a_new_family_is_one_new_file(read, tmp_path, monkeypatch):
         '"""A trial."""\n'
         "from kiln.engine.models.family import Family\n"
         "from kiln.engine.models.hf_config import Traits\n"
-        'FAMILY = Family(("TrialForCausalLM",), lambda fields: Traits(qk_norm=True))\n'
+        "from kiln.engine.models.families.llama import Block\n"
+        'FAMILY = Family(("TrialForCausalLM",), lambda fields: Traits(qkv_bias=True), Block)\n'
     )
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     known_families.cache_clear()
     try:
-        assert read("Trial").traits.qk_norm
+        assert read("Trial").traits.qkv_bias
     finally:
         known_families.cache_clear()

@@ -135,9 +135,9 @@ def test_drafts_call_what_verifies_them(kernel_calls, folder_of):
 )
 def test_the_programs_of_a_model_on_a_gpu(folder_of, name, more, wanted, arch):
     """As 8B Llama's: eleven, of some 130 of a GPU."""
-    _, config = read_model(folder_of(name, **more))
-    needs = kernel_needs(config, torch.bfloat16, torch.bfloat16)
-    specs = called_kernels(PLAIN_CONFIG, config, torch.device("cuda"), needs)
+    model = read_model(folder_of(name, **more))
+    needs = kernel_needs(model[1], torch.bfloat16, torch.bfloat16)
+    specs = called_kernels(PLAIN_CONFIG, model, torch.device("cuda"), needs)
     built = Counter(job.spec.name for job in jobs_for(specs, [arch], needs))
     assert built == +Counter({**PLAIN, **PREFILL[arch], **wanted})
 
@@ -148,9 +148,9 @@ def test_a_toggle_of_a_family_without_a_caller_is_not_ignored(
 ):
     env = read(families(), {"KILN_QUANTIZATION": toggle})
     monkeypatch.setattr(kernels, "settings", lambda: env)
-    _, config = read_model(folder_of("llama"))
-    needs = kernel_needs(config, torch.float32, torch.float32)
-    specs = called_kernels(PLAIN_CONFIG, config, torch.device("cpu"), needs)
+    model = read_model(folder_of("llama"))
+    needs = kernel_needs(model[1], torch.float32, torch.float32)
+    specs = called_kernels(PLAIN_CONFIG, model, torch.device("cpu"), needs)
     assert ("quantize" in {spec.name for spec in specs}) == there
     assert "attention_plan" not in {spec.name for spec in specs}
 

@@ -1,0 +1,123 @@
+"""The parts that a family composes its layers of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from kiln.engine.attention.layer import AttentionLayer
+from kiln.engine.layers.linear import Linear
+from kiln.engine.layers.mlp import GATES, GatedMLP
+from kiln.engine.layers.norm import RMSNorm, StreamNorm
+from kiln.engine.layers.parallel import RowParallel
+from kiln.engine.layers.partial_sum import Sum
+from kiln.engine.models.block import SelfAttention
+from kiln.engine.models.build import Builder
+from kiln.engine.models.build_experts import ExpertBuilder
+from kiln.engine.models.hf_config import QKNorm, Traits
+from kiln.engine.models.kv_scales import read_kv_scales
+from kiln.engine.models.parameters import Projection
+from kiln.engine.models.split import Share
+
+Layer = Callable[..., Sum]
+
+
+class LayerBuilder:
+    """Builds the parts of one layer of a decoder; names are those behind the layer's prefix.
+
+    Attention and feed-forward layers return partial sums where ranks share them. Methods raise
+    ModelError and ConfigError as those of Builder.
+    """
+
+    def __init__(self, build: Builder, layer: int) -> None:
+        self.traits: Traits = build.config.traits
+        self.attention_layers: list[AttentionLayer] = []
+        self._build, self._layer = build, layer
+        self._prefix, self._name = f"model.layers.{layer}.", f"layers.{layer}."
+
+    def norm(self, name: str) -> RMSNorm:
+        """Build a norm of what a layer returns, which is not added to the residual stream yet."""
+        return self._build.norm(self._prefix + name, self._build.config.hidden_size)
+
+    def stream_norm(self, name: str) -> StreamNorm:
+        """Build a norm of the residual stream, to which it adds what the layer before returned."""
+        return self._build.stream_norm(self._prefix + name)
+
+    def attention(self, name: str = "self_attn") -> Layer:
+        """Build the self-attention: (positions, x) -> what it adds."""
+        prefix, build, whole = f"{self._prefix}{name}.", self._build, self._build.config.attention
+        heads = build.split.equal(whole.num_heads, f"{prefix}q_proj", "heads")
+        query = Share(*(number * whole.head_dim for number in heads))
+        kv_heads = (whole.num_kv_heads, whole.head_dim)
+        qkv = {
+            "q_proj": query,
+            "k_proj": build.split.kv_heads(*kv_heads, f"{prefix}k_proj"),
+            "v_proj": build.split.kv_heads(*kv_heads, f"{prefix}v_proj"),
+        }
+        biases = self.traits.qkv_bias, self.traits.output_bias
+        layer = SelfAttention(
+            self._linear("qkv_proj", prefix, qkv, build.hidden, biases[0]),
+            self._attention_layer(prefix),
+            self._linear("o_proj", prefix, {"o_proj": build.hidden}, query, biases[1]),
+        )
+        return self._summed(layer)
+
+    def _attention_layer(self, prefix: str) -> AttentionLayer:
+        build, rope = self._build, self._build.config.ropes[self._layer]
+        query_norm = key_norm = None
+        if self.traits.qk_norm is QKNorm.HEAD:
+            query_norm = build.norm(prefix + "q_norm", build.shape.head_dim)
+            key_norm = build.norm(prefix + "k_norm", build.shape.head_dim)
+        assert rope is not None
+        layer = AttentionLayer(
+            self._layer,
+            build.shape,
+            build.rotary(rope),
+            query_norm,
+            key_norm,
+            *read_kv_scales(build.weights, prefix, build.kv_dtype),
+        )
+        self.attention_layers.append(layer)
+        return layer
+
+    def feed_forward(self, name: str = "mlp") -> Layer:
+        """Build the feed-forward layer, x -> what it adds: with experts if this layer has some."""
+        experts, build = self.traits.experts, self._build
+        if experts is None or not experts.layers[self._layer]:
+            return self.mlp(name)
+        place = (build.hidden, build.parameters, build.split, self._gated_mlp)
+        return self._summed(ExpertBuilder(experts, *place).layer(self._name, self._prefix))
+
+    def mlp(self, name: str = "mlp") -> Layer:
+        """Build the gated feed-forward layer without experts: x -> what it adds."""
+        size = self._build.config.intermediate_size
+        return self._summed(self._gated_mlp(self._name, f"{self._prefix}{name}.", size))
+
+    def _gated_mlp(self, name: str, prefix: str, size: int) -> GatedMLP:
+        build, bias = self._build, self.traits.mlp_bias
+        inner = build.split.equal(size, f"{prefix}gate_proj", "outputs")
+        gate_up, down = {"gate_proj": inner, "up_proj": inner}, {"down_proj": build.hidden}
+        return GatedMLP(
+            self._linear("gate_up_proj", prefix, gate_up, build.hidden, bias, name),
+            GATES[build.config.activation].operator,
+            self._linear("down_proj", prefix, down, inner, bias, name),
+        )
+
+    def _linear(
+        self,
+        role: str,
+        prefix: str,
+        parts: Mapping[str, Share],
+        inputs: Share,
+        bias: bool,
+        name: str = "",
+    ) -> Linear:
+        """Build one projection; ``parts``: the rank's outputs by name after ``prefix``."""
+        placed = tuple((prefix + part, share) for part, share in parts.items())
+        projection = Projection((name or self._name) + role, placed, inputs, bias)
+        return self._build.parameters.linear(projection)
+
+    def _summed(self, layer: Callable[..., torch.Tensor]) -> Layer:
+        split = self._build.split
+        return layer if split.world == 1 else RowParallel(layer, split.group)
