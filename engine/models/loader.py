@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from kiln.engine.models.fused_experts import FusedExperts
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.parameters import Wrapper
 from kiln.engine.models.quantization import UNQUANTIZED
+from kiln.engine.models.renamed_weights import TextWeights
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.split import WHOLE, Split
 from kiln.engine.models.weights import Weights
@@ -44,6 +46,11 @@ def load_model(  # noqa: PLR0913 (see Builder)
     """
     total = config.num_layers
     progress("weights", 0, total)
+    for name in weights.names if family.unused else ():
+        if re.fullmatch(family.unused, name):
+            weights.ignore(name)
+    if config.wrapped:
+        weights = TextWeights(weights)
     if config.traits.experts is not None:
         weights = FusedExperts(weights, config.traits.experts)
     builder = Builder(config, weights, max_model_len, dtype, device, wrapper, split, kv_dtype)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from kiln.engine.errors import ModelError
 from kiln.engine.models import families
@@ -18,6 +20,8 @@ from kiln.engine.models.model_folder import read_json
 from kiln.engine.models.quantization import read_quantization
 from kiln.engine.models.refused_formats import gguf_advice
 from kiln.engine.models.safetensors_weights import stored_dtype
+
+_OUTER = ("dtype", "torch_dtype", "quantization_config")  # of a wrapper, for all of its parts
 
 
 @cache
@@ -43,28 +47,56 @@ def read_model(folder: Path, quantization: str | None = None) -> tuple[Family, H
         problem = advice or f"{folder} is not a model in Hugging Face format"
         raise ModelError(f"{path} is missing: {problem}")
     content = read_json(path)
-    fields = Fields(content, path)
-    architecture = _architecture(fields)
-    family = known_families()[architecture]
+    architecture, family, wrapped = _family(Fields(content, path))
+    if wrapped:
+        content, path = _text_part(content), Path(f"{path} (text_config)")
     if content.get("dtype") is None and content.get("torch_dtype") is None:
         content = {**content, "dtype": stored_dtype(folder)}
     fields = Fields({**family.keys, **content}, path, names=family.names)
     refuse_unknown_keys(fields, {*family.keys, *family.ignored}, architecture)
     traits = family.traits(fields)
-    return family, read_config(fields, traits, read_quantization(fields, folder, quantization))
+    return family, read_config(
+        fields, traits, read_quantization(fields, folder, quantization), wrapped=wrapped
+    )
 
 
-def _architecture(fields: Fields) -> str:
-    """Return the supported architecture, by its name or by the model type. Raises ModelError."""
+def _family(fields: Fields) -> tuple[str, Family, bool]:
+    """Return the architecture, its family, and whether that is inside of a wrapper.
+
+    A model is found by its name or by its type. Raises ModelError.
+    """
     named, known = fields.texts("architectures"), known_families()
     for architecture in map(with_head, named):
         if architecture in known:
-            return architecture
-    wanted = f"Kiln serves {', '.join(sorted(known))}"
+            return architecture, known[architecture], False
+        inner = {one.model_type: one for one in known.values() if architecture in one.wrappers}
+        if inner:
+            text = fields.group("text_config") or fields.standing_for("text_config", {})
+            kind = text.text("model_type", next(iter(inner)) if len(inner) == 1 else "")
+            if kind not in inner:
+                raise text.error("model_type", f"in {architecture} Kiln serves {', '.join(inner)}")
+            return architecture, inner[kind], True
+    wrappers = {name for one in known.values() for name in one.wrappers}
+    wanted = f"Kiln serves {', '.join(sorted({*known, *wrappers}))}"
     if named:
         raise fields.error("architectures", wanted)
     model_type = fields.text("model_type", "")
     for architecture, family in known.items():
         if model_type and family.model_type == model_type:
-            return architecture
+            return architecture, family, False
     raise fields.error("architectures", f"and model_type is {model_type!r}: {wanted}")
+
+
+def _text_part(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the text model in a wrapper's, which is all that transformers reads.
+
+    The head may be tied at either level. A head of its own is used in any case, so it counts as
+    tied where the file is silent.
+    """
+    outer = {name: content[name] for name in _OUTER if content.get(name) is not None}
+    tied = content.get("tie_word_embeddings")
+    return {
+        **(content.get("text_config") or {}),
+        **outer,
+        "tie_word_embeddings": True if tied is None else tied,
+    }

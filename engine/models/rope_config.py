@@ -34,15 +34,21 @@ class RopeConfig:
     max_positions: int  # longest context in tokens, scaling included
 
 
-def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
+def read_rope(
+    fields: Fields, head_dim: int, *, partial: float | None = None, layer_type: str = ""
+) -> RopeConfig:
     """Read ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
 
-    Raises ModelError on an unknown rope type, an unknown key, or a malformed field.
+    ``partial``: the default of ``partial_rotary_factor``; None: the family has no such key.
+    ``layer_type``: whose parameters to read where each type of layer has its own. Raises ModelError
+    on an unknown rope type, an unknown key, or a malformed field.
     """
     rope, older = fields.group("rope_parameters"), fields.group("rope_scaling")
     if rope is not None and older is not None:
         raise fields.error("rope_scaling", "but rope_parameters is also set: want one of them")
     rope = rope or older
+    if rope is not None and layer_type in rope:
+        rope = rope.group(layer_type)
     fields.count("max_position_embeddings")  # required
     max_positions = min(fields.count(name) for name in _LENGTHS if name in fields)
     theta = fields.number("rope_theta", _DEFAULT_THETA)
@@ -50,11 +56,26 @@ def read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     if rope is not None:
         theta = rope.number("rope_theta", theta)
         scaling = _read_scaling(rope, max_positions)
-    if scaling is not None:
+    dim = head_dim
+    if partial is not None:
+        dim = _rotated(fields, rope or fields, head_dim, partial)
+    elif scaling is not None:
         _refuse_partial(fields, rope or fields, head_dim, scaling)
     if head_dim % 2:
         raise fields.error("head_dim", f"want an even number of dimensions, not {head_dim}")
-    return RopeConfig(head_dim, theta, scaling, _reach(scaling, max_positions))
+    return RopeConfig(dim, theta, scaling, _reach(scaling, max_positions))
+
+
+def _rotated(fields: Fields, rope: Fields, head_dim: int, default: float) -> int:
+    """Return how many dimensions of each head are rotated."""
+    place = rope if "partial_rotary_factor" in rope else fields
+    dim = int(head_dim * place.number("partial_rotary_factor", default))
+    if not 0 < dim <= head_dim or dim % 2:
+        raise place.error(
+            "partial_rotary_factor",
+            f"want one with which an even number of {head_dim} dimensions is rotated, not {dim}",
+        )
+    return dim
 
 
 def _refuse_partial(fields: Fields, rope: Fields, head_dim: int, scaling: RopeScaling) -> None:

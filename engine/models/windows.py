@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kiln.engine.models.fields import Fields
 
 Windows = tuple[int | None, ...]  # one per layer; empty: no windows
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Windows:
@@ -20,10 +20,30 @@ def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Wind
         return ()  # sliding_window is ignored: transformers writes 0
     window = fields.optional_count("sliding_window")
     if "layer_types" in fields:
-        return tuple(window if kind == _SLIDING else None for kind in fields.texts("layer_types"))
+        return tuple(window if kind == SLIDING else None for kind in fields.texts("layer_types"))
     bound = fields.count("max_window_layers", least=0)
     layers = range(fields.count("num_hidden_layers"))
     return tuple(window if slides(layer, bound) else None for layer in layers)
+
+
+def layer_kinds(fields: Fields, default: Callable[[int], str], *kinds: str) -> list[str]:
+    """Return the kind of each layer's attention: ``layer_types``, or ``default`` of its index.
+
+    ``kinds`` are those that the family has. Raises ModelError.
+    """
+    layers = range(fields.count("num_hidden_layers"))
+    found = fields.texts("layer_types") or [default(layer) for layer in layers]
+    if len(found) != len(layers) or not {*found} <= {*kinds}:
+        raise fields.error(
+            "layer_types", f"want one of {', '.join(kinds)} for each of {len(layers)} layers"
+        )
+    return found
+
+
+def sliding_windows(fields: Fields, kinds: Sequence[str]) -> Windows:
+    """Return ``sliding_window`` for the layers whose kind is ``sliding_attention``."""
+    window = fields.optional_count("sliding_window")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def constant_windows(fields: Fields) -> Windows:
@@ -34,12 +54,12 @@ def constant_windows(fields: Fields) -> Windows:
 def check_layer_types(fields: Fields, windows: Windows) -> None:
     """Check that ``layer_types``, if present, agrees with the windows. Raises ModelError."""
     num_layers = fields.count("num_hidden_layers")
-    kinds = [_FULL if window is None else _SLIDING for window in windows] or [_FULL] * num_layers
+    kinds = [FULL if window is None else SLIDING for window in windows] or [FULL] * num_layers
     if "layer_types" in fields and (
         fields.texts("layer_types") != kinds or len(kinds) != num_layers
     ):
         raise fields.error(
             "layer_types",
-            f"want {_FULL} or {_SLIDING} for each of {num_layers} layers, in agreement with the "
+            f"want {FULL} or {SLIDING} for each of {num_layers} layers, in agreement with the "
             "window fields",
         )

@@ -23,12 +23,12 @@ from kiln.engine.lora.runtime import Adapters, load_adapters
 from kiln.engine.lora.sharding import AdapterShard
 from kiln.engine.lora.sites import Sites
 from kiln.engine.models.family import Family, Model
-from kiln.engine.models.headless_weights import HeadlessWeights
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.loader import Progress, load_model, open_weights
 from kiln.engine.models.model_folder import resolve_model_folder
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.renamed_weights import HeadlessWeights
 from kiln.engine.models.split import Split
 from kiln.engine.models.splitting import check_split, rank_attention
 from kiln.engine.models.weights import Weights

@@ -28,9 +28,9 @@ from kiln.engine.layers.weight_parts import MixedWeight
 from kiln.engine.models import expressions
 from kiln.engine.models.dummy_weights import DummyWeights
 from kiln.engine.models.fields import Fields
-from kiln.engine.models.headless_weights import HeadlessWeights
 from kiln.engine.models.parameters import Parameters, Projection
 from kiln.engine.models.quantization import read_quantization
+from kiln.engine.models.renamed_weights import HeadlessWeights
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.scheme import DENSE
 from kiln.engine.models.split import Share, Split, all_of

@@ -18,7 +18,7 @@ from kiln.engine.errors import ModelError
 from kiln.engine.layers.weight_parts import MixedWeight
 from kiln.engine.models import expressions
 from kiln.engine.models.dummy_weights import DummyWeights
-from kiln.engine.models.headless_weights import HeadlessWeights
+from kiln.engine.models.renamed_weights import HeadlessWeights
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 from kiln.engine.models.scheme import DENSE, Part
 from kiln.engine.models.split import Share, all_of

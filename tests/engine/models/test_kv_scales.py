@@ -12,9 +12,9 @@ from packers.packer import all_packers
 from safetensors.torch import load_file, save_file
 
 from kiln.engine.errors import ModelError
-from kiln.engine.models.headless_weights import HeadlessWeights
 from kiln.engine.models.loader import load_model
 from kiln.engine.models.registry import read_model
+from kiln.engine.models.renamed_weights import HeadlessWeights
 from kiln.engine.models.safetensors_weights import SafetensorsWeights
 
 CPU, E4M3 = torch.device("cpu"), torch.float8_e4m3fn

@@ -1,0 +1,107 @@
+"""Checkpoints whose tensors have other names than Kiln asks for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence, Set
+
+import torch
+
+from kiln.engine.models.weights import Index, Weights
+
+_SUFFIXES = ("weight", "weight_packed", "qweight", "weight_scale", "weight_blocks")
+
+
+class RenamedWeights(Weights):
+    """A source that looks up each tensor under the name that it is stored under."""
+
+    def __init__(self, source: Weights) -> None:
+        self._source = source
+        self.random = source.random
+
+    @abstractmethod
+    def stored(self, name: str) -> Sequence[str]:
+        """Return the names that a tensor may have in the source, the usual one last."""
+
+    @property
+    def names(self) -> Set[str]:
+        """The names of all tensors as they are stored."""
+        return self._source.names
+
+    def module(self, name: str) -> str:
+        """Return the stored name of a module."""
+        for place in self.stored(name):
+            if any(self._source.has(f"{place}.{suffix}") for suffix in _SUFFIXES):
+                return self._source.module(place)
+        return self._source.module(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the source has a tensor."""
+        return any(map(self._source.has, self.stored(name)))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor in the source. Raises ModelError."""
+        return self._source.dtype(self._find(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor in the source. Raises ModelError."""
+        return self._source.shape(self._find(name))
+
+    def fill(self, name: str, out: torch.Tensor, shape: Sequence[int], index: Index = ()) -> None:
+        """Write a tensor, or the part at ``index``, into ``out``. Raises ModelError."""
+        self._source.fill(self._find(name), out, shape, index)
+
+    def ignore(self, name: str) -> None:
+        """Do not report a tensor as left over although the model does not use it."""
+        self._source.ignore(self._find(name))
+
+    def finish(self) -> None:
+        """Check that no tensor is left over, and close files. Raises ModelError."""
+        self._source.finish()
+
+    def _find(self, name: str) -> str:
+        places = self.stored(name)
+        return next(filter(self._source.has, places), places[-1])
+
+
+class HeadlessWeights(RenamedWeights):
+    """A source without a head, whose tensors have the names of a model with one.
+
+    transformers' ``AutoModel`` writes ``layers.0.mlp.up_proj.weight`` where a model with a head has
+    ``model.layers.0.mlp.up_proj.weight``.
+    """
+
+    _HEAD = "lm_head.weight"
+
+    def __init__(self, source: Weights) -> None:
+        super().__init__(source)
+        source.ignore(self._HEAD)
+
+    def stored(self, name: str) -> Sequence[str]:
+        """Return the short name, or the long one."""
+        return [name.removeprefix("model."), name]
+
+    def has(self, name: str) -> bool:
+        """Whether the source has a tensor; never the head."""
+        return name != self._HEAD and super().has(name)
+
+
+class TextWeights(RenamedWeights):
+    """The text model in the checkpoint of a model of texts and images, and nothing else of it.
+
+    Released files have ``language_model.model.layers.0…`` and ``language_model.lm_head.weight``, or
+    ``model.language_model.layers.0…`` and ``lm_head.weight``.
+    """
+
+    _INSIDE, _BEHIND = "language_model.", "model.language_model."
+
+    def __init__(self, source: Weights) -> None:
+        super().__init__(source)
+        for name in source.names:
+            if not name.startswith((self._INSIDE, self._BEHIND, "lm_head.")):
+                source.ignore(name)
+
+    def stored(self, name: str) -> Sequence[str]:
+        """Return the names under which released files have a tensor."""
+        inner = name.removeprefix("model.")
+        return [self._INSIDE + name, name if inner == name else self._BEHIND + inner]
