@@ -54,7 +54,8 @@ def graph_keys(
     ``most_prefill``: most tokens of a step with prefills. These are captured for few rows and for
     all, as the language model's head runs for every row. Raises ConfigError.
     """
-    sizes = _decode_sizes(config, min(rows, tokens))
+    rows = min(rows, tokens)  # each row has a token
+    sizes = _decode_sizes(config, rows)
     decode = tuple(decode_key(size) for size in sizes)
     if drafts:
         decode += tuple(decode_key(size, drafts) for size in sizes if size * (1 + drafts) <= tokens)

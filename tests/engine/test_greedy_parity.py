@@ -1,8 +1,11 @@
-"""Greedy tokens are those of transformers' generate, in float32, however the work is cut up."""
+"""Greedy tokens are those of transformers' generate, in float32 and in float16.
+
+tests/engine/families has the modes of an engine, of every family.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,6 @@ from greedy_models import COMMON, MODELS
 import kiln
 from kiln import LLM, SamplingParams
 from kiln.engine.attention.kernel_attention import KernelAttention
-from kiln.engine.compile.compiled_model import CompiledModel
-from kiln.engine.runner import loaded_model
-from kiln.jit_kernels.declare.settings import settings
 
 NUM_TOKENS = 12
 HALF_TOKENS = 8  # of the answers in float16
@@ -95,51 +95,6 @@ def tokens(llm: LLM, prompts: list[list[int]], count: int = NUM_TOKENS) -> list[
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_each_prompt_alone(case, name):
-    made = case(name)
-    llm = load(made.folder, block_size=7)
-    picked = slice(None, None, 4)
-    alone = [tokens(llm, [prompt])[0] for prompt in made.prompts[picked]]
-    assert alone == made.answers[picked]
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("chunk", [1, 7, 64, None])
-@pytest.mark.parametrize("name", MODELS)
-def test_batched_with_16_others(case, name, chunk):
-    made = case(name)
-    llm = load(made.folder, max_chunk_tokens=chunk)
-    assert tokens(llm, made.prompts) == made.answers
-    assert llm.core.stats().preemptions == 0
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("chunk", [1, 7, 64, None])
-@pytest.mark.parametrize("name", MODELS)
-def test_with_one_block_of_headroom(case, name, chunk):
-    made = case(name)
-    blocks = -(-CONTEXT // 5) + 1
-    llm = load(made.folder, block_size=5, num_kv_blocks=blocks, max_chunk_tokens=chunk)
-    assert tokens(llm, made.prompts) == made.answers
-    assert llm.core.stats().preemptions > 0
-
-
-EAGER = [("eager", name) for name in MODELS]
-INDUCTOR = [("inductor", name) for name in ("llama-mha-biases", "qwen3-tied-biases", "qwen2-moe")]
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize(("mode", "name"), at_depth(EAGER, EAGER + INDUCTOR))
-def test_in_pieces_of_torch_compile(case, monkeypatch, mode, name):
-    made = case(name)
-    env = replace(settings(), compile=mode)
-    monkeypatch.setattr(loaded_model, "settings", lambda: env)
-    llm = load(made.folder, max_chunk_tokens=16)
-    assert isinstance(llm.core.runner.loaded.model, CompiledModel)
-    assert tokens(llm, made.prompts) == made.answers
-
-
 @pytest.mark.parametrize("budget", [1, 20])
 def test_with_a_small_budget_of_tokens_a_step(case, budget):
     made = case("llama")
@@ -148,45 +103,10 @@ def test_with_a_small_budget_of_tokens_a_step(case, budget):
     assert tokens(llm, made.prompts[picked]) == made.answers[picked]
 
 
-@pytest.fixture
-def in_graphs(environment):
-    """Steps run through emulated graphs.
-
-    In float32 the attention of torch runs between the pieces of each graph. They are not compared
-    with eager steps bit by bit: torch's sums in a group of experts depend on the size of the group,
-    which rows of padding are part of.
-    """
-    environment(**GRAPHS)
-
-
-@pytest.mark.quick(3)
-@pytest.mark.usefixtures("in_graphs")
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("name", ["mistral-window", "qwen3", "qwen2-moe"])
-def test_in_graphs(case, name, overlap):
-    made = case(name)
-    sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "block_size": 7}
-    sizes |= {"enable_cudagraph_gc": True, "cuda_graph_bs": at_depth([1, 2, 4, 8], None)}
-    llm = load(made.folder, disable_overlap_schedule=not overlap, **sizes)
-    assert tokens(llm, made.prompts) == made.answers
-    stats = llm.core.stats()
-    assert sum(stats.graph_replays.values()) == stats.steps
-    assert not stats.graph_fallbacks
-
-
 def test_without_overlap(case):
     made = case("llama")
     llm = load(made.folder, max_chunk_tokens=20, disable_overlap_schedule=True)
     assert tokens(llm, made.prompts) == made.answers
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", ["qwen3", "llama-rope-yarn", "qwen2-moe"])
-def test_on_the_kernels_own_source_run_on_the_cpu(case, environment, name):
-    made = case(name)
-    environment(KILN_CPU_KERNELS="host")
-    llm = load(made.folder, num_kv_blocks=64)
-    assert tokens(llm, made.prompts[3:6], 4) == [ids[:4] for ids in made.answers[3:6]]
 
 
 WIDE_HEADS: dict[str, tuple[str, dict[str, Any]]] = {

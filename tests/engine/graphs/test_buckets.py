@@ -72,6 +72,8 @@ def test_steps_with_prefills_are_captured_for_few_rows_and_for_all():
     assert max(key.tokens for key in longer) == 2000
     alone = graph_keys(GraphConfig(), rows=1, tokens=64, prefill="full")
     assert all(key.is_decode for key in alone), "its plan would lack a kernel"
+    short = graph_keys(GraphConfig(), rows=99, tokens=48, prefill="full")
+    assert max(key.rows for key in short) == 48, "a step has no more rows than tokens"
 
 
 def test_sizes_that_are_given_are_captured_once_each():
