@@ -17,13 +17,14 @@ class AttentionLayer:
     """Grouped-query attention. ``index`` counts the model's attention layers from 0.
 
     With ``query_norm`` and ``key_norm`` [head_dim], queries and keys are normalised before they are
-    rotated; a layer has both or neither. A KV pool of 8-bit floats holds keys / ``k_scale`` and
-    values / ``v_scale``; beside a pool of other floats both are 1.0.
+    rotated; a layer has both, of one form, or neither. With ``rotary`` None they are not rotated. A
+    KV pool of 8-bit floats holds keys / ``k_scale`` and values / ``v_scale``; beside a pool of
+    other floats both are 1.0.
     """
 
     index: int
     shape: AttentionShape
-    rotary: Rotary
+    rotary: Rotary | None
     query_norm: RMSNorm | None = None
     key_norm: RMSNorm | None = None
     k_scale: float = 1.0

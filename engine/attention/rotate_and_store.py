@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.kv.pool import KVPool
+from kiln.engine.layers.norm import check_same_form
 from kiln.jit_kernels.declare.spec import KernelSpec, Needs
 from kiln.jit_kernels.implementations import decision, may_run_kernel
 from kiln.jit_kernels.ops.kv.checks import check_rope_store, serves
@@ -32,7 +33,7 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
     """Return the fused kernel if it supports the layer's sizes, else separate operations.
 
     Both give the same results. Raises ValueError and TypeError if the kernel cannot write the pool,
-    ValueError if the layer has scales that the pool does not take.
+    ValueError if the layer has scales that the pool does not take, or norms that differ.
     """
     keys, values = pool.views(layer.index)
     if keys.dtype != torch.float8_e4m3fn and (layer.k_scale, layer.v_scale) != (1.0, 1.0):
@@ -40,7 +41,10 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
             f"attention layer {layer.index}: k_scale is {layer.k_scale} and v_scale "
             f"{layer.v_scale}, but a KV pool of {keys.dtype} takes no scales: want 1.0"
         )
-    heads, table = layer.shape, layer.rotary.table
+    norm, heads = _norm_of(layer), layer.shape
+    table = keys.new_empty((0, 0), dtype=torch.float32)  # rotates nothing
+    if layer.rotary is not None:
+        table = layer.rotary.table
     if not is_one_launch(keys, dtype, table.shape[1]):
         return SeparateOperations(layer, pool)
     query, key = (
@@ -48,7 +52,6 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
         for count in (heads.num_heads, heads.num_kv_heads)
     )
     nowhere = torch.empty(0, dtype=torch.int64, device=keys.device)
-    norms = layer.query_norm, layer.key_norm
     empty = ROPE_STORE.parameters.Arguments(
         out=query,
         key_pool=keys,
@@ -59,14 +62,22 @@ def choose_store(layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> Rot
         positions=nowhere,
         cos_sin_table=table,
         slot_mapping=nowhere,
-        query_weight=None if norms[0] is None else norms[0].weight,
-        key_weight=None if norms[1] is None else norms[1].weight,
-        eps=0.0 if norms[0] is None else norms[0].eps,
+        **norm,
         k_scale=layer.k_scale,
         v_scale=layer.v_scale,
     )
     check_rope_store(empty)  # everything but the step's tensors
     return OneLaunch(empty._asdict())
+
+
+def _norm_of(layer: AttentionLayer) -> dict[str, Any]:
+    """Return rope_store's arguments of the layer's norms. Raises ValueError if they differ."""
+    query, key = layer.query_norm, layer.key_norm
+    if query is None or key is None:
+        none = {"eps": 0.0, "weight_offset": 0.0, "round_once": False}
+        return {"query_weight": None, "key_weight": None, **none}
+    check_same_form(f"attention layer {layer.index}", query, key)
+    return {"query_weight": query.weight, "key_weight": key.weight, **query.form}
 
 
 def is_one_launch(pool: torch.Tensor, dtype: torch.dtype, rotary_dim: int) -> bool:
@@ -81,17 +92,20 @@ def is_one_launch(pool: torch.Tensor, dtype: torch.dtype, rotary_dim: int) -> bo
 
 
 def store_kernels(
-    head_dim: int, norms: bool, device: torch.device, needs: Needs
+    head_dim: int, rotary_dims: Collection[int], norms: bool, device: torch.device, needs: Needs
 ) -> list[KernelSpec]:
     """Return the operators that what ``choose_store`` returns can call for a model.
 
+    ``rotary_dims``: how many dimensions of a head the layers rotate; 0: layers without positions.
     ``norms``: whether queries and keys are normalised.
     """
-    fits = serves(head_dim, head_dim)
-    fused = [ROPE_STORE] if fits else []
-    if fits and may_run_kernel(ROPE_STORE, device, needs):
-        return fused
-    return [*fused, APPLY_ROTARY, *([RMS_NORM] if norms else [])]
+    fused = {dim for dim in rotary_dims if serves(head_dim, dim)}
+    apart = {*rotary_dims} - (fused if may_run_kernel(ROPE_STORE, device, needs) else set())
+    return [
+        *([ROPE_STORE] if fused else []),
+        *([APPLY_ROTARY] if any(apart) else []),
+        *([RMS_NORM] if norms and apart else []),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +154,7 @@ class SeparateOperations:
         layer = self.layer
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = layer.query_norm(query), layer.key_norm(key)
-        layer.rotary(positions, query, key)
+        if layer.rotary is not None:
+            layer.rotary(positions, query, key)
         self.pool.store(layer.index, slots, key, value, layer.k_scale, layer.v_scale)
         return query

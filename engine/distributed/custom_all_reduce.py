@@ -136,7 +136,13 @@ class CustomAllReduceV2:
         return self.plan.fuses(x.shape[0] * row)
 
     def fused_all_reduce_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        weight_offset: float,
+        round_once: bool,
     ) -> None:
         """Add the sum of all ranks' x to the residual, and leave the norm of the result in x.
 
@@ -145,8 +151,9 @@ class CustomAllReduceV2:
         """
         members, one = self._enter(), x.unsqueeze(0)
         functions.fused_all_reduce_add_rms_norm(
-            one, residual.unsqueeze(0), weight, eps, members, out=one
-        )
+            one, residual.unsqueeze(0), weight, eps, members,
+            weight_offset=weight_offset, round_once=round_once, out=one,
+        )  # fmt: skip
         self._calls[FUSED] += 1
 
     def capture(self) -> AbstractContextManager[None]:

@@ -78,7 +78,13 @@ class Group:
         _wait(self._backend.allreduce([x], options))
 
     def all_reduce_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        weight_offset: float,
+        round_once: bool,
     ) -> bool:
         """Add the sum of all ranks' x to the residual, and leave its norm in x, in one kernel.
 
@@ -86,7 +92,9 @@ class Group:
         """
         if self._kernels is None or not self._kernels.should_fuse(x):
             return False
-        self._kernels.fused_all_reduce_add_rms_norm(x, residual, weight, eps)
+        self._kernels.fused_all_reduce_add_rms_norm(
+            x, residual, weight, eps, weight_offset, round_once
+        )
         self._calls[FUSED] += 1
         return True
 

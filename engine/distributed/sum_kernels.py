@@ -29,7 +29,13 @@ class SumKernels(Protocol):
         """Return whether the fused kernel takes x."""
 
     def fused_all_reduce_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        weight_offset: float,
+        round_once: bool,
     ) -> None:
         """Add the sum of all ranks' x to the residual, and leave the norm of the result in x."""
 

@@ -31,6 +31,11 @@ _GPU_BLOCKS = (16, 32, GPU_BLOCKS, 128)
 _MOST_PUSHED = 32 << 20  # bytes of all ranks' messages; beyond, pushing has long been slower
 _SWITCH = math.log(1.03)  # the gain that one more algorithm must bring
 _HIDDEN = 4096  # of the rows that the fused kernel is timed on
+_FACTORS = (
+    1e-5,
+    0.0,
+    False,
+)  # eps, weight_offset and round_once of its norm, of no effect on times
 
 Make = Callable[[Plan], SumKernels]
 Times = dict[str, dict[int, int]]  # algorithm, or "torch" -> bytes -> nanoseconds
@@ -156,7 +161,7 @@ class _Timer:
             algorithm = plan.algorithm_for(size)
             if not kernels.should_fuse(x) or algorithm is None:
                 return threshold
-            summed = partial(kernels.fused_all_reduce_add_rms_norm, x, residual, weight, 1e-5)
+            summed = partial(kernels.fused_all_reduce_add_rms_norm, x, residual, weight, *_FACTORS)
             fused = self._slowest(summed, kernels)
             apart = self._slowest(partial(_apart, kernels, x, residual, weight, algorithm), kernels)
             self._keep({"fused": {size: fused}, "apart": {size: apart}}, plan.max_blocks)
@@ -182,4 +187,4 @@ class _Timer:
 
 def _apart(kernels: SumKernels, x: Any, residual: Any, weight: Any, algorithm: Any) -> None:
     kernels.custom_all_reduce(x, out=x, algorithm=algorithm)
-    torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, 1e-5, 0.0)
+    torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, *_FACTORS)

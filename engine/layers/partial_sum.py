@@ -31,19 +31,25 @@ def _sum_over_ranks(x: torch.Tensor, group: str) -> None:
 
 
 def _sum_and_add(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    weight_offset: float,
+    round_once: bool,
+    group: str,
 ) -> None:
     """Sum x over the ranks, add it to the residual, and leave the norm in x, all in place."""
-    ranks = group_named(group)
-    if ranks.all_reduce_add_rms_norm(x, residual, weight, eps):
+    ranks, factors = group_named(group), (weight, eps, weight_offset, round_once)
+    if ranks.all_reduce_add_rms_norm(x, residual, *factors):
         return
     ranks.all_reduce(x)
-    torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, eps, 0.0)
+    torch.ops.kiln.fused_add_rms_norm.default(x, residual, *factors)
 
 
 opaque_operator(
-    "sum_and_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, str group)"
-    " -> ()",
+    "sum_and_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, "
+    "float weight_offset, bool round_once, str group) -> ()",
     _sum_and_add,
 )
 _sum_in_place = opaque_operator("sum_over_ranks(Tensor(a!) x, str group) -> ()", _sum_over_ranks)

@@ -69,11 +69,10 @@ class LayerBuilder:
         if self.traits.qk_norm is QKNorm.HEAD:
             query_norm = build.norm(prefix + "q_norm", build.shape.head_dim)
             key_norm = build.norm(prefix + "k_norm", build.shape.head_dim)
-        assert rope is not None
         layer = AttentionLayer(
             self._layer,
             build.shape,
-            build.rotary(rope),
+            None if rope is None else build.rotary(rope),
             query_norm,
             key_norm,
             *read_kv_scales(build.weights, prefix, build.kv_dtype),

@@ -42,7 +42,9 @@ def called_kernels(
     """
     family, hf = model
     called = [*_STEP, *layer_kernels(family, hf)]
-    called += store_kernels(hf.head_dim, hf.traits.qk_norm is QKNorm.HEAD, device, needs)
+    rotary_dims = {0 if rope is None else rope.dim for rope in hf.ropes}
+    norms = hf.traits.qk_norm is QKNorm.HEAD
+    called += store_kernels(hf.head_dim, rotary_dims, norms, device, needs)
     if config is None:
         called += [*_DRAFTS, *KernelLoRA.kernels, *ChunkedLoRA.kernels]
     else:

@@ -37,7 +37,7 @@ fused_all_reduce_add_rms_norm(T* out, T* residual, const T* x, const T* weight, 
                               int64_t out_stride, int64_t residual_stride, int64_t x_stride,
                               int64_t buffer_bytes, int64_t push_at, int64_t slot_bytes, int world,
                               int first_rank, int limit_ms, float inverse_d, float eps,
-                              float weight_offset) {
+                              float weight_offset, int once) {
   kiln::pdl_hints_first();
   __shared__ kiln::Partial<float> partial;
   __shared__ Chunk sums[kHeldChunks];  // each thread reads what it has written itself
@@ -48,8 +48,8 @@ fused_all_reduce_add_rms_norm(T* out, T* residual, const T* x, const T* weight, 
                        kiln::misalignment_of(weight);
   const bool held = odd % 16 == 0 && d <= kHeldChunks * Chunk::kSize &&
                     d <= Source::kChunks * int64_t(kiln::team_span<T>());
-  const Source source{held ? reinterpret_cast<const T*>(sums) : out, held ? 0 : d, residual, d, weight, inverse_d,
-                      eps, weight_offset, partial};
+  const Source source{held ? reinterpret_cast<const T*>(sums) : out, held ? 0 : d, residual,
+                      d, weight, inverse_d, eps, weight_offset, once != 0, partial};
   const kiln::StoreRows<T> sink{out, d};
   if (blockIdx.x < rows) kiln::hint_part<T, 2>(residual + blockIdx.x * d, uint32_t(d));
   kiln::hint_part<T, 2>(weight, uint32_t(d));

@@ -3,9 +3,9 @@
 //
 // query, out: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]; pools: [blocks,
 // kv_heads, B, head_dim]; slot_mapping: [tokens] int64, -1 stores nothing; out may be query. All
-// rows 16-byte aligned; head_dim, at most 256, and rotary_dim / 2 are multiples of 8. An e4m3 pool
-// holds x / scale, saturated; a SCALAR_T pool holds x. The same bits as rms_norm, apply_rotary and
-// a copy.
+// rows 16-byte aligned; head_dim, at most 256, and half are multiples of 8. half: rotary_dim / 2, or
+// 0 for heads that are not rotated. An e4m3 pool holds x / scale, saturated; a SCALAR_T pool holds
+// x. The same bits as rms_norm, apply_rotary and a copy.
 // Work split: a team of threads, a power of two, for each head. Each thread has two chunks of 8
 // elements: two that are rotated together, or two adjacent ones that are not rotated. threadIdx.y
 // is the head, which saves a division. Compile-time parameters (jit_kernels/ops/kv/spec.py):
@@ -113,19 +113,46 @@ KILN_FN float sum_of_squares(const Chunk& a, const Chunk& b, const Place& place)
   return kVectors == 2 ? kiln::add_rn(sums[0], sums[kVectors - 1]) : sums[0];
 }
 
-KILN_FN void scale_chunk(Chunk& x, const SCALAR_T* weight, float scale) {
-  Chunk w;
-  w.load(weight);
+// A head's norm: its scale, and the weight. once, set with every offset: the head is not rounded
+// before it is multiplied by (offset + weight).
+struct Norm {
+  const SCALAR_T* weight;
+  float scale, offset;
+  bool once;
+
+  KILN_FN void apply(Chunk& x, int first) const {
+    Chunk w;
+    w.load(weight + first);
+    if (!once) {
 #pragma unroll
-  for (int i = 0; i < kVectors * 4; ++i) {
-    uint32_t& word = x.part[i / 4].word[i % 4];
-    float y[Word::kSize];
+      for (int i = 0; i < kVectors * 4; ++i) {
+        uint32_t& word = x.part[i / 4].word[i % 4];
+        float y[Word::kSize];
+        scaled(word, y);
+        word = Word::product(Word::packed(y), w.part[i / 4].word[i % 4]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVectors * 4; ++i) {
+        uint32_t& word = x.part[i / 4].word[i % 4];
+        float y[Word::kSize], factor[Word::kSize];
+        scaled(word, y);
+        Word::unpack(w.part[i / 4].word[i % 4], factor);
+#pragma unroll
+        for (int k = 0; k < Word::kSize; ++k)
+          y[k] = kiln::mul_rn(y[k], kiln::add_rn(factor[k], offset));
+        word = Word::packed(y);
+      }
+    }
+  }
+
+ private:
+  KILN_FN void scaled(uint32_t word, float (&y)[Word::kSize]) const {
     Word::unpack(word, y);
 #pragma unroll
     for (int k = 0; k < Word::kSize; ++k) y[k] = kiln::mul_rn(y[k], scale);
-    word = Word::product(Word::packed(y), w.part[i / 4].word[i % 4]);
   }
-}
+};
 
 // Broadcast lane 1's value.
 KILN_FN int64_t slot_of(int64_t near) {
@@ -145,8 +172,8 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
            int64_t query_stride, int64_t query_head_stride, int64_t key_stride,
            int64_t key_head_stride, int64_t value_stride, int64_t value_head_stride,
            int64_t key_block, int64_t key_head, int64_t key_place, int64_t value_block,
-           int64_t value_head, int64_t value_place, float inverse_dim, float eps, float k_scale,
-           float v_scale) {
+           int64_t value_head, int64_t value_place, float inverse_dim, float eps,
+           float weight_offset, int once, float k_scale, float v_scale) {
   kiln::pdl_wait_then_trigger();
   const Place place(head_dim, half);
   const int64_t token = blockIdx.x;
@@ -177,9 +204,9 @@ rope_store(SCALAR_T* out, KV_T* key_pool, KV_T* value_pool, const SCALAR_T* quer
   if (query_weight) {
     const float mean = kiln::mul_rn(sum_of_squares(a, b, place), inverse_dim);
     const float scale = kiln::rcp_rn(kiln::sqrt_rn(kiln::add_rn(mean, eps)));
-    const SCALAR_T* weight = is_query ? query_weight : key_weight;
-    if (has_first && !is_value) scale_chunk(a, weight + i, scale);
-    if (has_second && !is_value) scale_chunk(b, weight + j, scale);
+    const Norm norm{is_query ? query_weight : key_weight, scale, weight_offset, once != 0};
+    if (has_first && !is_value) norm.apply(a, i);
+    if (has_second && !is_value) norm.apply(b, j);
   }
   if (rotated) {
 #pragma unroll

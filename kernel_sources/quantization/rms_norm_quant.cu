@@ -16,12 +16,12 @@ extern "C" __global__ void __maxnreg__(48 + kiln::kExtraRegisters)
 rms_norm_quant(QUANT_T* out, float* scales, const SCALAR_T* x, const SCALAR_T* weight,
                const float* scale, int64_t rows, int64_t d, int64_t out_stride,
                int64_t scale_stride, int64_t group_stride, int64_t x_stride, int32_t group,
-               float inverse_d, float eps, float weight_offset) {
+               float inverse_d, float eps, float weight_offset, int once) {
   kiln::pdl_hints_first();
   __shared__ kiln::Partial<float> partial;
   __shared__ kiln::Partial<uint32_t> largest;
   const kiln::RmsRows<SCALAR_T, false, 4> source{
-      x, x_stride, nullptr, 0, weight, inverse_d, eps, weight_offset, partial};
+      x, x_stride, nullptr, 0, weight, inverse_d, eps, weight_offset, once != 0, partial};
   kiln::hint_rows<SCALAR_T>(source, rows, d);
   kiln::pdl_wait_then_trigger();
   const kiln::QuantizeRows<SCALAR_T, QUANT_T> sink{

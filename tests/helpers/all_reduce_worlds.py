@@ -46,6 +46,7 @@ class Call:
         x = x[:, : x.shape[1] // 24 * 24].unflatten(1, (-1, 24)).contiguous()
         residual, total = torch.randn(x.shape).to(x.dtype), sum_ranks(x).expand_as(x)
         factors = {"weight": torch.randn(24).to(x.dtype), "eps": 1e-5, "weight_offset": 0.0}
+        factors |= {"round_once": x.shape[1] % 2 == 0}
         norm = find_spec("fused_add_rms_norm")
         rows = {"x": total.flatten(0, 1).clone(), "residual": residual.flatten(0, 1).clone()}
         a = norm.arguments(norm.parameters.positional(rows | factors))

@@ -134,13 +134,15 @@ def test_every_algorithm_has_the_same_bits_of_nan():
 @pytest.mark.parametrize(("rows", "d"), [(1, 8), (3, 64), (5, 61), (2, 1100), (3, 400)])
 def test_the_fused_kernel_is_all_reduce_then_add_then_norm_bit_for_bit(on_host, dtype, rows, d):
     group = VirtualGroup(3, "cpu", max_bytes=rows * (4 * d + 16), max_blocks=2)
-    x, residual = torch.randn(2, 3, rows, d).to(dtype)
-    weight, new = torch.randn(d).to(dtype), residual.clone()
-    total = group.all_reduce(x, "two_shot")
-    fused_add_rms_norm(total.view(-1, d), new.view(-1, d), weight, 1e-5)
-    out = group.fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(bits_of(residual), bits_of(new))
-    assert torch.equal(bits_of(out), bits_of(total))
+    for factors in ({}, {"round_once": True}, {"weight_offset": 1.0}):
+        x, residual = torch.randn(2, 3, rows, d).to(dtype)
+        weight, new = torch.randn(d).to(dtype), residual.clone()
+        total = group.all_reduce(x, "two_shot")
+        fused_add_rms_norm(total.view(-1, d), new.view(-1, d), weight, 1e-5, **factors)
+        norm = weight, 1e-5, group.members
+        out = fused_all_reduce_add_rms_norm(x, residual, *norm, **factors)
+        assert torch.equal(bits_of(residual), bits_of(new))
+        assert torch.equal(bits_of(out), bits_of(total))
 
 
 def test_rows_that_are_wider_than_threads_hold(on_host):

@@ -47,21 +47,21 @@ class Step:
         self.counts = [heads, kv_heads, kv_heads]
         self.qkv = torch.randn(tokens, sum(self.counts), head_dim).to(dtype)
         self.positions = torch.randint(512, (tokens,))
-        self.table = rotary_table(rotary_dim, 512, 10000.0)
+        self.table = rotary_table(rotary_dim, 512, 10000.0) if rotary_dim else torch.empty(0, 0)
         blocks = -(-tokens // 16) + 2
         self.slots = torch.randperm(blocks * 16)[:tokens]
         pools = torch.randn(2, blocks, 16, kv_heads, head_dim).to(pool_dtype or dtype)
         self.pools = pools.transpose(2, 3)  # tokens outside of heads
         self.weights = [torch.randn(head_dim).add_(1).to(dtype) for _ in range(2)]
 
-    def fused(self, norm, scales=(1.0, 1.0), out=None):
+    def fused(self, norm, scales=(1.0, 1.0), out=None, **rounding):
         """The query, and the bytes of the pools."""
         qkv, pools = self.qkv.clone(), self.pools.clone()
         query, key, value = torch.split(qkv, self.counts, dim=1)
         weights = dict(zip(("query_weight", "key_weight"), self.weights, strict=True))
         result = rope_store(
             query, key, value, self.positions, self.table, self.slots, *pools,
-            k_scale=scales[0], v_scale=scales[1], out=out, **(weights if norm else {}),
+            k_scale=scales[0], v_scale=scales[1], out=out, **(weights if norm else {}), **rounding,
         )  # fmt: skip
         if out is None:
             assert result.data_ptr() == query.data_ptr()
@@ -69,16 +69,17 @@ class Step:
         assert torch.equal(*untouched)
         return result, pools.view(torch.uint8)
 
-    def chain(self, norm, scales=(1.0, 1.0)):
+    def chain(self, norm, scales=(1.0, 1.0), **rounding):
         """The same through separate operators."""
         pools = self.pools.clone()
         query, key, value = (part.contiguous() for part in torch.split(self.qkv, self.counts, 1))
         if norm:
             query, key = (
-                rms_norm(query, self.weights[0], 1e-6),
-                rms_norm(key, self.weights[1], 1e-6),
+                rms_norm(query, self.weights[0], 1e-6, **rounding),
+                rms_norm(key, self.weights[1], 1e-6, **rounding),
             )
-        apply_rotary(self.positions, query, key, self.table)
+        if self.table.shape[1]:
+            apply_rotary(self.positions, query, key, self.table)
         for pool, x, scale in zip(pools, (key, value), scales, strict=True):
             store(pool, self.slots, x, scale)
         return query, pools.view(torch.uint8)
@@ -92,17 +93,18 @@ class Step:
     group=st.integers(1, 5),
     head_dim=st.sampled_from([16, 64, 80, 96, 128, 256]),
     norm=st.booleans(),
-    partial=st.booleans(),
+    rounding=st.sampled_from([{}, {"round_once": True}, {"weight_offset": 1.0}]),
+    rotated=st.sampled_from(["all", "some", "none"]),
     seed=st.integers(0, 2**32),
 )
 def test_is_norm_then_rotation_then_copy_bit_for_bit(
-    on_kernels, kinds, tokens, kv_heads, group, head_dim, norm, partial, seed
+    on_kernels, kinds, tokens, kv_heads, group, head_dim, norm, rounding, rotated, seed
 ):
     torch.manual_seed(seed)
-    rotary_dim = 16 if partial else head_dim
+    rotary_dim = {"all": head_dim, "some": 16, "none": 0}[rotated]
     step = Step(kinds[0], tokens, kv_heads * group, kv_heads, head_dim, rotary_dim, kinds[1])
     scales = (0.31, 1.7) if kinds[1] == E4M3 else (1.0, 1.0)
-    got, want = step.fused(norm, scales), step.chain(norm, scales)
+    got, want = step.fused(norm, scales, **rounding), step.chain(norm, scales, **rounding)
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
 

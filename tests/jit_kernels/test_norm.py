@@ -1,6 +1,8 @@
-"""The norm kernels: fused against separate, Gemma's form, and the summation order of a row."""
+"""The norm kernels: fused against separate, when they round, and the summation order of a row."""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 import torch
@@ -30,10 +32,10 @@ def on_host(name, *arguments):
     st.integers(1, 5),
     st.one_of(st.integers(1, 700), st.sampled_from([896, 2048, 4096])),
     st.sampled_from([0, 3, 8]),
-    st.sampled_from([0.0, 1.0, 0.5]),
+    st.sampled_from([(0.0, False), (0.0, True), (1.0, False), (0.5, True)]),
     st.integers(0, 2**31),
 )
-def test_fused_is_add_then_norm_bit_for_bit(dtype, rows, d, gap, offset, seed):
+def test_fused_is_add_then_norm_bit_for_bit(dtype, rows, d, gap, rounding, seed):
     generator = torch.Generator().manual_seed(seed)
     x, residual = (torch.randn(rows, d + gap, generator=generator).to(dtype)[:, :d] for _ in "xr")
     weight = torch.randn(d, generator=generator).to(dtype)
@@ -41,13 +43,13 @@ def test_fused_is_add_then_norm_bit_for_bit(dtype, rows, d, gap, offset, seed):
         total = x + residual
         if add:
             want = torch.empty_like(total)
-            run("rms_norm", want, total, weight, 1e-5, offset)
+            run("rms_norm", want, total, weight, 1e-5, *rounding)
             got, sums = x.clone(), residual.clone()
-            run("fused_add_rms_norm", got, sums, weight, 1e-5, offset)
+            run("fused_add_rms_norm", got, sums, weight, 1e-5, *rounding)
         else:
-            want = rms_norm(total, weight, 1e-5, weight_offset=offset)
+            want = rms_norm(total, weight, 1e-5, None, *rounding)
             got, sums = x.clone(), residual.clone()
-            fused_add_rms_norm(got, sums, weight, 1e-5, offset)
+            fused_add_rms_norm(got, sums, weight, 1e-5, *rounding)
         assert torch.equal(sums, total)
         assert torch.equal(got, want)
 
@@ -56,27 +58,54 @@ def test_fused_is_add_then_norm_bit_for_bit(dtype, rows, d, gap, offset, seed):
 def test_a_row_is_the_same_bits_aligned_or_not_alone_or_in_a_batch(dtype):
     x, weight = torch.randn(40, 4096).to(dtype), torch.randn(4096).to(dtype)
     want = torch.empty_like(x)
-    on_host("rms_norm", want, x, weight, 1e-6, 0.0)
+    on_host("rms_norm", want, x, weight, 1e-6, 0.0, False)
     wide = torch.zeros(40, 4099, dtype=dtype)[:, 1:4097]
     wide.copy_(x)
     for rows in (slice(0, 40), slice(7, 8), slice(11, 13)):
         for source in (x, wide):
             got = torch.empty_like(x[rows])
-            on_host("rms_norm", got, source[rows], weight, 1e-6, 0.0)
+            on_host("rms_norm", got, source[rows], weight, 1e-6, 0.0, False)
             assert torch.equal(got, want[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_offset_rounds_as_gemma_does(dtype):
-    x, weight = torch.randn(4, 64).to(dtype), torch.randn(64).to(dtype)
-    wide = x.float()
-    normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-    want = (normal * (1.0 + weight.float())).type_as(x)  # transformers, modeling_gemma.py
-    got = rms_norm(x, weight, 1e-6, weight_offset=1.0)
-    unit = torch.finfo(dtype).eps
-    torch.testing.assert_close(got, want, rtol=2 * unit, atol=unit)
-    plain = rms_norm(x, weight, 1e-6)
-    assert not torch.equal(plain, got)
+@pytest.mark.parametrize(
+    ("family", "kind", "rounding"),
+    [
+        ("llama", "LlamaRMSNorm", {}),
+        ("olmo2", "Olmo2RMSNorm", {"round_once": True}),
+        ("gemma3", "Gemma3RMSNorm", {"weight_offset": 1.0}),
+        ("gemma3", "Gemma3RMSNorm", {"weight_offset": 1.0, "round_once": True}),
+    ],
+)
+def test_torchs_operator_gives_the_bits_of_transformers(dtype, family, kind, rounding):
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    theirs = getattr(module, kind)(768, eps=1e-6).to(dtype)
+    torch.nn.init.normal_(theirs.weight)
+    x = torch.randn(50, 768).mul_(3).to(dtype)
+    with torch.inference_mode():
+        want = theirs(x)
+    got = rms_norm(x, theirs.weight.detach(), 1e-6, **rounding)
+    if dtype == torch.float32:  # the order of two products differs
+        torch.testing.assert_close(got, want, rtol=4e-7, atol=0)
+    else:
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("d", "gap"), [(768, 0), (2050, 1)])  # held in registers, and not
+def test_a_kernel_rounds_when_it_should(dtype, d, gap):
+    x, weight = torch.randn(20, d + gap).mul_(3).to(dtype)[:, :d], torch.randn(d).to(dtype)
+    wide = x.double()
+    normal = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    twice, once = normal.to(dtype).double() * weight.double(), normal * weight.double()
+    plus = normal * (1 + weight.double())
+    for offset, round_once, want in ((0, False, twice), (0, True, once), (1, False, plus)):
+        got = torch.empty_like(x)
+        on_host("rms_norm", got, x, weight, 1e-6, float(offset), round_once)
+        # Float32's own error shows only next to a number halfway between two others.
+        assert (got != want.to(dtype)).float().mean() < 0.005
+    assert (twice.to(dtype) != once.to(dtype)).float().mean() > 0.1
 
 
 @pytest.mark.parametrize("scale", [1e-24, 1e-12, 1.0, 1e12, 1e17])
@@ -85,7 +114,7 @@ def test_rows_of_any_magnitude_are_normalised(scale, d):
     # The mean of squares ranges from 1e-48, which is 0 in float32, to 1e34.
     x, weight = torch.randn(3, d) * scale, torch.ones(d)
     got = torch.empty_like(x)
-    on_host("rms_norm", got, x, weight, 1e-30, 0.0)
+    on_host("rms_norm", got, x, weight, 1e-30, 0.0, False)
     wide = x.double()
     want = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-30)
     torch.testing.assert_close(got.double(), want, rtol=4e-6, atol=1e-9)

@@ -68,8 +68,8 @@ def test_fused_with_the_norm_is_the_same_bits_as_norm_then_quantise(dtype, quant
     given = None if given is None else torch.tensor([given])
     x, residual = torch.randn(3, d).mul_(3).to(dtype), torch.randn(3, d).to(dtype)
     weight = torch.randn(d).to(dtype)
-    for offset in (0.0, 1.0):
-        norm = {"weight": weight, "eps": 1e-6, "weight_offset": offset}
+    for offset, once in ((0.0, False), (0.0, True), (1.0, False)):
+        norm = {"weight": weight, "eps": 1e-6, "weight_offset": offset, "round_once": once}
         y = torch.empty_like(x)
         on_host("rms_norm", out=y, x=x, **norm)
         fused = room(3, d, quant, group, given)
@@ -124,7 +124,8 @@ def test_a_row_is_the_same_bits_alone_and_in_any_batch():
     want = None
     for count in (1, 2, 3, 300):
         got, rows = room(count, 256, E4M3, 0, None), x[-count:].clone()
-        on_host("rms_norm_quant", **got, x=rows, weight=weight, eps=1e-6, weight_offset=0.0)
+        norm = {"weight": weight, "eps": 1e-6, "weight_offset": 0.0, "round_once": False}
+        on_host("rms_norm_quant", **got, x=rows, **norm)
         last = [one[-1:].clone() for one in results(got)]
         want = want or last
         assert_same_bits(last, want)
@@ -177,9 +178,9 @@ def test_fused_public_functions_agree_with_the_two_they_stand_for(dtype, on_kern
     want = quantize_per_token(rms_norm(x, weight, 1e-6, weight_offset=1.0))
     assert_same_bits(rms_norm_quant(x, weight, 1e-6, 1.0), want)
     normed, total, sums = x.clone(), residual.clone(), residual.clone()
-    fused_add_rms_norm(normed, total, weight, 1e-6)
+    fused_add_rms_norm(normed, total, weight, 1e-6, round_once=True)
     before = x.clone()
-    got = fused_add_rms_norm_quant(x, sums, weight, 1e-6, group_size=128)
+    got = fused_add_rms_norm_quant(x, sums, weight, 1e-6, group_size=128, round_once=True)
     assert_same_bits(got, quantize_per_group(normed))
     assert torch.equal(sums, total)
     assert torch.equal(x, before)
@@ -194,12 +195,12 @@ def test_fused_public_functions_agree_with_the_two_they_stand_for(dtype, on_kern
 def test_a_given_scale_goes_before_groups():
     x, weight, scale = torch.randn(2, 256), torch.rand(256), torch.tensor([0.02])
     x, weight = x.bfloat16(), weight.bfloat16()
-    norm = {"x": x, "weight": weight, "eps": 1e-6, "weight_offset": 0.0}
+    norm = {"x": x, "weight": weight, "eps": 1e-6, "weight_offset": 0.0, "round_once": True}
     want, got = room(2, 256, E4M3, 0, scale), room(2, 256, E4M3, 128, scale)
     on_host("rms_norm_quant", **want, **norm)
     on_host("rms_norm_quant", **got, **norm)
     assert_same_bits(results(got), results(want))
-    fused = rms_norm_quant(x, weight, 1e-6, group_size=128, scale=scale)
+    fused = rms_norm_quant(x, weight, 1e-6, group_size=128, scale=scale, round_once=True)
     assert_same_bits(fused, results(want))
 
 

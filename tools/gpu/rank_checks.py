@@ -71,12 +71,13 @@ def bits(ranks: Ranks) -> list[Row]:
 
 def _fused_differs(kernels: CustomAllReduceV2, ranks: Ranks, dtype: torch.dtype) -> int:
     wrong = 0
-    for rows, d in ((1, 64), (3, 60), (17, 256)):
+    forms = ((1e-5, 0.0, False), (1e-5, 1.0, False), (1e-5, 0.0, True))  # eps, offset, rounded once
+    for (rows, d), factors in zip(((1, 64), (3, 60), (17, 256)), forms, strict=True):
         x = messages(ranks, rows * d, dtype, d)[0].view(rows, d)
         residual, weight = torch.ones_like(x), torch.linspace(1, 2, d, device=x.device).to(dtype)
         apart, kept = kernels.custom_all_reduce(x), residual.clone()
-        torch.ops.kiln.fused_add_rms_norm.default(apart, kept, weight, 1e-5, 0.0)
-        kernels.fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5)
+        torch.ops.kiln.fused_add_rms_norm.default(apart, kept, weight, *factors)
+        kernels.fused_all_reduce_add_rms_norm(x, residual, weight, *factors)
         wrong += int(differ(x, apart) + differ(residual, kept) > 0)
     return wrong
 

@@ -22,6 +22,7 @@ from kiln.jit_kernels.ops.all_reduce.modes import ModeConfig
 
 _DTYPE = torch.bfloat16
 _HIDDEN = 4096
+_FACTORS = (1e-5, 0.0, False)  # eps, weight_offset and round_once of the norm
 _PUSHED = 64 << 20  # bytes of all ranks' messages in the slots of the algorithms that push
 _dist: Any = torch.distributed  # torch types only part of it
 
@@ -129,13 +130,13 @@ def fused(ranks: Ranks) -> list[Row]:
 
 
 def _fused_call(kernels: Any, x: Any, residual: Any, weight: Any) -> Callable[[], Any]:
-    return lambda: kernels.fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5)
+    return lambda: kernels.fused_all_reduce_add_rms_norm(x, residual, weight, *_FACTORS)
 
 
 def _apart_call(kernels: Any, x: Any, residual: Any, weight: Any) -> Callable[[], Any]:
     def apart() -> None:
         kernels.custom_all_reduce(x, out=x)
-        torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, 1e-5, 0.0)
+        torch.ops.kiln.fused_add_rms_norm.default(x, residual, weight, *_FACTORS)
 
     return apart
 

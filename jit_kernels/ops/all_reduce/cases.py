@@ -17,10 +17,10 @@ SIZES = [
 ]
 BENCH_SIZES = [{"n": 1 << power, "blocks": 16, **_WHOLE} for power in (9, 12, 15, 18, 21)]
 FUSED_SIZES = [
-    {"rows": rows, "d": d, "blocks": blocks, "gap": gap, **_WHOLE}
-    for rows, d, blocks, gap in [
-        (0, 64, 1, 0), (1, 1, 1, 0), (3, 64, 2, 0), (2, 60, 1, 0), (5, 192, 2, 3), (1, 2048, 1, 0),
-        (2, 1100, 3, 1),
+    {"rows": rows, "d": d, "blocks": blocks, "gap": gap, "once": once, **_WHOLE}
+    for rows, d, blocks, gap, once in [
+        (0, 64, 1, 0, 0), (1, 1, 1, 0, 0), (3, 64, 2, 0, 1), (2, 60, 1, 0, 1), (5, 192, 2, 3, 0),
+        (1, 2048, 1, 0, 0), (2, 1100, 3, 1, 1),
     ]
 ]  # fmt: skip
 FUSED_BENCH_SIZES = [{"rows": rows, "d": 4096, "blocks": 16, **_WHOLE} for rows in (1, 8, 32, 128)]
@@ -58,6 +58,7 @@ def fused_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
         **_group(variant, sizes, num_bytes, device, push=True),
         "eps": 1e-5,
         "weight_offset": float(sizes["gap"] % 2) if "gap" in sizes else 0.0,
+        "round_once": bool(sizes.get("once", 0)),
     }
 
 

@@ -53,6 +53,7 @@ def fused_all_reduce_add_rms_norm(
     members: Members,
     *,
     weight_offset: float = 0.0,
+    round_once: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Add the sum of x over the ranks to residual in place; return the norm of the new residual.
@@ -84,6 +85,7 @@ def fused_all_reduce_add_rms_norm(
         **members.arguments(),
         eps=eps,
         weight_offset=weight_offset,
+        round_once=round_once,
     )
     return out
 

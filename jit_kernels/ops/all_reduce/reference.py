@@ -27,7 +27,7 @@ def all_reduce_reference(a: Arguments) -> Results:
 def fused_reference(a: Arguments) -> Results:
     """[ranks, rows, d] and weight [d] -> the norms and the new residuals, [ranks, rows, d] each."""
     total = _everywhere(a) + a.residual
-    return {"out": normalise(total, a.weight, a.eps, a.weight_offset), "residual": total}
+    return {"out": normalise(total, a.weight, a), "residual": total}
 
 
 def _everywhere(a: Arguments) -> torch.Tensor:

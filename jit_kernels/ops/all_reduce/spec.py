@@ -45,6 +45,7 @@ from kiln.jit_kernels.ops.all_reduce.layout import (
 )
 from kiln.jit_kernels.ops.all_reduce.record import FUSED
 from kiln.jit_kernels.ops.all_reduce.reference import all_reduce_reference, fused_reference
+from kiln.jit_kernels.ops.norm.factors import FACTORS, derived_of
 from kiln.jit_kernels.ops.shared.row_geometry import team_size
 from kiln.jit_kernels.torch_ops import define
 
@@ -71,7 +72,7 @@ def _fused_bind(a: Arguments) -> Bound:
     ranks, rows, d = a.x.shape
     layout, offsets = _layout(a.peers.numel(), a.max_blocks, a.push_bytes, a.pull_bytes)
     strides = {f"{name}_stride": getattr(a, name).stride(0) for name in ("out", "residual", "x")}
-    numbers = {"rows": rows, "d": d, "inverse_d": 1.0 / max(d, 1), **strides}
+    numbers = {"rows": rows, "d": d, "inverse_d": 1.0 / max(d, 1), **strides, **derived_of(a)}
     numbers |= {name: offsets[name] for name in (*_GROUP, *_PUSH)}
     return Bound(_variant(a, layout), {"rows": rows, "d": d, **_sizes(layout, ranks)}, numbers)
 
@@ -202,7 +203,7 @@ FUSED_ALL_REDUCE_ADD_RMS_NORM = KernelSpec(
             ("rows", "d", "out_stride", "residual_stride", "x_stride", "buffer_bytes", *_PUSH)
         ),
         derived("float", "inverse_d"),
-        values("float", "eps", "weight_offset"),
+        FACTORS,
     ),
     params={"scalar_t": list(DTYPES), "max_world": _MAX_WORLDS},
     bind=_fused_bind,

@@ -24,6 +24,8 @@ def rope_store(  # noqa: PLR0913 (one launch does everything after the projectio
     query_weight: torch.Tensor | None = None,
     key_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
+    weight_offset: float = 0.0,
+    round_once: bool = False,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     out: torch.Tensor | None = None,
@@ -31,12 +33,13 @@ def rope_store(  # noqa: PLR0913 (one launch does everything after the projectio
     """Norm and rotate query and key, store key and value in the pool, return the query.
 
     It gives the same bits as rms_norm with the weights [head_dim], if given, then apply_rotary,
-    then a copy to the slots. query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens,
-    num_kv_heads, head_dim]; positions, slot_mapping: [num_tokens] int64; cos_sin_table: see
-    apply_rotary; pools: [num_blocks, num_kv_heads, block_size, head_dim], strided. Slot s is place
-    s % block_size of block s // block_size; slot -1 stores nothing. A pool has the model's dtype or
-    float8_e4m3fn, which stores x / scale, saturated. The query is written to ``out``, by default to
-    query itself.
+    then a copy to the slots. ``eps``, ``weight_offset`` and ``round_once`` are rms_norm's. query:
+    [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim]; positions,
+    slot_mapping: [num_tokens] int64; cos_sin_table: see apply_rotary, or without columns, [any, 0],
+    for heads that are not rotated; pools: [num_blocks, num_kv_heads, block_size, head_dim],
+    strided. Slot s is place s % block_size of block s // block_size; slot -1 stores nothing. A pool
+    has the model's dtype or float8_e4m3fn, which stores x / scale, saturated. The query is written
+    to ``out``, by default to query itself.
 
     Raises ValueError on a wrong shape, on rows that are not 16-byte aligned, on sizes for which
     ``serves`` is false, and on more than 2^32 slots where block_size is no power of two; TypeError
@@ -56,6 +59,8 @@ def rope_store(  # noqa: PLR0913 (one launch does everything after the projectio
         query_weight=query_weight,
         key_weight=key_weight,
         eps=eps,
+        weight_offset=weight_offset,
+        round_once=round_once,
         k_scale=k_scale,
         v_scale=v_scale,
     )

@@ -19,13 +19,14 @@ def rope_store_reference(a: Arguments) -> Results:
     """Return the rotated query and both pools. The pools are written in place: they may be huge."""
     query, key = a.query, a.key
     if a.query_weight is not None and a.key_weight is not None:
-        query = normalise(query, a.query_weight, a.eps, 0.0)
-        key = normalise(key, a.key_weight, a.eps, 0.0)
-    cosines, sines = a.cos_sin_table.index_select(0, a.positions).unsqueeze(1).chunk(2, dim=-1)
-    store(a.key_pool, a.slot_mapping, rotated(key, cosines, sines), a.k_scale)
+        query, key = normalise(query, a.query_weight, a), normalise(key, a.key_weight, a)
+    if a.cos_sin_table.shape[1]:
+        rows = a.cos_sin_table.index_select(0, a.positions).unsqueeze(1)
+        cosines, sines = rows.chunk(2, dim=-1)
+        query, key = rotated(query, cosines, sines), rotated(key, cosines, sines)
+    store(a.key_pool, a.slot_mapping, key, a.k_scale)
     store(a.value_pool, a.slot_mapping, a.value, a.v_scale)
-    out = rotated(query, cosines, sines)
-    return {"out": out, "key_pool": a.key_pool, "value_pool": a.value_pool}
+    return {"out": query, "key_pool": a.key_pool, "value_pool": a.value_pool}
 
 
 def store(pool: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, scale: float) -> None:

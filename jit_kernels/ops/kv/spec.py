@@ -32,6 +32,7 @@ from kiln.jit_kernels.ops.kv.reference import (
     rope_store_error,
     rope_store_reference,
 )
+from kiln.jit_kernels.ops.norm.factors import FACTORS, derived_of
 from kiln.jit_kernels.torch_ops import define
 
 _ROPE_THREADS = 128  # per block, if there are enough heads
@@ -67,6 +68,7 @@ def _rope_store_bind(a: Arguments) -> Bound:
         "value_head": a.value_pool.stride(1),
         "value_place": a.value_pool.stride(2),
         "inverse_dim": 1 / head_dim,
+        **derived_of(a),
     }
     sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     return Bound(variant_of(a.query.dtype, a.key_pool.dtype), sizes, numbers)
@@ -141,7 +143,8 @@ ROPE_STORE = KernelSpec(
         derived("int64", "key_block", "key_head", "key_place"),
         derived("int64", "value_block", "value_head", "value_place"),
         derived("float", "inverse_dim"),
-        values("float", "eps", "k_scale", "v_scale"),
+        FACTORS,
+        values("float", "k_scale", "v_scale"),
     ),
     params={"scalar_t": list(DTYPES), "kv_t": _POOL_KINDS},
     bind=_rope_store_bind,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kiln.jit_kernels.declare.parameters import Arguments
+from kiln.jit_kernels.ops.norm.factors import rounds_once
 from kiln.jit_kernels.ops.quantization.triton import _encode
 
 _PIECE = 4096  # elements that a program of copy_blocks copies
@@ -17,20 +18,25 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @triton.jit
-def _loaded(row, weight, columns, mask, scale, NORM: tl.constexpr):
-    """Load elements of a head, normalised if NORM."""
+def _loaded(
+    row, weight, columns, mask, scale, weight_offset, NORM: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    """Load elements of a head, normalised if NORM, and rounded only once if ONCE."""
     dtype = row.dtype.element_ty
     x = tl.load(row + columns, mask=mask, other=0.0).to(tl.float32)
     if NORM:
         w = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-        x = ((x * scale).to(dtype).to(tl.float32) * w).to(dtype).to(tl.float32)
+        if ONCE:
+            x = (x * scale * (weight_offset + w)).to(dtype).to(tl.float32)
+        else:
+            x = ((x * scale).to(dtype).to(tl.float32) * w).to(dtype).to(tl.float32)
     return x
 
 
 @triton.jit
 def _store_head(  # noqa: PLR0913
-    to, row, weight, angles, head_dim, half, inverse_dim, eps, scale,
-    NORM: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+    to, row, weight, angles, head_dim, half, inverse_dim, eps, weight_offset, scale,
+    NORM: tl.constexpr, ONCE: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Norm, rotate and store the head at ``row``; ``half`` 0 rotates nothing."""
     columns = tl.arange(0, BLOCK)
@@ -42,8 +48,8 @@ def _store_head(  # noqa: PLR0913
     if NORM:
         x = tl.load(row + columns, mask=mask, other=0.0).to(tl.float32)
         norm = 1.0 / tl.sqrt(tl.sum(x * x, 0) * inverse_dim + eps)
-    x = _loaded(row, weight, columns, mask, norm, NORM)
-    partner = _loaded(row, weight, other, mask, norm, NORM)
+    x = _loaded(row, weight, columns, mask, norm, weight_offset, NORM, ONCE)
+    partner = _loaded(row, weight, other, mask, norm, weight_offset, NORM, ONCE)
     angle = tl.where(left, columns, columns - half)
     cosines = tl.load(angles + angle, mask=turned, other=1.0)
     sines = tl.load(angles + half + angle, mask=turned, other=0.0)
@@ -62,8 +68,8 @@ def _rope_store(  # noqa: PLR0913
     query_weight, key_weight, heads, kv_heads, head_dim, half, block_size,
     out_stride, out_head_stride, query_stride, query_head_stride, key_stride, key_head_stride,
     value_stride, value_head_stride, key_block, key_head, key_place, value_block, value_head,
-    value_place, inverse_dim, eps, k_scale, v_scale,
-    NORM: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+    value_place, inverse_dim, eps, weight_offset, k_scale, v_scale,
+    NORM: tl.constexpr, ONCE: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
@@ -71,7 +77,8 @@ def _rope_store(  # noqa: PLR0913
     if head < heads:
         _store_head(out + token * out_stride + head * out_head_stride,
                     query + token * query_stride + head * query_head_stride, query_weight, angles,
-                    head_dim, half, inverse_dim, eps, 1.0, NORM, False, BLOCK)  # fmt: skip
+                    head_dim, half, inverse_dim, eps, weight_offset, 1.0, NORM, ONCE, False,
+                    BLOCK)  # fmt: skip
     else:
         slot = tl.load(slot_mapping + token)
         if slot >= 0:
@@ -81,14 +88,14 @@ def _rope_store(  # noqa: PLR0913
             if kv_head < kv_heads:
                 to = key_pool + block * key_block + kv_head * key_head + place * key_place
                 row = key + token * key_stride + kv_head * key_head_stride
-                _store_head(to, row, key_weight, angles, head_dim, half, inverse_dim, eps, k_scale,
-                            NORM, FP8, BLOCK)  # fmt: skip
+                _store_head(to, row, key_weight, angles, head_dim, half, inverse_dim, eps,
+                            weight_offset, k_scale, NORM, ONCE, FP8, BLOCK)  # fmt: skip
             else:
                 h = kv_head - kv_heads
                 to = value_pool + block * value_block + h * value_head + place * value_place
                 row = value + token * value_stride + h * value_head_stride
-                _store_head(to, row, key_weight, angles, head_dim, 0, inverse_dim, eps, v_scale,
-                            False, FP8, BLOCK)  # fmt: skip
+                _store_head(to, row, key_weight, angles, head_dim, 0, inverse_dim, eps,
+                            weight_offset, v_scale, False, ONCE, FP8, BLOCK)  # fmt: skip
 
 
 def rope_store(a: Arguments) -> None:
@@ -104,8 +111,8 @@ def rope_store(a: Arguments) -> None:
         heads, kv_heads, head_dim, a.cos_sin_table.shape[1] // 2, a.key_pool.shape[2],
         *(stride for x in (a.out, a.query, a.key, a.value) for stride in x.stride()[:2]),
         *a.key_pool.stride()[:3], *a.value_pool.stride()[:3],
-        1 / head_dim, a.eps, a.k_scale, a.v_scale,
-        norm, fp8, triton.next_power_of_2(head_dim), num_warps=1,
+        1 / head_dim, a.eps, a.weight_offset, a.k_scale, a.v_scale,
+        norm, rounds_once(a), fp8, triton.next_power_of_2(head_dim), num_warps=1,
     )  # fmt: skip
 
 

@@ -9,11 +9,12 @@ import torch
 from kiln.jit_kernels.declare.spec import DTYPES, Sizes, Variant
 
 SIZES = [
-    {"rows": rows, "d": d, "gap": gap, "offset": offset}
-    for rows, d, gap, offset in [
-        (0, 64, 0, 0), (1, 1, 0, 0), (3, 7, 0, 1), (2, 129, 1, 0), (5, 192, 8, 0), (3, 2048, 0, 1),
-        (37, 64, 3, 0), (35, 64, 0, 0), (34, 60, 4, 0), (2, 896, 0, 0), (2, 4104, 8, 0),
-        (2, 4100, 3, 1), (1, 8192, 0, 0), (1, 16392, 0, 0),
+    {"rows": rows, "d": d, "gap": gap, "offset": offset, "once": once}
+    for rows, d, gap, offset, once in [
+        (0, 64, 0, 0, 0), (1, 1, 0, 0, 0), (3, 7, 0, 1, 0), (2, 129, 1, 0, 1), (5, 192, 8, 0, 1),
+        (3, 2048, 0, 1, 1), (37, 64, 3, 0, 0), (35, 64, 0, 0, 0), (34, 60, 4, 0, 0),
+        (2, 896, 0, 0, 0), (2, 2880, 0, 0, 1), (2, 4104, 8, 0, 0), (2, 4100, 3, 1, 0),
+        (1, 8192, 0, 0, 0), (1, 16392, 0, 0, 0),
     ]
 ]  # fmt: skip
 BENCH_SIZES = [{"rows": rows, "d": 4096} for rows in (1, 16, 128, 1024, 8192)] + [
@@ -42,4 +43,5 @@ def _rows(variant: Variant, sizes: Sizes, device: str) -> torch.Tensor:
 
 def _factors(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:
     weight = torch.randn(sizes["d"], device=device).add_(1).to(DTYPES[variant["scalar_t"]])
-    return {"weight": weight, "weight_offset": float(sizes.get("offset", 0))}
+    offset, once = float(sizes.get("offset", 0)), bool(sizes.get("once", 0))
+    return {"weight": weight, "weight_offset": offset, "round_once": once}

@@ -22,15 +22,18 @@ def rms_norm(
     eps: float,
     out: torch.Tensor | None = None,
     weight_offset: float = 0.0,
+    round_once: bool = False,
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension of x [..., d].
 
     weight: [d]. Rows may be strided. The mean is computed in float32, and the normalised row is
-    rounded to x's dtype before it is multiplied by the weight. With ``weight_offset``, such as
-    Gemma's 1, the factor is weight_offset + weight, and only the product is rounded. A row's bits
-    depend on no other row. If ``out`` is given, the result is written there and returned; it may be
-    x. Raises ValueError on a wrong shape, TypeError on a dtype other than bf16, fp16, fp32. Source:
-    https://arxiv.org/abs/1910.07467, and LlamaRMSNorm and GemmaRMSNorm of transformers
+    rounded to x's dtype before it is multiplied by the weight. With ``round_once``, as in OLMo-2
+    and gpt-oss, only the product is rounded; so it is with ``weight_offset``, such as Gemma's 1,
+    which makes the factor weight_offset + weight. A row's bits depend on no other row. If ``out``
+    is given, the result is written there and returned; it may be x. Raises ValueError on a wrong
+    shape, TypeError on a dtype other than bf16, fp16, fp32. Source:
+    https://arxiv.org/abs/1910.07467, and the norms of transformers: LlamaRMSNorm, Olmo2RMSNorm,
+    GemmaRMSNorm
     """
     if out is None:
         out = x.new_empty(x.shape)
@@ -40,7 +43,7 @@ def rms_norm(
     rows = as_rows(out)
     if rows is None:
         dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        return out.copy_(rms_norm(x, weight, eps, dense, weight_offset))
+        return out.copy_(rms_norm(x, weight, eps, dense, weight_offset, round_once))
     call(
         RMS_NORM,
         out=rows,
@@ -48,6 +51,7 @@ def rms_norm(
         weight=weight.contiguous(),
         eps=eps,
         weight_offset=weight_offset,
+        round_once=round_once,
     )
     return out
 
@@ -59,11 +63,12 @@ def fused_add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     weight_offset: float = 0.0,
+    round_once: bool = False,
 ) -> None:
     """Add x to residual and write the norm of the sum to x, both in place, in one pass.
 
-    residual += x; x = rms_norm(residual, weight, eps, weight_offset), with the same bits as these
-    two operations. x and residual: [..., d] of one shape, rows may be strided; weight: [d]. Raises
+    residual += x; x = rms_norm(residual, weight, eps, …), with the same bits as these two
+    operations. x and residual: [..., d] of one shape, rows may be strided; weight: [d]. Raises
     ValueError on a wrong shape or if x or residual has no view as rows, TypeError on an unsupported
     dtype.
     """
@@ -83,4 +88,5 @@ def fused_add_rms_norm(
         weight=weight.contiguous(),
         eps=eps,
         weight_offset=weight_offset,
+        round_once=round_once,
     )

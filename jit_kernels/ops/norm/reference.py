@@ -7,29 +7,30 @@ import torch.nn.functional as F
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
+from kiln.jit_kernels.ops.norm.factors import rounds_once
 
 
-def normalise(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float
-) -> torch.Tensor:
-    """Return the norm of x [rows, d] times (weight_offset + weight [d]).
+def normalise(x: torch.Tensor, weight: torch.Tensor, a: Arguments) -> torch.Tensor:
+    """Return the norm of x [rows, d] times (a.weight_offset + weight [d]).
 
-    Rounds like LlamaRMSNorm; with an offset, like GemmaRMSNorm. Source: transformers
+    Rounds like LlamaRMSNorm, or once: like Olmo2RMSNorm, and GemmaRMSNorm with its offset. Source:
+    transformers
     """
     if x.dtype in (torch.float32, torch.float64):
-        return F.rms_norm(x, weight.shape, weight + weight_offset, eps)
-    normal = F.rms_norm(x.float(), weight.shape, None, eps)
-    if weight_offset:
-        return (normal * (weight_offset + weight.float())).to(x.dtype)
+        return F.rms_norm(x, weight.shape, weight + a.weight_offset, a.eps)
+    normal = F.rms_norm(x.float(), weight.shape, None, a.eps)
+    if rounds_once(a):
+        normal *= a.weight_offset + weight.float()
+        return normal.to(x.dtype)
     return normal.to(x.dtype) * weight
 
 
 def rms_norm_reference(a: Arguments) -> Results:
     """[rows, d], [d] -> [rows, d]."""
-    return {"out": normalise(a.x, a.weight, a.eps, a.weight_offset)}
+    return {"out": normalise(a.x, a.weight, a)}
 
 
 def fused_reference(a: Arguments) -> Results:
     """[rows, d], [rows, d], [d] -> the new x and residual, [rows, d] each."""
     total = a.x + a.residual
-    return {"x": normalise(total, a.weight, a.eps, a.weight_offset), "residual": total}
+    return {"x": normalise(total, a.weight, a), "residual": total}

@@ -11,10 +11,10 @@ from kiln.jit_kernels.declare.parameters import (
     in_outs,
     inputs,
     outputs,
-    values,
 )
 from kiln.jit_kernels.declare.spec import DTYPES, SCALARS, Bound, Cost, KernelSpec, Sizes, Variant
 from kiln.jit_kernels.ops.norm import cases
+from kiln.jit_kernels.ops.norm.factors import FACTORS, derived_of
 from kiln.jit_kernels.ops.norm.reference import fused_reference, rms_norm_reference
 from kiln.jit_kernels.ops.shared.row_geometry import row_geometry
 from kiln.jit_kernels.torch_ops import define
@@ -34,7 +34,7 @@ def _fused_bind(a: Arguments) -> Bound:
 
 def _bound(a: Arguments, strides: dict[str, int]) -> Bound:
     rows, d = a.x.shape
-    numbers = {"rows": rows, "d": d, "inverse_d": 1.0 / max(d, 1), **strides}
+    numbers = {"rows": rows, "d": d, "inverse_d": 1.0 / max(d, 1), **strides, **derived_of(a)}
     return Bound({"scalar_t": SCALARS[a.x.dtype]}, {"rows": rows, "d": d}, numbers)
 
 
@@ -57,7 +57,7 @@ RMS_NORM = KernelSpec(
         inputs("x", "weight"),
         derived("int64", "rows", "d", "out_stride", "x_stride"),
         derived("float", "inverse_d"),
-        values("float", "eps", "weight_offset"),
+        FACTORS,
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_rms_norm_bind,
@@ -79,7 +79,7 @@ FUSED_ADD_RMS_NORM = KernelSpec(
         inputs("weight"),
         derived("int64", "rows", "d", "x_stride", "residual_stride"),
         derived("float", "inverse_d"),
-        values("float", "eps", "weight_offset"),
+        FACTORS,
     ),
     params={"scalar_t": list(DTYPES)},
     bind=_fused_bind,

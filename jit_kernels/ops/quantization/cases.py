@@ -19,9 +19,9 @@ SIZES: list[Sizes] = [
     {"rows": 2, "d": 129, "gap": 1},
     {"rows": 3, "d": 2048, "code_gap": 4},
     {"rows": 37, "d": 128, "gap": 3, "group": 128},
-    {"rows": 34, "d": 60, "gap": 4},
+    {"rows": 34, "d": 60, "gap": 4, "once": 1},
     {"rows": 5, "d": 128, "group": 128},
-    {"rows": 2, "d": 2176, "group": 128},
+    {"rows": 2, "d": 2176, "group": 128, "once": 1},
     {"rows": 2, "d": 4104, "gap": 8, "offset": 1},
     {"rows": 1, "d": 16512, "group": 128},
     {"rows": 1, "d": 16392},
@@ -61,8 +61,9 @@ def rms_norm_quant_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[s
     """Return rows of random numbers, and a weight near 1."""
     codes, x = _codes(variant, sizes, device), _rows(variant, sizes, device)
     weight = torch.randn(sizes["d"], device=device).add_(1).to(DTYPES[variant["scalar_t"]])
-    offset = float(sizes.get("offset", 0))
-    return {**codes, "x": x, "weight": weight, "eps": 1e-6, "weight_offset": offset}
+    offset, once = float(sizes.get("offset", 0)), bool(sizes.get("once", 0))
+    factors = {"weight": weight, "eps": 1e-6, "weight_offset": offset, "round_once": once}
+    return {**codes, "x": x, **factors}
 
 
 def fused_add_rms_norm_quant_inputs(variant: Variant, sizes: Sizes, device: str) -> dict[str, Any]:

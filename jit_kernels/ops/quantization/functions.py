@@ -71,7 +71,7 @@ def quantize_per_tensor(
 
 
 @takes_arrays
-def rms_norm_quant(
+def rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -80,8 +80,9 @@ def rms_norm_quant(
     group_size: int = 0,
     scale: torch.Tensor | None = None,
     column_major_scales: bool = False,
+    round_once: bool = False,
 ) -> Quantised:
-    """Return rms_norm(x, weight, eps) quantised, with the same bits as two calls.
+    """Return rms_norm(x, weight, eps, …) quantised, with the same bits as two calls.
 
     x: [..., d], weight: [d]. There is a scale per row [..., 1]; with ``group_size`` 128, per group
     [..., d / 128]; with ``scale``, float32 of one element, only that one [1]. One launch in bf16,
@@ -89,7 +90,7 @@ def rms_norm_quant(
     """
     check_dtype("rms_norm_quant", x=x, weight=weight)
     check_shape("rms_norm_quant", "weight", weight, x.shape[-1:])
-    rows, norm = dense_rows(x), _norm(weight, eps, weight_offset)
+    rows, norm = dense_rows(x), _norm(weight, eps, weight_offset, round_once)
     codes = _codes("rms_norm_quant", rows, dtype, group_size, scale, column_major_scales)
     if is_fused(x.dtype):
         call(RMS_NORM_QUANT, **codes, x=rows, **norm)
@@ -109,6 +110,7 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
     group_size: int = 0,
     scale: torch.Tensor | None = None,
     column_major_scales: bool = False,
+    round_once: bool = False,
 ) -> Quantised:
     """Add x to residual in place and return the norm of the sum, quantised as rms_norm_quant does.
 
@@ -125,7 +127,7 @@ def fused_add_rms_norm_quant(  # noqa: PLR0913 (the norm and the quantisation)
             f"{name} adds in place and needs dense rows with one row stride; residual has strides "
             f"{residual.stride()}: pass a contiguous tensor"
         )
-    norm = _norm(weight, eps, weight_offset)
+    norm = _norm(weight, eps, weight_offset, round_once)
     codes = _codes(name, rows, dtype, group_size, scale, column_major_scales)
     if is_fused(x.dtype):
         call(FUSED_ADD_RMS_NORM_QUANT, **codes, residual=sums, x=rows, **norm)
@@ -181,8 +183,11 @@ def _quantize(
     return _shaped(x, codes)
 
 
-def _norm(weight: torch.Tensor, eps: float, weight_offset: float) -> dict[str, Any]:
-    return {"weight": weight.contiguous(), "eps": eps, "weight_offset": weight_offset}
+def _norm(
+    weight: torch.Tensor, eps: float, weight_offset: float, round_once: bool
+) -> dict[str, Any]:
+    factors = {"eps": eps, "weight_offset": weight_offset, "round_once": round_once}
+    return {"weight": weight.contiguous(), **factors}
 
 
 def _codes(

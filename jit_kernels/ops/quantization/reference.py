@@ -67,7 +67,7 @@ def silu_and_mul_quant_error(a: Arguments, wanted: Results) -> float:
 
 
 def _normalised(a: Arguments) -> torch.Tensor:
-    return normalise(a.x, a.weight, a.eps, a.weight_offset)
+    return normalise(a.x, a.weight, a)
 
 
 def _wide(a: Arguments) -> Arguments:

@@ -20,7 +20,6 @@ from kiln.jit_kernels.declare.parameters import (
     operator_only,
     optional,
     outputs,
-    values,
 )
 from kiln.jit_kernels.declare.spec import (
     DTYPES,
@@ -33,13 +32,14 @@ from kiln.jit_kernels.declare.spec import (
     Sizes,
     Variant,
 )
+from kiln.jit_kernels.ops.norm.factors import FACTORS, derived_of
 from kiln.jit_kernels.ops.quantization import cases, reference
 from kiln.jit_kernels.ops.quantization.codes import QUANTS
 from kiln.jit_kernels.ops.shared.row_geometry import doubled_row_geometry, row_geometry
 from kiln.jit_kernels.torch_ops import define
 
 _PARTS_THREADS = 512
-_NORM = [*derived("float", "inverse_d"), *values("float", "eps", "weight_offset")]
+_NORM = [*derived("float", "inverse_d"), *FACTORS]
 _COMMON = {
     "params": {"scalar_t": list(DTYPES), "quant_t": list(QUANTS.values())},
     "geometry": row_geometry,
@@ -120,12 +120,13 @@ def _quantize_bind(a: Arguments) -> Bound:
 
 
 def _rms_norm_bind(a: Arguments) -> Bound:
-    return _bind(a, inverse_d=1.0 / max(a.x.shape[1], 1))
+    return _bind(a, inverse_d=1.0 / max(a.x.shape[1], 1), **derived_of(a))
 
 
 def _fused_add_bind(a: Arguments) -> Bound:
     inverse_d = 1.0 / max(a.x.shape[1], 1)
-    return _bind(a, residual_stride=a.residual.stride(0), inverse_d=inverse_d)
+    stride = a.residual.stride(0)
+    return _bind(a, residual_stride=stride, inverse_d=inverse_d, **derived_of(a))
 
 
 def _amax_bind(a: Arguments) -> Bound:

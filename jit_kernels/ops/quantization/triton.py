@@ -14,6 +14,7 @@ import triton.language as tl
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.activation.triton import _sigmoid
+from kiln.jit_kernels.ops.norm.factors import rounds_once
 from kiln.jit_kernels.ops.norm.triton import _normalise
 
 
@@ -83,7 +84,7 @@ def _quantize(  # noqa: PLR0913
 @triton.jit
 def _norm(  # noqa: PLR0913
     out, scales, x, scale, d, out_stride, scale_stride, group_stride, x_stride,
-    residual, residual_stride, weight, eps, weight_offset, ADD: tl.constexpr, OFFSET: tl.constexpr,
+    residual, residual_stride, weight, eps, weight_offset, ADD: tl.constexpr, ONCE: tl.constexpr,
     GIVEN: tl.constexpr, GROUP: tl.constexpr, INT8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -97,7 +98,7 @@ def _norm(  # noqa: PLR0913
         tl.store(sums, total, mask=mask)
         s = total.to(tl.float32)
     factor = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
-    y = _normalise(s, factor, d, eps, weight_offset, OFFSET, dtype).to(tl.float32)
+    y = _normalise(s, factor, d, eps, weight_offset, ONCE, dtype).to(tl.float32)
     _store(y, row, out, scales, scale, d, out_stride, scale_stride, group_stride,
            GIVEN, GROUP, INT8, BLOCK)  # fmt: skip
 
@@ -161,14 +162,13 @@ def tensor_amax(a: Arguments) -> None:
 
 def rms_norm_quant(a: Arguments) -> None:
     """Write the codes and scales of the norm of x [rows, d]; weight: [d]."""
-    offset = a.weight_offset
-    _launch(_norm, a, a.x, 0, a.weight, a.eps, offset, False, offset != 0)
+    _launch(_norm, a, a.x, 0, a.weight, a.eps, a.weight_offset, False, rounds_once(a))
 
 
 def fused_add_rms_norm_quant(a: Arguments) -> None:
     """Add x to residual, and write the codes and scales of the norm of the sum. [rows, d] each."""
-    sums, offset = a.residual, a.weight_offset
-    _launch(_norm, a, sums, sums.stride(0), a.weight, a.eps, offset, True, offset != 0)
+    sums, factors = a.residual, (a.weight, a.eps, a.weight_offset)
+    _launch(_norm, a, sums, sums.stride(0), *factors, True, rounds_once(a))
 
 
 def silu_and_mul_quant(a: Arguments) -> None:

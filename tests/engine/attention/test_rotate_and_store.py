@@ -23,15 +23,18 @@ from kiln.jit_kernels.toolchains import host
 TOKENS, HEADS, KV_HEADS, HEAD_DIM = 7, 4, 2, 32
 
 
-def run(dtype, norms, path):
+def run(dtype, norms, path, rotary_dim=HEAD_DIM):
     """The query, and layer 1 of the pool, after a step of 7 tokens."""
     torch.manual_seed(7)
     shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, (None, None))
     pool = KVPool(KVShape(shape, dtype), 3, 16, torch.device("cpu"))
     qkv = torch.randn(TOKENS, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
     slots = torch.randperm(48)[:TOKENS]
-    norm = [RMSNorm(torch.rand(HEAD_DIM).to(dtype), 1e-3) for _ in range(2) if norms]
-    layer = AttentionLayer(1, shape, Rotary(rotary_table(HEAD_DIM, 64, 10000.0)), *norm)
+    norm = [
+        RMSNorm(torch.rand(HEAD_DIM).to(dtype), 1e-3, **norms) for _ in "qk" if norms is not None
+    ]
+    rotary = Rotary(rotary_table(rotary_dim, 64, 10000.0)) if rotary_dim else None
+    layer = AttentionLayer(1, shape, rotary, *norm)
     store = choose_store(layer, pool, dtype)
     assert isinstance(store, path)
     heads = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
@@ -56,13 +59,18 @@ def launches(monkeypatch):
         yield seen
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("norms", [False, True])
-def test_one_launch_does_what_the_parts_do(request, dtype, norms):
-    parts = run(dtype, norms, SeparateOperations)
+@pytest.mark.parametrize(
+    ("norms", "rotary_dim"),
+    [
+        (None, 32), ({}, 32), ({"weight_offset": 1.0}, 32), ({"round_once": True}, 16),
+        ({}, 0), (None, 0),
+    ],
+)  # fmt: skip
+def test_one_launch_does_what_the_parts_do(request, dtype, norms, rotary_dim):
+    parts = run(dtype, norms, SeparateOperations, rotary_dim)
     seen = request.getfixturevalue("launches")
-    once = run(dtype, norms, OneLaunch)
+    once = run(dtype, norms, OneLaunch, rotary_dim)
     assert seen == ["rope_store"]
     bound = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]  # torch rounds elsewhere
     for a, b in zip(parts, once, strict=True):
@@ -76,6 +84,38 @@ def test_a_pool_that_one_launch_cannot_write_is_refused_at_load(monkeypatch):
     layer = AttentionLayer(0, shape, Rotary(rotary_table(32, 64, 10000.0)))
     with pytest.raises(TypeError, match=r"key_pool is torch\.bfloat16; want torch\.float16"):
         choose_store(layer, pool, torch.float16)
+
+
+def test_norms_of_queries_and_keys_that_differ_are_refused():
+    shape = AttentionShape(2, 1, 32, (None,))
+    pool = KVPool(KVShape(shape, torch.float32), 3, 16, torch.device("cpu"))
+    norms = RMSNorm(torch.ones(32), 1e-6), RMSNorm(torch.ones(32), 1e-6, weight_offset=1.0)
+    says = r"attention layer 0: the norm of queries has .*'weight_offset': 0\.0.*keys.*: 1\.0"
+    with pytest.raises(ValueError, match=says):
+        choose_store(AttentionLayer(0, shape, None, *norms), pool, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("runs_kernel", "head_dim", "rotary_dims", "names"),
+    [
+        (True, 128, {128, 0}, ["rope_store"]),
+        (True, 96, {72}, ["apply_rotary", "rms_norm"]),  # 36 pairs are no whole vectors
+        (True, 96, {72, 0}, ["rope_store", "apply_rotary", "rms_norm"]),
+        (False, 128, {64, 0}, ["rope_store", "apply_rotary", "rms_norm"]),
+        (False, 128, {0}, ["rope_store", "rms_norm"]),
+        (True, 100, {0}, ["rms_norm"]),
+    ],
+)
+def test_a_model_loads_what_its_rotary_widths_ask_for(
+    monkeypatch, runs_kernel, head_dim, rotary_dims, names
+):
+    monkeypatch.setattr(module, "may_run_kernel", lambda *_: runs_kernel)
+    called = {
+        norms: module.store_kernels(head_dim, rotary_dims, norms, torch.device("cpu"), {})
+        for norms in (True, False)
+    }
+    assert [spec.name for spec in called[True]] == names
+    assert [spec.name for spec in called[False]] == [one for one in names if one != "rms_norm"]
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,13 @@ def fused_is_the_same(ours: CustomAllReduceV2, group: Group) -> bool:
     """Whether the fused kernel gives the bits of sum, add and norm apart."""
     good = True
     for dtype in SUMMED:
-        for rows, d in ((1, 64), (3, 60), (5, 100)):
+        forms = ((1e-5, 0.0, False), (1e-5, 1.0, False), (1e-5, 0.0, True))
+        for (rows, d), factors in zip(((1, 64), (3, 60), (5, 100)), forms, strict=True):
             x = inputs(group.size, (rows, d), dtype)[group.rank].contiguous()
             residual, weight = torch.ones(rows, d, dtype=dtype), torch.linspace(1, 2, d).to(dtype)
             apart, kept = ours.custom_all_reduce(x), residual.clone()
-            torch.ops.kiln.fused_add_rms_norm.default(apart, kept, weight, 1e-5, 0.0)
-            ours.fused_all_reduce_add_rms_norm(x, residual, weight, 1e-5)
+            torch.ops.kiln.fused_add_rms_norm.default(apart, kept, weight, *factors)
+            ours.fused_all_reduce_add_rms_norm(x, residual, weight, *factors)
             good = good and same(x, apart) and same(residual, kept)
     return good
 

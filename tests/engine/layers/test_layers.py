@@ -29,12 +29,24 @@ def test_the_mlp_gates_with_the_first_half(name):
     torch.testing.assert_close(mlp(x), FORMULAS[name](gate) * up @ down.T)
 
 
-def test_adding_to_the_residual_is_a_sum_and_its_norm():
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_adding_to_the_residual_is_a_sum_and_its_norm(offset):
     x, residual, weight = torch.randn(4, 16), torch.randn(4, 16), torch.randn(16)
-    norm = RMSNorm(weight, 0.01)
+    norm = RMSNorm(weight, 0.01, offset)
     total = x + residual
-    wanted = total / (total.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight
+    wanted = total / (total.square().mean(-1, keepdim=True) + 0.01).sqrt() * (offset + weight)
     torch.testing.assert_close(norm(total), wanted)
-    x = StreamNorm(weight, 0.01)(x, residual)
+    x = StreamNorm(weight, 0.01, offset)(x, residual)
     assert torch.equal(residual, total)
     torch.testing.assert_close(x, wanted)
+
+
+def test_a_norm_rounds_once_alone_and_on_the_residual_stream():
+    x, weight = torch.randn(9, 64).bfloat16(), torch.randn(64).bfloat16()
+    exact = F.rms_norm(x.double(), (64,), weight.double(), 0.01)
+    for kind in (RMSNorm, StreamNorm):
+        stream = [torch.zeros_like(x)] if kind is StreamNorm else []
+        assert torch.equal(
+            kind(weight, 0.01, round_once=True)(x.clone(), *stream), exact.bfloat16()
+        )
+        assert not torch.equal(kind(weight, 0.01)(x.clone(), *stream), exact.bfloat16())

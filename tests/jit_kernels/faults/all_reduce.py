@@ -8,6 +8,7 @@ _GROUP, _SLOTS = "all_reduce/group.cuh", "all_reduce/slots.cuh"
 _AREAS, _SUM = "all_reduce/areas.cuh", "all_reduce/sum.cuh"
 _NEEDS = {"scalar_t": "kiln::bf16", "max_world": "4"}
 _FUSED = "fused_all_reduce_add_rms_norm"
+_ONCE = ("weight_offset, once != 0,", "weight_offset, weight_offset != 0.0f,")
 _SPECIAL = partial(rounds, make=special_calls)
 _EARLY = partial(rounds, make=chained_calls, overlaps=True)
 
@@ -301,6 +302,7 @@ _TEMPLATES = [
         "const Chunk sum = slots.receive_sum(place, row * width + i);",
         "const Chunk sum = slots.receive_sum(place, i);",
     ),
+    _plant(_FUSED, "two roundings of a product with an offset of 0", *_ONCE),
     _plant(
         _FUSED,
         "dropped barrier between rows",

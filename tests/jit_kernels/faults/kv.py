@@ -1,6 +1,11 @@
 """Faults planted in the kernels that write the KV pool; see test_faults.py."""
 
+from functools import partial
+
+from norm_rounding import rounds_elsewhere
+
 _FP8 = {"scalar_t": "kiln::bf16", "kv_t": "kiln::e4m3"}
+_ONCE = {"tokens": 20, "heads": 2, "kv_heads": 2, "head_dim": 64, "norm": 1, "once": 1}
 
 FAULTS = [
     {"kernel": "rope_store", **fault}
@@ -80,6 +85,24 @@ FAULTS = [
             "name": "query's weights for keys",
             "old": "is_query ? query_weight : key_weight",
             "new": "query_weight",
+        },
+        {
+            "name": "two roundings in place of one",
+            "old": "if (!once) {",
+            "new": "if (true) {",
+            "scenario": partial(rounds_elsewhere, sizes=_ONCE),
+        },
+        {
+            "name": "one rounding in place of two",
+            "old": "if (!once) {",
+            "new": "if (false) {",
+            "scenario": partial(rounds_elsewhere, sizes={**_ONCE, "once": 0}),
+        },
+        {"name": "no weight offset", "old": "kiln::add_rn(factor[k], offset)", "new": "factor[k]"},
+        {
+            "name": "heads without positions rotated",
+            "old": "rotated = thread < pieces;",
+            "new": "rotated = thread < max(pieces, 1);",
         },
         {
             "name": "no mean",

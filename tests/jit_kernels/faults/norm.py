@@ -1,5 +1,9 @@
 """Faults planted in the norm kernels; see test_faults.py."""
 
+from functools import partial
+
+from norm_rounding import rounds_elsewhere
+
 _ROWS, _RMS = "kiln/rows/rows.cuh", "kiln/rows/rms.cuh"
 
 
@@ -11,6 +15,11 @@ def _at(rows, d, gap=0, offset=0):
 # _UNALIGNED, which has vectors that are not, and _ODD, whose width no vectors fill.
 _SMALL, _WARP, _NARROW, _WIDE = _at(35, 64), _at(5, 192, 8), _at(2, 896), _at(2, 4104, 8)
 _UNALIGNED, _ODD = _at(37, 64, 3), _at(34, 60, 4)
+
+
+def _rounding(**sizes):
+    return partial(rounds_elsewhere, sizes={"rows": 20, **sizes})
+
 
 FAULTS = [
     {"kernel": "rms_norm", **fault}
@@ -177,6 +186,33 @@ FAULTS = [
             "sizes": _NARROW,
         },
         {
+            "name": "a product of two roundings in place of one",
+            "old": "    if (!once) {\n#pragma",
+            "new": "    if (true) {\n#pragma",
+            "header": _RMS,
+            "scenario": _rounding(d=192, once=1),
+        },
+        {
+            "name": "a product of one rounding in place of two",
+            "old": "    if (!once) {\n#pragma",
+            "new": "    if (false) {\n#pragma",
+            "header": _RMS,
+            "scenario": _rounding(d=192),
+        },
+        {
+            "name": "a product of two roundings in a row that is not aligned",
+            "old": "    if (!once) {\n      from_float",
+            "new": "    if (true) {\n      from_float",
+            "header": _RMS,
+            "scenario": _rounding(d=191, gap=1, once=1),
+        },
+        {
+            "name": "two roundings with an offset of 0",
+            "old": "weight_offset, once != 0,",
+            "new": "weight_offset, weight_offset != 0.0f,",
+            "scenario": _rounding(d=192, once=1),
+        },
+        {
             "name": "rows taken as dense",
             "old": "x + index * x_stride",
             "new": "x + index * size",
@@ -185,6 +221,13 @@ FAULTS = [
         },
     ]
 ] + [
+    {
+        "kernel": "fused_add_rms_norm",
+        "name": "two roundings with an offset of 0",
+        "old": "weight_offset, once != 0,",
+        "new": "weight_offset, weight_offset != 0.0f,",
+        "scenario": _rounding(d=192, once=1),
+    },
     {
         "kernel": "fused_add_rms_norm",
         "name": "sum not stored",

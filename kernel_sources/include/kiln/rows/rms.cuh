@@ -1,7 +1,7 @@
 // y[i] = s[i] / sqrt(mean(s^2) + eps) * (weight_offset + weight[i]), where s is x, or x + residual.
 //
-// Rounding is that of transformers. Llama (weight_offset 0): the normalised row is rounded to T
-// before it is multiplied by the weight. Gemma (weight_offset 1): it is not.
+// Rounding is that of transformers. Llama: the normalised row is rounded to T before it is multiplied
+// by the weight. OLMo-2, and Gemma with its offset of 1: only the product is rounded, `once`.
 #pragma once
 #include "kiln/ptx/fast.cuh"
 #include "kiln/rows/rows.cuh"
@@ -34,8 +34,8 @@ KILN_FN Chunk<T> normalise(const Chunk<T>& a, float scale, const Chunk<T>& weigh
   return result;
 }
 template <class T>
-KILN_FN Chunk<T> normalise_with_offset(const Chunk<T>& a, float scale, const Chunk<T>& weight,
-                                       float offset) {
+KILN_FN Chunk<T> normalise_rounding_once(const Chunk<T>& a, float scale, const Chunk<T>& weight,
+                                         float offset) {
   Chunk<T> result;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -55,18 +55,18 @@ template <class T, int N> struct HeldRmsRow {
   static constexpr bool kHeld = true;
   RowPart<T, N> part, weights;
   float scale, offset;
-  bool narrow;
+  bool once, narrow;
 
   KILN_FN RowPart<T, N> values() const {
     RowPart<T, N> y = part;
-    if (offset == 0.0f) {
+    if (!once) {
 #pragma unroll
       for (int v = 0; v < N; ++v)
         if (v == 0 || !narrow) y.chunk[v] = normalise(part.chunk[v], scale, weights.chunk[v]);
     } else {
 #pragma unroll
       for (int v = 0; v < N; ++v)
-        y.chunk[v] = normalise_with_offset(part.chunk[v], scale, weights.chunk[v], offset);
+        y.chunk[v] = normalise_rounding_once(part.chunk[v], scale, weights.chunk[v], offset);
     }
     return y;
   }
@@ -75,11 +75,12 @@ template <class T> struct RmsRow {
   static constexpr bool kHeld = false;
   const T *s, *weight;
   float scale, offset;
+  bool once;
 
   KILN_FN T value_at(int64_t i) const {
     const float y = mul_rn(to_float(s[i]), scale);
     T result;
-    if (offset == 0.0f) {
+    if (!once) {
       from_float(y, result);
       const uint32_t word = Word<T>::product(Word<T>::bits(result), Word<T>::bits(weight[i]));
       return Word<T>::first(word);
@@ -103,7 +104,8 @@ KILN_FN float inverse_root(float x) {
 }
 
 // Source of normalised rows. ADD: s = x + residual, rounded to T before its first use, replaces
-// residual. inverse_d: 1 / row width. N: chunks of a row that a thread holds, 2. With 4, half as
+// residual. inverse_d: 1 / row width; once: only the product with the weight is rounded, as it must
+// be with an offset. N: chunks of a row that a thread holds, 2. With 4, half as
 // many threads each do the work of two, in the same order. NARROW: skip the second chunk if no
 // thread has one.
 template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
@@ -115,6 +117,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
   int64_t residual_stride;
   const T* weight;
   float inverse_d, eps, offset;
+  bool once;
   Partial<float>& partial;
 
   KILN_FN uint32_t misalignment() const {
@@ -141,7 +144,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
   }
   KILN_FN HeldRmsRow<T, N> held_row(int64_t index, uint32_t size, bool narrow,
                                     const Loaded& loaded) const {
-    HeldRmsRow<T, N> row{loaded.x, loaded.weights, 0.0f, offset, NARROW && narrow};
+    HeldRmsRow<T, N> row{loaded.x, loaded.weights, 0.0f, offset, once, NARROW && narrow};
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int v = 0; v < N; ++v) {
@@ -173,7 +176,7 @@ template <class T, bool ADD, int N = 2, bool NARROW = N == 2> struct RmsRows {
       }
     });
     // Each thread rereads only what it stored itself, so no barrier is needed.
-    return {ADD ? sums : in, weight, scale_of(sum, other), offset};
+    return {ADD ? sums : in, weight, scale_of(sum, other), offset, once};
   }
 
  private:
