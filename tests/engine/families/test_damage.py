@@ -99,7 +99,9 @@ def damaged(seed, made, folder):
         tensors = load_file(path)
         done = damage_tensors(chance, tensors)
         save_file(tensors, path)
-    failure, served = outcome(folder, made(name)[1], [path.name, done.partition(":")[0].rpartition(".")[0]])
+    failure, served = outcome(
+        folder, made(name)[1], [path.name, done.partition(":")[0].rpartition(".")[0]]
+    )
     return failure and f"seed {seed}, {name}: {done}: {failure}", served
 
 
