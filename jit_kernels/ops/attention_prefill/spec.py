@@ -61,9 +61,8 @@ def _prefill_bind(a: Arguments) -> Bound:
 
 def _is_supported(variant: Variant) -> bool:
     """Return whether a variant is built; soft cap only for the dtype and the head_dims of Gemma."""
-    capped = variant["soft_cap"] == "true"
-    gemma = {"scalar_t": "kiln::bf16", "kv_t": SAME}.items() <= variant.items()
-    return is_supported(variant) and (not capped or (gemma and variant["head_tile"] != "64"))
+    gemma = variant["scalar_t"] == "kiln::bf16" and variant["head_tile"] != "64"
+    return is_supported(variant) and (gemma or variant["soft_cap"] == "false")
 
 
 def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
