@@ -11,6 +11,7 @@ import torch
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.kv.pool import KVPool, KVShape
+from kiln.engine.kv.shape import Window, window_number
 from kiln.jit_kernels.ops.attention.checks import checked
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
 from kiln.jit_kernels.ops.attention_decode.functions import launch_paged_attention, plan_attention
@@ -45,7 +46,8 @@ class KernelAttention:
 
     def __init__(self, shape: KVShape, limits: Limits, device: torch.device) -> None:
         heads = shape.attention
-        windows = sorted({window or 0 for window in heads.windows})
+        self._longest = limits.max_length
+        windows = sorted({self._number(window) for window in heads.windows})
         self._decode = make_workspace(
             max_requests=limits.max_requests,
             max_tokens=limits.max_tokens,
@@ -100,14 +102,19 @@ class KernelAttention:
             block_table=table,
             seq_lens=lengths,
             cu_seqlens_q=starts,
-            sinks=None,
-            scale=layer.scale,
-            window=layer.window or 0,  # 0: every key
-            soft_cap=0.0,
+            sinks=layer.sinks,
+            scale=layer.softmax_scale,
+            window=self._number(layer.window),
+            soft_cap=layer.soft_cap,
             k_scale=layer.k_scale,
             v_scale=layer.v_scale,
         )
         return KernelAttend(vars(empty), self._decode, self._prefill)
+
+    def _number(self, window: Window | None) -> int:
+        """Return a window as the kernels take it: as none if it can hide no key of a request."""
+        hides = window is not None and window.size < self._longest
+        return window_number(window) if hides else 0
 
 
 @dataclass(frozen=True, slots=True)

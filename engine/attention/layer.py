@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kiln.engine.attention.operator import attention
-from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.kv.shape import AttentionShape, Window
 from kiln.engine.layers.norm import RMSNorm
 from kiln.engine.layers.rotary import Rotary
 
@@ -20,6 +20,9 @@ class AttentionLayer:
     rotated; a layer has both, of one form, or neither. With ``rotary`` None they are not rotated. A
     KV pool of 8-bit floats holds keys / ``k_scale`` and values / ``v_scale``; beside a pool of
     other floats both are 1.0.
+
+    A logit is query times key times ``scale``. With a ``soft_cap`` c it becomes c tanh(logit / c).
+    Each head's sink is one more logit, neither scaled nor capped, whose weight has no value.
     """
 
     index: int
@@ -29,16 +32,19 @@ class AttentionLayer:
     key_norm: RMSNorm | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
+    scale: float | None = None  # None: head_dim ** -0.5
+    soft_cap: float = 0.0  # 0: none
+    sinks: torch.Tensor | None = None  # [num_heads] float32
 
     @property
-    def window(self) -> int | None:
-        """How many keys a token attends to, itself included; None: all of them."""
+    def window(self) -> Window | None:
+        """Which keys a token attends to; None: all of them up to itself."""
         return self.shape.windows[self.index]
 
     @property
-    def scale(self) -> float:
+    def softmax_scale(self) -> float:
         """The factor of the attention logits, query times key."""
-        return float(self.shape.head_dim**-0.5)
+        return float(self.shape.head_dim**-0.5) if self.scale is None else self.scale
 
     def __call__(self, positions: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
         """Return the attention [num_tokens, num_heads * head_dim] of a step; overwrites qkv.

@@ -1,4 +1,4 @@
-"""What torch's attention computes once per step for all layers of one window: slots and masks."""
+"""What torch's attention computes once per step for all layers of one window: slots, masks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from itertools import accumulate
 import torch
 
 from kiln.engine.attention.metadata import AttentionMetadata
+from kiln.engine.kv.shape import Window, window_number
+from kiln.jit_kernels.ops.attention.visible import first_visible
 
 _SHORT = 128  # tokens: below this length, padding costs less than another group
 
@@ -50,13 +52,11 @@ class AttentionPlan:
 
 
 def plan_attention(
-    metadata: AttentionMetadata, window: int | None, dtype: torch.dtype
+    metadata: AttentionMetadata, window: Window | None, dtype: torch.dtype
 ) -> AttentionPlan:
-    """Plan a step whose lengths the host knows.
-
-    ``window`` is how many keys a token attends to, itself included; None: all.
-    """
-    spans = [length if window is None else min(length, window) for length in metadata.kv_lens]
+    """Plan a step whose lengths the host knows. ``window`` None: a token attends to all keys."""
+    number = window_number(window)
+    spans = [length - max(0, first_visible(length, number)) for length in metadata.kv_lens]
     decodes = [row for row, tokens in enumerate(metadata.query_lens) if tokens == 1]
     decodes.sort(key=lambda row: spans[row])
     firsts = list(accumulate(metadata.query_lens, initial=0))
@@ -67,7 +67,7 @@ def plan_attention(
         decodes = decodes[len(rows) :]
         groups.append(_group(metadata, sorted(rows), firsts, spans, dtype))
     chunks = [
-        _chunk(metadata, row, firsts[row], window)
+        _chunk(metadata, row, firsts[row], number)
         for row, tokens in enumerate(metadata.query_lens)
         if tokens > 1
     ]
@@ -102,17 +102,17 @@ def _group(
     )
 
 
-def _chunk(metadata: AttentionMetadata, row: int, first: int, window: int | None) -> PrefillChunk:
+def _chunk(metadata: AttentionMetadata, row: int, first: int, window: int) -> PrefillChunk:
     tokens, length = metadata.query_lens[row], metadata.kv_lens[row]
     device = metadata.block_table.device
-    start = 0 if window is None else max(length - tokens + 1 - window, 0)
+    start = max(0, first_visible(length - tokens + 1, window))
     keys = torch.arange(start, length, device=device)
     mask = None
-    if length > tokens or (window is not None and window < tokens):
-        queries = torch.arange(length - tokens, length, device=device).unsqueeze(1)
-        mask = keys <= queries
-        if window is not None:
-            mask &= keys > queries - window
+    if length > tokens or first_visible(length, window) > 0:
+        ends = torch.arange(length - tokens + 1, length + 1, device=device).unsqueeze(1)
+        mask = keys < ends
+        if window:
+            mask &= keys >= first_visible(ends, window)
     slots = _slots(metadata.block_table[row : row + 1], keys.unsqueeze(0), metadata.block_size)
     return PrefillChunk(first, first + tokens, slots.flatten(), mask)
 

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from kiln.engine.attention.layer import AttentionLayer
 from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.plan import AttentionPlan, DecodeGroup, PrefillChunk, plan_attention
+from kiln.engine.attention.softmax import Softmax
 from kiln.engine.kv.pool import KVPool
+from kiln.engine.kv.shape import Window
 
-WindowPlans = Mapping[int | None, AttentionPlan]  # one for each window in use
+WindowPlans = Mapping[Window | None, AttentionPlan]  # one for each window in use
 
 
 class Workspace:
@@ -54,7 +56,7 @@ class Workspace:
 class TorchAttention:
     """Attention planned on the host once per step and window. ``dtype`` is the model's."""
 
-    def __init__(self, windows: Iterable[int | None], dtype: torch.dtype) -> None:
+    def __init__(self, windows: Iterable[Window | None], dtype: torch.dtype) -> None:
         self._windows, self._dtype = sorted(set(windows), key=str), dtype
         self._workspace = Workspace(dtype)
 
@@ -66,8 +68,9 @@ class TorchAttention:
 
     def bind(self, layer: AttentionLayer, pool: KVPool, dtype: torch.dtype) -> TorchAttend:
         """Return a layer's attention. Raises IndexError if the pool is laid out by head."""
-        scales = (layer.scale * layer.k_scale, layer.v_scale)
-        return TorchAttend(*pool.layer(layer.index), *scales, layer.window, self._workspace)
+        softmax = Softmax(layer.softmax_scale * layer.k_scale, layer.soft_cap, layer.sinks)
+        pools, window = pool.layer(layer.index), layer.window
+        return TorchAttend(*pools, softmax, layer.v_scale, window, self._workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,9 @@ class TorchAttend:
 
     keys: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
     values: torch.Tensor
-    scale: float  # of the logits, query times key in the pool
+    softmax: Softmax
     v_scale: float  # of the output
-    window: int | None
+    window: Window | None
     workspace: Workspace
 
     def __call__(self, plans: WindowPlans, query: torch.Tensor, out: torch.Tensor) -> None:
@@ -90,15 +93,15 @@ class TorchAttend:
     def _attend(self, plan: AttentionPlan, query: torch.Tensor, out: torch.Tensor) -> None:
         if plan.is_one_group:
             group = plan.groups[0]
-            out.copy_(_decode(group, query, *self._gather(group.slots), self.scale))
+            out.copy_(_decode(group, query, *self._gather(group.slots), self.softmax))
             return
         for group in plan.groups:
             rows = query.index_select(0, group.tokens)
-            result = _decode(group, rows, *self._gather(group.slots), self.scale)
+            result = _decode(group, rows, *self._gather(group.slots), self.softmax)
             out.index_copy_(0, group.tokens, result)
         for chunk in plan.chunks:
             rows = query[chunk.first : chunk.last]
-            result = _prefill(chunk, rows, *self._gather(chunk.slots), self.scale)
+            result = _prefill(chunk, rows, *self._gather(chunk.slots), self.softmax)
             out[chunk.first : chunk.last] = result
 
     def _gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +109,11 @@ class TorchAttend:
 
 
 def _decode(
-    group: DecodeGroup, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    group: DecodeGroup,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    softmax: Softmax,
 ) -> torch.Tensor:
     """Attend with one query per row; query heads of one KV head are laid out as query positions.
 
@@ -116,30 +123,41 @@ def _decode(
     num_rows, num_heads, head_dim = query.shape
     kv_heads = keys.shape[1]
     sizes = (num_rows, group.length, kv_heads, head_dim)
+    keys, values = (pool.view(sizes).transpose(1, 2) for pool in (keys, values))
+    if not softmax.is_plain:
+        return softmax.attend(query.unsqueeze(2), keys, values, group.mask).squeeze(2)
     out = F.scaled_dot_product_attention(
         query.reshape(num_rows, kv_heads, num_heads // kv_heads, head_dim),
-        keys.view(sizes).transpose(1, 2),
-        values.view(sizes).transpose(1, 2),
+        keys,
+        values,
         attn_mask=group.mask,
-        scale=scale,
+        scale=softmax.scale,
     )
     return out.reshape(num_rows, num_heads, head_dim)
 
 
 def _prefill(
-    chunk: PrefillChunk, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    chunk: PrefillChunk,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    softmax: Softmax,
 ) -> torch.Tensor:
     """Attend with a chunk of one request to its prefix and itself.
 
     query: [num_tokens, num_heads, head_dim]; keys, values: [num_keys, num_kv_heads, head_dim].
     """
-    out = F.scaled_dot_product_attention(
-        query.transpose(0, 1).unsqueeze(0),
-        keys.transpose(0, 1).unsqueeze(0),
-        values.transpose(0, 1).unsqueeze(0),
-        attn_mask=chunk.mask,
-        is_causal=chunk.mask is None,
-        scale=scale,
-        enable_gqa=True,
-    )
+    query, keys, values = (one.transpose(0, 1).unsqueeze(0) for one in (query, keys, values))
+    if softmax.is_plain:
+        out = F.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=chunk.mask,
+            is_causal=chunk.mask is None,
+            scale=softmax.scale,
+            enable_gqa=True,
+        )
+    else:
+        out = softmax.attend(query, keys, values, chunk.mask)
     return out.squeeze(0).transpose(0, 1)

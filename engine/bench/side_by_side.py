@@ -16,7 +16,7 @@ from kiln.engine.bench.machine import versions
 from kiln.engine.bench.report import Report, Row
 from kiln.engine.config import EngineConfig
 from kiln.engine.errors import KilnError
-from kiln.engine.models.costs import bytes_read
+from kiln.engine.models.costs import bytes_read, keys_seen
 from kiln.engine.models.hf_config import HFConfig
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner.device import resolve_device, resolve_dtype, resolve_kv_dtype
@@ -84,12 +84,11 @@ def decode_bytes(
     """Return the bytes that a decode step of ``num_requests`` rows must read.
 
     These are the weights once, and the keys and values of ``context`` tokens per request. A layer
-    with a window reads only the keys and values inside it.
+    with a window reads only the keys and values inside of it.
     """
     weights = bytes_read(config, dtype, num_requests)
-    keys = sum(min(context, window or context) for window in config.windows)
     token_bytes = 2 * config.attention.kv_size * kv_dtype.itemsize  # in one layer
-    return weights + num_requests * keys * token_bytes
+    return weights + num_requests * keys_seen(config, context) * token_bytes
 
 
 @dataclass(slots=True)

@@ -6,16 +6,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Heads and windows. ``windows`` has one entry per layer.
+class Window:
+    """Which keys a token attends to: the last ``size``, itself included.
 
-    A window is how many keys a token attends to, itself included; None: all of them.
+    ``chunked``: those of its own chunk instead, up to itself. Chunks of ``size`` tokens begin at
+    multiples of ``size``.
     """
+
+    size: int
+    chunked: bool = False
+
+
+def window_number(window: Window | None) -> int:
+    """Return a window as the kernels take it: its size, minus that of a chunk, 0 for None."""
+    if window is None:
+        return 0
+    return -window.size if window.chunked else window.size
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads and windows. ``windows`` has one entry per layer; None: a token attends to all keys."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    windows: tuple[int | None, ...]
+    windows: tuple[Window | None, ...]
 
     @property
     def num_layers(self) -> int:

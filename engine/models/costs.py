@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kiln.engine.kv.shape import Window, window_number
 from kiln.engine.models.hf_config import HFConfig
+from kiln.jit_kernels.ops.attention.visible import first_visible
 
 _SPARE = 1.5  # what torch's allocator takes, of what tensors need
 
@@ -63,6 +65,12 @@ def _count(config: HFConfig, num_experts: float, tables: int) -> int:
     return layers + tables * config.vocab_size * config.hidden_size + config.hidden_size
 
 
+def keys_seen(config: HFConfig, context: int) -> int:
+    """Return how many keys the last of ``context`` tokens attends to, of all layers together."""
+    firsts = (first_visible(context, window_number(window)) for window in config.windows)
+    return sum(context - max(0, first) for first in firsts)
+
+
 def step_flops(config: HFConfig, num_tokens: int) -> float:
     """Return the operations of a step that computes one prompt from its start.
 
@@ -71,11 +79,17 @@ def step_flops(config: HFConfig, num_tokens: int) -> float:
     step need logits.
     """
     active = parameters_read(config, 1) - config.vocab_size * config.hidden_size
-    pairs = 0.0  # of a query and a key
-    for window in config.windows:
-        seen = num_tokens if window is None else min(window, num_tokens)
-        pairs += seen * (num_tokens - seen / 2)
+    pairs = sum(_pairs(window, num_tokens) for window in config.windows)
     return 2 * active * num_tokens + 4 * config.num_heads * config.head_dim * pairs
+
+
+def _pairs(window: Window | None, num_tokens: int) -> float:
+    """Return how many pairs of a query and a key a layer computes of such a prompt."""
+    seen = num_tokens if window is None else min(window.size, num_tokens)
+    if window is not None and window.chunked:
+        whole, rest = divmod(num_tokens, seen)
+        return (whole * seen**2 + rest**2) / 2
+    return seen * (num_tokens - seen / 2)
 
 
 def step_bytes(config: HFConfig, dtype: torch.dtype, num_tokens: int, world: int = 1) -> int:

@@ -14,7 +14,7 @@ from kiln.engine.models.fields import Fields
 from kiln.engine.models.norms import NormKind
 from kiln.engine.models.quantization import UNQUANTIZED, Quantization
 from kiln.engine.models.rope_config import RopeConfig, read_rope
-from kiln.engine.models.windows import check_layer_types
+from kiln.engine.models.windows import Windows, check_layer_types
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -31,16 +31,17 @@ class QKNorm(Enum):
 class Traits:
     """The differences between decoder families, as far as config.json tells them.
 
-    ``windows`` has one entry per layer: how many keys a token attends to, itself included, or None
-    for all; empty: every layer has full attention. ``ropes`` too: how the layer rotates, or None if
-    it does not; empty: as HFConfig.rope says.
+    ``windows`` has one entry per layer: which keys a token attends to, or None for all; empty:
+    every layer has full attention. ``ropes`` too: how the layer rotates, or None if it does not;
+    empty: as HFConfig.rope says.
     """
 
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: QKNorm = QKNorm.NONE
-    windows: tuple[int | None, ...] = ()
+    windows: Windows = ()
+    soft_cap: float = 0.0  # of attention; see AttentionLayer
     rope: RopeConfig | None = None  # None: as the keys say that all families share
     ropes: tuple[RopeConfig | None, ...] = ()
     norm: NormKind = NormKind.RMS
@@ -82,9 +83,14 @@ class HFConfig:
         return self.traits.ropes or (self.rope,) * self.num_layers
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """One attention window per layer, in tokens; None: full attention."""
+    def windows(self) -> Windows:
+        """One attention window per layer; None: full attention."""
         return self.traits.windows or (None,) * self.num_layers
+
+    @property
+    def soft_caps(self) -> tuple[float, ...]:
+        """The soft cap of each layer's attention; 0: none."""
+        return (self.traits.soft_cap,) * self.num_layers
 
     @property
     def attention(self) -> AttentionShape:

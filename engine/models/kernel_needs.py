@@ -62,5 +62,5 @@ def kernel_needs(config: HFConfig, dtype: torch.dtype, kv_dtype: torch.dtype) ->
         "logits_t": scalar if SAMPLE_TOKENS.has_variant({"logits_t": scalar}) else "float",
         "head_tile": str(head_tile(config.attention.head_dim)),
         "kv_t": "SCALAR_T" if kv_dtype == dtype else "kiln::e4m3",
-        "soft_cap": "false",
+        "soft_cap": sorted({"true" if cap else "false" for cap in config.soft_caps}),
     }

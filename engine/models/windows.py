@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from kiln.engine.kv.shape import Window
 from kiln.engine.models.fields import Fields
 
-Windows = tuple[int | None, ...]  # one per layer; empty: no windows
+Windows = tuple[Window | None, ...]  # one per layer; empty: no windows
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
@@ -18,7 +19,7 @@ def switched_windows(fields: Fields, slides: Callable[[int, int], bool]) -> Wind
     """
     if not fields.flag("use_sliding_window"):
         return ()  # sliding_window is ignored: transformers writes 0
-    window = fields.optional_count("sliding_window")
+    window = _sliding_window(fields)
     if "layer_types" in fields:
         return tuple(window if kind == SLIDING else None for kind in fields.texts("layer_types"))
     bound = fields.count("max_window_layers", least=0)
@@ -42,13 +43,18 @@ def layer_kinds(fields: Fields, default: Callable[[int], str], *kinds: str) -> l
 
 def sliding_windows(fields: Fields, kinds: Sequence[str]) -> Windows:
     """Return ``sliding_window`` for the layers whose kind is ``sliding_attention``."""
-    window = fields.optional_count("sliding_window")
+    window = _sliding_window(fields)
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def constant_windows(fields: Fields) -> Windows:
     """Return ``sliding_window`` for every layer, as in Mistral. Raises ModelError."""
-    return (fields.optional_count("sliding_window"),) * fields.count("num_hidden_layers")
+    return (_sliding_window(fields),) * fields.count("num_hidden_layers")
+
+
+def _sliding_window(fields: Fields) -> Window | None:
+    size = fields.optional_count("sliding_window")
+    return None if size is None else Window(size)
 
 
 def check_layer_types(fields: Fields, windows: Windows) -> None:

@@ -96,6 +96,8 @@ def _pages(a: Arguments) -> dict[str, torch.Tensor]:
 
 
 def _shape(a: Arguments) -> dict[str, Any]:
+    if a.window < 0:
+        raise ValueError("FlashInfer has no chunks")
     return {
         "num_qo_heads": a.query.shape[1],
         "num_kv_heads": a.key_pool.shape[1],

@@ -61,7 +61,7 @@ def _trial(chance: random.Random, device: torch.device, longest: int) -> list[st
     sizes = {
         "kv_heads": chance.choice((1, 2)),
         "group": chance.choice((1, 3, 4, 8)),
-        "window": chance.choice((0, 0, 50)),
+        "window": chance.choice((0, 0, 50, -70)),
         "cap": chance.choice((0, 0, 5)),
         "sinks": chance.choice((0, 1)),
         "by_token": chance.choice((0, 1)),

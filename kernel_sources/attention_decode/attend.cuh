@@ -72,11 +72,11 @@ template <class Shape, class T> struct QueryRows {
 // Logits are in log2 units: scale and cap c (0: none) are multiplied by log2(e); steepness = 2 / c.
 struct Softmax { float scale, cap, steepness; };
 
-// Causal and sliding window masks of a tile's rows. window: visible keys of a row, 0: all.
-// Positions count from the warp's first key. Keys in [all_begin, all_limit) are visible to every
+// Causal masks of a tile's rows, and those of a window (first_visible). Keys count from the warp's
+// first, which is key `origin` of the request. Keys in [all_begin, all_limit) are visible to every
 // row: no mask.
 struct MaskBounds {
-  int first_row, last_row, before, all_begin, all_limit, window;
+  int first_row, last_row, before, all_begin, all_limit, window, origin;
 
   KILN_FN static MaskBounds of(const WorkItem& item, const HeadRows& heads, int num_keys,
                                int window) {
@@ -86,9 +86,13 @@ struct MaskBounds {
     s.last_row = min(s.first_row + kTileRows, num_tokens * heads.group) - 1;
     s.before = num_keys - num_tokens + 1;
     s.all_limit = s.before + heads.token_of(s.first_row);
-    s.all_begin = window ? s.before + heads.token_of(s.last_row) - window : 0;
-    s.window = window;
+    s.window = window, s.origin = item.seq_len - num_keys;
+    s.all_begin = s.begin(s.before + heads.token_of(s.last_row));
     return s;
+  }
+  // First key that the row whose keys end at `end` sees; 0 if it sees all.
+  KILN_FN int begin(int end) const {
+    return window ? first_visible(end + origin, window) - origin : 0;
   }
 };
 
@@ -109,11 +113,17 @@ KILN_FN void scale_and_mask(Logits<N>& logit, const Softmax& softmax, const Mask
   each([&](float& y, int, int n, int j) { y *= scale[n][j % 2]; });
   if (softmax.cap > 0)
     each([&](float& y, int, int, int) { y = capped(y * softmax.steepness, softmax.cap); });
-  if (key < bounds.all_begin || key + kKeys > bounds.all_limit)
+  if (key < bounds.all_begin || key + kKeys > bounds.all_limit) {
+    int begin[N][2];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) begin[n][j] = bounds.begin(limit[n][j]);
     each([&](float& y, int m, int n, int j) {
-      const int own = key + m * kKVBlock + j / 2 * 8 + quad, end = limit[n][j % 2];
-      if (own >= end || (bounds.window && own < end - bounds.window)) y = minus_infinity();
+      const int own = key + m * kKVBlock + j / 2 * 8 + quad;
+      if (own >= limit[n][j % 2] || own < begin[n][j % 2]) y = minus_infinity();
     });
+  }
 }
 
 // Shared memory of a block: the item's queries, its ItemPlace, then the results of the warps.

@@ -116,8 +116,8 @@ struct Core {
 
   template <class X, class STATE, class K, class V, class B>
   KILN_FN static void attend(kiln::PrefillRows<kParts, HEAD_TILE>& sums, const X& x,
-                             const STATE& state, int count, int window_size, K fetch_keys,
-                             V fetch_values, B begun) {
+                             const STATE& state, int count, K fetch_keys, V fetch_values,
+                             B begun) {
     const int lane = threadIdx.x % 32;
     unsigned char* tiles = kiln::dynamic_shared() + kiln::kPrefillRows * kStep;
     unsigned char* queries = kiln::dynamic_shared() + threadIdx.x / 32 * 16 * kParts * kStep;
@@ -152,13 +152,13 @@ struct Core {
       }
 
       const int key = i * kKeys;
-      const int first = state.first, last = state.last;
-      const bool visible = key < last && key + kKeys > first - window_size;  // by a row of the warp
+      const auto seen = kiln::load_vector<kiln::VisibleKeys>(&state.visible);
+      const bool visible = key < seen.end && key + kKeys > seen.begin;  // to a row of the warp
       float s[kParts][kKeys / 8][4] = {};
       if (visible) {
         multiply_keys(s, queries, tiles + i % kStages * kTile, lane);
         if (SOFT_CAP) kiln::cap_logits(s, x.soft_cap, x.scale);
-        kiln::apply_mask(s, state, key, window_size);
+        kiln::apply_mask(s, state, seen, key);
         const float scale = SOFT_CAP ? 1.0f : x.scale * kLog2e;
 #pragma unroll
         for (int m = 0; m < kParts; ++m) {

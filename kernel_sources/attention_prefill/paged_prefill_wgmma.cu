@@ -67,7 +67,7 @@ struct Core {
   }
 
   template <class X, class STATE, class K, class V, class B>
-  KILN_FN static void attend(Sums& sums, const X& x, const STATE& state, int count, int window_size,
+  KILN_FN static void attend(Sums& sums, const X& x, const STATE& state, int count,
                              K fetch_keys, V fetch_values, B begun) {
     unsigned char* tiles = queries() + kRows * HEAD_TILE * 2;
     const unsigned char* own_queries = queries() + threadIdx.x / 128 * 64 * 128;
@@ -84,7 +84,7 @@ struct Core {
     float s[1][kKeys / 8][4], f[2];
     uint32_t p[kKeys / 16][4];
     auto find_weights = [&](int i) {
-      kiln::apply_mask(s, state, i * kKeys, window_size);
+      kiln::apply_mask(s, state, kiln::load_vector<kiln::VisibleKeys>(&state.visible), i * kKeys);
       const bool rises = kiln::update_row_max<SCALAR_T>(s[0], sums.top[0], sums.sum[0], f, scale);
       kiln::exp_and_sum(s[0], sums.top[0], sums.sum[0], scale);
       return rises;

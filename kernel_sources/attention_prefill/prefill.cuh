@@ -30,6 +30,9 @@ template <class T, class KV> struct Prefill {
   float scale, soft_cap, v_scale;
 };
 
+// Keys in [begin, end) are visible to some row of a warp, those in [all_begin, all_end) to all.
+struct alignas(16) VisibleKeys { int begin, all_begin, all_end, end; };
+
 // A warp's state of its item, in shared memory because registers are short.
 template <class KV, int ROWS> struct WarpState {
   const KV *keys[kAheadBlocks], *values[kAheadBlocks];  // addresses of blocks, at the KV head
@@ -38,8 +41,8 @@ template <class KV, int ROWS> struct WarpState {
   int num_blocks;                                       // KV blocks of the item
   int num_keys[32];  // keys of the item; 0: a lane past head_dim, which copies zeros
   int work;          // item * num_kv_heads + KV head
-  int first, last;   // limits of the warp's first and last row
-  int limits[ROWS];  // a row sees the keys before it
+  VisibleKeys visible;
+  int begins[ROWS], limits[ROWS];  // a row sees the keys from its begin on, before its limit
   float norms[ROWS];
 };
 
@@ -170,7 +173,6 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
   const int group = x.num_heads / x.num_kv_heads;
   auto& state = of_warp[warp];
   unsigned char* queries = Core::queries();
-  const int window_size = x.window ? x.window : 0x40000000;  // keys that a row sees
 
   // A block starts with work item blockIdx.x. For each item it takes one more number from the
   // counter, so blocks take exactly num_work() numbers, and the counter wraps to 0.
@@ -192,15 +194,18 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
     const int num_blocks = item.end - item.begin, count = (num_blocks + kBlocks - 1) / kBlocks;
     int ahead = lane < num_blocks ? table[lane] : 0;  // see next_blocks
     auto request = PrefillRequest::load(item.request, x.seq_lens, x.cu_seqlens_q, group);
-    request.seq_len -= item.begin * kBlock;  // keys now count from the item's first block
+    const int origin = item.begin * kBlock;
+    request.seq_len -= origin;  // keys now count from the item's first block
     const WarpRows rows = rows_of(work);
-    // A row sees the keys before its limit, at most `window_size` of them. Limits rise from row to
-    // row. A padding row has limit 0, so that its warp masks every tile.
+    // Begins and limits never fall from row to row. A padding row has limit 0, so that its warp masks
+    // every tile.
     if (lane < 16 * kParts) {
       const int limit = lane < rows.count ? request.limit((rows.first + lane) / group) : 0;
-      state.limits[lane] = limit;
-      if (lane == 0) state.first = rows.count < 16 * kParts ? 0 : limit;
-      if (lane == max(rows.count, 1) - 1) state.last = limit;
+      const int begin = first_visible(limit + origin, x.window) - origin;
+      state.begins[lane] = begin, state.limits[lane] = limit;
+      VisibleKeys& seen = state.visible;
+      if (lane == 0) seen.begin = begin, seen.all_end = rows.count < 16 * kParts ? 0 : limit;
+      if (lane == max(rows.count, 1) - 1) seen.all_begin = begin, seen.end = limit;
     }
     const bool inside = lane % kRawChunks * (16 / int(sizeof(KV))) < x.head_dim;
     state.num_keys[lane] = inside ? min(request.seq_len, num_blocks * kBlock) : 0;
@@ -240,7 +245,7 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
     PrefillRows<kParts, Core::kHeadTile> sums;
 #pragma unroll
     for (int m = 0; m < kParts; ++m) sums.top[m][0] = sums.top[m][1] = minus_infinity();
-    Core::attend(sums, x, state, count, window_size, fetch_keys, fetch_values, [&] {
+    Core::attend(sums, x, state, count, fetch_keys, fetch_values, [&] {
       if (threadIdx.x == 0) next_work[turn] = take();
     });
 
@@ -253,15 +258,16 @@ template <class Core, class T, class KV> KILN_FN void prefill(const Prefill<T, K
 
 // Mask the keys of the tile from `key` on that the warp's rows do not see.
 template <int PARTS, int N, class STATE>
-KILN_FN void apply_mask(float (&s)[PARTS][N][4], const STATE& state, int key, int window_size) {
-  if (key >= state.last - window_size && key + N * 8 <= state.first) return;
+KILN_FN void apply_mask(float (&s)[PARTS][N][4], const STATE& state, const VisibleKeys& visible,
+                        int key) {
+  if (key >= visible.all_begin && key + N * 8 <= visible.all_end) return;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < PARTS; ++m)
 #pragma unroll
     for (int j = 0; j < 2; ++j) {  // this lane holds parts of rows lane / 4 and lane / 4 + 8
-      const int end = state.limits[m * 16 + lane / 4 + 8 * j];
-      mask_keys(s[m], j, end - key - lane % 4 * 2, window_size);
+      const int row = m * 16 + lane / 4 + 8 * j, first = key + lane % 4 * 2;
+      mask_keys(s[m], j, state.begins[row] - first, state.limits[row] - first);
     }
 }
 

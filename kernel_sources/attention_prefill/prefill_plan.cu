@@ -23,10 +23,11 @@ struct Batch {
     if (r >= num_requests) return {0, 0, 0, 0};
     return kiln::PrefillRequest::load(r, seq_lens, cu_seqlens_q, group);
   }
-  // Upper limit of a tile's weight, the number of KV blocks before its end: what a window can
-  // reach. Weights never fall from a tile to the next.
+  // Upper limit of a tile's weight, the number of KV blocks before its end: what a window or a chunk
+  // can reach. Weights never fall from a tile to the next.
   KILN_FN int most_weight() const {
-    return window ? (window + kiln::kPrefillRows / group) / kiln::kKVBlock + 1 : 0x7fffffff;
+    const int reach = max(window, -window) + kiln::kPrefillRows / group;  // keys
+    return window ? reach / kiln::kKVBlock + 1 : 0x7fffffff;
   }
   // Return the first tile of at least this weight. The token of a tile's last row, except in the
   // last tile, is (tile * kPrefillRows + kPrefillRows - 1) / group.

@@ -18,14 +18,14 @@ template <int M, int N> KILN_FN void cap_logits(float (&s)[M][N][4], float cap, 
       for (int j = 0; j < 4; ++j) s[m][n][j] = capped(s[m][n][j] * twice, cap * kLog2e);
 }
 
-// Mask the keys outside [end - window_size, end), counted from this lane's first key. j: which of
-// the lane's two rows.
-template <int N> KILN_FN void mask_keys(float (&s)[N][4], int j, int end, int window_size) {
+// Mask the keys outside [begin, end), counted from this lane's first key. j: which of the lane's two
+// rows.
+template <int N> KILN_FN void mask_keys(float (&s)[N][4], int j, int begin, int end) {
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if (n * 8 + i >= end || n * 8 + i < end - window_size) s[n][2 * j + i] = minus_infinity();
+      if (n * 8 + i >= end || n * 8 + i < begin) s[n][2 * j + i] = minus_infinity();
 }
 
 // Online softmax update of top and sum: top rises only if a logit exceeds it by the slack. Returns

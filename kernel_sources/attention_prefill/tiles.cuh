@@ -33,7 +33,7 @@ struct PrefillRequest {
     return (max(0, limit(last)) + kKVBlock - 1) / kKVBlock;
   }
   KILN_FN int begin_block(int tile, int group, int window) const {
-    return window ? max(0, limit(tile * kPrefillRows / group) - window) / kKVBlock : 0;
+    return first_visible(limit(tile * kPrefillRows / group), window) / kKVBlock;
   }
 };
 

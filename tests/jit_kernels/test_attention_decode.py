@@ -385,7 +385,8 @@ def test_no_other_row_decides_when_a_rows_weights_are_rescaled(monkeypatch):
         ({"scale": -0.5}, ValueError, "scale -0.5, want a finite number above 0"),
         ({"scale": float("nan")}, ValueError, "scale nan, want a finite number above 0"),
         ({"k_scale": 0.0}, ValueError, "k_scale 0.0, want a finite number above 0"),
-        ({"window": -1}, ValueError, "window -1, want 0 for none or a number of keys"),
+        ({"window": 2**31}, ValueError, "window 2147483648, want 0 for none, a number of"),
+        ({"window": -(2**31)}, ValueError, "window -2147483648, want 0 for none, a num"),
         ({"soft_cap": -30.0}, ValueError, "soft_cap -30.0, want 0 for none or a finite number"),
         (
             {"key_pool": torch.zeros(5, 2, 16, 65).bfloat16()[..., :64]},

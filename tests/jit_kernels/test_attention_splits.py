@@ -34,7 +34,7 @@ def test_capacities_are_never_exceeded():
             (chance.randint(0, max_blocks * KV_BLOCK), chance.choice((0, 1, 3, 16, 17, 40)))
             for _ in range(chance.randint(1, 9))
         ]
-        window = chance.choice((0, 0, 100))
+        window = chance.choice((0, 0, 100, -300))
         cuts = [(n, cut(rule, n, length, group, window)) for length, n in requests]
         times = halvings(rule, [one for _, one in cuts])
         parts = [one.num_splits << one.divisible * times for _, one in cuts]

@@ -36,9 +36,9 @@ def make_case(
     """Return the arguments of a random call of paged_attention by name, without out and lse.
 
     Past a request's end, block tables hold ids of no block. ``sizes``: kv_heads, group; if not 0,
-    window, cap, sinks, by_token (a pool laid out by token, not by head) and far (see
-    ``far_greatest``); shared, tokens that all requests have in common, in whole blocks that their
-    last token is not in; steep, a factor of the logits.
+    window (-c: chunks of c keys), cap, sinks, by_token (a pool laid out by token, not by head) and
+    far (see ``far_greatest``); shared, tokens that all requests have in common, in whole blocks
+    that their last token is not in; steep, a factor of the logits.
     """
     sizes = {**_DEFAULTS, **sizes}
     kv_heads, heads = sizes["kv_heads"], sizes["kv_heads"] * sizes["group"]

@@ -10,6 +10,7 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_GROUP
+from kiln.jit_kernels.ops.attention.visible import MOST_WINDOW
 from kiln.jit_kernels.ops.shared.shapes import check_dtype, check_shape
 
 _ALIGNED = 16  # bytes
@@ -71,8 +72,11 @@ def _check_numbers(function: str, a: Arguments) -> None:
     for name, value in (("scale", a.scale), ("k_scale", a.k_scale)):
         if not 0 < value < math.inf:
             raise ValueError(f"{function}: {name} {value}, want a finite number above 0")
-    if a.window < 0:
-        raise ValueError(f"{function}: window {a.window}, want 0 for none or a number of keys")
+    if abs(a.window) > MOST_WINDOW:
+        raise ValueError(
+            f"{function}: window {a.window}, want 0 for none, a number of keys up to "
+            f"{MOST_WINDOW}, or minus the size of a chunk"
+        )
     if not 0 <= a.soft_cap < math.inf:
         raise ValueError(
             f"{function}: soft_cap {a.soft_cap}, want 0 for none or a finite number above 0"

@@ -10,6 +10,7 @@ import torch
 
 from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.declare.spec import Results
+from kiln.jit_kernels.ops.attention.visible import first_visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,7 @@ def _attend_one(
         logits = a.soft_cap * torch.tanh(logits / a.soft_cap)
     ends = torch.arange(length - tokens + 1, length + 1, device=query.device)[:, None, None]
     position = torch.arange(length, device=query.device)
-    masked = position >= ends
-    if a.window:
-        masked |= position < ends - a.window
+    masked = (position >= ends) | (position < first_visible(ends, a.window))
     logits.masked_fill_(masked, float("-inf"))  # in place: they may take gigabytes
     if a.sinks is not None:
         sinks = a.sinks.to(dtype).expand(tokens, heads).unsqueeze(-1)

@@ -59,6 +59,16 @@ def widen(bits):
 
 
 @triton.jit
+def first_visible(end, window):
+    """Return the first visible key of rows that end at ``end``; see visible.py."""
+    first = tl.where(window > 0, end - window, 0)
+    if window < 0:
+        position = tl.maximum(end - 1, 0)
+        first = position - position % -window
+    return first
+
+
+@triton.jit
 def capped(y, soft_cap):
     """Return logits in log2 units, capped unless soft_cap is 0."""
     if soft_cap > 0:

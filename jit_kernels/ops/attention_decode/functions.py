@@ -43,8 +43,9 @@ def paged_attention(  # noqa: PLR0913 (all that attention depends on)
     that dtype, or of float8_e4m3fn beside bf16 queries of head_dim up to 128, with any strides but
     a dense last dimension; block_table [num_requests, max_blocks], seq_lens [num_requests],
     cu_seqlens_q [num_requests + 1]: int32; seq_lens counts the step's tokens too. A token attends
-    to its own key and those before it, to the last ``window`` of them (0: all). ``soft_cap`` c
-    turns a logit x into c tanh(x / c) (0: no cap); sinks [num_heads] float32 add one logit without
+    to its own key and those before it, to the last ``window`` of them (0: all; -c: those of its own
+    chunk, where chunks of c keys begin at multiples of c). ``soft_cap`` c turns a logit x into
+    c tanh(x / c) (0: no cap); sinks [num_heads] float32 add one logit without
     a value to each head; keys are multiplied by k_scale, values by v_scale; scale and k_scale are
     above 0. lse [num_tokens, num_heads] float32, if given, receives the log-sum-exp of the logits.
 

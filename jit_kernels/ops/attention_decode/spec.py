@@ -29,6 +29,7 @@ from kiln.jit_kernels.declare.spec import (
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS
 from kiln.jit_kernels.ops.attention.parameters import STRIDES, TENSORS, strides_of
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, PARAMS, SAME, is_supported, variant_of
+from kiln.jit_kernels.ops.attention.visible import first_visible
 from kiln.jit_kernels.ops.attention_decode import cases
 from kiln.jit_kernels.ops.attention_decode.cases import ragged, shape_of
 from kiln.jit_kernels.ops.attention_decode.reference import (
@@ -121,7 +122,9 @@ def _decode_cost(variant: Variant, sizes: Sizes) -> Cost:
     requests, window = ragged(sizes), sizes.get("window", 0)
     heads = sizes["kv_heads"] * sizes["group"]
     head_dim = shape.head_tile - sizes.get("less", 0)
-    seen = sum(min(length, window + tokens) if window else length for length, tokens in requests)
+    seen = sum(
+        length - max(0, first_visible(length - tokens + 1, window)) for length, tokens in requests
+    )
     for length, _ in requests[1:]:  # shared keys count once
         seen -= min(sizes.get("shared", 0), length) // KV_BLOCK * KV_BLOCK
     moved = 2 * seen * sizes["kv_heads"] * head_dim * shape.kv_bytes

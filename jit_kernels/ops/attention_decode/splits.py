@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from kiln.jit_kernels.declare.spec import Gpu
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
+from kiln.jit_kernels.ops.attention.visible import first_visible
 
 PAIR_BLOCKS = 2  # KV blocks that a warp processes at a time
 TILE_ROWS = 16  # (token, query head of the group) rows of an mma tile
@@ -162,7 +163,7 @@ class Cut:
 
 def cut(rule: SplitRule, num_tokens: int, seq_len: int, group: int, window: int) -> Cut:
     """Cut a request of ``num_tokens`` queries and ``seq_len`` keys into work."""
-    first = max(0, seq_len - num_tokens + 1 - window) // KV_BLOCK if window else 0
+    first = max(0, first_visible(seq_len - num_tokens + 1, window)) // KV_BLOCK
     blocks = -(-seq_len // KV_BLOCK) - first
     tiles = -(-num_tokens * group // TILE_ROWS) if is_decode(num_tokens) else 0
     most = max(1, rule.most // max(1, tiles))

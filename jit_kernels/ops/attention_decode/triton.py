@@ -10,6 +10,7 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.parameters import strides_of
 from kiln.jit_kernels.ops.attention.triton import (
     finish,
+    first_visible,
     options_of,
     pools_of,
     step,
@@ -56,7 +57,7 @@ def _cut(  # noqa: PLR0913
     length, tokens, group, window, max_splits, split_blocks, few_splits, longer, warp_bits,
 ):  # fmt: skip
     """Return first block, blocks, tiles, splits and whether shares have units; see splits.cut."""
-    first = tl.where(window > 0, tl.maximum(0, length - tokens + 1 - window), 0) // 16
+    first = tl.maximum(0, first_visible(length - tokens + 1, window)) // 16
     blocks = (length + 15) // 16 - first
     tiles = tl.where(tokens <= _MOST_TOKENS, (tokens * group + 15) // 16, 0)
     most = tl.maximum(1, max_splits // tl.maximum(1, tiles))
@@ -230,7 +231,7 @@ def _attend(  # noqa: PLR0913
         row = tile * 16 + tl.arange(0, 16)
         used = row < tokens * group
         limit = tl.where(used, length - tokens + row // group + 1, 0)
-        least = tl.where(window > 0, limit - window, 0)
+        least = first_visible(limit, window)
         token, head = (first_token + row // group).to(tl.int64), kv_head * group + row % group
         q = tl.load(
             query + (token * query_token + head * query_head)[:, None] + d[None, :],

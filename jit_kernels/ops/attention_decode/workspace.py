@@ -90,8 +90,8 @@ def make_workspace(  # noqa: PLR0913 (the largest sizes of a step)
 
     With P blocks resident on the GPU it takes at most about max_requests * 16 * P * (4 * head_dim +
     32) bytes, plus the mailbox. If each request has one token, it takes group / 16 of that: on an
-    H200 with head_dim 128, at most 3.4 MB per request. ``windows``: the windows in use, 0 for none.
-    ``rule`` None: the rule of the device.
+    H200 with head_dim 128, at most 3.4 MB per request. ``windows``: those in use, as in
+    paged_attention. ``rule`` None: the rule of the device.
     """
     shape = Shape(head_tile(head_dim), kv_dtype.itemsize)
     if rule is None:

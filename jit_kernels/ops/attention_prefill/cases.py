@@ -29,11 +29,13 @@ SIZES: list[dict[str, int]] = [
     {"batch": 1, "kv_heads": 1, "group": 1},
     {"batch": 2, "kv_heads": 1, "group": 4, "by_token": 1, "less": 16},
     {"batch": 3, "kv_heads": 1, "group": 3, "window": 50, "sinks": 1, "less": 48},
+    {"batch": 2, "kv_heads": 1, "group": 2, "window": -21},
+    {"batch": 6, "kv_heads": 1, "group": 2, "window": -180, "sinks": 1},
     {"batch": 4, "kv_heads": 1, "group": 2, "sinks": 1},
     {"batch": 6, "kv_heads": 1, "group": 2, "sharp": 5, "window": 50},
     {"batch": 0, "kv_heads": 1, "group": 2, "far": 1},
 ]
-PLAN_SIZES = [*SIZES, *({"batch": 5, "group": 5, "window": window} for window in (0, 100))]
+PLAN_SIZES = [*SIZES, *({"batch": 5, "group": 5, "window": window} for window in (0, 100, -100))]
 # With this large scale, a row's largest logit is in the second tile of keys.
 WGMMA_SIZES = [*SIZES, {"batch": 6, "kv_heads": 1, "group": 2, "sharp": 20}]
 BENCH_SIZES: list[dict[str, int]] = [

@@ -38,8 +38,8 @@ def paged_prefill(  # noqa: PLR0913 (all that attention depends on)
     """Return the attention of requests with more than 16 tokens in this step over their paged keys.
 
     Arguments, results and errors as in paged_attention, which serves the other requests: their rows
-    are not written. The kernel supports soft_cap only if query and pools are bf16 and head_dim is
-    above 64; otherwise a GPU raises NoSuchKernel, and a CPU runs the reference. With ``workspace``,
+    are not written. The kernel supports soft_cap only with bf16 queries of head_dim above 64;
+    otherwise a GPU raises NoSuchKernel, and a CPU runs the reference. With ``workspace``,
     its plan for this step (``plan_prefill``) is used, and only ``out`` is allocated. Source:
     https://arxiv.org/abs/2307.08691
     """

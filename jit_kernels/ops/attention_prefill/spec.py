@@ -28,6 +28,7 @@ from kiln.jit_kernels.declare.spec import (
 from kiln.jit_kernels.ops.attention.error import MOST_UNITS
 from kiln.jit_kernels.ops.attention.parameters import STRIDES, TENSORS, strides_of
 from kiln.jit_kernels.ops.attention.variants import E4M3, PARAMS, SAME, is_supported, variant_of
+from kiln.jit_kernels.ops.attention.visible import first_visible
 from kiln.jit_kernels.ops.attention_prefill import cases
 from kiln.jit_kernels.ops.attention_prefill.cases import head_dim, ragged
 from kiln.jit_kernels.ops.attention_prefill.reference import (
@@ -60,9 +61,8 @@ def _prefill_bind(a: Arguments) -> Bound:
 
 def _is_supported(variant: Variant) -> bool:
     """Return whether a variant is built; soft cap only for the dtype and the head_dims of Gemma."""
-    capped = variant["soft_cap"] == "true"
-    gemma = {"scalar_t": "kiln::bf16", "kv_t": SAME}.items() <= variant.items()
-    return is_supported(variant) and (not capped or (gemma and variant["head_tile"] != "64"))
+    gemma = variant["scalar_t"] == "kiln::bf16" and variant["head_tile"] != "64"
+    return is_supported(variant) and (gemma or variant["soft_cap"] == "false")
 
 
 def _plan_geometry(variant: Variant, sizes: Sizes, gpu: Gpu) -> LaunchGeometry:
@@ -110,9 +110,9 @@ def _prefill_cost(variant: Variant, sizes: Sizes) -> Cost:
     window, heads = sizes.get("window", 0), sizes["kv_heads"] * sizes["group"]
     moved = pairs = 0
     for keys, tokens in ragged(sizes):
-        limits = [min(limit, window or limit) for limit in range(keys - tokens + 1, keys + 1)]
-        pairs += sum(max(limit, 0) for limit in limits)
-        seen = min(keys, window + tokens) if window else keys
+        ends = range(keys - tokens + 1, keys + 1)
+        pairs += sum(end - max(first_visible(end, window), 0) for end in ends if end > 0)
+        seen = keys - max(first_visible(ends.start, window), 0)
         moved += 2 * seen * sizes["kv_heads"] * dim * stored + tokens * heads * (2 * dim * size + 4)
     requests = len(ragged(sizes))
     moved += 8 * requests + 4 + 4 * heads * sizes.get("sinks", 0)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kiln.jit_kernels.ops.attention.variants import KV_BLOCK, MOST_TOKENS
+from kiln.jit_kernels.ops.attention.visible import first_visible
 
 TILE_ROWS = 128
 TILE_KEYS = 64
@@ -47,16 +48,14 @@ class Tiles:
 
     def begin(self, tile: int) -> int:
         """Return the first of these blocks; the end if there is none."""
-        if not self.window:
-            return 0
-        first = self._limit(tile * TILE_ROWS // self.group)
-        return min(max(0, first - self.window) // KV_BLOCK, self.end(tile))
+        first = first_visible(self._limit(tile * TILE_ROWS // self.group), self.window)
+        return min(max(0, first) // KV_BLOCK, self.end(tile))
 
     def weight(self, tile: int) -> int:
         """Return roughly how many KV blocks a tile reads; it never falls from tile to tile."""
         if not self.window:
             return self.end(tile)
-        return min(self.end(tile), (self.window + TILE_ROWS // self.group) // KV_BLOCK + 1)
+        return min(self.end(tile), (abs(self.window) + TILE_ROWS // self.group) // KV_BLOCK + 1)
 
     def _limit(self, token: int) -> int:
         return self.seq_len - self.num_tokens + token + 1

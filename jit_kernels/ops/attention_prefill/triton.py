@@ -10,6 +10,7 @@ from kiln.jit_kernels.declare.parameters import Arguments
 from kiln.jit_kernels.ops.attention.parameters import strides_of
 from kiln.jit_kernels.ops.attention.triton import (
     finish,
+    first_visible,
     options_of,
     pools_of,
     step,
@@ -34,7 +35,8 @@ def _end(length, tokens, group, tile):
 
 @triton.jit
 def _weight(length, tokens, group, window, tile):
-    most = tl.where(window > 0, (window + _ROWS // group) // 16 + 1, 0x7FFFFFFF)
+    reach = tl.where(window < 0, -window, window)
+    most = tl.where(reach > 0, (reach + _ROWS // group) // 16 + 1, 0x7FFFFFFF)
     return tl.minimum(_end(length, tokens, group, tile), most)
 
 
@@ -75,7 +77,7 @@ def _plan(items, seq_lens, cu_seqlens_q, num_requests, capacity, group, window, 
             to = items + 4 * (1 + start + i)
             last = _end(length, tokens, group, tile)
             limit = length - tokens + tile * _ROWS // group + 1
-            least = tl.where(window > 0, tl.maximum(0, limit - window) // 16, 0)
+            least = tl.maximum(0, first_visible(limit, window)) // 16
             tl.store(to, request, mask=fits)
             tl.store(to + 1, tile, mask=fits)
             tl.store(to + 2, tl.minimum(least, last), mask=fits)
@@ -108,7 +110,7 @@ def _prefill(  # noqa: PLR0913
         row = tile * _ROWS + tl.arange(0, _ROWS)
         used = row < tokens * group
         limit = tl.where(used, length - tokens + row // group + 1, 0)
-        least = tl.where(window > 0, limit - window, 0)
+        least = first_visible(limit, window)
         token, head = (first_token + row // group).to(tl.int64), kv_head * group + row % group
         q = tl.load(
             query + (token * query_token + head * query_head)[:, None] + d[None, :],

@@ -43,9 +43,10 @@ def make_prefill_workspace(
     device: torch.device,
     windows: Sequence[int] = (0,),
 ) -> PrefillWorkspace:
-    """Return a workspace for steps of up to these sizes. ``windows``: those in use, 0 for none.
+    """Return a workspace for steps of up to these sizes.
 
     It takes 16 bytes per 128 rows; a row is one query head of a token, among those of one KV head.
+    ``windows``: those in use, as in paged_attention.
     """
     rows = 1 + most_tiles(max_requests, max_tokens, group)
     items = {window: torch.zeros(rows, 4, dtype=torch.int32, device=device) for window in windows}

@@ -15,7 +15,7 @@ from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.paged_layer import bind_layers
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.kv.shape import AttentionShape, Window
 from kiln.engine.layers.rotary import Rotary
 from kiln.jit_kernels.declare.settings import settings
 from kiln.jit_kernels.ops.rotary.table import rotary_table
@@ -55,7 +55,7 @@ class Run:
 
     def __init__(self, dtype, by_kernels):
         torch.manual_seed(2)
-        self.heads = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, (None, 20))
+        self.heads = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, (None, Window(20)))
         shape, width = KVShape(self.heads, E4M3), max(map(sum, REQUESTS)) // BLOCK + 1
         self.pool = KVPool(shape, len(REQUESTS) * width, BLOCK, CPU, by_head=by_kernels)
         self.attention = TorchAttention(self.heads.windows, dtype)
@@ -117,13 +117,13 @@ class Run:
         """Attention of the second step in float64, and of the values' magnitudes."""
         scale = torch.tensor(SCALES[index], dtype=torch.float64)[:, None, None]
         keys, values = (self.codes(index, row).double() * scale).unbind(1)
-        (before, new), window = REQUESTS[row], self.heads.windows[index] or 1000
+        (before, new), window = REQUESTS[row], self.heads.windows[index] or Window(1000)
         query = self.qkv[index][row][before:, :HEADS].double()
         keys, values = (one.repeat_interleave(HEADS // KV_HEADS, 1) for one in (keys, values))
         logits = torch.einsum("thd,lhd->htl", query, keys) * HEAD_DIM**-0.5
         ends = torch.arange(before, before + new)[:, None]
         place = torch.arange(before + new)
-        seen = (place <= ends) & (place > ends - window)
+        seen = (place <= ends) & (place > ends - window.size)
         weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
         found = [torch.einsum("htl,lhd->thd", weights, one) for one in (values, values.abs())]
         return [one.flatten(1) for one in found]

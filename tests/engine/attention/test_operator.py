@@ -11,7 +11,7 @@ from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.paged_layer import bind_layers
 from kiln.engine.attention.torch_attention import TorchAttention
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.kv.shape import AttentionShape, Window
 from kiln.engine.layers import linear, sparse_mlp  # noqa: F401 (register operators)
 from kiln.engine.layers.channel_weight import ChannelWeight
 from kiln.engine.layers.norm import RMSNorm
@@ -19,7 +19,7 @@ from kiln.engine.layers.rotary import Rotary
 from kiln.engine.layers.weight import DenseWeight
 from kiln.jit_kernels.ops.rotary.table import rotary_table
 
-SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, windows=(None, 3))
+SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, windows=(None, Window(3)))
 METADATA = AttentionMetadata(
     slot_mapping=torch.tensor([8, 9, 10, 11, 12, 3]),
     block_table=torch.tensor([[2, 3], [0, 0]], dtype=torch.int32),

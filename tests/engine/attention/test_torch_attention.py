@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from kiln.engine.attention.metadata import AttentionMetadata
 from kiln.engine.attention.plan import plan_attention
 from kiln.engine.attention.torch_attention import TorchAttention, Workspace
 from kiln.engine.kv.pool import KVPool, KVShape
-from kiln.engine.kv.shape import AttentionShape
+from kiln.engine.kv.shape import AttentionShape, Window
 from kiln.engine.layers.rotary import Rotary
 
 HEAD_DIM = 8
+chunks = partial(Window, chunked=True)
 
 
 class Requests:
@@ -61,7 +63,7 @@ class Requests:
             block_size=self.block_size,
         )
 
-    def attend(self, rows=None, window=None):
+    def attend(self, rows=None, window=None, **options):
         rows = list(range(len(self.sizes))) if rows is None else rows
         metadata = self.metadata(rows)
         new = [slice(self.sizes[row][0], None) for row in rows]
@@ -69,30 +71,43 @@ class Requests:
         value = torch.cat([self.values[row][part] for row, part in zip(rows, new, strict=True)])
         query = torch.cat([self.queries[row] for row in rows])
         attention = TorchAttention([window], torch.float32)
-        layer = AttentionLayer(0, AttentionShape(*self.heads, (window,)), Rotary(torch.empty(0)))
+        layer = self.layer(window, **options)
         attend = attention.bind(layer, self.pool, torch.float32)
         self.pool.store(0, metadata.slot_mapping, key, value)
         out = torch.full_like(query, float("nan"))
         attend(attention.plan(metadata), query, out)
         return out.split(list(metadata.query_lens))
 
-    def expected(self, row, window=None):
+    def layer(self, window=None, **options):
+        shape = AttentionShape(*self.heads, (window,))
+        return AttentionLayer(0, shape, Rotary(torch.empty(0)), **options)
+
+    def expected(self, row, window=None, scale=None, soft_cap=0.0, sinks=None):
         before, new = self.sizes[row]
+        scale = HEAD_DIM**-0.5 if scale is None else scale
         out = torch.empty(new, *self.queries[row].shape[1:], dtype=torch.float64)
         for token in range(new):
             end = before + token + 1
-            start = 0 if window is None else max(end - window, 0)
+            start = 0
+            if window is not None and window.chunked:
+                start = (end - 1) // window.size * window.size
+            elif window is not None:
+                start = max(end - window.size, 0)
             for head in range(out.shape[1]):
                 keys = self.keys[row][start:end, head // self.group].double()
                 values = self.values[row][start:end, head // self.group].double()
-                scores = keys @ self.queries[row][token, head].double() * HEAD_DIM**-0.5
-                out[token, head] = scores.softmax(0) @ values
+                scores = keys @ self.queries[row][token, head].double() * scale
+                if soft_cap:
+                    scores = soft_cap * (scores / soft_cap).tanh()
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[head : head + 1].double()))
+                out[token, head] = scores.softmax(0)[: len(values)] @ values
         return out
 
 
-def check(requests, window=None):
-    for row, out in enumerate(requests.attend(window=window)):
-        wanted = requests.expected(row, window)
+def check(requests, window=None, **options):
+    for row, out in enumerate(requests.attend(window=window, **options)):
+        wanted = requests.expected(row, window, **options)
         torch.testing.assert_close(out.double(), wanted, rtol=0, atol=1e-5)
 
 
@@ -103,9 +118,18 @@ MIXED = [(3, 1), (0, 7), (20, 1), (9, 4), (0, 1), (31, 1)]
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("sizes", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
-@pytest.mark.parametrize("window", [None, 1, 4, 16, 1000])
+@pytest.mark.parametrize("window", [None, *map(Window, (1, 4, 16, 1000)), *map(chunks, (1, 5, 32))])
 def test_attention_is_the_float64_loop(sizes, block_size, window):
     check(Requests(sizes, block_size), window)
+
+
+@pytest.mark.parametrize("window", [None, Window(6), chunks(7)])
+@pytest.mark.parametrize("scale", [None, 2.0])
+@pytest.mark.parametrize("soft_cap", [0.0, 1.5])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_layer_may_have_a_scale_a_soft_cap_and_sinks(window, scale, soft_cap, sinks):
+    sizes, sinks = [*MIXED, (20, 1), (0, 9)], torch.tensor([4.0, -4, 2, 0, 1, 3]) if sinks else None
+    check(Requests(sizes, 4), window, scale=scale, soft_cap=soft_cap, sinks=sinks)
 
 
 @pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 8), (4, 1), (3, 2)])
@@ -113,7 +137,7 @@ def test_any_grouping_of_heads(kv_heads, group):
     check(Requests(MIXED, 4, kv_heads, group))
 
 
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("window", [None, Window(300), chunks(160)])
 def test_decode_rows_of_very_different_lengths(window):
     check(Requests([(700, 1), (2, 1), (300, 1), (140, 1), (0, 1), (5, 3)], 16), window)
 
@@ -129,9 +153,12 @@ def test_similar_lengths_share_a_gather_and_no_gather_is_mostly_padding():
 
 def test_a_window_shortens_what_is_gathered():
     metadata = Requests([(500, 1), (490, 10)], 16).metadata(range(2))
-    plan = plan_attention(metadata, 32, torch.float32)
+    plan = plan_attention(metadata, Window(32), torch.float32)
     assert plan.groups[0].length == 32
     assert plan.chunks[0].slots.numel() == 32 + 9
+    plan = plan_attention(metadata, chunks(100), torch.float32)
+    assert plan.groups[0].length == 1
+    assert plan.chunks[0].slots.numel() == 100  # of the chunk that ends with the step
 
 
 @pytest.mark.parametrize("sizes", [DECODES, MIXED], ids=["decodes", "mixed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from kiln.engine.bench.shapes import SHAPES, write_shape
 from kiln.engine.bench.side_by_side import decode_bytes
 from kiln.engine.bench.workload import MixedLoad, equal_prompts, warm_up_load
 from kiln.engine.config import ModelConfig
+from kiln.engine.kv.shape import Window
 from kiln.engine.models.costs import count_parameters, parameters_read
+from kiln.engine.models.hf_config import Traits
 from kiln.engine.models.registry import read_model
 
 VOCAB = 151_936
@@ -84,6 +87,10 @@ def test_a_table_that_is_also_the_head_is_read_and_a_window_bounds_the_context(t
     read = [decode_bytes(config, config.dtype, config.dtype, 1, length) for length in (20, 50, 99)]
     assert read[1] - read[0] == 30 * 131_072
     assert read[2] == read[1]
+    chunks = Traits(windows=(Window(50, chunked=True),) * config.num_layers)
+    config = replace(config, traits=chunks)
+    read += [decode_bytes(config, config.dtype, config.dtype, 1, length) for length in (50, 51)]
+    assert read[3] - read[4] == 49 * 131_072
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose(tmp_path):

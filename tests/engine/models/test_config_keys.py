@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kiln.engine.errors import ModelError
+from kiln.engine.kv.shape import Window
 from kiln.engine.models.registry import known_families, read_model
 
 LLAMA_2 = {
@@ -267,7 +268,7 @@ def test_the_config_of_a_real_model_is_read(tmp_path, name):
     content, reach, head_dim, window = MODELS[name]
     config = read(tmp_path, content)
     assert (config.max_positions, config.head_dim) == (reach, head_dim)
-    assert config.windows == (window,) * content["num_hidden_layers"]
+    assert config.windows == (window and Window(window),) * content["num_hidden_layers"]
     assert config.dtype == getattr(torch, content["torch_dtype"])
     assert config.rope.theta == content.get("rope_theta", 10000.0)
 

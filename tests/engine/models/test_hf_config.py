@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from kiln.engine.errors import ModelError
+from kiln.engine.kv.shape import Window
 from kiln.engine.models.kernel_needs import kernel_needs
 from kiln.engine.models.registry import known_families, read_model
 from kiln.jit_kernels.ops.rotary.table import RopeScaling
@@ -24,6 +26,11 @@ BASE = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 1000,
 }
+
+
+def windows(*sizes):
+    """Return sliding windows of some sizes; None: no window."""
+    return tuple(size and Window(size) for size in sizes)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def test_the_defaults_of_a_family_are_those_of_transformers(read, architecture):
     assert known_families()[architecture].model_type == theirs.model_type
     absent = read(family, **sizes, **needed, max_position_embeddings="absent")
     assert absent.max_positions == defaults.max_position_embeddings
-    assert set(config.windows) == {getattr(theirs, "sliding_window", None) or None}
+    assert set(config.windows) == {*windows(getattr(theirs, "sliding_window", None) or None)}
     for ours, name in [("qkv_bias", "qkv_bias"), ("output_bias", "attention_bias")]:
         if hasattr(theirs, name):
             assert getattr(config.traits, ours) == getattr(theirs, name)
@@ -215,12 +222,12 @@ def test_qwen_ignores_its_window_unless_switched_on(read, architecture):
     window = {"sliding_window": 32, "max_window_layers": 1}
     assert read(architecture, **window).windows == (None, None, None)
     on = {"use_sliding_window": True, **window}
-    assert read(architecture, **on).windows == (None, 32, 32)
+    assert read(architecture, **on).windows == windows(None, 32, 32)
     silent = {"use_sliding_window": True, "max_window_layers": 2}
-    assert read(architecture, **silent).windows == (None, None, 4096)
-    assert read(architecture, **{**on, "max_window_layers": 0}).windows == (32, 32, 32)
+    assert read(architecture, **silent).windows == windows(None, None, 4096)
+    assert read(architecture, **{**on, "max_window_layers": 0}).windows == windows(32, 32, 32)
     types = ["sliding_attention", "full_attention", "full_attention"]
-    assert read(architecture, **on, layer_types=types).windows == (32, None, None)
+    assert read(architecture, **on, layer_types=types).windows == windows(32, None, None)
     for wrong in (types[:2], ["chunked_attention"] * 3):
         with pytest.raises(ModelError, match="layer_types"):
             read(architecture, **on, layer_types=wrong)
@@ -241,16 +248,16 @@ def test_qwen_with_experts_has_its_own_rule_for_windows(read, moe, bound):
     assert read(moe, **experts, **fields).windows == (None,) * 5
     theirs = getattr(transformers, f"{moe}Config")(**fields, use_sliding_window=True)
     types = getattr(theirs, "layer_types", ["sliding_attention"] * 5)
-    expected = tuple(32 if kind == "sliding_attention" else None for kind in types)
+    expected = windows(*(32 if kind == "sliding_attention" else None for kind in types))
     fields["use_sliding_window"] = True
     assert read(moe, **experts, **fields).windows == expected
     assert read(moe, **experts, **fields, layer_types=types).windows == expected
 
 
 def test_mistral_slides_in_every_layer_where_it_has_a_window(read):
-    assert read("Mistral", sliding_window=16).windows == (16, 16, 16)
+    assert read("Mistral", sliding_window=16).windows == windows(16, 16, 16)
     assert read("Mistral", sliding_window=None).windows == (None, None, None)
-    assert read("Mistral").windows == (4096, 4096, 4096)  # transformers' default
+    assert read("Mistral").windows == windows(4096, 4096, 4096)  # transformers' default
     with pytest.raises(ModelError, match="layer_types"):
         read("Mistral", sliding_window=16, layer_types=["full_attention"] * 3)
 
@@ -265,7 +272,7 @@ QWEN = {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 24
 
 def test_a_mixture_of_experts_says_which_layers_have_them(read):
     mixtral = read("Mixtral", **MIXTRAL, sliding_window=16)
-    assert mixtral.windows == (16, 16, 16)
+    assert mixtral.windows == windows(16, 16, 16)
     assert read("Mixtral", **MIXTRAL).windows == (None, None, None)
     experts = mixtral.traits.experts
     assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (8, 2, 96)
@@ -293,6 +300,21 @@ def test_a_model_needs_the_routing_of_as_many_experts_as_it_has(read):
 
     assert variants(read("Mixtral", **MIXTRAL)) == [("kiln::bf16", "256")]
     assert variants(read("Qwen3Moe", **{**QWEN, "num_experts": 257})) == [("float", "512")]
+
+
+def test_a_model_needs_the_attention_kernels_of_its_soft_caps(read):
+    config, prefill = read("Mistral", head_dim=128), find_spec("paged_prefill")
+
+    def variants(config):
+        needs = kernel_needs(config, torch.bfloat16, torch.bfloat16)
+        assert not prefill.lacking(needs)
+        return {one["soft_cap"] for one in prefill.variants(needs)}
+
+    assert config.soft_caps == (0.0, 0.0, 0.0)
+    assert variants(config) == {"false"}
+    capped = replace(config, traits=replace(config.traits, soft_cap=50.0))
+    assert capped.soft_caps == (50.0, 50.0, 50.0)
+    assert variants(capped) == {"true"}
 
 
 @pytest.mark.parametrize(

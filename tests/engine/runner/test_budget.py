@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from kiln import LLM
 from kiln.engine.cli.options import DEMO_FOLDER
 from kiln.engine.config import EngineConfig, KVConfig, LoRAConfig, ModelConfig, SchedulerConfig
 from kiln.engine.kv.pool import KVShape
+from kiln.engine.kv.shape import Window
 from kiln.engine.models.costs import step_bytes, step_flops
+from kiln.engine.models.hf_config import Traits
 from kiln.engine.models.registry import read_model
 from kiln.engine.runner import budget
 from kiln.engine.runner.budget import (
@@ -144,6 +147,12 @@ def test_windows_and_experts_cost_what_they_compute(config_of):
     seen = 1024 * (4096 - 1024 / 2)
     windowed = step_flops(config_of("8B", **mistral), 4096)
     assert windowed - plain == pytest.approx(layers * 4 * 4096 * seen - attention, rel=1e-3)
+    chunked = replace(
+        config_of("8B"), traits=Traits(windows=(Window(1000, chunked=True),) * layers)
+    )
+    pairs = sum(position % 1000 + 1 for position in range(4096))
+    found = step_flops(chunked, 4096) - plain
+    assert found == pytest.approx(layers * 4 * 4096 * pairs - attention, rel=1e-3)
     few, all_experts = (
         step_flops(config_of("30B-A3B", num_experts_per_tok=k), 64) for k in (8, 32)
     )

@@ -6,6 +6,8 @@ _SPLIT = {"batch": 2, "kv_heads": 1, "group": 3, "most": 6, "split": 4}
 _TREE = {"batch": 4, "kv_heads": 1, "group": 1, "most": 33, "split": 1}  # two levels of merging
 _SPECULATIVE = {"batch": 3, "kv_heads": 1, "group": 8, "most": 33, "split": 2}
 _WINDOW = {**_SPECULATIVE, "group": 1, "window": 30}  # a tile's tokens see different first blocks
+_CHUNK = {**_WINDOW, "window": -7}  # tokens of a tile see different chunks
+_FAR_CHUNK = {**_WINDOW, "window": -110}  # whose border is inside of a block
 _ALL_OPTIONS = {**_SPECULATIVE, "window": 20, "cap": 3, "sinks": 1}
 _TWO_HEADS = {**_SPLIT, "by_token": 1, "kv_heads": 2}
 _LONG = {"requests": 1, "context": 400, "kv_heads": 1, "group": 4, "most": 1, "split": 16}
@@ -48,6 +50,7 @@ _LOGITS = {"header": "kiln/attention/logits.cuh"}
 _MERGE = {"header": "attention_decode/merge.cuh"}
 _ROWS = {"header": "attention_decode/rows.cuh"}
 _CUT = {"header": "kiln/attention/split.cuh"}
+_VISIBLE = {"header": "kiln/attention/visible.cuh"}
 _SEEDS, _MORE_SEEDS = {"seeds": 3}, {"seeds": 8}
 _MANY_BLOCKS = {**_PARTS, "multiprocessors": 17}
 _MANY_MORE = {"multiprocessors": 35}
@@ -165,10 +168,15 @@ _ATTENTION = [
      _ATTEND),
     ("last keys taken for seen by all", "> bounds.all_limit)", "> bounds.all_limit + 1)",
      {**_LATE, "window": 0}, _ATTEND),
-    ("window off by one", "own < end - bounds.window)", "own < end - bounds.window + 1)", _WINDOW,
-     _ATTEND),
-    ("first keys taken for seen by all", "heads.token_of(s.last_row) - window", "-window",
-     _LATE, _ATTEND),
+    ("window off by one", "own < begin[n][j % 2]", "own <= begin[n][j % 2]", _WINDOW, _ATTEND),
+    ("first keys taken for seen by all", "s.begin(s.before + heads.token_of(s.last_row))",
+     "s.begin(s.before)", _LATE, _ATTEND),
+    ("chunks begin at a warp's first key", "first_visible(end + origin, window) - origin",
+     "first_visible(end, window)", _FAR_CHUNK, _ATTEND),
+    ("chunk of the next token seen", "position = max(0, end - 1)", "position = max(0, end)",
+     _CHUNK, _VISIBLE),
+    ("chunk taken for a window", "position - int(unsigned(position) % unsigned(-window))",
+     "max(0, end + window)", _CHUNK, _VISIBLE),
     ("wrong token of a row", "unsigned(inverse_group)", "unsigned(1 << 18)", _SPECULATIVE,
      _PARTS),
     ("wrong KV head", "x.values + head *", "x.values + 0 *", _TWO_HEADS, _FETCH),
@@ -253,7 +261,11 @@ _PLAN = [
      _QUARTERS),
     ("ids past the end of a split", "block < end ?", "true ?", _SPECULATIVE),
     ("long requests not left to prefill", "num_tokens <= kMostTokens", "true", _SPECULATIVE, _CUT),
-    ("window left out", "window ? max(", "false ? max(", _ALL_OPTIONS, _CUT),
+    ("window left out", "first_visible(seq_len - num_tokens + 1, window)", "0", _ALL_OPTIONS, _CUT),
+    ("chunk of the last token", "seq_len - num_tokens + 1, window)", "seq_len, window)", _CHUNK,
+     _CUT),
+    ("splits shared under a chunk", "if (window || r %", "if (window > 0 || r %",
+     {**_GROUPS, "window": -600}),
     ("splits not shared by the tiles", "rule.most / max(1, x.num_tiles)", "rule.most",
      {**_SPECULATIVE, "split": 1}, _CUT),
     ("a group of two tiles", "r % most_in_group == 0", "r == 0", _GROUPS),

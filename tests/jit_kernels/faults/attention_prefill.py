@@ -81,9 +81,27 @@ _PREFILL = [
     },
     {
         "name": "window one short",
-        "old": "n * 8 + i < end - window_size",
-        "new": "n * 8 + i <= end - window_size",
+        "old": "n * 8 + i < begin",
+        "new": "n * 8 + i <= begin",
         "header": "attention_prefill/softmax.cuh",
+    },
+    {
+        "name": "chunks begin at an item's first key",
+        "old": "first_visible(limit + origin, x.window) - origin",
+        "new": "first_visible(limit, x.window)",
+        "header": "attention_prefill/prefill.cuh",
+    },
+    {
+        "name": "chunk of the next token seen",
+        "old": "position = max(0, end - 1)",
+        "new": "position = max(0, end)",
+        "header": "kiln/attention/visible.cuh",
+    },
+    {
+        "name": "a row sees itself alone where tiles are left out",
+        "old": "seen.begin = begin, seen.all_end = rows.count < 16 * kParts ? 0 : limit;",
+        "new": "seen.begin = limit - 1, seen.all_end = rows.count < 16 * kParts ? 0 : limit;",
+        "header": "attention_prefill/prefill.cuh",
     },
     {
         "name": "sum not rescaled",
@@ -193,20 +211,20 @@ _PREFILL = [
     },
     {
         "name": "window not masked where no key is out of reach",
-        "old": "if (key >= state.last - window_size && key + N * 8 <= state.first) return;",
-        "new": "if (key + N * 8 <= state.first) return;",
+        "old": "if (key >= visible.all_begin && key + N * 8 <= visible.all_end) return;",
+        "new": "if (key + N * 8 <= visible.all_end) return;",
         "header": "attention_prefill/prefill.cuh",
     },
     {
         "name": "causality not masked where no key is too old",
-        "old": "if (key >= state.last - window_size && key + N * 8 <= state.first) return;",
-        "new": "if (key >= state.last - window_size) return;",
+        "old": "if (key >= visible.all_begin && key + N * 8 <= visible.all_end) return;",
+        "new": "if (key >= visible.all_begin) return;",
         "header": "attention_prefill/prefill.cuh",
     },
     {
         "name": "tile left out by a warp that sees a part of it",
-        "old": "visible = key < last &&",
-        "new": "visible = key + kKeys <= last &&",
+        "old": "visible = key < seen.end &&",
+        "new": "visible = key + kKeys <= seen.end &&",
     },
     {
         "name": "first head of the group for all",
@@ -379,8 +397,8 @@ _WGMMA = [
     },
     {
         "name": "keys of another tile hidden",
-        "old": "state, i * kKeys, window_size",
-        "new": "state, 0, window_size",
+        "old": "(&state.visible), i * kKeys)",
+        "new": "(&state.visible), 0)",
     },
     {
         "name": "chunks of a panel in a row",
@@ -448,6 +466,17 @@ _PLAN = [
         "name": "weights past the window's",
         "old": "token >= x.num_tokens || weight > most_weight();",
         "new": "token >= x.num_tokens;",
+    },
+    {
+        "name": "weights past a chunk's",
+        "old": "max(window, -window)",
+        "new": "window",
+    },
+    {
+        "name": "blocks of the chunk before",
+        "old": "first_visible(limit(tile * kPrefillRows / group), window)",
+        "new": "first_visible(limit(tile * kPrefillRows / group) - 1, window)",
+        "header": "attention_prefill/tiles.cuh",
     },
     {
         "name": "last chunk of requests only",

@@ -6,7 +6,7 @@
 // block takes half or a quarter of a divisible request's split, and each warp half or a quarter of
 // a share. The result of an item is a part of its request.
 #pragma once
-#include "kiln/ptx/ptx.cuh"
+#include "kiln/attention/visible.cuh"
 
 namespace kiln {
 
@@ -102,7 +102,7 @@ KILN_FN int first_unit(Part kind, int part, int warp, int warp_bits) {
 
 KILN_FN RequestCut cut_request(int num_tokens, int seq_len, int group, int window, SplitRule rule) {
   RequestCut x;
-  x.first_block = window ? max(0, seq_len - num_tokens + 1 - window) / kKVBlock : 0;
+  x.first_block = first_visible(seq_len - num_tokens + 1, window) / kKVBlock;
   x.num_blocks = (seq_len + kKVBlock - 1) / kKVBlock - x.first_block;
   x.num_tiles = num_tokens <= kMostTokens ? (num_tokens * group + kTileRows - 1) / kTileRows : 0;
   const int most = max(1, rule.most / max(1, x.num_tiles));
