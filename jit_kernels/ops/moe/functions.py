@@ -41,7 +41,7 @@ class Aligned(NamedTuple):
 
 
 @takes_arrays
-def route_tokens(
+def route_tokens(  # noqa: PLR0913 (what the routers of many families differ in)
     logits: torch.Tensor,
     top_k: int,
     scoring: str = "softmax",
@@ -49,18 +49,22 @@ def route_tokens(
     groups: tuple[int, int] = (1, 1),
     renormalise: bool = True,
     factor: float = 1.0,
+    by_largest: bool = False,
+    least_sum: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights [num_tokens, top_k] float32 and expert ids [num_tokens, top_k] int32.
 
     logits: [num_tokens, num_experts]; bias: [num_experts] float32, added to the scores for the
     choice only. ``scoring`` is "softmax" (Mixtral, Qwen) or "sigmoid" (DeepSeek-V3). ``groups`` =
     (n, kept): experts form n groups of neighbours; a group is ranked by the sum of its two largest
-    choices, and only experts of the first ``kept`` groups are eligible. The largest choice is
-    first; of equal ones, the lower id. Ids are distinct and in range for any logits: a
-    NaN counts as -inf, and an expert at -inf has weight 0. ``renormalise`` divides the weights by
-    their sum + 1e-20; ``factor`` multiplies them. Raises ValueError on a wrong
-    shape or number, TypeError on a wrong dtype.
-    Source: https://arxiv.org/abs/2412.19437 section 2.1.2
+    choices, or with ``by_largest`` by the largest alone (DeepSeek-V2), and only experts of the
+    first ``kept`` groups are eligible. The largest choice is first; of equal ones, the lower id.
+    Ids are distinct and in range for any logits: a NaN counts as -inf, and an expert at -inf has
+    weight 0. ``renormalise`` divides the weights by their sum + 1e-20, or by ``least_sum`` if that
+    is more (Ernie-4.5); ``factor`` multiplies them. Raises ValueError on a wrong shape or number,
+    TypeError on a wrong dtype.
+    Sources: https://arxiv.org/abs/2412.19437 section 2.1.2, https://arxiv.org/abs/2405.04434
+    section 2.2.2
     """
     num_groups, top_groups = groups
     if logits.dim() != 2 or logits.dtype not in SCALARS:
@@ -71,7 +75,7 @@ def route_tokens(
     tokens, experts = logits.shape
     if scoring not in ("softmax", "sigmoid"):
         raise ValueError(f"route_tokens: scoring {scoring!r}; want 'softmax' or 'sigmoid'")
-    _check_counts(experts, top_k, num_groups, top_groups)
+    _check_counts(experts, top_k, groups, by_largest)
     if bias is not None:
         check_shape("route_tokens", "bias", bias, (experts,))
         if bias.dtype != torch.float32 or bias.device != logits.device:
@@ -94,14 +98,17 @@ def route_tokens(
         bias=bias,
         num_groups=num_groups,
         top_groups=top_groups,
+        by_largest=by_largest,
         sigmoid=scoring == "sigmoid",
         renormalise=renormalise,
+        least_sum=least_sum,
         factor=factor,
     )
     return weights, ids
 
 
-def _check_counts(experts: int, top_k: int, num_groups: int, top_groups: int) -> None:
+def _check_counts(experts: int, top_k: int, groups: tuple[int, int], by_largest: bool) -> None:
+    num_groups, top_groups = groups
     if not 1 <= experts <= MAX_EXPERTS:
         raise ValueError(f"route_tokens: {experts} experts; want 1 to {MAX_EXPERTS}")
     if not 1 <= num_groups <= MAX_GROUPS or experts % num_groups:
@@ -110,10 +117,11 @@ def _check_counts(experts: int, top_k: int, num_groups: int, top_groups: int) ->
             f"{MAX_GROUPS}"
         )
     size = experts // num_groups
-    if not 1 <= top_groups <= num_groups or (num_groups > 1 and size < 2):
+    least = 1 if num_groups == 1 or by_largest else 2
+    if not 1 <= top_groups <= num_groups or size < least:
         raise ValueError(
             f"route_tokens: keep {top_groups} of {num_groups} groups of {size}; want 1 to "
-            f"{num_groups}, and groups of 2 or more"
+            f"{num_groups}, and groups of {least} or more"
         )
     if not 1 <= top_k <= min(MAX_TOP_K, top_groups * size):
         raise ValueError(
